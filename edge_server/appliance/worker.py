@@ -1,0 +1,80 @@
+"""Threads of the daemon: named, stoppable, and with a heartbeat that means progress."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+log = logging.getLogger(__name__)
+
+
+class Worker:
+    """A named thread that calls `tick` until it is stopped or `tick` returns False.
+
+    The heartbeat moves each time a tick returns, so a tick that hangs shows as an old heartbeat.
+    A tick that may wait for something outside (a frame, a broker) bounds its wait and returns:
+    waiting is progress, hanging is not. An exception ends the thread and is kept in `failure`.
+
+    Args:
+        name: of the thread, as shown in logs and by `ps -T`.
+        tick: one short piece of work, given `time.monotonic()`; False ends the thread.
+        deadline_s: how long one tick may take before the worker counts as stuck.
+        on_end: called on this thread when it ends, in whatever way.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        tick: Callable[[float], bool | None],
+        *,
+        deadline_s: float = 10.0,
+        on_end: Callable[[], None] | None = None,
+    ) -> None:
+        self.name = name
+        self.deadline_s = deadline_s
+        self.failure: BaseException | None = None
+        self._tick = tick
+        self._on_end = on_end
+        self._stop = threading.Event()
+        self._heartbeat = time.monotonic()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        self._heartbeat = time.monotonic()
+        self._thread.start()
+
+    def stop(self, timeout_s: float = 5.0) -> None:
+        """Ask the thread to end and wait for it; a thread that never started is fine."""
+        self._stop.set()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join(timeout_s)
+
+    def wait(self, seconds: float) -> None:
+        """Sleep on this worker's behalf, shorter when it is asked to stop."""
+        self._stop.wait(seconds)
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def stuck(self, now: float) -> bool:
+        """Whether a running tick has passed its deadline; `now` is `time.monotonic()`."""
+        return self.alive and now - self._heartbeat > self.deadline_s
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.is_set():
+                if self._tick(time.monotonic()) is False:
+                    break
+                self._heartbeat = time.monotonic()
+        except BaseException as error:
+            self.failure = error
+            log.exception("worker %s: ended by an error", self.name)
+        finally:
+            if self._on_end is not None:
+                self._on_end()

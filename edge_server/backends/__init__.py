@@ -1,0 +1,35 @@
+"""The table of backends: name in config.pbtxt → module, imported when a model first needs it."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, cast
+
+from edge_server.errors import ModelConfigError
+
+if TYPE_CHECKING:
+    from edge_server.backends.contract import Backend
+
+BACKENDS = {
+    "onnxruntime": "edge_server.backends.onnxruntime",
+    "image_preprocess": "edge_server.backends.image_preprocess",
+    "lane_decode": "edge_server.backends.lane_decode",
+    "identity": "edge_server.backends.identity",
+}
+
+
+def find_backend(name: str) -> Backend:
+    """The backend of that name.
+
+    Raises:
+        ModelConfigError: no such backend, or what it is built on is not installed.
+    """
+    if name not in BACKENDS:
+        raise ModelConfigError(f"no backend '{name}'; known: {', '.join(sorted(BACKENDS))}")
+    try:
+        return cast("Backend", importlib.import_module(BACKENDS[name]))
+    except ImportError as error:
+        raise ModelConfigError(
+            f"backend '{name}' cannot be used here: {error}; on a desktop install "
+            "'edge-server[onnxruntime]', on a Jetson JetPack's own packages"
+        ) from error

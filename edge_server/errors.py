@@ -1,0 +1,73 @@
+"""Every error that edge_server raises on purpose.
+
+    EdgeServerError
+    ├── SettingsError        the daemon's own configuration is wrong (file, key, remedy)
+    ├── ModelConfigError     a model's config.pbtxt or files are wrong (file, field, remedy)
+    ├── InvalidRequest       the caller sent something that can never work
+    ├── NotFound             no model, version, or region of that name
+    ├── Unavailable          exists, but cannot answer now (loading, stopping, queue full)
+    ├── Unsupported          a valid wish that this server does not fulfil
+    ├── AlreadyExists        a name is taken
+    ├── Cancelled            the caller gave up
+    ├── DeadlineExceeded     too late
+    ├── InternalError        a model or a backend failed while it ran
+    ├── SourceError          a camera or a file gives no frames
+    └── StageStuck           a part of the daemon never returned; only a restart helps
+
+An error knows what happened, never how it is told: status codes are chosen in `grpc_api`,
+exit codes in `cli`.
+"""
+
+from __future__ import annotations
+
+
+class EdgeServerError(Exception):
+    """Root of the tree; `str(error)` is the whole message for a person."""
+
+
+class SettingsError(EdgeServerError):
+    """The daemon's configuration is wrong; the text names file, key and remedy."""
+
+
+class ModelConfigError(EdgeServerError):
+    """A model's configuration or files are wrong; the text names file, field and remedy."""
+
+
+class InvalidRequest(EdgeServerError):
+    """The request can never succeed as it was sent."""
+
+
+class NotFound(EdgeServerError):
+    """No model, version or region of that name."""
+
+
+class Unavailable(EdgeServerError):
+    """The thing exists but cannot answer now."""
+
+
+class Unsupported(EdgeServerError):
+    """The request is valid, this server does not offer what it asks for."""
+
+
+class AlreadyExists(EdgeServerError):
+    """The name is taken."""
+
+
+class Cancelled(EdgeServerError):
+    """The caller gave up before the answer was ready."""
+
+
+class DeadlineExceeded(EdgeServerError):
+    """The answer would have come too late."""
+
+
+class InternalError(EdgeServerError):
+    """A model or a backend failed while it ran."""
+
+
+class SourceError(EdgeServerError):
+    """A camera, a video or an image folder gives no frames."""
+
+
+class StageStuck(EdgeServerError):
+    """A part of the daemon did not return in its time; only a restart of the process helps."""

@@ -1,0 +1,224 @@
+"""Protocol messages ↔ tensors. Raw contents become views on the received bytes: no copy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from tritonclient.grpc import service_pb2 as pb
+
+from edge_server.errors import InvalidRequest, Unsupported
+from edge_server.serving.requests import InferRequest, InferResponse
+from edge_server.tensors import DataType, Tensor, element_count, shape_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+# Which field of InferTensorContents carries a type; FP16 travels raw only.
+_CONTENTS_FIELD = {
+    DataType.BOOL: "bool_contents",
+    DataType.INT8: "int_contents",
+    DataType.INT16: "int_contents",
+    DataType.INT32: "int_contents",
+    DataType.INT64: "int64_contents",
+    DataType.UINT8: "uint_contents",
+    DataType.UINT16: "uint_contents",
+    DataType.UINT32: "uint_contents",
+    DataType.UINT64: "uint64_contents",
+    DataType.FP32: "fp32_contents",
+    DataType.FP64: "fp64_contents",
+    DataType.BYTES: "bytes_contents",
+}
+# Parameters that change what an inference means; those that this server does not act on yet are
+# refused rather than ignored.
+_UNSUPPORTED_TENSOR_PARAMETERS = ("shared_memory_region", "classification")
+_UNSUPPORTED_REQUEST_PARAMETERS = ("sequence_id", "sequence_start", "sequence_end")
+
+
+def to_infer_request(message: Any) -> InferRequest:
+    """The request that a `ModelInferRequest` carries.
+
+    Raises:
+        InvalidRequest: its tensors do not add up (Triton's texts).
+        Unsupported: it uses an extension that this server does not offer.
+    """
+    for key in _UNSUPPORTED_REQUEST_PARAMETERS:
+        if key in message.parameters:
+            raise Unsupported(f"request parameter '{key}': this server has no sequence batching")
+    prefix = f"[request id: {message.id or '<id_unknown>'}] "
+    raw_contents = iter(message.raw_input_contents)
+    inputs: dict[str, Tensor] = {}
+    for tensor in message.inputs:
+        if tensor.name in inputs:
+            raise InvalidRequest(f"{prefix}input '{tensor.name}' already exists in request")
+        _refuse_extensions(tensor)
+        inputs[tensor.name] = _to_tensor(tensor, raw_contents, message, prefix)
+    outputs: list[str] = []
+    for output in message.outputs:
+        if output.name in outputs:
+            raise InvalidRequest(f"{prefix}output '{output.name}' already exists in request")
+        _refuse_extensions(output)
+        outputs.append(output.name)
+    return InferRequest(
+        model_name=message.model_name,
+        model_version=message.model_version,
+        inputs=inputs,
+        outputs=tuple(outputs),
+        id=message.id,
+    )
+
+
+def to_response_message(response: InferResponse) -> Any:
+    """The `ModelInferResponse` for `response`; contents are always raw."""
+    message = pb.ModelInferResponse(
+        model_name=response.model_name, model_version=response.model_version, id=response.id
+    )
+    for name, tensor in response.outputs.items():
+        message.outputs.add(name=name, datatype=tensor.datatype.value, shape=tensor.shape)
+        message.raw_output_contents.append(_to_raw(tensor))
+    return message
+
+
+def _refuse_extensions(tensor: Any) -> None:
+    for key in _UNSUPPORTED_TENSOR_PARAMETERS:
+        if key in tensor.parameters:
+            raise Unsupported(f"tensor '{tensor.name}': '{key}' is not offered by this server")
+
+
+@dataclass(frozen=True)
+class _Declared:
+    """What a request says of one input, before its data is read."""
+
+    name: str
+    datatype: DataType
+    shape: tuple[int, ...]
+    model: str
+    prefix: str
+
+    @property
+    def count(self) -> int:
+        return element_count(self.shape)
+
+    def size_mismatch(self, got_bytes: int) -> InvalidRequest:
+        return InvalidRequest(
+            f"{self.prefix}input byte size mismatch for input '{self.name}' for model "
+            f"'{self.model}'. Expected {self.count * self.datatype.numpy.itemsize}, "
+            f"got {got_bytes}"
+        )
+
+
+def _to_tensor(tensor: Any, raw_contents: Iterator[bytes], message: Any, prefix: str) -> Tensor:
+    declared = _declared(tensor, message.model_name, prefix)
+    if tensor.HasField("contents"):
+        if message.raw_input_contents:
+            raise InvalidRequest(
+                "contents field must not be specified when using raw_input_contents for "
+                f"'{declared.name}' for model '{declared.model}'"
+            )
+        array = _from_contents(declared, tensor.contents)
+    else:
+        raw = next(raw_contents, None)
+        if raw is None:
+            raise InvalidRequest(
+                f"unable to find data for input tensor '{declared.name}' for model "
+                f"'{declared.model}' in request."
+            )
+        array = _from_raw(declared, raw)
+    return Tensor(array.reshape(declared.shape))
+
+
+def _declared(tensor: Any, model: str, prefix: str) -> _Declared:
+    try:
+        datatype = DataType(tensor.datatype)
+    except ValueError:
+        raise InvalidRequest(
+            f"{prefix}invalid datatype '{tensor.datatype[:32]}' for input '{tensor.name}' for "
+            f"model '{model}'; known: {', '.join(d.value for d in DataType)}"
+        ) from None
+    shape = tuple(tensor.shape)
+    if any(dim < 0 for dim in shape):
+        raise InvalidRequest(
+            f"{prefix}All input dimensions should be specified for input '{tensor.name}' for "
+            f"model '{model}', got {shape_text(shape)}"
+        )
+    return _Declared(tensor.name, datatype, shape, model, prefix)
+
+
+def _from_raw(declared: _Declared, raw: bytes) -> NDArray[Any]:
+    if declared.datatype is DataType.BYTES:
+        return _decode_bytes(declared, memoryview(raw))
+    dtype = declared.datatype.numpy
+    if len(raw) != declared.count * dtype.itemsize:
+        raise declared.size_mismatch(len(raw))
+    return np.frombuffer(raw, dtype, declared.count)
+
+
+def _from_contents(declared: _Declared, contents: Any) -> NDArray[Any]:
+    name, datatype, model = declared.name, declared.datatype, declared.model
+    field = _CONTENTS_FIELD.get(datatype, "raw_input_contents")
+    filled = [descriptor.name for descriptor, _ in contents.ListFields()]
+    if any(other != field for other in filled):
+        raise InvalidRequest(
+            f"unexpected explicit tensor data for input tensor '{name}' for model '{model}' of "
+            f"type '{datatype.value}', expected it in '{field}'"
+        )
+    values = getattr(contents, field) if filled else ()
+    if len(values) != declared.count:
+        raise declared.size_mismatch(len(values) * datatype.numpy.itemsize)
+    try:
+        return np.array(values, dtype=datatype.numpy)
+    except OverflowError as error:
+        raise InvalidRequest(
+            f"{declared.prefix}a value of input '{name}' for model '{model}' does not fit "
+            f"{datatype.value}: {error}"
+        ) from error
+
+
+def _to_raw(tensor: Tensor) -> bytes:
+    if tensor.datatype is not DataType.BYTES:
+        return tensor.array.tobytes()
+    parts: list[bytes] = []
+    for element in tensor.array.reshape(-1):
+        parts += (len(element).to_bytes(4, "little"), element)
+    return b"".join(parts)
+
+
+def _decode_bytes(declared: _Declared, raw: memoryview) -> NDArray[np.object_]:
+    """BYTES elements, each behind its 4-byte little-endian length."""
+    prefix, where = declared.prefix, f"'{declared.name}' for model '{declared.model}'"
+    elements: list[bytes] = []
+    offset = 0
+    while offset < len(raw) and len(elements) <= declared.count:
+        left = len(raw) - offset
+        if left < 4:
+            raise InvalidRequest(
+                f"{prefix}incomplete string length indicator for inference input {where}, "
+                f"expecting 4 bytes but only {left} bytes available. Please make sure the string "
+                "length indicator is in one buffer."
+            )
+        length = int.from_bytes(raw[offset : offset + 4], "little")
+        offset += 4
+        if len(raw) - offset < length:
+            raise InvalidRequest(
+                f"{prefix}incomplete string data for inference input {where}, expecting string of "
+                f"length {length} but only {len(raw) - offset} bytes available. Please make sure "
+                "the string data is in one buffer."
+            )
+        elements.append(bytes(raw[offset : offset + length]))
+        offset += length
+    if len(elements) > declared.count:
+        raise InvalidRequest(
+            f"{prefix}unexpected number of string elements {len(elements)} for inference input "
+            f"{where}, expecting {declared.count}"
+        )
+    if len(elements) < declared.count:
+        raise InvalidRequest(
+            f"{prefix}expected {declared.count} string elements for inference input {where}, got "
+            f"{len(elements)}"
+        )
+    array = np.empty(declared.count, dtype=np.object_)
+    array[:] = elements
+    return array

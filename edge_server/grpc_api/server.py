@@ -1,0 +1,72 @@
+"""The gRPC server: synchronous, bounded, bound before anything else starts."""
+
+from __future__ import annotations
+
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import grpc
+from tritonclient.grpc import service_pb2_grpc
+
+from edge_server.errors import Unavailable
+from edge_server.grpc_api.interceptors import ErrorsToStatus
+from edge_server.grpc_api.triton import TritonServicer
+
+if TYPE_CHECKING:
+    from edge_server.serving.data_plane import DataPlane
+
+log = logging.getLogger(__name__)
+
+# A 4K BGR frame has 25 MB; the protocol's own 2 GiB would let one client fill the board's memory.
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+_THREADS = 8
+
+_OPTIONS = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.so_reuseport", 0),
+    ("grpc.max_concurrent_streams", 16),
+    ("grpc.server_handshake_timeout_ms", 2000),
+)
+
+
+class GrpcServer:
+    """Serves the Triton protocol on `host:port`.
+
+    Binding happens at once, so that a taken port is known before any model is loaded; calls are
+    answered after `start`.
+
+    Raises:
+        Unavailable: the address cannot be bound.
+    """
+
+    def __init__(self, data_plane: DataPlane, host: str, port: int, version: str) -> None:
+        self._server = grpc.server(
+            ThreadPoolExecutor(_THREADS, thread_name_prefix="grpc"),
+            interceptors=[ErrorsToStatus()],
+            options=_OPTIONS,
+        )
+        service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(
+            TritonServicer(data_plane, "triton", version), self._server
+        )
+        self.address = f"[{host}]" if ":" in host else host
+        try:
+            self.port = self._server.add_insecure_port(f"{self.address}:{port}")
+        except RuntimeError as error:
+            raise Unavailable(
+                f"gRPC cannot listen on {host}:{port}: {_reason(error)}; another process may hold "
+                "the port: stop it, or choose another with --grpc-port"
+            ) from error
+
+    def start(self) -> None:
+        self._server.start()
+        log.info("grpc: listening on %s:%d", self.address, self.port)
+
+    def stop(self, grace_s: float) -> None:
+        """Refuse new calls, give those in flight `grace_s` to finish, then return."""
+        self._server.stop(grace_s).wait()
+
+
+def _reason(error: RuntimeError) -> str:
+    return str(error).splitlines()[0]

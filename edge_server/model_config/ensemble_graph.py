@@ -1,0 +1,162 @@
+"""The data-flow graph of an ensemble, checked against its members before it serves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from edge_server.errors import ModelConfigError
+from edge_server.tensors import shape_text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from edge_server.model_config.config import EnsembleStep, ModelConfig
+    from edge_server.tensors import TensorSpec
+
+    FindMember = Callable[[EnsembleStep], ModelConfig]
+
+
+@dataclass(frozen=True)
+class _End:
+    """One end of an edge: what `model` says of the ensemble's tensor, batch dimension included."""
+
+    model: str
+    spec: TensorSpec
+    shape: tuple[int, ...]
+
+
+def validate_graph(config: ModelConfig, find_member: FindMember) -> None:
+    """Hold an ensemble's steps against the configurations of its members.
+
+    Args:
+        config: of the ensemble.
+        find_member: gives a step's model configuration; it raises what fits when there is none.
+
+    Raises:
+        ModelConfigError: the first fault of the graph, in Triton's words.
+    """
+    members = [(step, find_member(step)) for step in config.steps]
+    for fault in (
+        *_mapping_faults(config, members),
+        *_batch_faults(config, members),
+        *_connection_faults(config),
+        *_agreement_faults(config, members),
+    ):
+        raise ModelConfigError(fault)
+
+
+def _mapping_faults(
+    config: ModelConfig, members: list[tuple[EnsembleStep, ModelConfig]]
+) -> Iterator[str]:
+    where = f"in ensemble {config.name}"
+    for step, member in members:
+        inputs = {spec.name for spec in member.inputs}
+        outputs = {spec.name for spec in member.outputs}
+        for name, tensor in step.input_map.items():
+            if name not in inputs:
+                yield (
+                    f"{where}, ensemble tensor {tensor} is mapping to non-existing input {name} "
+                    f"in model {member.name}"
+                )
+        for name, tensor in step.output_map.items():
+            if name not in outputs:
+                yield (
+                    f"{where}, ensemble tensor {tensor} is mapped from non-existing output {name} "
+                    f"in model {member.name}"
+                )
+        for name in sorted(inputs - step.input_map.keys()):
+            yield (
+                f"{where}, input {name} in model {member.name} is not mapped to any "
+                "ensemble tensors"
+            )
+
+
+def _batch_faults(
+    config: ModelConfig, members: list[tuple[EnsembleStep, ModelConfig]]
+) -> Iterator[str]:
+    for _, member in members:
+        if 0 < member.max_batch_size < config.max_batch_size:
+            yield (
+                f"ensemble {config.name} allows maximum batch size {config.max_batch_size}, but "
+                f"it contains model {member.name} which only allows maximum batch size to be "
+                f"{member.max_batch_size}"
+            )
+
+
+def _connection_faults(config: ModelConfig) -> Iterator[str]:
+    name = config.name
+    read = {tensor for step in config.steps for tensor in step.input_map.values()}
+    outputs = {spec.name for spec in config.outputs}
+    for spec in config.inputs:
+        if spec.name not in read:
+            yield f"ensemble input '{spec.name}' for ensemble {name}' is not used"
+    # What can be computed: the inputs, then whatever follows from what is there already.
+    written = {spec.name for spec in config.inputs}
+    waiting = list(config.steps)
+    while ready := [step for step in waiting if written.issuperset(step.input_map.values())]:
+        for step in ready:
+            written.update(step.output_map.values())
+            waiting.remove(step)
+    for spec in config.outputs:
+        if spec.name not in written:
+            yield (
+                f"output '{spec.name}' for ensemble '{name}' is not written"
+                f"{_missing_source(spec.name, waiting, written)}"
+            )
+    for step in waiting:
+        missing = sorted(set(step.input_map.values()) - written)
+        yield (
+            f"ensemble '{name}': step of model '{step.model_name}' can never run, no step and no "
+            f"input gives tensor '{missing[0]}'"
+        )
+    for step in config.steps:
+        for tensor in step.output_map.values():
+            if tensor not in read and tensor not in outputs:
+                yield f"ensemble tensor '{tensor}' is unused in ensemble '{name}'"
+
+
+def _missing_source(output: str, waiting: list[EnsembleStep], written: set[str]) -> str:
+    for step in waiting:
+        if output in step.output_map.values():
+            missing = sorted(set(step.input_map.values()) - written)
+            return (
+                f": at least one of its depending tensors, '{missing[0]}', is not connected"
+                if missing
+                else ""
+            )
+    return ""
+
+
+def _agreement_faults(
+    config: ModelConfig, members: list[tuple[EnsembleStep, ModelConfig]]
+) -> Iterator[str]:
+    """Both ends of every edge must agree on type and shape."""
+    ends: dict[str, _End] = {}
+    for spec in (*config.inputs, *config.outputs):
+        ends[spec.name] = _End(config.name, spec, config.full_shape(spec))
+    for step, member in members:
+        specs = {spec.name: spec for spec in (*member.inputs, *member.outputs)}
+        for name, tensor in (*step.output_map.items(), *step.input_map.items()):
+            if name not in specs:
+                continue
+            new = _End(member.name, specs[name], member.full_shape(specs[name]))
+            if (old := ends.setdefault(tensor, new)) is new:
+                continue
+            where = f"in ensemble {config.name}, ensemble tensor {tensor}"
+            if old.spec.datatype != new.spec.datatype:
+                yield (
+                    f"{where}: inconsistent data type: {old.spec.datatype.config_name} is "
+                    f"inferred from model {old.model} while {new.spec.datatype.config_name} is "
+                    f"inferred from model {new.model}"
+                )
+            elif not _compatible(old.shape, new.shape):
+                yield (
+                    f"{where}: inconsistent shape: {shape_text(old.shape)} is inferred from "
+                    f"model {old.model} while {shape_text(new.shape)} is inferred from "
+                    f"model {new.model}"
+                )
+
+
+def _compatible(a: tuple[int, ...], b: tuple[int, ...]) -> bool:
+    return len(a) == len(b) and all(-1 in (x, y) or x == y for x, y in zip(a, b, strict=True))

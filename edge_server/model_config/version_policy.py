@@ -1,0 +1,39 @@
+"""Which of the versions on disk shall be loaded."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from edge_server.errors import ModelConfigError
+
+if TYPE_CHECKING:
+    from edge_server.model_config.files import ModelFiles
+
+log = logging.getLogger(__name__)
+
+
+def select_versions(message: Any, files: ModelFiles) -> tuple[int, ...]:
+    """The versions that a completed configuration's policy asks for, ascending.
+
+    Raises:
+        ModelConfigError: none of them is on disk.
+    """
+    available = sorted(files.versions)
+    policy = message.version_policy
+    choice = policy.WhichOneof("policy_choice")
+    if choice == "specific":
+        wanted = sorted(set(policy.specific.versions))
+        selected = [version for version in wanted if version in files.versions]
+        for version in sorted(set(wanted) - set(selected)):
+            log.error("model %s: version %d is specified but not on disk", files.name, version)
+    elif choice == "all":
+        selected = available
+    else:
+        selected = available[-max(policy.latest.num_versions, 1) :]
+    if not selected:
+        raise ModelConfigError(
+            f"{files.directory}: at least one version must be available under the version policy "
+            f"of model '{files.name}'; make a directory '1' with the model's file in it"
+        )
+    return tuple(selected)

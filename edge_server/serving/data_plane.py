@@ -1,0 +1,80 @@
+"""DataPlane: the one door to the models, for cameras and clients alike."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from edge_server.errors import NotFound, Unavailable
+from edge_server.serving.registry import ModelState
+
+if TYPE_CHECKING:
+    from edge_server.model_config.config import ModelConfig
+    from edge_server.serving.registry import ModelEntry, ModelRegistry
+    from edge_server.serving.requests import InferRequest, InferResponse
+
+
+@dataclass(frozen=True)
+class ModelMetadata:
+    """What a client is told of a model; `versions` are those that are ready."""
+
+    config: ModelConfig
+    versions: tuple[int, ...]
+
+
+class DataPlane:
+    """Answers requests from the registry; knows no transport."""
+
+    def __init__(self, registry: ModelRegistry) -> None:
+        self._registry = registry
+        self._open = False
+
+    def infer(self, request: InferRequest) -> InferResponse:
+        """Run one request in one world: the snapshot leased here serves it to its end.
+
+        Raises:
+            NotFound, Unavailable, InvalidRequest, InternalError: see `Snapshot.infer`.
+        """
+        with self._registry.lease() as snapshot:
+            return snapshot.infer(request)
+
+    def open(self) -> None:
+        """From now on the server may call itself ready."""
+        self._open = True
+
+    def shut(self) -> None:
+        """Not ready from now on; who still asks is still answered."""
+        self._open = False
+
+    def server_ready(self) -> bool:
+        """Started, not stopping, and every model that was asked for is ready."""
+        entries = self._registry.snapshot.entries.values()
+        return self._open and all(entry.state is ModelState.READY for entry in entries)
+
+    def model_ready(self, name: str, version: str) -> bool:
+        """Whether that model can answer; an unknown one is not ready, which is no error.
+
+        Raises:
+            InvalidRequest: `version` is not a version number.
+        """
+        try:
+            self._registry.snapshot.find(name, version)
+        except (NotFound, Unavailable):
+            return False
+        return True
+
+    def metadata(self, name: str, version: str) -> ModelMetadata:
+        """Raises: NotFound, Unavailable, InvalidRequest: see `Snapshot.find`."""
+        snapshot = self._registry.snapshot
+        loaded = snapshot.find(name, version)
+        versions = (loaded.version,) if version else tuple(snapshot.ready_versions(name))
+        return ModelMetadata(loaded.config, versions)
+
+    def index(self, *, only_ready: bool) -> list[ModelEntry]:
+        """Every model version that the registry knows, sorted by name and version."""
+        entries = self._registry.snapshot.entries
+        return [
+            entry
+            for _, entry in sorted(entries.items())
+            if entry.state is ModelState.READY or not only_ready
+        ]

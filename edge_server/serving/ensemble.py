@@ -1,0 +1,81 @@
+"""An ensemble: a data-flow graph whose steps hand each other tensors by reference."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from edge_server.serving.requests import InferRequest, InferResponse, StepTiming
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from edge_server.model_config.config import EnsembleStep, ModelConfig
+    from edge_server.serving.registry import Snapshot
+    from edge_server.tensors import Tensor
+
+
+class EnsembleScheduler:
+    """Runs the steps that the wanted outputs need, each as soon as its tensors are there.
+
+    The graph was validated before it came here, so an order exists; it is worked out once. Steps
+    run on the caller's thread, in the snapshot that the request's lease pinned, so that no request
+    sees two versions of one member.
+    """
+
+    def __init__(self, config: ModelConfig, version: int) -> None:
+        self._config = config
+        self._version = str(version)
+        self._output_names = tuple(spec.name for spec in config.outputs)
+        self._steps = _in_order(config)
+
+    def infer(self, request: InferRequest, snapshot: Snapshot) -> InferResponse:
+        names = request.outputs or self._output_names
+        tensors: dict[str, Tensor] = dict(request.inputs)
+        timings: list[StepTiming] = []
+        for step, wanted in self._plan(names):
+            response = snapshot.infer(
+                InferRequest(
+                    model_name=step.model_name,
+                    model_version="" if step.model_version == -1 else str(step.model_version),
+                    inputs={name: tensors[tensor] for name, tensor in step.input_map.items()},
+                    outputs=wanted,
+                    id=request.id,
+                )
+            )
+            for name in wanted:
+                tensors[step.output_map[name]] = response.outputs[name]
+            timings += response.timings
+        return InferResponse(
+            self._config.name,
+            self._version,
+            request.id,
+            {name: tensors[name] for name in names},
+            tuple(timings),
+        )
+
+    def close(self) -> None:
+        """An ensemble holds nothing: its members are models of their own."""
+
+    def _plan(self, names: Iterable[str]) -> list[tuple[EnsembleStep, tuple[str, ...]]]:
+        """The steps that `names` need, in order, each with the outputs that are wanted of it."""
+        needed = set(names)
+        plan: list[tuple[EnsembleStep, tuple[str, ...]]] = []
+        for step in reversed(self._steps):
+            wanted = tuple(name for name, tensor in step.output_map.items() if tensor in needed)
+            if wanted:
+                needed.update(step.input_map.values())
+                plan.append((step, wanted))
+        return plan[::-1]
+
+
+def _in_order(config: ModelConfig) -> list[EnsembleStep]:
+    """The steps so that each comes after those that write what it reads."""
+    written = {spec.name for spec in config.inputs}
+    waiting = list(config.steps)
+    ordered: list[EnsembleStep] = []
+    while ready := [step for step in waiting if written.issuperset(step.input_map.values())]:
+        for step in ready:
+            written.update(step.output_map.values())
+            waiting.remove(step)
+        ordered += ready
+    return ordered

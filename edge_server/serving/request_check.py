@@ -1,0 +1,90 @@
+"""A request held against the model's configuration; the texts are the protocol's contract."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from edge_server.errors import InvalidRequest
+from edge_server.tensors import TensorSpec, shape_fits, shape_text
+
+if TYPE_CHECKING:
+    from edge_server.model_config.config import ModelConfig
+    from edge_server.serving.requests import InferRequest
+    from edge_server.tensors import Tensor
+
+_BATCH_NOTE = (
+    "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be "
+    "prepended to each input shape. If you want to specify the full shape including the batch dim "
+    "in your input dims config, try setting max_batch_size to zero. See the model configuration "
+    "docs for more info on max_batch_size."
+)
+
+
+def check_request(config: ModelConfig, request: InferRequest) -> None:
+    """Raises: InvalidRequest: names, types or shapes are not what the model takes and gives."""
+    _check_names(config, request)
+    batch_sizes = {
+        _check_tensor(config, request, spec, request.inputs[spec.name]) for spec in config.inputs
+    }
+    if config.max_batch_size == 0:
+        return
+    if len(batch_sizes) > 1:
+        name = next(iter(request.inputs))
+        raise InvalidRequest(
+            f"{request.log_prefix}input '{name}' batch size does not match other inputs for "
+            f"'{config.name}'"
+        )
+    if max(batch_sizes) > config.max_batch_size:
+        raise InvalidRequest(
+            f"{request.log_prefix}inference request batch-size must be <= "
+            f"{config.max_batch_size} for '{config.name}'"
+        )
+
+
+def _check_names(config: ModelConfig, request: InferRequest) -> None:
+    known_outputs = {spec.name for spec in config.outputs}
+    for name in request.outputs:
+        if name not in known_outputs:
+            raise InvalidRequest(f"unexpected inference output '{name}' for model '{config.name}'")
+    wanted = [spec.name for spec in config.inputs]
+    # The count is compared first: a wrong name among the right number is "unexpected".
+    if len(request.inputs) != len(wanted):
+        missing = [name for name in wanted if name not in request.inputs]
+        raise InvalidRequest(
+            f"{request.log_prefix}expected {len(wanted)} inputs but got {len(request.inputs)} "
+            f"inputs for model '{config.name}'. Got input(s) {_names(request.inputs)}, but "
+            f"missing required input(s) {_names(missing)}. Please provide all required input(s)."
+        )
+    for name in request.inputs:
+        if name not in wanted:
+            raise InvalidRequest(f"unexpected inference input '{name}' for model '{config.name}'")
+
+
+def _check_tensor(
+    config: ModelConfig, request: InferRequest, spec: TensorSpec, tensor: Tensor
+) -> int:
+    """The tensor's batch size, 0 where the model does not batch."""
+    if tensor.datatype is not spec.datatype:
+        raise InvalidRequest(
+            f"{request.log_prefix}inference input '{spec.name}' data-type is "
+            f"'{tensor.datatype.value}', but model '{config.name}' expects "
+            f"'{spec.datatype.value}'"
+        )
+    batched = config.max_batch_size > 0
+    if batched and not tensor.shape:
+        raise InvalidRequest(
+            f"{request.log_prefix}input '{spec.name}' has no shape but model requires batch "
+            f"dimension for '{config.name}'"
+        )
+    expected = config.full_shape(spec)
+    if not shape_fits(tensor.shape, expected):
+        raise InvalidRequest(
+            f"{request.log_prefix}unexpected shape for input '{spec.name}' for model "
+            f"'{config.name}'. Expected {shape_text(expected)}, got {shape_text(tensor.shape)}. "
+            f"{_BATCH_NOTE if batched else ''}"
+        )
+    return tensor.shape[0] if batched else 0
+
+
+def _names(names: object) -> str:
+    return "[" + ",".join(f"'{name}'" for name in names) + "]"  # type: ignore[attr-defined]

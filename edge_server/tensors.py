@@ -1,0 +1,124 @@
+"""Tensors and their types: the protocol's names, the configuration's names, numpy's names."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+class DataType(Enum):
+    """A tensor's element type; the value is the protocol's name (`FP32`, `BYTES`)."""
+
+    BOOL = "BOOL"
+    UINT8 = "UINT8"
+    UINT16 = "UINT16"
+    UINT32 = "UINT32"
+    UINT64 = "UINT64"
+    INT8 = "INT8"
+    INT16 = "INT16"
+    INT32 = "INT32"
+    INT64 = "INT64"
+    FP16 = "FP16"
+    FP32 = "FP32"
+    FP64 = "FP64"
+    BYTES = "BYTES"
+
+    @property
+    def numpy(self) -> np.dtype[Any]:
+        """Little-endian numpy type; BYTES is an object array of `bytes`."""
+        return _NUMPY[self]
+
+    @property
+    def config_name(self) -> str:
+        """Its name in config.pbtxt: `TYPE_FP32`; BYTES is `TYPE_STRING` there."""
+        return "TYPE_STRING" if self is DataType.BYTES else f"TYPE_{self.value}"
+
+    @staticmethod
+    def from_config(name: str) -> DataType | None:
+        """The type that config.pbtxt calls `name`; None for TYPE_INVALID and unknown ones."""
+        return _BY_CONFIG_NAME.get(name)
+
+    @staticmethod
+    def from_numpy(dtype: np.dtype[Any]) -> DataType | None:
+        """The type of a numpy array's elements; None where the protocol has none."""
+        return _BY_NUMPY.get(dtype.newbyteorder("<"))
+
+
+_NUMPY: dict[DataType, np.dtype[Any]] = {
+    DataType.BOOL: np.dtype(np.bool_),
+    DataType.UINT8: np.dtype(np.uint8),
+    DataType.UINT16: np.dtype("<u2"),
+    DataType.UINT32: np.dtype("<u4"),
+    DataType.UINT64: np.dtype("<u8"),
+    DataType.INT8: np.dtype(np.int8),
+    DataType.INT16: np.dtype("<i2"),
+    DataType.INT32: np.dtype("<i4"),
+    DataType.INT64: np.dtype("<i8"),
+    DataType.FP16: np.dtype("<f2"),
+    DataType.FP32: np.dtype("<f4"),
+    DataType.FP64: np.dtype("<f8"),
+    DataType.BYTES: np.dtype(np.object_),
+}
+_BY_CONFIG_NAME = {datatype.config_name: datatype for datatype in DataType}
+_BY_NUMPY = {dtype: datatype for datatype, dtype in _NUMPY.items()}
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """What a model says of one of its tensors.
+
+    Attributes:
+        shape: without the batch dimension where the model batches; -1 is any size.
+    """
+
+    name: str
+    datatype: DataType
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Tensor:
+    """A value without a name: `array` is on the host, C-contiguous, never written by a reader."""
+
+    array: NDArray[Any]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.array.shape
+
+    @property
+    def datatype(self) -> DataType:
+        """Raises: TypeError: numpy has the type, the protocol does not."""
+        datatype = DataType.from_numpy(self.array.dtype)
+        if datatype is None:
+            raise TypeError(f"no tensor type for numpy {self.array.dtype}")
+        return datatype
+
+    @staticmethod
+    def of(array: NDArray[Any]) -> Tensor:
+        """A tensor over `array`; copied only where it is not C-contiguous."""
+        return Tensor(np.ascontiguousarray(array) if array.ndim else array)
+
+
+def shape_fits(shape: tuple[int, ...], spec: tuple[int, ...]) -> bool:
+    """Whether a real shape matches a specified one, where -1 matches any size."""
+    return len(shape) == len(spec) and all(
+        want in (-1, got) for got, want in zip(shape, spec, strict=True)
+    )
+
+
+def shape_text(shape: tuple[int, ...]) -> str:
+    """A shape as the protocol's messages print it: `[1,3,-1]`."""
+    return "[" + ",".join(map(str, shape)) + "]"
+
+
+def element_count(shape: tuple[int, ...]) -> int:
+    """Product of the dimensions in Python integers, so that it cannot overflow."""
+    return math.prod(shape)

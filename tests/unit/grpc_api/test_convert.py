@@ -1,0 +1,191 @@
+"""Messages become tensors without a copy, and what does not add up is said in Triton's words."""
+
+from __future__ import annotations
+
+import contextlib
+
+import numpy as np
+import pytest
+from google.protobuf.message import DecodeError
+from hypothesis import given
+from hypothesis import strategies as st
+from tritonclient.grpc import service_pb2 as pb
+from tritonclient.utils import deserialize_bytes_tensor, serialize_byte_tensor
+
+from edge_server.errors import EdgeServerError, InvalidRequest, Unsupported
+from edge_server.grpc_api.convert import to_infer_request, to_response_message
+from edge_server.serving.requests import InferResponse
+from edge_server.tensors import DataType
+
+
+def message(
+    *inputs: tuple[str, str, list[int]], raw: tuple[bytes, ...] = ()
+) -> pb.ModelInferRequest:
+    request = pb.ModelInferRequest(model_name="m", id="7")
+    for name, datatype, shape in inputs:
+        request.inputs.add(name=name, datatype=datatype, shape=shape)
+    request.raw_input_contents.extend(raw)
+    return request
+
+
+def test_raw_contents_are_a_view_on_the_received_bytes() -> None:
+    raw = np.arange(6, dtype=np.float32).tobytes()
+    request = message(("a", "FP32", [2, 3]), raw=(raw,))
+    array = to_infer_request(request).inputs["a"].array
+    assert array.shape == (2, 3)
+    assert array.base is not None
+    assert not array.flags.owndata
+    assert not array.flags.writeable
+
+
+@pytest.mark.parametrize("datatype", [d for d in DataType if d is not DataType.BYTES])
+def test_every_type_goes_in_and_comes_out_the_same(datatype: DataType) -> None:
+    array = np.array([[0, 1], [1, 0]], dtype=datatype.numpy)
+    request = message(("a", datatype.value, [2, 2]), raw=(array.tobytes(),))
+    tensor = to_infer_request(request).inputs["a"]
+    np.testing.assert_array_equal(tensor.array, array)
+    response = to_response_message(InferResponse("m", "1", "7", {"a": tensor}))
+    assert response.outputs[0].datatype == datatype.value
+    assert response.raw_output_contents[0] == array.tobytes()
+
+
+@given(st.lists(st.binary(max_size=9), max_size=5))
+def test_bytes_elements_agree_with_the_published_client(elements: list[bytes]) -> None:
+    array = np.array(elements, dtype=np.object_)
+    raw = serialize_byte_tensor(array).item() if elements else b""
+    request = message(("a", "BYTES", [len(elements)]), raw=(raw,))
+    tensor = to_infer_request(request).inputs["a"]
+    assert tensor.array.tolist() == elements
+    out = to_response_message(InferResponse("m", "1", "", {"a": tensor})).raw_output_contents[0]
+    assert deserialize_bytes_tensor(out).tolist() == elements
+
+
+@pytest.mark.parametrize(
+    ("field", "datatype", "values"),
+    [
+        ("fp32_contents", "FP32", [1.5, 2]),
+        ("int_contents", "INT8", [-1, 1]),
+        ("uint_contents", "UINT8", [0, 255]),
+        ("bool_contents", "BOOL", [True, False]),
+        ("bytes_contents", "BYTES", [b"a", b""]),
+    ],
+)
+def test_typed_contents_are_read_too(field: str, datatype: str, values: list[object]) -> None:
+    request = message(("a", datatype, [2]))
+    getattr(request.inputs[0].contents, field).extend(values)
+    assert to_infer_request(request).inputs["a"].array.tolist() == values
+
+
+def typed_and_raw() -> pb.ModelInferRequest:
+    request = message(("a", "FP32", [1]), raw=(b"1234",))
+    request.inputs[0].contents.fp32_contents.append(1)
+    return request
+
+
+def wrong_field() -> pb.ModelInferRequest:
+    request = message(("a", "FP32", [1]))
+    request.inputs[0].contents.int_contents.append(1)
+    return request
+
+
+def too_large_value() -> pb.ModelInferRequest:
+    request = message(("a", "INT8", [1]))
+    request.inputs[0].contents.int_contents.append(1000)
+    return request
+
+
+def duplicate_output() -> pb.ModelInferRequest:
+    request = message()
+    request.outputs.add(name="y")
+    request.outputs.add(name="y")
+    return request
+
+
+@pytest.mark.parametrize(
+    ("request_message", "says"),
+    [
+        (
+            message(("a", "FP32", [2]), raw=(b"1234",)),
+            "[request id: 7] input byte size mismatch for input 'a' for model 'm'. "
+            "Expected 8, got 4",
+        ),
+        (
+            message(("a", "FP32", [1]), ("b", "FP32", [1]), raw=(b"1234",)),
+            "unable to find data for input tensor 'b' for model 'm' in request.",
+        ),
+        (
+            message(("a", "FP32", [1]), ("a", "FP32", [1]), raw=(b"1234", b"1234")),
+            "[request id: 7] input 'a' already exists in request",
+        ),
+        (duplicate_output(), "[request id: 7] output 'y' already exists in request"),
+        (
+            message(("a", "FP32", [-1, 2]), raw=(b"",)),
+            "All input dimensions should be specified for input 'a' for model 'm', got [-1,2]",
+        ),
+        (message(("a", "FP33", [1]), raw=(b"1234",)), "invalid datatype 'FP33' for input 'a'"),
+        (
+            typed_and_raw(),
+            "contents field must not be specified when using raw_input_contents for 'a' for "
+            "model 'm'",
+        ),
+        (wrong_field(), "unexpected explicit tensor data for input tensor 'a' for model 'm'"),
+        (too_large_value(), "does not fit INT8"),
+        (
+            message(("a", "BYTES", [1]), raw=(b"\x01\x00",)),
+            "incomplete string length indicator for inference input 'a' for model 'm', expecting "
+            "4 bytes but only 2 bytes available.",
+        ),
+        (
+            message(("a", "BYTES", [1]), raw=(b"\x09\x00\x00\x00ab",)),
+            "incomplete string data for inference input 'a' for model 'm', expecting string of "
+            "length 9 but only 2 bytes available.",
+        ),
+        (
+            message(("a", "BYTES", [2]), raw=(b"\x01\x00\x00\x00a",)),
+            "expected 2 string elements for inference input 'a' for model 'm', got 1",
+        ),
+        (
+            message(("a", "BYTES", [1]), raw=(b"\x01\x00\x00\x00a" * 3,)),
+            "unexpected number of string elements 2 for inference input 'a' for model 'm', "
+            "expecting 1",
+        ),
+        (
+            message(("a", "FP32", [2**62, 2**62]), raw=(b"1234",)),
+            "input byte size mismatch for input 'a'",
+        ),
+    ],
+)
+def test_what_does_not_add_up_is_said_in_the_contracts_words(
+    request_message: pb.ModelInferRequest, says: str
+) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        to_infer_request(request_message)
+    assert says in str(caught.value)
+
+
+def test_extra_raw_contents_are_ignored_as_triton_does() -> None:
+    request = message(("a", "FP32", [1]), raw=(b"1234", b"extra"))
+    assert to_infer_request(request).inputs["a"].shape == (1,)
+
+
+def test_extensions_that_are_not_offered_are_refused_not_ignored() -> None:
+    request = message(("a", "FP32", [1]), raw=(b"1234",))
+    request.inputs[0].parameters["shared_memory_region"].string_param = "r"
+    with pytest.raises(Unsupported, match="'shared_memory_region' is not offered"):
+        to_infer_request(request)
+
+
+VALID = message(("a", "FP32", [2]), ("b", "BYTES", [1]), raw=(b"12345678", b"\x01\x00\x00\x00a"))
+
+
+@given(st.lists(st.tuples(st.integers(0, VALID.ByteSize() - 1), st.integers(0, 255)), max_size=4))
+def test_no_damaged_message_raises_anything_but_our_errors(damage: list[tuple[int, int]]) -> None:
+    wire = bytearray(VALID.SerializeToString())
+    for place, value in damage:
+        wire[place] = value
+    try:
+        damaged = pb.ModelInferRequest.FromString(bytes(wire))
+    except DecodeError:  # protobuf refuses it before we see it
+        return
+    with contextlib.suppress(EdgeServerError):
+        to_infer_request(damaged)

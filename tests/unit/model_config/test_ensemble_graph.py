@@ -1,0 +1,122 @@
+"""An ensemble's graph is held against its members before it serves."""
+
+from __future__ import annotations
+
+import pytest
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2 as pb
+
+from edge_server.errors import ModelConfigError
+from edge_server.model_config.config import EnsembleStep, ModelConfig
+from edge_server.model_config.ensemble_graph import validate_graph
+
+
+def member(name: str, inputs: str, outputs: str, max_batch_size: int = 0) -> ModelConfig:
+    """`inputs` and `outputs` as `name:TYPE:dims`, several separated by blanks."""
+    text = f'name: "{name}" backend: "identity" max_batch_size: {max_batch_size}\n'
+    for kind, tensors in (("input", inputs), ("output", outputs)):
+        for tensor in tensors.split():
+            tensor_name, datatype, dims = tensor.split(":")
+            text += (
+                f'{kind} {{ name: "{tensor_name}" data_type: TYPE_{datatype} dims: [{dims}] }}\n'
+            )
+    return ModelConfig.of(text_format.Parse(text, pb.ModelConfig()))
+
+
+MEMBERS = {
+    "first": member("first", "a:FP32:4", "b:FP32:-1,2 size:INT32:2"),
+    "second": member("second", "c:FP32:3,-1", "d:FP32:4"),
+    "wants_int": member("wants_int", "c:INT32:3,-1", "d:FP32:4"),
+    "wants_flat": member("wants_flat", "c:FP32:6", "d:FP32:4"),
+    "two_inputs": member("two_inputs", "c:FP32:-1,2 e:FP32:4", "d:FP32:4"),
+    "batches_2": member("batches_2", "a:FP32:4", "d:FP32:4", max_batch_size=2),
+}
+
+
+def ensemble(*steps: str, inputs: str = "x:FP32:4", outputs: str = "z:FP32:4") -> ModelConfig:
+    """Steps as `model in=tensor ... > out=tensor ...`."""
+    base = member("e", inputs, outputs)
+    parsed = []
+    for step in steps:
+        model, _, maps = step.partition(" ")
+        reads, _, writes = maps.partition(">")
+        parsed.append(
+            EnsembleStep(
+                model,
+                -1,
+                dict(pair.split("=") for pair in reads.split()),
+                dict(pair.split("=") for pair in writes.split()),
+            )
+        )
+    return ModelConfig(**{**vars(base), "platform": "ensemble", "steps": tuple(parsed)})
+
+
+def validated(config: ModelConfig) -> None:
+    validate_graph(config, lambda step: MEMBERS[step.model_name])
+
+
+GOOD = ("first a=x > b=y", "second c=y > d=z")
+
+
+def test_a_chain_with_fitting_shapes_is_valid_in_any_order() -> None:
+    validated(ensemble(*GOOD))
+    validated(ensemble(*reversed(GOOD)))
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        (
+            ensemble("first wrong=x a=x > b=y", GOOD[1]),
+            "ensemble tensor x is mapping to non-existing input wrong in model first",
+        ),
+        (
+            ensemble("first a=x > wrong=y", GOOD[1]),
+            "ensemble tensor y is mapped from non-existing output wrong in model first",
+        ),
+        (
+            ensemble("first a=x > b=y", "two_inputs c=y > d=z"),
+            "in ensemble e, input e in model two_inputs is not mapped to any ensemble tensors",
+        ),
+        (
+            ensemble("second c=missing > d=z", inputs="x:FP32:4"),
+            "ensemble input 'x' for ensemble e' is not used",
+        ),
+        (
+            ensemble(GOOD[0], "second c=missing > d=z"),
+            "output 'z' for ensemble 'e' is not written: at least one of its depending tensors, "
+            "'missing', is not connected",
+        ),
+        (
+            ensemble("first a=x > b=z", outputs="z:FP32:-1,2 w:FP32:1"),
+            "output 'w' for ensemble 'e' is not written",
+        ),
+        (
+            ensemble("first a=x > b=y size=unused", GOOD[1]),
+            "ensemble tensor 'unused' is unused in ensemble 'e'",
+        ),
+        (
+            ensemble(GOOD[0], "wants_int c=y > d=z"),
+            "in ensemble e, ensemble tensor y: inconsistent data type: TYPE_FP32 is inferred from "
+            "model first while TYPE_INT32 is inferred from model wants_int",
+        ),
+        (
+            ensemble(GOOD[0], "wants_flat c=y > d=z"),
+            "in ensemble e, ensemble tensor y: inconsistent shape: [-1,2] is inferred from model "
+            "first while [6] is inferred from model wants_flat",
+        ),
+    ],
+)
+def test_each_fault_is_told_in_the_contracts_words(config: ModelConfig, says: str) -> None:
+    with pytest.raises(ModelConfigError) as caught:
+        validated(config)
+    assert says in str(caught.value)
+
+
+def test_an_ensemble_batches_no_more_than_its_members() -> None:
+    base = ensemble("batches_2 a=x > d=z")
+    config = ModelConfig(**{**vars(base), "max_batch_size": 3})
+    with pytest.raises(
+        ModelConfigError, match="allows maximum batch size 3, but it contains model"
+    ):
+        validated(config)

@@ -1,0 +1,117 @@
+"""A completed configuration keeps the rules; each fault is told in the contract's words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2 as pb
+
+from edge_server.errors import ModelConfigError
+from edge_server.model_config.completion import complete
+from edge_server.model_config.config import ModelConfig
+from edge_server.model_config.files import ModelFiles
+from edge_server.model_config.validation import ACCEPTED, ACTED_ON, validate
+from edge_server.tensors import DataType, TensorSpec
+
+BACKENDS = frozenset({"identity", "onnxruntime"})
+IO = (
+    'input { name: "a" data_type: TYPE_FP32 dims: 4 } '
+    'output { name: "b" data_type: TYPE_FP32 dims: 4 } '
+)
+
+
+def completed(text: str, name: str = "m") -> pb.ModelConfig:
+    files = ModelFiles(name, Path("/repository") / name, {1: Path("/repository") / name / "1"})
+    message = text_format.Parse(text, pb.ModelConfig())
+    complete(message, files)
+    validate(message, files, BACKENDS)
+    return message
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('backend: "identity" input { data_type: TYPE_FP32 dims: 1 }', "must specify 'name' for m"),
+        ('backend: "identity" input { name: "a" dims: 1 }', "'a' must specify 'data_type' for m"),
+        ('backend: "identity" input { name: "a" data_type: TYPE_FP32 }', "must specify 'dims'"),
+        (
+            'backend: "identity" output { name: "a" data_type: TYPE_FP32 dims: 0 }',
+            "model output 'a' dimension must be integer >= 1, or -1",
+        ),
+        ('backend: "identity" max_batch_size: -1', "must be non-negative value for m"),
+        ('backend: "nonsense"', "unable to find backend library for backend 'nonsense'"),
+        ('platform: "nonsense"', "unexpected platform type 'nonsense' for m"),
+        ('name: "other" backend: "identity"', "unexpected directory name 'm' for model 'other'"),
+        ('backend: "identity" dynamic_batching {}', "field 'dynamic_batching' is not supported"),
+        (
+            'backend: "identity" instance_group { kind: KIND_GPU }',
+            "has kind KIND_GPU but server does not support GPUs",
+        ),
+        (
+            'backend: "identity" ensemble_scheduling { step { model_name: "x" } }',
+            "ensemble scheduling cannot be set for model 'm' whose platform is not ensemble",
+        ),
+        (
+            'backend: "identity" default_model_filename: "../../etc/passwd"',
+            "leaves the version directory",
+        ),
+        ('platform: "ensemble"', "must specify 'step' for ensemble 'm'"),
+        (
+            'platform: "ensemble" instance_group {}' + IO,
+            "instance group should not be specified for ensemble 'm'",
+        ),
+        (
+            'platform: "ensemble" ensemble_scheduling { step { model_name: "x" } }' + IO,
+            "must specify 'input_map' in step 0 of ensemble 'm'",
+        ),
+    ],
+)
+def test_each_rule_is_told_in_the_contracts_words(text: str, says: str) -> None:
+    with pytest.raises(ModelConfigError) as caught:
+        completed(text)
+    assert says in str(caught.value)
+    assert str(caught.value).startswith("/repository/m/config.pbtxt: ")
+
+
+def test_every_field_of_the_published_message_is_acted_on_accepted_or_refused() -> None:
+    fields = {field.name for field in pb.ModelConfig.DESCRIPTOR.fields}
+    assert fields >= ACTED_ON
+    assert fields >= ACCEPTED.keys()
+    assert not ACTED_ON & ACCEPTED.keys()
+
+
+def test_backend_and_file_name_are_told_from_the_platform() -> None:
+    message = completed('platform: "onnxruntime_onnx"' + IO)
+    assert message.backend == "onnxruntime"
+    assert message.default_model_filename == "model.onnx"
+    assert message.name == "m"
+    assert [(g.name, g.count) for g in message.instance_group] == [("m", 2)]
+
+
+def test_backend_is_told_from_the_file_in_the_version_directory(tmp_path: Path) -> None:
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1" / "model.onnx").touch()
+    message = pb.ModelConfig()
+    complete(message, ModelFiles("m", tmp_path, {1: tmp_path / "1"}))
+    assert (message.backend, message.platform) == ("onnxruntime", "onnxruntime_onnx")
+
+
+def test_without_any_hint_the_error_says_how_to_give_one() -> None:
+    with pytest.raises(ModelConfigError, match="Could not determine backend for model 'm'"):
+        completed("")
+
+
+def test_with_io_keeps_what_the_configuration_says_beside_names_types_and_shapes() -> None:
+    config = ModelConfig.of(
+        completed(
+            'backend: "identity" '
+            'input { name: "a" data_type: TYPE_FP32 dims: [3, 2, 2] format: FORMAT_NCHW } '
+        )
+    )
+    new = config.with_io([TensorSpec("a", DataType.FP32, (3, -1, -1))], [])
+    assert list(new.message.input[0].dims) == [3, -1, -1]
+    assert new.message.input[0].format == pb.ModelInput.FORMAT_NCHW
+    assert new.inputs == (TensorSpec("a", DataType.FP32, (3, -1, -1)),)
+    assert config.inputs[0].shape == (3, 2, 2)

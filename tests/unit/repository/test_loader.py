@@ -1,0 +1,112 @@
+"""From files to models that answer; one model's fault stays that model's."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from edge_server.repository.loader import RepositoryLoader
+from edge_server.serving.registry import ModelRegistry, ModelState
+from edge_server.serving.requests import InferRequest
+from edge_server.tensors import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.unit.conftest import WriteModel
+
+IDENTITY = (
+    'backend: "identity" input { name: "a" data_type: TYPE_FP32 dims: -1 } '
+    'output { name: "b" data_type: TYPE_FP32 dims: -1 }'
+)
+ENSEMBLE = (
+    'platform: "ensemble" input { name: "x" data_type: TYPE_FP32 dims: -1 } '
+    'output { name: "z" data_type: TYPE_FP32 dims: -1 } '
+    "ensemble_scheduling { "
+    'step { model_name: "%s" model_version: -1 '
+    'input_map { key: "a" value: "x" } output_map { key: "b" value: "y" } } '
+    'step { model_name: "b_member" model_version: -1 '
+    'input_map { key: "a" value: "y" } output_map { key: "b" value: "z" } } }'
+)
+
+
+def load(repository: Path) -> tuple[ModelRegistry, dict[str, str]]:
+    """The registry, and model → reason for those that failed."""
+    registry = ModelRegistry()
+    failed = RepositoryLoader(registry, [repository]).load_all()
+    return registry, {entry.name: entry.reason for entry in failed}
+
+
+def test_members_load_before_the_ensemble_whatever_their_names(
+    repository: Path, write_model: WriteModel
+) -> None:
+    write_model("a_ensemble", ENSEMBLE % "z_member")
+    write_model("b_member", IDENTITY)
+    write_model("z_member", IDENTITY)
+    registry, failed = load(repository)
+    assert failed == {}
+    value = Tensor(np.arange(3, dtype=np.float32))
+    with registry.lease() as snapshot:
+        response = snapshot.infer(InferRequest("a_ensemble", {"x": value}))
+    assert response.outputs["z"].array is value.array
+
+
+def test_a_broken_member_takes_its_ensemble_down_and_nothing_else(
+    repository: Path, write_model: WriteModel
+) -> None:
+    write_model("ensemble", ENSEMBLE % "broken")
+    write_model("b_member", IDENTITY)
+    write_model("broken", "nonsense: 1")
+    registry, failed = load(repository)
+    assert failed.keys() == {"broken", "ensemble"}
+    assert "Model 'broken' loading failed with error" in failed["ensemble"]
+    assert registry.snapshot.entries["b_member", 1].state is ModelState.READY
+    assert registry.snapshot.entries["broken", 0].state is ModelState.UNAVAILABLE
+
+
+def test_an_ensemble_of_models_that_do_not_exist_says_which(
+    repository: Path, write_model: WriteModel
+) -> None:
+    write_model("ensemble", ENSEMBLE % "nowhere")
+    write_model("b_member", IDENTITY)
+    _, failed = load(repository)
+    assert "contains models that are not available or ambiguous: nowhere" in failed["ensemble"]
+
+
+def test_ensembles_in_a_circle_all_fail_and_loading_ends(
+    repository: Path, write_model: WriteModel
+) -> None:
+    write_model("one", ENSEMBLE % "two")
+    write_model("two", ENSEMBLE % "one")
+    write_model("b_member", IDENTITY)
+    _, failed = load(repository)
+    assert failed.keys() == {"one", "two"}
+
+
+def test_the_version_policy_chooses_and_the_latest_answers(
+    repository: Path, write_model: WriteModel
+) -> None:
+    for version in (1, 2, 3):
+        write_model("m", IDENTITY + "version_policy { latest { num_versions: 2 } }", version)
+    registry, failed = load(repository)
+    assert failed == {}
+    assert registry.snapshot.ready_versions("m") == [2, 3]
+    assert registry.snapshot.find("m").version == 3
+
+
+def test_a_model_without_a_version_directory_says_what_to_do(
+    repository: Path, write_model: WriteModel
+) -> None:
+    (write_model("m", IDENTITY) / "1").rmdir()
+    _, failed = load(repository)
+    assert "at least one version must be available" in failed["m"]
+
+
+def test_an_onnx_file_alone_is_a_model(repository: Path, write_onnx: Callable[..., None]) -> None:
+    write_onnx(repository / "adds" / "1" / "model.onnx", ("n", 4))
+    registry, failed = load(repository)
+    assert failed == {}
+    config = registry.snapshot.find("adds").config
+    assert [(s.name, s.shape) for s in config.inputs] == [("x", (-1, 4))]

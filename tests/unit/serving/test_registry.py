@@ -1,0 +1,121 @@
+"""A request keeps the world it started in; a model is closed once, when nobody can need it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from google.protobuf import text_format
+from hypothesis import given
+from hypothesis import strategies as st
+from tritonclient.grpc import model_config_pb2 as pb
+
+from edge_server.errors import InvalidRequest, NotFound, Unavailable
+from edge_server.model_config.config import ModelConfig
+from edge_server.serving.registry import (
+    LoadedModel,
+    ModelEntry,
+    ModelRegistry,
+    ModelState,
+    Snapshot,
+)
+
+if TYPE_CHECKING:
+    from edge_server.serving.requests import InferRequest, InferResponse
+
+CONFIG = ModelConfig.of(text_format.Parse('name: "m" backend: "identity"', pb.ModelConfig()))
+
+
+class CountsCloses:
+    """A scheduler that knows how often it was closed."""
+
+    def __init__(self) -> None:
+        self.closed = 0
+
+    def infer(self, request: InferRequest, snapshot: Snapshot) -> InferResponse:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def ready(scheduler: CountsCloses, name: str = "m", version: int = 1) -> ModelEntry:
+    return ModelEntry(
+        name, version, ModelState.READY, loaded=LoadedModel(CONFIG, version, scheduler)
+    )
+
+
+def test_a_replaced_model_is_closed_with_its_last_lease() -> None:
+    registry, old, new = ModelRegistry(), CountsCloses(), CountsCloses()
+    registry.replace("m", [ready(old)])
+    with registry.lease() as outer, registry.lease():
+        registry.replace("m", [ready(new)])
+        assert old.closed == 0
+        assert outer.find("m").scheduler is old
+        assert registry.snapshot.find("m").scheduler is new
+    assert (old.closed, new.closed) == (1, 0)
+
+
+def test_replacing_one_model_leaves_the_others() -> None:
+    registry, kept, other = ModelRegistry(), CountsCloses(), CountsCloses()
+    registry.replace("kept", [ready(kept, "kept")])
+    registry.replace("other", [ready(other, "other")])
+    registry.replace("other", [])
+    assert (kept.closed, other.closed) == (0, 1)
+    assert registry.snapshot.find("kept").scheduler is kept
+
+
+@given(st.lists(st.sampled_from(["swap", "lease", "release", "clear"]), max_size=40))
+def test_no_model_is_closed_under_a_lease_nor_twice_nor_never(actions: list[str]) -> None:
+    registry = ModelRegistry()
+    made: list[CountsCloses] = []
+    leases = []
+    for action in [*actions, "clear"]:
+        if action == "swap":
+            made.append(CountsCloses())
+            registry.replace("m", [ready(made[-1])])
+        elif action == "clear":
+            registry.clear()
+        elif action == "lease":
+            context = registry.lease()
+            leases.append((context, context.__enter__()))
+        elif leases:
+            leases.pop(0)[0].__exit__(None, None, None)
+        for _, snapshot in leases:
+            for entry in snapshot.entries.values():
+                assert entry.loaded is not None
+                assert entry.loaded.scheduler.closed == 0  # type: ignore[attr-defined]
+    for context, _ in leases:
+        context.__exit__(None, None, None)
+    assert [scheduler.closed for scheduler in made] == [1] * len(made)
+
+
+def test_lookup_failures_are_told_in_the_contracts_words() -> None:
+    registry = ModelRegistry()
+    registry.replace("m", [ready(CountsCloses()), ModelEntry("m", 2, ModelState.LOADING)])
+    registry.replace("failed", [ModelEntry("failed", 0, ModelState.UNAVAILABLE, "why")])
+    find = registry.snapshot.find
+    assert find("m", "1").version == 1
+    assert find("m").version == 1
+    for name, version, error, text in (
+        ("no", "", NotFound, "Request for unknown model: 'no' is not found"),
+        ("failed", "", NotFound, "Request for unknown model: 'failed' has no available versions"),
+        ("m", "3", NotFound, "Request for unknown model: 'm' version 3 is not found"),
+        ("m", "2", Unavailable, "Request for unknown model: 'm' version 2 is not at ready state"),
+        (
+            "m",
+            "x",
+            InvalidRequest,
+            "failed to get model version from specified version string 'x' (details: stol), "
+            "version should be an integral value > 0",
+        ),
+        (
+            "m",
+            "-1",
+            InvalidRequest,
+            "invalid model version specified '-1' , version should be an integral value > 0",
+        ),
+    ):
+        with pytest.raises(error) as caught:
+            find(name, version)
+        assert str(caught.value) == text

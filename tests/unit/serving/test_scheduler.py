@@ -1,0 +1,134 @@
+"""Direct scheduling runs on the caller's thread; an ensemble runs what its outputs need."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2 as pb
+
+from edge_server.backends.contract import TensorModel
+from edge_server.errors import InternalError
+from edge_server.model_config.config import ModelConfig
+from edge_server.serving.ensemble import EnsembleScheduler
+from edge_server.serving.registry import LoadedModel, ModelEntry, ModelState, Snapshot
+from edge_server.serving.requests import InferRequest
+from edge_server.serving.scheduler import DirectScheduler
+from edge_server.tensors import Tensor
+
+if TYPE_CHECKING:
+    from edge_server.backends.contract import Run, Tensors
+
+
+def config(name: str, inputs: str, outputs: str, extra: str = "") -> ModelConfig:
+    text = f'name: "{name}" backend: "identity" instance_group {{ name: "{name}" count: 1 }}'
+    for kind, names in (("input", inputs), ("output", outputs)):
+        for tensor in names.split():
+            text += f'{kind} {{ name: "{tensor}" data_type: TYPE_FP32 dims: -1 }}\n'
+    return ModelConfig.of(text_format.Parse(text + extra, pb.ModelConfig()))
+
+
+def entry(model_config: ModelConfig, run: Run) -> ModelEntry:
+    scheduler = DirectScheduler(model_config, 1, TensorModel(run))
+    loaded = LoadedModel(model_config, 1, scheduler)
+    return ModelEntry(model_config.name, 1, ModelState.READY, loaded=loaded)
+
+
+VALUE = Tensor(np.arange(3, dtype=np.float32))
+
+
+def test_there_is_no_thread_hop() -> None:
+    ran_on: list[int] = []
+
+    def run(inputs: Tensors, outputs: frozenset[str]) -> Tensors:
+        ran_on.append(threading.get_ident())
+        return {"b": inputs["a"]}
+
+    scheduler = DirectScheduler(config("m", "a", "b"), 1, TensorModel(run))
+    scheduler.infer(InferRequest("m", {"a": VALUE}), Snapshot({}))
+    assert ran_on == [threading.get_ident()]
+
+
+def test_one_instance_runs_one_request_at_a_time() -> None:
+    entered: list[threading.Event] = [threading.Event(), threading.Event()]
+    release = threading.Event()
+    turn = iter(entered)
+
+    def run(inputs: Tensors, outputs: frozenset[str]) -> Tensors:
+        next(turn).set()
+        release.wait(5)
+        return {"b": inputs["a"]}
+
+    scheduler = DirectScheduler(config("m", "a", "b"), 1, TensorModel(run))
+    threads = [
+        threading.Thread(
+            target=scheduler.infer, args=(InferRequest("m", {"a": VALUE}), Snapshot({}))
+        )
+        for _ in entered
+    ]
+    for thread in threads:
+        thread.start()
+    assert entered[0].wait(5)
+    assert not entered[1].wait(0.05)
+    release.set()
+    for thread in threads:
+        thread.join(5)
+    assert entered[1].is_set()
+
+
+def test_a_failing_model_costs_its_request_and_gives_the_instance_back() -> None:
+    def run(inputs: Tensors, outputs: frozenset[str]) -> Tensors:
+        raise InternalError("broken")
+
+    scheduler = DirectScheduler(config("m", "a", "b"), 1, TensorModel(run))
+    for _ in range(3):
+        with pytest.raises(InternalError, match="broken"):
+            scheduler.infer(InferRequest("m", {"a": VALUE}), Snapshot({}))
+
+
+def ensemble_snapshot(calls: list[tuple[str, frozenset[str]]]) -> Snapshot:
+    """`e`: x → left → y; x → right → z. Each member notes its calls and passes its input on."""
+
+    def noting(name: str) -> Run:
+        def run(inputs: Tensors, outputs: frozenset[str]) -> Tensors:
+            calls.append((name, outputs))
+            return dict.fromkeys(outputs, inputs["a"])
+
+        return run
+
+    steps = "".join(
+        f'step {{ model_name: "{name}" model_version: -1 input_map {{ key: "a" value: "x" }} '
+        f'output_map {{ key: "b" value: "{tensor}" }} }}'
+        for name, tensor in (("left", "y"), ("right", "z"))
+    )
+    ensemble = config("e", "x", "y z", "ensemble_scheduling { " + steps + " }")
+    loaded = LoadedModel(ensemble, 1, EnsembleScheduler(ensemble, 1))
+    entries = [
+        entry(config("left", "a", "b unwanted"), noting("left")),
+        entry(config("right", "a", "b"), noting("right")),
+        ModelEntry("e", 1, ModelState.READY, loaded=loaded),
+    ]
+    return Snapshot({(e.name, e.version): e for e in entries})
+
+
+def test_steps_hand_each_other_tensors_without_a_copy() -> None:
+    snapshot = ensemble_snapshot([])
+    response = snapshot.infer(InferRequest("e", {"x": VALUE}))
+    assert response.outputs["y"].array is VALUE.array
+    assert [timing.model_name for timing in response.timings] == ["left", "right"]
+
+
+def test_only_the_steps_that_the_wanted_outputs_need_run() -> None:
+    calls: list[tuple[str, frozenset[str]]] = []
+    response = ensemble_snapshot(calls).infer(InferRequest("e", {"x": VALUE}, outputs=("z",)))
+    assert list(response.outputs) == ["z"]
+    assert calls == [("right", frozenset({"b"}))]
+
+
+def test_a_step_is_asked_only_for_outputs_that_something_reads() -> None:
+    calls: list[tuple[str, frozenset[str]]] = []
+    ensemble_snapshot(calls).infer(InferRequest("e", {"x": VALUE}, outputs=("y",)))
+    assert calls == [("left", frozenset({"b"}))]
