@@ -1,0 +1,217 @@
+"""One camera: a capture thread that keeps the newest frame, whatever the camera does."""
+
+from __future__ import annotations
+
+import logging
+import time
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from edge_server.appliance.mailbox import Mailbox
+from edge_server.appliance.worker import Worker
+from edge_server.cameras.backoff import Backoff
+from edge_server.cameras.frame import Frame
+from edge_server.cameras.source import SourceKind, is_live, open_source
+from edge_server.errors import SourceError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from edge_server.cameras.frame import FrameSource
+
+log = logging.getLogger(__name__)
+
+# The thread reports progress at least this often while it waits to open a source again.
+LONGEST_WAIT_S = 1.0
+
+
+class CameraState(Enum):
+    """What a camera does now."""
+
+    STARTING = "starting"  # no frame yet
+    LIVE = "live"
+    LOST = "lost"  # opened again and again, until frames come
+    ENDED = "ended"  # a recording was played to its end
+    STOPPED = "stopped"
+
+
+class Camera:
+    """Captures one source on a thread of its own and hands on only its newest frame.
+
+    A frame that is replaced before anyone took it is counted in `dropped`. A source that breaks
+    is opened again, after delays that double; ids go on counting.
+
+    Args:
+        name: of the camera, as in topics, logs and the thread's name.
+        source_uri: see `open_source`.
+        kinds: the schemes that `source_uri` may have; `SOURCE_KINDS` where none are given.
+        retry_first_s: delay before a broken source is opened again.
+        retry_longest_s: what the delays grow to; a source that ran longer starts from the first.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        source_uri: str,
+        *,
+        kinds: Mapping[str, SourceKind] | None = None,
+        retry_first_s: float = 0.2,
+        retry_longest_s: float = 5.0,
+    ) -> None:
+        self.name = name
+        self.source_uri = source_uri
+        self.worker = Worker(f"camera-{name}", self._tick, on_end=self._on_end)
+        self._kinds = kinds
+        self._source: FrameSource | None = None
+        self._mailbox: Mailbox[Frame] = Mailbox()
+        self._backoff = Backoff(retry_first_s, retry_longest_s)
+        self._retry_at = 0.0
+        self._opened_at = 0.0
+        self._state = CameraState.STARTING
+        self._failure: str | None = None
+        self._captured = 0
+        self._reconnects = 0
+        self._last_mono_ns: int | None = None
+
+    def open(self) -> None:
+        """Open the source now, on the caller's thread, so that a mistake shows before `start`.
+
+        A live camera that is away is no mistake: `start` goes on trying to open it. Where the
+        source is open, nothing happens.
+
+        Raises:
+            SourceError: a recording cannot be opened, or the URI is wrong.
+        """
+        if self._source is not None:
+            return
+        live = is_live(self.source_uri, self._kinds)
+        try:
+            self._open_source()
+        except SourceError as error:
+            if not live:
+                raise
+            self._lose(error)
+
+    def start(self) -> None:
+        """Capture from now on; a source that `open` has not opened is opened by the thread."""
+        self.worker.start()
+
+    def stop(self, timeout_s: float = 5.0) -> None:
+        """End the capture, release the source and wake who waits in `next_frame`.
+
+        A thread that hangs in its driver keeps the source; it ends with the process.
+        """
+        self.worker.stop(timeout_s)
+        if not self.worker.alive:
+            self._on_end()
+        self._mailbox.close()
+
+    def next_frame(self, timeout_s: float) -> Frame | None:
+        """The newest frame, each one handed out once; waits for a newer one if need be.
+
+        None when none came within `timeout_s`, and at once when the camera has ended or stopped.
+        """
+        return self._mailbox.take(timeout_s)
+
+    @property
+    def state(self) -> CameraState:
+        return self._state
+
+    @property
+    def failure(self) -> str | None:
+        """Why there are no frames, in words; None while there are."""
+        return self._failure
+
+    @property
+    def ended(self) -> bool:
+        """The source came to its end and its last frame was taken."""
+        return self._state is CameraState.ENDED and self._mailbox.drained
+
+    @property
+    def captured(self) -> int:
+        """Frames that the source gave, dropped ones included."""
+        return self._captured
+
+    @property
+    def dropped(self) -> int:
+        """Frames that were replaced before anyone took them."""
+        return self._mailbox.dropped
+
+    @property
+    def reconnects(self) -> int:
+        """How often frames came again after the source was lost."""
+        return self._reconnects
+
+    def last_frame_age_s(self, now: float) -> float | None:
+        """Seconds from the last capture to `now` (`time.monotonic()`); None before the first."""
+        if self._last_mono_ns is None:
+            return None
+        return now - self._last_mono_ns / 1e9
+
+    def _tick(self, now: float) -> bool:
+        if self._source is None and now < self._retry_at:
+            self.worker.wait(min(self._retry_at - now, LONGEST_WAIT_S))
+            return True
+        try:
+            source = self._open_source() if self._source is None else self._source
+            image = source.read()
+        except SourceError as error:
+            self._lose(error)
+            return True
+        if image is None:
+            self._state = CameraState.ENDED
+            log.info("camera %s: ended after %d frames", self.name, self._captured)
+            return False
+        self._hand_on(image)
+        return True
+
+    def _open_source(self) -> FrameSource:
+        self._source = open_source(self.source_uri, self._kinds)
+        self._opened_at = time.monotonic()
+        return self._source
+
+    def _hand_on(self, image: NDArray[np.uint8]) -> None:
+        frame = Frame(self._captured, image, time.monotonic_ns(), time.time_ns())
+        if self._state is not CameraState.LIVE:
+            self._come_alive(image)
+        self._captured += 1
+        self._last_mono_ns = frame.capture_mono_ns
+        self._mailbox.put(frame)
+
+    def _come_alive(self, image: NDArray[np.uint8]) -> None:
+        height_px, width_px = image.shape[:2]
+        log.info("camera %s: live, %d x %d", self.name, width_px, height_px)
+        self._reconnects += self._captured > 0
+        self._failure = None
+        self._state = CameraState.LIVE
+
+    def _lose(self, error: SourceError) -> None:
+        now = time.monotonic()
+        if self._source is not None and now - self._opened_at > self._backoff.longest_s:
+            self._backoff.reset()
+        self._release()
+        self._retry_at = now + self._backoff.next_delay_s()
+        self._state = CameraState.LOST
+        # The same reason again is the same state.
+        if str(error) != self._failure:
+            self._failure = str(error)
+            log.warning("camera %s: lost, trying to open it again: %s", self.name, error)
+
+    def _on_end(self) -> None:
+        self._release()
+        if self.worker.failure is not None:
+            # Takers go on waiting: the supervisor decides what becomes of a thread that died.
+            self._failure = f"the capture thread died: {self.worker.failure!r}"
+            self._state = CameraState.LOST
+            return
+        if self._state is not CameraState.ENDED:
+            self._state = CameraState.STOPPED
+        self._mailbox.close()
+
+    def _release(self) -> None:
+        source, self._source = self._source, None
+        if source is not None:
+            source.close()

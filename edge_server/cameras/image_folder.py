@@ -1,0 +1,138 @@
+"""A folder of images, or one image, as a source of frames."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import cv2
+import numpy as np
+
+from edge_server.cameras.pace import Pace
+from edge_server.cameras.source import IMAGE_SUFFIXES
+from edge_server.errors import SourceError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+log = logging.getLogger(__name__)
+
+DEFAULT_FPS = 10.0
+
+
+class ImageFolder:
+    """Plays the images of a folder in the order of their names; a FrameSource.
+
+    An image that cannot be decoded whole is skipped, with one log line however often it loops.
+
+    Args:
+        path: a folder, or an image that is played as a folder of one.
+        fps: frames per second; 0 plays as fast as they are read.
+        loop: start again at the end.
+
+    Raises:
+        SourceError: there is no image in the folder that can be decoded.
+    """
+
+    def __init__(self, path: Path, *, fps: float | None = None, loop: bool = False) -> None:
+        self._path = path
+        self._loop = loop
+        self._images = _images_of(path)
+        self._at = 0
+        self._pace = Pace(DEFAULT_FPS if fps is None else fps)
+        self._ahead: NDArray[np.uint8] | None = None
+        self._ahead = self._decode()
+        if self._ahead is None:
+            raise self._nothing_readable()
+
+    def read(self) -> NDArray[np.uint8] | None:
+        """The next image, (H, W, 3) uint8 BGR, when it is due; None at the end.
+
+        Raises:
+            SourceError: no image of a loop can be read any more.
+        """
+        image, self._ahead = self._ahead, None
+        if image is None:
+            image = self._decode()
+        if image is None and self._loop:
+            self._at = 0
+            image = self._decode()
+            if image is None:
+                raise self._nothing_readable()
+        if image is not None:
+            self._pace.wait()
+        return image
+
+    def close(self) -> None:
+        """Nothing is kept open between two images."""
+
+    def _decode(self) -> NDArray[np.uint8] | None:
+        """The next image of this round that can be read; None after the last one."""
+        while self._at < len(self._images):
+            image = _decode_or_skip(self._images[self._at])
+            if image is not None:
+                self._at += 1
+                return image
+            del self._images[self._at]
+        return None
+
+    def _nothing_readable(self) -> SourceError:
+        return SourceError(
+            f"{self._path}: none of its images can be read; they are damaged or no JPEG or PNG"
+        )
+
+
+def _images_of(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path]
+    images = sorted(
+        entry
+        for entry in path.iterdir()
+        if entry.suffix.lower() in IMAGE_SUFFIXES and entry.is_file()
+    )
+    if not images:
+        wanted = ", ".join(sorted(IMAGE_SUFFIXES))
+        raise SourceError(f"{path}: has no images in it; put {wanted} files there")
+    return images
+
+
+def _decode_or_skip(path: Path) -> NDArray[np.uint8] | None:
+    try:
+        return _decode_whole(path)
+    except (OSError, ValueError) as error:
+        log.warning("image %s: skipped: %s", path, error)
+        return None
+
+
+def _decode_whole(path: Path) -> NDArray[np.uint8]:
+    """Decode one image; what is half there is refused rather than shown half grey.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it is damaged, incomplete or no image.
+    """
+    data = path.read_bytes()
+    if data[:2] == b"\xff\xd8" and not _jpeg_is_complete(data):
+        raise ValueError("the JPEG is cut off")
+    try:
+        buffer = np.frombuffer(data, np.uint8)
+        image: NDArray[np.uint8] | None = cv2.imdecode(buffer, cv2.IMREAD_COLOR)
+    except cv2.error as error:  # nothing in it, or larger than OpenCV's own limit
+        raise ValueError(error.err) from error
+    if image is None:
+        raise ValueError("it is damaged or no image")
+    return image
+
+
+def _jpeg_is_complete(data: bytes) -> bool:
+    """Whether the scan has an end; OpenCV 4.8 decodes one without and tells nobody.
+
+    The segments before the scan are walked by their lengths (ITU-T T.81, B.1.1.4), as one of
+    them may hold a thumbnail with an end of its own.
+    """
+    at = 2
+    while data[at : at + 1] == b"\xff" and data[at + 1 : at + 2] != b"\xda":
+        at += 2 + int.from_bytes(data[at + 2 : at + 4], "big")
+    return data.find(b"\xff\xd9", at) >= 0

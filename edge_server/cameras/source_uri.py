@@ -1,0 +1,124 @@
+"""What a person writes to name a source of frames, taken apart and checked."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from edge_server.errors import SourceError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+# Slower than 1 Hz, a recording could not be told from a stalled camera.
+SLOWEST_FPS = 1.0
+FASTEST_FPS = 1000.0
+
+
+@dataclass(frozen=True)
+class SourceUri:
+    """A parsed `scheme://host/path?key=value`, or a plain path as scheme `file` without a query.
+
+    Attributes:
+        scheme: lower case.
+        host: without user and port, lower case, "" where there is none.
+        path: percent-decoded.
+        query: percent-decoded, every key once.
+        label: names the source in messages; has no user and no password in it.
+    """
+
+    scheme: str
+    host: str
+    path: str
+    query: Mapping[str, str]
+    label: str
+
+    def allow(self, *known: str) -> None:
+        """Refuse query keys that nobody would read.
+
+        Raises:
+            SourceError: a key is not in `known`; the text has the nearest match.
+        """
+        for key in self.query:
+            if key not in known:
+                raise SourceError(f"{self.label}: unknown option {did_you_mean(key, known)}")
+
+    def flag(self, key: str, *, default: bool = False) -> bool:
+        """The value of `key=true|false`.
+
+        Raises:
+            SourceError: it is neither.
+        """
+        text = self.query.get(key, str(default).lower())
+        if text not in {"true", "false"}:
+            raise SourceError(f"{self.label}: {key} is {text!r}; write true or false")
+        return text == "true"
+
+    def whole(self, key: str, default: int, low: int, high: int) -> int:
+        """The value of `key`, a whole number from `low` to `high`.
+
+        Raises:
+            SourceError: it is not.
+        """
+        text = self.query.get(key, str(default))
+        if not (text.isdecimal() and len(text) <= 10 and low <= int(text) <= high):
+            raise SourceError(f"{self.label}: {key} is {text!r}; write a number {low} to {high}")
+        return int(text)
+
+    def fps(self) -> float | None:
+        """The value of `fps`: frames per second, 0 for as fast as possible, None if not given.
+
+        Raises:
+            SourceError: it is not 0 and not within `SLOWEST_FPS` to `FASTEST_FPS`.
+        """
+        text = self.query.get("fps")
+        if text is None:
+            return None
+        try:
+            fps = float(text)
+        except ValueError:
+            fps = -1.0
+        if fps != 0 and not SLOWEST_FPS <= fps <= FASTEST_FPS:
+            raise SourceError(
+                f"{self.label}: fps is {text!r}; write {SLOWEST_FPS:g} to {FASTEST_FPS:g} frames "
+                "per second, or 0 for as fast as it can be read"
+            )
+        return fps
+
+
+def parse_source_uri(text: str) -> SourceUri:
+    """Take `text` apart; a text without `://` is a path, whatever characters it has.
+
+    Raises:
+        SourceError: `text` is empty, is no URI, or gives a key twice.
+    """
+    if not text.strip():
+        raise SourceError("the source is empty; name a video file, a folder of images or a URI")
+    if "://" not in text:
+        return SourceUri(scheme="file", host="", path=text, query={}, label=text)
+    try:
+        parts = urlsplit(text, allow_fragments=False)
+        host = parts.hostname or ""
+        pairs = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
+    except ValueError:
+        # The text may hold a password, and so may the error: neither is repeated.
+        scheme = text.partition("://")[0]
+        raise SourceError(
+            f"a {scheme}:// source is malformed; write {scheme}://host/path?key=value&key=value"
+        ) from None
+    path = unquote(parts.path)
+    label = f"{parts.scheme}://{host}{path}"
+    query = dict(pairs)
+    if len(query) < len(pairs):
+        raise SourceError(f"{label}: an option is given twice; write each once")
+    return SourceUri(parts.scheme, host, path, query, label)
+
+
+def did_you_mean(word: str, known: tuple[str, ...]) -> str:
+    """`word`, quoted, with the nearest of `known` or all of them."""
+    nearest = difflib.get_close_matches(word, known, n=1)
+    if nearest:
+        return f"{word!r}; did you mean {nearest[0]!r}?"
+    return f"{word!r}; known: {', '.join(known)}"
