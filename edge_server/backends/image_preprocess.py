@@ -19,6 +19,7 @@ import cv2
 import numpy as np
 
 from edge_server.backends.contract import Placement, TensorModel, Tensors
+from edge_server.backends.parameters import Parameters, read_parameters
 from edge_server.errors import InvalidRequest, ModelConfigError
 from edge_server.tensors import DataType, Tensor, TensorSpec, shape_text
 
@@ -29,6 +30,12 @@ if TYPE_CHECKING:
 
     from edge_server.model_config.config import ModelConfig
     from edge_server.model_config.files import ModelFiles
+
+
+class ImagePreprocessParameters(Parameters, frozen=True):
+    """See the module."""
+
+    scale: float = 1 / 255
 
 
 def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfig:
@@ -50,7 +57,7 @@ def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfi
                 f"{where}: output '{spec.name}' of image_preprocess: the frame's size is "
                 "TYPE_INT32 with dims [2]"
             )
-    _scale(config)
+    read_parameters(config, ImagePreprocessParameters)
     return config
 
 
@@ -60,7 +67,7 @@ def load(directory: Path, config: ModelConfig, placement: Placement) -> TensorMo
     network_input = _network_input(config)
     assert network_input is not None  # noqa: S101 - `complete` saw to it
     size = _size_output(config)
-    scale = np.float32(_scale(config))
+    scale = np.float32(read_parameters(config, ImagePreprocessParameters).scale)
     batched = config.max_batch_size > 0
 
     def run(inputs: Tensors, outputs: frozenset[str]) -> Tensors:
@@ -105,13 +112,3 @@ def _size_output(config: ModelConfig) -> TensorSpec | None:
         if spec.datatype is DataType.INT32 and spec.shape == (2,):
             return spec
     return None
-
-
-def _scale(config: ModelConfig) -> float:
-    text = config.parameters.get("scale", "")
-    try:
-        return float(text) if text else 1 / 255
-    except ValueError as error:
-        raise ModelConfigError(
-            f"model '{config.name}': parameter 'scale' must be a number, got '{text}'"
-        ) from error

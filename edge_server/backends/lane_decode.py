@@ -12,15 +12,16 @@ still need the softmax).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from edge_server.backends.contract import Placement, TensorModel, Tensors
+from edge_server.backends.parameters import Parameters, read_parameters
 from edge_server.errors import InvalidRequest, ModelConfigError
+from edge_server.lanes.anchors import COLUMN_COUNT, ROW_COUNT
 from edge_server.lanes.decode import DecodedLanes, decode_lanes
-from edge_server.lanes.rows import ABSENT_X, ROWS
+from edge_server.lanes.rows import ABSENT_X
 from edge_server.tensors import DataType, Tensor, TensorSpec
 
 if TYPE_CHECKING:
@@ -31,48 +32,14 @@ if TYPE_CHECKING:
     from edge_server.model_config.config import ModelConfig
     from edge_server.model_config.files import ModelFiles
 
-_COLUMNS = 77
 
+class LaneDecodeParameters(Parameters, frozen=True):
+    """See the module; the thresholds are LaneATT's for CULane where the configuration is silent."""
 
-@dataclass(frozen=True)
-class _Parameters:
-    score_threshold: float
-    nms_threshold_px: float
-    max_lanes: int
-    scores: Literal["logits", "prob"]
-
-    @staticmethod
-    def of(config: ModelConfig) -> _Parameters:
-        said = dict(config.parameters)
-        try:
-            parameters = _Parameters(
-                score_threshold=float(said.pop("score_threshold", "0.5")),
-                nms_threshold_px=float(said.pop("nms_threshold_px", "50")),
-                max_lanes=int(said.pop("max_lanes", "5")),
-                scores=cast("Literal['logits', 'prob']", said.pop("scores", "logits")),
-            )
-        except ValueError as error:
-            raise ModelConfigError(f"model '{config.name}': parameters: {error}") from error
-        if said:
-            raise ModelConfigError(
-                f"model '{config.name}': unknown parameter '{next(iter(said))}'; lane_decode knows "
-                "score_threshold, nms_threshold_px, max_lanes and scores"
-            )
-        if parameters.scores not in {"logits", "prob"}:
-            raise ModelConfigError(
-                f"model '{config.name}': parameter 'scores' is 'logits' or 'prob', not "
-                f"'{parameters.scores}'"
-            )
-        return parameters
-
-    def decode(self, proposals: NDArray[np.float32]) -> DecodedLanes:
-        return decode_lanes(
-            proposals,
-            score_threshold=self.score_threshold,
-            nms_threshold_px=self.nms_threshold_px,
-            max_lanes=self.max_lanes,
-            scores=self.scores,
-        )
+    score_threshold: float = 0.5
+    nms_threshold_px: float = 50.0
+    max_lanes: int = 4
+    scores: Literal["logits", "prob"] = "logits"
 
 
 def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfig:
@@ -80,17 +47,17 @@ def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfi
     del version
     inputs = {(s.datatype, s.shape[1:] if len(s.shape) == 2 else s.shape) for s in config.inputs}
     outputs = {(s.datatype, s.shape) for s in config.outputs}
-    if inputs != {(DataType.FP32, (_COLUMNS,)), (DataType.INT32, (2,))}:
+    if inputs != {(DataType.FP32, (COLUMN_COUNT,)), (DataType.INT32, (2,))}:
         raise ModelConfigError(
-            f"{files.config_path}: lane_decode has two inputs, TYPE_FP32 [anchors,{_COLUMNS}] and "
-            "TYPE_INT32 [2] (the frame's height and width)"
+            f"{files.config_path}: lane_decode has two inputs, TYPE_FP32 [anchors,{COLUMN_COUNT}] "
+            "and TYPE_INT32 [2] (the frame's height and width)"
         )
-    if outputs != {(DataType.FP32, (-1, ROWS, 2)), (DataType.FP32, (-1,))}:
+    if outputs != {(DataType.FP32, (-1, ROW_COUNT, 2)), (DataType.FP32, (-1,))}:
         raise ModelConfigError(
-            f"{files.config_path}: lane_decode has two outputs, TYPE_FP32 [-1,{ROWS},2] (points) "
-            "and TYPE_FP32 [-1] (scores)"
+            f"{files.config_path}: lane_decode has two outputs, TYPE_FP32 [-1,{ROW_COUNT},2] "
+            "(points) and TYPE_FP32 [-1] (scores)"
         )
-    _Parameters.of(config)
+    read_parameters(config, LaneDecodeParameters)
     return config
 
 
@@ -100,7 +67,7 @@ def load(directory: Path, config: ModelConfig, placement: Placement) -> TensorMo
     size = _named(config.inputs, DataType.INT32, rank=1)
     points = _named(config.outputs, DataType.FP32, rank=3)
     scores = _named(config.outputs, DataType.FP32, rank=1)
-    parameters = _Parameters.of(config)
+    parameters = read_parameters(config, LaneDecodeParameters)
     batched = config.max_batch_size > 0
 
     def run(inputs: Tensors, outputs: frozenset[str]) -> Tensors:
@@ -112,7 +79,13 @@ def load(directory: Path, config: ModelConfig, placement: Placement) -> TensorMo
                     "has one image"
                 )
             rows, frame_size = rows[0], frame_size[0]
-        lanes = parameters.decode(rows)
+        lanes = decode_lanes(
+            rows,
+            score_threshold=parameters.score_threshold,
+            nms_threshold_px=parameters.nms_threshold_px,
+            max_lanes=parameters.max_lanes,
+            scores=parameters.scores,
+        )
         made = {
             points: frame_points(lanes, height=int(frame_size[0]), width=int(frame_size[1])),
             scores: lanes.scores,
@@ -123,10 +96,14 @@ def load(directory: Path, config: ModelConfig, placement: Placement) -> TensorMo
 
 
 def frame_points(lanes: DecodedLanes, *, height: int, width: int) -> NDArray[np.float32]:
-    """(K, 72, 2) float32 (x, y) in px of a frame of that size, x = -2 where absent."""
+    """(K, 72, 2) float32 (x, y) in px of a frame of that size.
+
+    Where a lane has no point, or has left the frame, x is -2.
+    """
     points = np.empty((*lanes.x.shape, 2), np.float32)
-    points[..., 0] = np.where(np.isnan(lanes.x), ABSENT_X, lanes.x * width)
-    points[..., 1] = np.linspace(height, 0, ROWS, dtype=np.float32)
+    inside = (lanes.x >= 0) & (lanes.x <= 1)  # NaN compares false
+    points[..., 0] = np.where(inside, lanes.x * np.float32(width), ABSENT_X)
+    points[..., 1] = np.linspace(height, 0, ROW_COUNT, dtype=np.float32)
     return points
 
 

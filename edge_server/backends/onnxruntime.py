@@ -1,7 +1,7 @@
 """`onnxruntime`: ONNX models on the CPU.
 
 Parameters in config.pbtxt: `intra_op_thread_count` (default 0: one per core),
-`inter_op_thread_count` (default 1) and `allow_spinning` (default 0: waiting threads sleep, so
+`inter_op_thread_count` (default 1) and `allow_spinning` (default false: waiting threads sleep, so
 that an idle daemon is idle).
 """
 
@@ -13,6 +13,7 @@ import numpy as np
 import onnxruntime as ort
 
 from edge_server.backends.contract import Placement, TensorInstance, Tensors
+from edge_server.backends.parameters import Parameters, read_parameters
 from edge_server.errors import InternalError, ModelConfigError
 from edge_server.model_config.validation import require_path
 from edge_server.tensors import DataType, Tensor, TensorSpec, shape_text
@@ -40,6 +41,14 @@ _ONNX_TYPES = {
 }
 
 
+class OnnxRuntimeParameters(Parameters, frozen=True):
+    """See the module."""
+
+    intra_op_thread_count: int = 0
+    inter_op_thread_count: int = 1
+    allow_spinning: bool = False
+
+
 def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfig:
     """Names, types and shapes from the ONNX file; what the configuration says must agree.
 
@@ -65,10 +74,11 @@ def load(directory: Path, config: ModelConfig, placement: Placement) -> OnnxMode
     del placement
     options = ort.SessionOptions()
     options.log_severity_level = 3
-    options.intra_op_num_threads = _integer(config, "intra_op_thread_count", 0)
-    options.inter_op_num_threads = _integer(config, "inter_op_thread_count", 1)
+    parameters = read_parameters(config, OnnxRuntimeParameters)
+    options.intra_op_num_threads = parameters.intra_op_thread_count
+    options.inter_op_num_threads = parameters.inter_op_thread_count
     options.add_session_config_entry(
-        "session.intra_op.allow_spinning", str(_integer(config, "allow_spinning", 0))
+        "session.intra_op.allow_spinning", str(int(parameters.allow_spinning))
     )
     path = directory / config.default_model_filename
     return OnnxModel(config, _open_session(path, options))
@@ -161,13 +171,3 @@ def _as_said(said: tuple[TensorSpec, ...], real: tuple[TensorSpec, ...]) -> tupl
     """The model's tensors, with the configuration's shape where it gives one."""
     named = {spec.name: spec for spec in said}
     return tuple(named.get(spec.name, spec) for spec in real)
-
-
-def _integer(config: ModelConfig, parameter: str, default: int) -> int:
-    text = config.parameters.get(parameter, str(default))
-    try:
-        return int(text)
-    except ValueError as error:
-        raise ModelConfigError(
-            f"model '{config.name}': parameter '{parameter}' must be an integer, got '{text}'"
-        ) from error

@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-ROWS = 72  # LaneATT: rows from the bottom of the image (0) to its top (71)
 ABSENT_X = -2.0  # TuSimple's mark for "no lane on this row"
 
 

@@ -10,6 +10,7 @@ from edge_server.tensors import shape_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from edge_server.model_config.config import EnsembleStep, ModelConfig
     from edge_server.tensors import TensorSpec
@@ -26,11 +27,12 @@ class _End:
     shape: tuple[int, ...]
 
 
-def validate_graph(config: ModelConfig, find_member: FindMember) -> None:
+def validate_graph(config: ModelConfig, path: Path, find_member: FindMember) -> None:
     """Hold an ensemble's steps against the configurations of its members.
 
     Args:
         config: of the ensemble.
+        path: of its config.pbtxt.
         find_member: gives a step's model configuration; it raises what fits when there is none.
 
     Raises:
@@ -43,7 +45,7 @@ def validate_graph(config: ModelConfig, find_member: FindMember) -> None:
         *_connection_faults(config),
         *_agreement_faults(config, members),
     ):
-        raise ModelConfigError(fault)
+        raise ModelConfigError(f"{path}: {fault}")
 
 
 def _mapping_faults(

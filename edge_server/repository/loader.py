@@ -92,7 +92,7 @@ class RepositoryLoader:
     def _load_version(self, files: ModelFiles, message: Any, version: int) -> LoadedModel:
         config = ModelConfig.of(message)
         if config.is_ensemble:
-            validate_graph(config, lambda step: self._find_member(files, step))
+            validate_graph(config, files.config_path, lambda step: self._find_member(files, step))
             return LoadedModel(config, version, EnsembleScheduler(config, version))
         backend = find_backend(config.backend)
         config = backend.complete(files, version, config)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
@@ -52,7 +54,7 @@ def ensemble(*steps: str, inputs: str = "x:FP32:4", outputs: str = "z:FP32:4") -
 
 
 def validated(config: ModelConfig) -> None:
-    validate_graph(config, lambda step: MEMBERS[step.model_name])
+    validate_graph(config, Path("e/config.pbtxt"), lambda step: MEMBERS[step.model_name])
 
 
 GOOD = ("first a=x > b=y", "second c=y > d=z")

@@ -1,0 +1,185 @@
+"""The command line: what each verb takes, and which exit code tells what.
+
+Nothing heavy is imported here: a verb imports what it needs when it runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edge_server import errors
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from edge_server.settings import Settings
+
+OK = 0
+FAILED = 1
+USAGE = 2
+UNAVAILABLE = 69
+CONFIGURATION = 78
+RESTART_ME = 87
+
+EXIT_CODES = {
+    errors.SettingsError: CONFIGURATION,
+    errors.ModelConfigError: CONFIGURATION,
+    errors.SourceError: UNAVAILABLE,
+    errors.Unavailable: UNAVAILABLE,
+    errors.StageStuck: RESTART_ME,
+}
+
+_EPILOG = """exit codes: 0 ended as asked, 1 failed, 2 usage, 69 something required is unavailable,
+78 configuration or model repository is wrong, 87 a stage hung: restart me"""
+
+
+def run_command(argv: Sequence[str]) -> int:
+    """Run one verb; the exit code. Errors of ours end as one line, without a traceback."""
+    arguments = _parser().parse_args(argv)
+    try:
+        code: int = arguments.verb(arguments)
+    except errors.EdgeServerError as error:
+        for line in str(error).splitlines():
+            print(f"edge-server: {line}", file=sys.stderr)
+        return EXIT_CODES.get(type(error), FAILED)
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="edge-server",
+        description="Lane detection appliance: cameras in, lanes out on MQTT and gRPC.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    verbs = parser.add_subparsers(required=True, metavar="VERB")
+
+    run = verbs.add_parser("run", help="the daemon", allow_abbrev=False)
+    _add_settings_flags(run)
+    run.set_defaults(verb=_run)
+
+    check = verbs.add_parser(
+        "check", help="validate settings and model repository, start nothing", allow_abbrev=False
+    )
+    _add_settings_flags(check)
+    check.set_defaults(verb=_check)
+
+    demo = verbs.add_parser("demo", help="show lanes arriving, with no camera or broker needed")
+    demo.add_argument(
+        "--source", default="synthetic://road?seed=7&fps=25", metavar="URI", help="what to look at"
+    )
+    demo.add_argument("--frames", type=_positive, default=0, metavar="N", help="end after N frames")
+    demo.add_argument("--mqtt", metavar="HOST:PORT", help="publish there, not on a private broker")
+    demo.add_argument("--json", action="store_true", help="one JSON object per frame")
+    demo.add_argument("--model-repository", action="append", metavar="DIR")
+    demo.set_defaults(verb=_demo)
+    return parser
+
+
+def _add_settings_flags(parser: argparse.ArgumentParser) -> None:
+    """Each choice of the configuration file, under tritonserver's name where it has one."""
+    parser.add_argument("--config", type=Path, metavar="FILE", help="settings in TOML")
+    parser.add_argument("--model-repository", action="append", metavar="DIR", help="repeatable")
+    parser.add_argument("--model-control-mode", metavar="MODE", help="none")
+    parser.add_argument("--grpc-address", metavar="HOST")
+    parser.add_argument("--grpc-port", type=int, metavar="PORT")
+    parser.add_argument("--mqtt", metavar="HOST:PORT", help="the broker")
+    parser.add_argument("--device-id", metavar="ID", help="part of every topic")
+    parser.add_argument(
+        "--camera", action="append", default=[], metavar="NAME=URI", help="repeatable"
+    )
+    parser.add_argument("--log-verbose", type=int, metavar="LEVEL")
+
+
+def _settings(arguments: argparse.Namespace) -> Settings:
+    from edge_server.settings import read_settings  # noqa: PLC0415
+
+    overrides: dict[str, Any] = {
+        "repository": _given(paths=arguments.model_repository, mode=arguments.model_control_mode),
+        "grpc": _given(host=arguments.grpc_address, port=arguments.grpc_port),
+        "device": _given(id=arguments.device_id),
+        "log": _given(verbose=arguments.log_verbose),
+        "cameras": dict(_camera(text) for text in arguments.camera),
+    }
+    if arguments.mqtt:
+        overrides["mqtt"] = _host_and_port(arguments.mqtt)
+    return read_settings(arguments.config, overrides)
+
+
+def _given(**values: Any) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def _camera(text: str) -> tuple[str, dict[str, str]]:
+    name, equals, uri = text.partition("=")
+    if not equals:
+        raise errors.SettingsError(f"--camera {text}: give it as NAME=URI, like front=road.mp4")
+    return name, {"uri": uri}
+
+
+def _host_and_port(text: str) -> dict[str, Any]:
+    host, colon, port = text.rpartition(":")
+    if not colon:
+        return {"host": text}
+    if not port.isdecimal():
+        raise errors.SettingsError(f"--mqtt {text}: give it as HOST or HOST:PORT")
+    return {"host": host, "port": int(port)}
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError("must be 1 or more")
+    return number
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from edge_server.appliance.logs import set_up_logging  # noqa: PLC0415
+
+    settings = _settings(arguments)
+    set_up_logging(settings.log.verbose)
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+
+    from edge_server.daemon import Daemon  # noqa: PLC0415
+
+    daemon = Daemon(settings)
+    daemon.start()
+    try:
+        daemon.run(stop)
+    finally:
+        daemon.stop()
+    return OK
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    from edge_server.appliance.logs import set_up_logging  # noqa: PLC0415
+    from edge_server.check import check  # noqa: PLC0415
+
+    settings = _settings(arguments)
+    set_up_logging(settings.log.verbose)
+    # What is wrong comes as the error itself, without a second telling in the log.
+    logging.getLogger().setLevel(logging.CRITICAL)
+    for line in check(settings):
+        print(line)
+    return OK
+
+
+def _demo(arguments: argparse.Namespace) -> int:
+    from edge_server.demo import Demo  # noqa: PLC0415
+
+    mqtt = _host_and_port(arguments.mqtt) if arguments.mqtt else None
+    return Demo(
+        source=arguments.source,
+        frames=arguments.frames,
+        broker=mqtt,
+        as_json=arguments.json,
+        repositories=arguments.model_repository,
+    ).run()

@@ -1,0 +1,186 @@
+"""The daemon: the only file that constructs. What starts here stops here, in reverse order."""
+
+from __future__ import annotations
+
+import logging
+import time
+from contextlib import ExitStack
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from edge_server.appliance.sd_notify import notify, watchdog_period_s
+from edge_server.appliance.supervisor import Supervisor
+from edge_server.cameras.camera import Camera, CameraState
+from edge_server.errors import ModelConfigError, SettingsError
+from edge_server.grpc_api.server import GrpcServer
+from edge_server.mqtt.broker_address import BrokerAddress
+from edge_server.mqtt.identity import Identity
+from edge_server.mqtt.publisher import Publisher
+from edge_server.pipeline import LanePipeline
+from edge_server.repository.loader import RepositoryLoader
+from edge_server.serving.data_plane import DataPlane
+from edge_server.serving.registry import ModelRegistry
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Sequence
+
+    from edge_server.pipeline import Listener
+    from edge_server.settings import Mqtt, Settings
+
+log = logging.getLogger(__name__)
+
+VERSION = version("edge-server")
+
+# What a request in flight may still take when the daemon is asked to end; systemd allows 10 s.
+GRACE_S = 3.0
+# The main loop looks at the workers this often.
+LOOK_S = 0.5
+# An open camera that gives nothing for this long has stalled.
+STALLED_S = 1.0
+
+
+class Daemon:
+    """One appliance: models, cameras, gRPC and MQTT, from `start` to `stop`.
+
+    Construction opens nothing but the gRPC port, so a taken port shows before anything else runs.
+
+    Args:
+        settings: what was chosen.
+        listeners: told of every LaneFrame, beside the MQTT publisher.
+
+    Raises:
+        Unavailable: the gRPC address cannot be bound.
+        SettingsError: the broker's settings do not fit together.
+    """
+
+    def __init__(self, settings: Settings, listeners: Sequence[Listener] = ()) -> None:
+        self._registry = ModelRegistry()
+        self.data_plane = DataPlane(self._registry)
+        self._grpc = GrpcServer(self.data_plane, settings.grpc.host, settings.grpc.port, VERSION)
+        self._loader = RepositoryLoader(
+            self._registry, [Path(path) for path in settings.repository.paths]
+        )
+        self._publisher = _publisher(settings.mqtt, settings.device.id)
+        if self._publisher is not None:
+            publisher = self._publisher
+            listeners = (*listeners, lambda lane_frame, _frame: publisher.publish_lanes(lane_frame))
+        self.pipelines = [
+            LanePipeline(Camera(name, camera.uri), self.data_plane, camera.model, listeners)
+            for name, camera in settings.cameras.items()
+        ]
+        workers = [w for p in self.pipelines for w in (p.camera.worker, p.worker)]
+        if self._publisher is not None:
+            workers.append(self._publisher.worker)
+        self._supervisor = Supervisor(workers)
+        self._running = ExitStack()
+        self._told: dict[str, str] = {}
+
+    @property
+    def grpc_port(self) -> int:
+        return self._grpc.port
+
+    def start(self) -> None:
+        """Start every part; if one fails, those before it are stopped again.
+
+        Raises:
+            ModelConfigError: a model cannot be loaded.
+            SettingsError: a camera's model is no lane model.
+            SourceError: a camera's recording cannot be opened.
+        """
+        with ExitStack() as started:
+            started.callback(self._registry.clear)
+            # From here on a client that asks is told "live, not ready" instead of nothing.
+            started.callback(self._grpc.stop, GRACE_S)
+            self._grpc.start()
+            self._load_models()
+            for pipeline in self.pipelines:
+                pipeline.prove()
+                started.callback(pipeline.camera.stop)
+                pipeline.camera.open()
+            if self._publisher is not None:
+                started.callback(self._publisher.stop)
+                self._publisher.start()
+            for pipeline in self.pipelines:
+                started.callback(pipeline.worker.stop)
+                pipeline.camera.start()
+                pipeline.worker.start()
+            started.callback(self.data_plane.shut)
+            self.data_plane.open()
+            self._running = started.pop_all()
+        self._publish_states()
+        notify("READY=1", f"STATUS={self._status()}")
+        log.info("edge-server %s: ready, %s", VERSION, self._status())
+
+    def run(self, stop: threading.Event) -> None:
+        """Watch over the parts until `stop` is set.
+
+        Raises:
+            StageStuck: a worker hangs; only a new process helps.
+            InternalError: a worker died.
+        """
+        period_s = min(LOOK_S, (watchdog_period_s() or LOOK_S) / 2)
+        while not stop.wait(period_s):
+            self._supervisor.check(time.monotonic())
+            self._publish_states()
+            notify("WATCHDOG=1", f"STATUS={self._status()}")
+
+    def stop(self) -> None:
+        """Not ready at once; what is in flight finishes; `offline` is published; all is closed."""
+        notify("STOPPING=1")
+        self._running.close()
+        log.info("edge-server: stopped")
+
+    def _load_models(self) -> None:
+        failed = self._loader.load_all()
+        if failed:
+            names = ", ".join(entry.name for entry in failed)
+            raise ModelConfigError(f"models that cannot be loaded: {names}")
+
+    def _publish_states(self) -> None:
+        """Tell the broker what has changed since the last look."""
+        if self._publisher is None:
+            return
+        now = time.monotonic()
+        for pipeline in self.pipelines:
+            camera = pipeline.camera
+            age_s = camera.last_frame_age_s(now)
+            state = _camera_state(camera.state, age_s)
+            if self._told.get(camera.name) != state:
+                self._told[camera.name] = state
+                age_ms = None if age_s is None else round(1e3 * age_s)
+                self._publisher.publish_camera_status(camera.name, state, age_ms)
+        for entry in self.data_plane.index(only_ready=False):
+            self._publisher.publish_model_state(entry.name, entry.state.value, entry.reason)
+
+    def _status(self) -> str:
+        cameras = ", ".join(f"{p.camera.name} {p.camera.state.value}" for p in self.pipelines)
+        broker = "off"
+        if self._publisher is not None:
+            broker = "connected" if self._publisher.connected else "away"
+        ready = len(self.data_plane.index(only_ready=True))
+        return f"{ready} models; cameras: {cameras or 'none'}; mqtt: {broker}"
+
+
+def _camera_state(state: CameraState, age_s: float | None) -> Literal["ok", "stalled", "lost"]:
+    """A camera's state in the words of its topic."""
+    if state is not CameraState.LIVE or age_s is None:
+        return "lost"
+    return "ok" if age_s < STALLED_S else "stalled"
+
+
+def _publisher(mqtt: Mqtt | None, device: str) -> Publisher | None:
+    if mqtt is None:
+        return None
+    try:
+        address = BrokerAddress(
+            mqtt.host,
+            mqtt.port,
+            mqtt.username,
+            Path(mqtt.password_file) if mqtt.password_file else None,
+            Path(mqtt.ca_file) if mqtt.ca_file else None,
+        )
+    except ValueError as error:
+        raise SettingsError(f"mqtt: {error}") from error
+    return Publisher(address, Identity.of_this_host(device, VERSION))

@@ -1,0 +1,136 @@
+"""The camera loop: newest frame in, LaneFrame out, and a failing model costs only its frames."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2 as pb
+
+from edge_server.backends.contract import TensorModel
+from edge_server.cameras.frame import Frame
+from edge_server.errors import InternalError, SettingsError
+from edge_server.model_config.config import ModelConfig
+from edge_server.pipeline import LanePipeline
+from edge_server.serving.data_plane import DataPlane
+from edge_server.serving.registry import LoadedModel, ModelEntry, ModelRegistry, ModelState
+from edge_server.serving.scheduler import DirectScheduler
+from edge_server.tensors import Tensor
+
+if TYPE_CHECKING:
+    from edge_server.backends.contract import Tensors
+    from edge_server.lanes.types import LaneFrame
+
+LANES = np.full((1, 2, 72, 2), -2, np.float32)
+LANES[0, 0, 10:20] = 100
+LANES[0, 1, 5] = 7  # a single point is no lane
+
+
+class OneCamera:
+    """A camera that was filled beforehand."""
+
+    name = "front"
+    dropped = 3
+    ended = True
+
+    def __init__(self, *frames: Frame) -> None:
+        self._frames = list(frames)
+
+    def next_frame(self, timeout_s: float) -> Frame | None:
+        return self._frames.pop(0) if self._frames else None
+
+
+class LaneModel:
+    """Gives LANES for any image, or fails while `broken`."""
+
+    def __init__(self) -> None:
+        self.broken = False
+
+    def run(self, inputs: Tensors, outputs: frozenset[str]) -> Tensors:
+        if self.broken:
+            raise InternalError("broken")
+        return {
+            "lane_points": Tensor(LANES),
+            "lane_scores": Tensor(np.array([[0.9, 0.8]], np.float32)),
+        }
+
+
+def data_plane(model: LaneModel, output: str = "lane_points") -> DataPlane:
+    text = (
+        'name: "lane_detection" backend: "identity" max_batch_size: 1 instance_group { count: 1 } '
+        'input { name: "image" data_type: TYPE_UINT8 dims: [-1, -1, 3] } '
+        f'output {{ name: "{output}" data_type: TYPE_FP32 dims: [-1, 72, 2] }} '
+        'output { name: "lane_scores" data_type: TYPE_FP32 dims: -1 } '
+    )
+    config = ModelConfig.of(text_format.Parse(text, pb.ModelConfig()))
+    registry = ModelRegistry()
+    loaded = LoadedModel(config, 4, DirectScheduler(config, 4, TensorModel(model.run)))
+    registry.replace(
+        "lane_detection", [ModelEntry("lane_detection", 4, ModelState.READY, loaded=loaded)]
+    )
+    return DataPlane(registry)
+
+
+def frame(number: int) -> Frame:
+    return Frame(number, np.zeros((9, 16, 3), np.uint8), time.monotonic_ns(), time.time_ns())
+
+
+def pipeline(
+    model: LaneModel, *frames: Frame, output: str = "lane_points"
+) -> tuple[LanePipeline, list[LaneFrame]]:
+    told: list[LaneFrame] = []
+    listeners = [lambda lane_frame, _frame: told.append(lane_frame)]
+    camera = OneCamera(*frames)
+    return LanePipeline(camera, data_plane(model, output), "lane_detection", listeners), told  # type: ignore[arg-type]
+
+
+def test_a_lane_frame_carries_what_a_consumer_needs() -> None:
+    captured = frame(41)
+    loop, told = pipeline(LaneModel(), captured)
+    assert loop.tick(0.0)
+    (lane_frame,) = told
+    assert (lane_frame.camera, lane_frame.frame_id, lane_frame.dropped) == ("front", 41, 3)
+    assert lane_frame.capture_mono_ns == captured.capture_mono_ns
+    assert lane_frame.capture_epoch_ns == captured.capture_epoch_ns
+    assert (lane_frame.width, lane_frame.height) == (16, 9)
+    assert (lane_frame.model_name, lane_frame.model_version) == ("lane_detection", "4")
+    assert lane_frame.latency_us.queue >= 0
+    assert lane_frame.age_ns(captured.capture_mono_ns + 5) == 5
+
+
+def test_rows_without_a_point_are_no_part_of_a_lane() -> None:
+    loop, told = pipeline(LaneModel(), frame(0))
+    loop.tick(0.0)
+    (lane,) = told[0].lanes
+    assert lane.points.shape == (10, 2)
+    assert lane.score == pytest.approx(0.9)
+
+
+def test_the_loop_ends_with_its_camera() -> None:
+    loop, _ = pipeline(LaneModel())
+    assert not loop.tick(0.0)
+
+
+def test_a_failing_model_costs_its_frames_and_is_told_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model = LaneModel()
+    loop, told = pipeline(model, *(frame(n) for n in range(4)))
+    with caplog.at_level(logging.INFO, "edge_server.pipeline"):
+        model.broken = True
+        assert [loop.tick(0.0) for _ in range(3)] == [True] * 3
+        model.broken = False
+        loop.tick(0.0)
+    assert [lane_frame.frame_id for lane_frame in told] == [3]
+    assert loop.failed_frames == 3
+    assert [record.levelname for record in caplog.records] == ["ERROR", "INFO"]
+
+
+def test_a_model_that_gives_no_lanes_is_refused_by_name() -> None:
+    loop, _ = pipeline(LaneModel(), output="something_else")
+    with pytest.raises(SettingsError, match=r"cameras\.front\.model: 'lane_detection' gives no"):
+        loop.prove()
