@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import signal
 import sys
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from edge_server import errors
 
@@ -45,10 +46,15 @@ def run_command(argv: Sequence[str]) -> int:
     try:
         code: int = arguments.verb(arguments)
     except errors.EdgeServerError as error:
-        for line in str(error).splitlines():
-            print(f"edge-server: {line}", file=sys.stderr)
-        return EXIT_CODES.get(type(error), FAILED)
+        return _tell(error)
     return code
+
+
+def _tell(error: errors.EdgeServerError) -> int:
+    """Print `error`; its exit code."""
+    for line in str(error).splitlines():
+        print(f"edge-server: {line}", file=sys.stderr, flush=True)
+    return EXIT_CODES.get(type(error), FAILED)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -139,7 +145,7 @@ def _positive(text: str) -> int:
     return number
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def _run(arguments: argparse.Namespace) -> NoReturn:
     from edge_server.appliance.logs import set_up_logging  # noqa: PLC0415
 
     settings = _settings(arguments)
@@ -152,11 +158,15 @@ def _run(arguments: argparse.Namespace) -> int:
 
     daemon = Daemon(settings)
     daemon.start()
+    code = OK
     try:
         daemon.run(stop)
-    finally:
-        daemon.stop()
-    return OK
+    except errors.EdgeServerError as error:
+        code = _tell(error)
+    daemon.stop()
+    logging.shutdown()
+    # A thread that hangs in a model or a driver would keep the interpreter from ending.
+    os._exit(code)
 
 
 def _check(arguments: argparse.Namespace) -> int:

@@ -27,6 +27,11 @@ STATUS = {
 }
 
 
+def status_of(error: errors.EdgeServerError) -> grpc.StatusCode:
+    """The status that tells `error`; what has no business on the wire is INTERNAL."""
+    return STATUS.get(type(error), grpc.StatusCode.INTERNAL)
+
+
 class ErrorsToStatus(grpc.ServerInterceptor):
     """Wraps every unary method: our errors, and anything unforeseen, end as a clear status."""
 
@@ -45,7 +50,7 @@ class ErrorsToStatus(grpc.ServerInterceptor):
             try:
                 return behaviour(request, context)
             except errors.EdgeServerError as error:
-                context.abort(STATUS[type(error)], str(error))
+                context.abort(status_of(error), str(error))
             except NotImplementedError:
                 name = method.rpartition("/")[2]
                 context.abort(

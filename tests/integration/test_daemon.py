@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING
 
 import cv2
 import numpy as np
+import onnx
 import paho.mqtt.client as mqtt
 import pytest
 import tritonclient.grpc as triton
+from onnx import TensorProto, helper
 from paho.mqtt.enums import CallbackAPIVersion
 from tritonclient.utils import InferenceServerException
 
@@ -333,6 +335,59 @@ def test_sigterm_lets_requests_in_flight_finish(
     # The one that came after the end was refused; none was cut off in the middle.
     assert [e.status() for e in errors] == ["StatusCode.UNAVAILABLE"]
     assert "stopped" in process.log.read_text()
+
+
+def write_endless_onnx(path: Path) -> None:
+    """A model that loops as often as its input says."""
+    body = helper.make_graph(
+        [
+            helper.make_node("Identity", ["more"], ["more_out"]),
+            helper.make_node("Identity", ["value"], ["value_out"]),
+        ],
+        "body",
+        [
+            helper.make_tensor_value_info("i", TensorProto.INT64, []),
+            helper.make_tensor_value_info("more", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("value", TensorProto.FLOAT, [1]),
+        ],
+        [
+            helper.make_tensor_value_info("more_out", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("value_out", TensorProto.FLOAT, [1]),
+        ],
+    )
+    graph = helper.make_graph(
+        [
+            helper.make_node("Squeeze", ["times"], ["count"]),
+            helper.make_node("Loop", ["count", "", "start"], ["end"], body=body),
+        ],
+        "endless",
+        [helper.make_tensor_value_info("times", TensorProto.INT64, [1])],
+        [helper.make_tensor_value_info("end", TensorProto.FLOAT, [1])],
+        [helper.make_tensor("start", TensorProto.FLOAT, [1], [0.0])],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)])
+    model.ir_version = 8
+    path.parent.mkdir(parents=True)
+    onnx.save(model, path)
+
+
+def test_sigterm_ends_the_daemon_even_while_a_model_hangs(
+    start: Callable[..., Process],
+    client: Callable[..., triton.InferenceServerClient],
+    tmp_path: Path,
+) -> None:
+    write_endless_onnx(tmp_path / "models" / "endless" / "1" / "model.onnx")
+    process = start("--model-repository", str(tmp_path / "models"))
+    server = client(process)
+    times = triton.InferInput("times", [1], "INT64")
+    times.set_data_from_numpy(np.array([1], np.int64))
+    assert server.infer("endless", [times]).as_numpy("end").tolist() == [0.0]
+    times.set_data_from_numpy(np.array([2**40], np.int64))
+    failed = threading.Event()
+    server.async_infer("endless", [times], callback=lambda result, error: failed.set())
+    assert not failed.wait(0.5)
+    assert process.terminate() == 0
+    assert failed.wait(PATIENCE_S)
 
 
 def run_to_its_end(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -1,0 +1,71 @@
+"""Every error becomes a status that says what kind it is, and none escapes as a stack trace."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import grpc
+import pytest
+
+from edge_server import errors
+from edge_server.grpc_api.interceptors import ErrorsToStatus, status_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class Raises(grpc.GenericRpcHandler):
+    """Answers `/test/<Name>` by raising what `failures` has under that name."""
+
+    def __init__(self, failures: dict[str, Exception]) -> None:
+        self._failures = failures
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
+        error = self._failures[handler_call_details.method.rpartition("/")[2]]
+
+        def answer(request: bytes, context: grpc.ServicerContext) -> bytes:
+            raise error
+
+        return grpc.unary_unary_rpc_method_handler(answer)
+
+
+@pytest.fixture
+def call() -> Iterator[object]:
+    failures: dict[str, Exception] = {}
+    server = grpc.server(ThreadPoolExecutor(1), interceptors=[ErrorsToStatus()])
+    server.add_generic_rpc_handlers([Raises(failures)])
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    channel = grpc.insecure_channel(f"127.0.0.1:{port}")
+
+    def call_and_fail(error: Exception) -> grpc.RpcError:
+        failures["Method"] = error
+        with pytest.raises(grpc.RpcError) as caught:
+            channel.unary_unary("/test/Method")(b"", timeout=10)
+        return caught.value
+
+    yield call_and_fail
+    channel.close()
+    server.stop(None).wait()
+
+
+@pytest.mark.parametrize("kind", errors.EdgeServerError.__subclasses__())
+def test_each_of_our_errors_arrives_with_its_status_and_its_text(
+    call: object, kind: type[errors.EdgeServerError]
+) -> None:
+    error = call(kind("what happened"))  # type: ignore[operator]
+    assert error.code() is status_of(kind())
+    assert error.details() == "what happened"
+
+
+def test_an_unforeseen_error_is_internal_and_names_its_kind(call: object) -> None:
+    error = call(ZeroDivisionError("division by zero"))  # type: ignore[operator]
+    assert error.code() is grpc.StatusCode.INTERNAL
+    assert error.details() == "ZeroDivisionError: division by zero"
+
+
+def test_a_method_that_is_not_offered_says_which(call: object) -> None:
+    error = call(NotImplementedError())  # type: ignore[operator]
+    assert error.code() is grpc.StatusCode.UNIMPLEMENTED
+    assert error.details() == "Method is not offered by this server"
