@@ -9,7 +9,7 @@ import cv2
 import numpy as np
 
 from edge_server.cameras.pace import Pace
-from edge_server.cameras.source import IMAGE_SUFFIXES
+from edge_server.cameras.source_uri import IMAGE_SUFFIXES
 from edge_server.errors import SourceError
 
 if TYPE_CHECKING:

@@ -7,15 +7,18 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from edge_server.cameras.source_uri import SourceUri, did_you_mean, parse_source_uri
+from edge_server.cameras.source_uri import (
+    IMAGE_SUFFIXES,
+    SourceUri,
+    did_you_mean,
+    parse_source_uri,
+)
 from edge_server.errors import SourceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from edge_server.cameras.frame import FrameSource
-
-IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png"})
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 SLOWEST_FPS = 1.0
 FASTEST_FPS = 1000.0
 
+# What counts as an image, alone or in a folder of them.
+IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png"})
+
 
 @dataclass(frozen=True)
 class SourceUri:

@@ -17,8 +17,8 @@ from edge_server.model_config.validation import validate, without_effect
 from edge_server.model_config.version_policy import select_versions
 from edge_server.repository.scan import scan_repositories
 from edge_server.serving.ensemble import EnsembleScheduler
-from edge_server.serving.registry import LoadedModel, ModelEntry, ModelState
 from edge_server.serving.scheduler import DirectScheduler
+from edge_server.serving.snapshot import LoadedModel, ModelEntry, ModelState
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

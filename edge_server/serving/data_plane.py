@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from edge_server.errors import NotFound, Unavailable
-from edge_server.serving.registry import ModelState
+from edge_server.serving.snapshot import ModelState
 
 if TYPE_CHECKING:
     from edge_server.model_config.config import ModelConfig
-    from edge_server.serving.registry import ModelEntry, ModelRegistry
+    from edge_server.serving.registry import ModelRegistry
     from edge_server.serving.requests import InferRequest, InferResponse
+    from edge_server.serving.snapshot import ModelEntry
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from edge_server.model_config.config import EnsembleStep, ModelConfig
-    from edge_server.serving.registry import Snapshot
+    from edge_server.serving.snapshot import Snapshot
     from edge_server.tensors import Tensor
 
 

@@ -1,108 +1,17 @@
-"""What is loaded: an immutable snapshot, pinned by whoever uses it, replaced as a whole."""
+"""What is loaded: a snapshot, pinned by whoever uses it, replaced as a whole."""
 
 from __future__ import annotations
 
 import threading
 from contextlib import contextmanager
-from dataclasses import dataclass
-from enum import Enum
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from edge_server.errors import InvalidRequest, NotFound, Unavailable
-from edge_server.serving.request_check import check_request
+from edge_server.serving.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from edge_server.model_config.config import ModelConfig
-    from edge_server.serving.requests import InferRequest, InferResponse
-    from edge_server.serving.scheduler import Scheduler
-
-
-class ModelState(Enum):
-    """Where a model version is in its life; the values are the protocol's."""
-
-    LOADING = "LOADING"
-    READY = "READY"
-    UNLOADING = "UNLOADING"
-    UNAVAILABLE = "UNAVAILABLE"
-
-
-@dataclass(frozen=True, eq=False)
-class LoadedModel:
-    """One model version that can answer."""
-
-    config: ModelConfig
-    version: int
-    scheduler: Scheduler
-
-
-@dataclass(frozen=True, eq=False)
-class ModelEntry:
-    """What the registry says of one model version.
-
-    Attributes:
-        version: 0 where the model failed before a version could be told.
-        reason: why it is in this state; empty when READY.
-        loaded: present when READY.
-    """
-
-    name: str
-    version: int
-    state: ModelState
-    reason: str = ""
-    loaded: LoadedModel | None = None
-
-
-class Snapshot:
-    """All entries at one moment. Immutable; safe to read from any thread."""
-
-    def __init__(self, entries: Mapping[tuple[str, int], ModelEntry]) -> None:
-        self.entries = MappingProxyType(dict(entries))
-        by_name: dict[str, dict[int, ModelEntry]] = {}
-        for (name, version), entry in sorted(self.entries.items()):
-            by_name.setdefault(name, {})[version] = entry
-        self._by_name = by_name
-
-    def infer(self, request: InferRequest) -> InferResponse:
-        """Find the model, check the request against it, run it.
-
-        Raises:
-            NotFound, Unavailable, InvalidRequest: as `find` and the request check say.
-            InternalError: the model failed.
-        """
-        loaded = self.find(request.model_name, request.model_version)
-        check_request(loaded.config, request)
-        return loaded.scheduler.infer(request, self)
-
-    def find(self, name: str, version: str = "") -> LoadedModel:
-        """The loaded model; an empty version is the highest that is ready.
-
-        Raises:
-            NotFound: no such model or version, or none of its versions is ready.
-            Unavailable: that very version exists but is not ready.
-            InvalidRequest: `version` is not a version number.
-        """
-        versions = self._by_name.get(name)
-        unknown = f"Request for unknown model: '{name}'"
-        if not versions:
-            raise NotFound(f"{unknown} is not found")
-        if not version:
-            ready = [entry.loaded for entry in versions.values() if entry.loaded]
-            if not ready:
-                raise NotFound(f"{unknown} has no available versions")
-            return ready[-1]
-        number = parse_version(version)
-        entry = versions.get(number)
-        if entry is None:
-            raise NotFound(f"{unknown} version {number} is not found")
-        if entry.loaded is None:
-            raise Unavailable(f"{unknown} version {number} is not at ready state")
-        return entry.loaded
-
-    def ready_versions(self, name: str) -> list[int]:
-        return [v for v, entry in self._by_name.get(name, {}).items() if entry.loaded]
+    from edge_server.serving.snapshot import LoadedModel, ModelEntry
 
 
 class ModelRegistry:
@@ -164,27 +73,6 @@ class ModelRegistry:
         return list(
             {id(m): m for pinned in dead for m in pinned.models if id(m) not in alive}.values()
         )
-
-
-def parse_version(text: str) -> int:
-    """A version as the protocol spells it.
-
-    Raises:
-        InvalidRequest: not an integral value > 0 (Triton's texts).
-    """
-    try:
-        number = int(text)
-    except ValueError as error:
-        raise InvalidRequest(
-            f"failed to get model version from specified version string '{text[:32]}' (details: "
-            "stol), version should be an integral value > 0"
-        ) from error
-    if number <= 0:
-        raise InvalidRequest(
-            f"invalid model version specified '{text[:32]}' , version should be an integral "
-            "value > 0"
-        )
-    return number
 
 
 class _Pinned:

@@ -1,10 +1,10 @@
-"""Which thread runs a request, and when."""
+"""Direct scheduling: which thread runs a request, and when, where nothing is batched."""
 
 from __future__ import annotations
 
 import queue
 import time
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from edge_server.backends.contract import ExecuteRequest, Instance, Model, Tensors
 from edge_server.errors import EdgeServerError, InternalError
@@ -12,20 +12,8 @@ from edge_server.serving.requests import InferResponse, StepTiming
 
 if TYPE_CHECKING:
     from edge_server.model_config.config import ModelConfig
-    from edge_server.serving.registry import Snapshot
     from edge_server.serving.requests import InferRequest
-
-
-class Scheduler(Protocol):
-    """Answers checked requests of one loaded model version."""
-
-    def infer(self, request: InferRequest, snapshot: Snapshot) -> InferResponse:
-        """The answer; `snapshot` is the world that the request's lease pinned."""
-        ...
-
-    def close(self) -> None:
-        """Release the instances; nothing is running any more."""
-        ...
+    from edge_server.serving.snapshot import Snapshot
 
 
 class DirectScheduler:

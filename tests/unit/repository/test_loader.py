@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from edge_server.repository.loader import RepositoryLoader
-from edge_server.serving.registry import ModelRegistry, ModelState
+from edge_server.serving.registry import ModelRegistry
 from edge_server.serving.requests import InferRequest
+from edge_server.serving.snapshot import ModelState
 from edge_server.tensors import Tensor
 
 if TYPE_CHECKING:

@@ -12,13 +12,8 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.errors import InvalidRequest, NotFound, Unavailable
 from edge_server.model_config.config import ModelConfig
-from edge_server.serving.registry import (
-    LoadedModel,
-    ModelEntry,
-    ModelRegistry,
-    ModelState,
-    Snapshot,
-)
+from edge_server.serving.registry import ModelRegistry
+from edge_server.serving.snapshot import LoadedModel, ModelEntry, ModelState, Snapshot
 
 if TYPE_CHECKING:
     from edge_server.serving.requests import InferRequest, InferResponse

@@ -14,9 +14,9 @@ from edge_server.backends.contract import TensorModel
 from edge_server.errors import InternalError
 from edge_server.model_config.config import ModelConfig
 from edge_server.serving.ensemble import EnsembleScheduler
-from edge_server.serving.registry import LoadedModel, ModelEntry, ModelState, Snapshot
 from edge_server.serving.requests import InferRequest
 from edge_server.serving.scheduler import DirectScheduler
+from edge_server.serving.snapshot import LoadedModel, ModelEntry, ModelState, Snapshot
 from edge_server.tensors import Tensor
 
 if TYPE_CHECKING:
