@@ -7,9 +7,9 @@ import time
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from edge_server.appliance.backoff import Backoff
 from edge_server.appliance.mailbox import Mailbox
 from edge_server.appliance.worker import Worker
-from edge_server.cameras.backoff import Backoff
 from edge_server.cameras.frame import Frame
 from edge_server.cameras.source import SourceKind, is_live, open_source
 from edge_server.errors import SourceError
@@ -193,7 +193,7 @@ class Camera:
         if self._source is not None and now - self._opened_at > self._backoff.longest_s:
             self._backoff.reset()
         self._release()
-        self._retry_at = now + self._backoff.next_delay_s()
+        self._retry_at = now + self._backoff.next_s()
         self._state = CameraState.LOST
         # The same reason again is the same state.
         if str(error) != self._failure:

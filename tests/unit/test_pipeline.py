@@ -17,8 +17,9 @@ from edge_server.errors import InternalError, SettingsError
 from edge_server.model_config.config import ModelConfig
 from edge_server.pipeline import LanePipeline
 from edge_server.serving.data_plane import DataPlane
-from edge_server.serving.registry import LoadedModel, ModelEntry, ModelRegistry, ModelState
+from edge_server.serving.registry import ModelRegistry
 from edge_server.serving.scheduler import DirectScheduler
+from edge_server.serving.snapshot import LoadedModel, ModelEntry, ModelState
 from edge_server.tensors import Tensor
 
 if TYPE_CHECKING:

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import pytest
 
-from edge_server.cameras.backoff import Backoff
 from edge_server.cameras.pace import CATCH_UP_S, Pace
 
 
@@ -66,11 +65,3 @@ def test_a_rate_of_0_never_waits() -> None:
     for _ in range(100):
         pace.wait()
     assert clock.slept == []
-
-
-def test_delays_double_up_to_the_longest_until_reset() -> None:
-    backoff = Backoff(0.2, 5.0)
-    delays = [backoff.next_delay_s() for _ in range(7)]
-    assert delays == pytest.approx([0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0])
-    backoff.reset()
-    assert backoff.next_delay_s() == pytest.approx(0.2)

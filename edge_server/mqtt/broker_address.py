@@ -1,0 +1,59 @@
+"""Where the broker is and how to be let in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@dataclass(frozen=True)
+class BrokerAddress:
+    """One broker. The files are read anew for every connection, so a changed one is picked up.
+
+    Attributes:
+        host: name or address.
+        port: of TCP; by custom 1883, and 8883 with TLS.
+        username: None for a broker that asks for none.
+        password_file: holds the password; line ends after it do not count.
+        ca_file: PEM; given, the connection is TLS 1.2 or newer and the broker must show a
+            certificate of this authority for `host`.
+        keepalive_s: a broker that says nothing is given up after two of these.
+        connect_timeout_s: for TCP and again for TLS.
+
+    Raises:
+        ValueError: a value out of range; the text names it.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 1883
+    username: str | None = None
+    password_file: Path | None = None
+    ca_file: Path | None = None
+    keepalive_s: int = 5
+    connect_timeout_s: float = 3.0
+
+    def __post_init__(self) -> None:
+        if not self.host:
+            raise ValueError("host must not be empty")
+        if not 0 < self.port < 65536:
+            raise ValueError(f"port must be 1 to 65535, not {self.port}")
+        if not 1 <= self.keepalive_s <= 65535:
+            raise ValueError(f"keepalive_s must be 1 to 65535, not {self.keepalive_s}")
+        if self.password_file is not None and self.username is None:
+            raise ValueError("password_file needs a username beside it")
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
+    def password(self) -> str | None:
+        """What `password_file` holds now.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        if self.password_file is None:
+            return None
+        return self.password_file.read_text(encoding="utf-8").rstrip("\r\n")

@@ -1,0 +1,239 @@
+"""One MQTT connection of a publisher, spoken through paho."""
+
+from __future__ import annotations
+
+import logging
+import select
+import socket
+import ssl
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+import paho.mqtt.client as paho
+from paho.mqtt.enums import CallbackAPIVersion
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
+
+from edge_server.mqtt.payloads import CONTENT_TYPE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from paho.mqtt.reasoncodes import ReasonCode
+
+    from edge_server.mqtt.broker_address import BrokerAddress
+    from edge_server.mqtt.wake import Wake
+
+log = logging.getLogger(__name__)
+
+LIVE_EXPIRY_S: Final = 1
+
+# What a frozen broker leaves unread in our socket is old when it thaws; this is some 10 frames.
+_SEND_BUFFER_BYTES: Final = 32 * 1024
+
+# CONNACK codes of MQTT 5 that pass by themselves: unavailable, busy, quota, rate. Every other
+# refusal stays until a person changes something.
+_PASSING: Final = frozenset({0x88, 0x89, 0x97, 0x9F})
+
+
+class Connection:
+    """From CONNECT to the end of one connection; a new one is made for the next.
+
+    paho is used without its thread and its reconnect: `step`, called by one thread, does all the
+    work, so publishing needs no second thread and no lock of paho's is ever held against ours.
+    And a paho client that reconnects sends what was unacknowledged again *after* `on_connect`,
+    which would put old retained state over new; a new client has nothing to repeat.
+
+    Attributes:
+        ready: the broker has accepted us and the connection has not ended.
+        end: why it ended, for a person; None while it has not.
+        refused: the broker turned us away and will again until a person changes something.
+
+    Args:
+        address: of the broker.
+        client_id: under which the broker knows us.
+        will: topic and payload that the broker shall retain when we vanish.
+        on_live_sent: called by `step` or `publish_live` for each live message that is written.
+    """
+
+    def __init__(
+        self,
+        address: BrokerAddress,
+        client_id: str,
+        will: tuple[str, bytes],
+        on_live_sent: Callable[[], None],
+    ) -> None:
+        self.ready = False
+        self.end: str | None = None
+        self.refused = False
+        self._address = address
+        self._on_live_sent = on_live_sent
+        self._live_in_flight = 0
+        self._unacknowledged: dict[int, tuple[str, float]] = {}  # mid: topic, sent at
+        self._denied: set[str] = set()
+        self._client = client = paho.Client(
+            CallbackAPIVersion.VERSION2,
+            client_id=client_id,
+            protocol=paho.MQTTv5,
+            reconnect_on_failure=False,
+        )
+        client.connect_timeout = address.connect_timeout_s
+        client.on_socket_open = _tune
+        client.on_connect = self._on_connect
+        client.on_disconnect = self._on_disconnect
+        client.on_publish = self._on_publish
+        client.will_set(
+            will[0], will[1], qos=1, retain=True, properties=_properties(PacketTypes.WILLMESSAGE)
+        )
+        self._state_properties = _properties(PacketTypes.PUBLISH)
+        self._live_properties = _properties(PacketTypes.PUBLISH)
+        self._live_properties.MessageExpiryInterval = LIVE_EXPIRY_S
+
+    @property
+    def live_in_flight(self) -> int:
+        """Live messages given to paho and not yet written to the socket."""
+        return self._live_in_flight
+
+    @property
+    def in_flight(self) -> int:
+        """Messages not yet done: live ones not written, state not acknowledged."""
+        return self._live_in_flight + len(self._unacknowledged)
+
+    def open(self) -> None:
+        """Connect and send CONNECT; blocks for as long as `connect_timeout_s` says, and the DNS.
+
+        Raises:
+            OSError: no way to the broker, no trust in it, or a file that cannot be read.
+            ValueError: a host name or a file that means nothing.
+        """
+        address = self._address
+        if address.username is not None:
+            self._client.username_pw_set(address.username, address.password())
+        if address.ca_file is not None:
+            context = ssl.create_default_context(cafile=str(address.ca_file))
+            context.minimum_version = ssl.TLSVersion.TLSv1_2
+            context.sslsocket_class = _ClosingSocket
+            self._client.tls_set_context(context)
+        self._client.connect(address.host, address.port, address.keepalive_s, clean_start=True)
+
+    def publish_live(self, topic: str, payload: bytes) -> None:
+        """QoS 0, not retained, worthless after `LIVE_EXPIRY_S`."""
+        self._live_in_flight += 1  # before: paho may call `_on_publish` from within
+        self._client.publish(topic, payload, qos=0, properties=self._live_properties)
+
+    def publish_state(self, topic: str, payload: bytes) -> None:
+        """QoS 1 and retained."""
+        sent = self._client.publish(
+            topic, payload, qos=1, retain=True, properties=self._state_properties
+        )
+        self._unacknowledged[sent.mid] = topic, time.monotonic()
+
+    def step(self, wake: Wake, timeout_s: float) -> None:
+        """Wait for the socket, `wake` or `timeout_s`, then do what there is to do.
+
+        To be called at least every second: keepalive is checked here.
+        """
+        client = self._client
+        sock = client.socket()
+        if sock is None:
+            self._ended("connection closed")
+            return
+        decrypted = isinstance(sock, ssl.SSLSocket) and sock.pending() > 0
+        poll = select.poll()
+        poll.register(wake.fileno(), select.POLLIN)
+        writing = select.POLLOUT if client.want_write() else 0
+        poll.register(sock.fileno(), select.POLLIN | writing)
+        events = dict(poll.poll(0 if decrypted else timeout_s * 1000))
+        if wake.fileno() in events:
+            wake.clear()
+        event = events.get(sock.fileno(), 0)
+        try:
+            if decrypted or event & ~select.POLLOUT:
+                client.loop_read()
+            if event & select.POLLOUT:
+                client.loop_write()
+            client.loop_misc()
+        except Exception as error:  # noqa: BLE001
+            # At packets that are no MQTT paho 2.1 raises IndexError, KeyError, struct.error ...
+            self._ended(f"not understood: {type(error).__name__}: {error}")
+        self._check_acknowledgements()
+
+    def close(self) -> None:
+        """End the connection; the broker forgets the will if DISCONNECT still gets out."""
+        if self.ready:
+            self._client.disconnect()
+        sock = self._client.socket()
+        if sock is not None:
+            sock.close()
+        self._ended("closed by us")
+
+    def _check_acknowledgements(self) -> None:
+        # keepalive does not notice a broker that answers pings and nothing else.
+        patience_s = 2 * self._address.keepalive_s
+        for topic, sent_at in self._unacknowledged.values():
+            if time.monotonic() - sent_at > patience_s:
+                self._ended(f"{topic} not acknowledged for {patience_s} s")
+            return  # the first is the oldest
+
+    def _ended(self, reason: str) -> None:
+        self.ready = False
+        if self.end is None:
+            self.end = reason
+
+    def _on_connect(
+        self, _client: paho.Client, _data: Any, _flags: Any, reason: ReasonCode, _properties: Any
+    ) -> None:
+        if reason.is_failure:
+            self.refused = reason.value not in _PASSING
+            self._ended(str(reason))
+        else:
+            self.ready = True
+
+    def _on_disconnect(
+        self,
+        _client: paho.Client,
+        _data: Any,
+        flags: paho.DisconnectFlags,
+        reason: ReasonCode,
+        _properties: Any,
+    ) -> None:
+        if flags.is_disconnect_packet_from_server:
+            self._ended(f"ended by the broker: {reason}")
+        elif reason.value == 0x80:
+            self._ended("connection closed")
+        else:
+            self._ended(str(reason))
+
+    def _on_publish(
+        self, _client: paho.Client, _data: Any, mid: int, reason: ReasonCode, _properties: Any
+    ) -> None:
+        topic, _ = self._unacknowledged.pop(mid, (None, 0.0))
+        if topic is None:
+            self._live_in_flight -= 1
+            self._on_live_sent()
+        elif reason.is_failure and topic not in self._denied:
+            self._denied.add(topic)
+            log.error("mqtt: %s: %s refuses it: %s", topic, self._address, reason)
+
+
+class _ClosingSocket(ssl.SSLSocket):
+    """Closes itself when the handshake fails; paho would leave that to the garbage collector."""
+
+    def do_handshake(self, block: bool = False) -> None:
+        try:
+            super().do_handshake(block)
+        except BaseException:
+            self.close()
+            raise
+
+
+def _tune(_client: paho.Client, _data: Any, sock: Any) -> None:
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
+
+
+def _properties(packet: int) -> Properties:
+    properties = Properties(packet)  # type: ignore[no-untyped-call]
+    properties.PayloadFormatIndicator = 1  # UTF-8
+    properties.ContentType = CONTENT_TYPE
+    return properties

@@ -1,0 +1,45 @@
+"""Who this device is towards a broker."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import platform
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Identity:
+    """The names under which one daemon speaks.
+
+    Attributes:
+        device: name of the device, the level of the topics that is its own.
+        version: of edge_server.
+        boot_id: changes with every boot; monotonic times compare only within one.
+        client_id: the same after every restart, different on every machine. Two machines with
+            one client id would throw each other off the broker for ever, and a device name is
+            easily cloned with an image.
+    """
+
+    device: str
+    version: str
+    boot_id: str
+    client_id: str
+
+    @classmethod
+    def of_this_host(cls, device: str, version: str, root: Path = Path("/")) -> Identity:
+        """The identity of the machine whose files lie under `root`."""
+        machine = _first_line(root / "etc/machine-id") or platform.node()
+        # machine-id(5) asks not to show the id itself to the world but a keyed hash of it.
+        digest = hmac.new(machine.encode(), b"edge_server mqtt", hashlib.sha256).hexdigest()
+        boot_id = _first_line(root / "proc/sys/kernel/random/boot_id") or str(uuid.uuid4())
+        return cls(device, version, boot_id, f"edge-{device}-{digest[:12]}")
+
+
+def _first_line(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""

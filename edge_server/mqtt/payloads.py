@@ -1,0 +1,129 @@
+"""From the house's values to the bytes of MQTT messages: pure functions.
+
+Lanes are the proto3 JSON mapping of `edge/lanes/v1/lanes.proto`. The points of a lane go as two
+columns, `{"x": [...], "y": [...]}`, as openpilot does it: a reader plots or stacks them without
+index arithmetic (nested pairs have no proto3 JSON mapping), they take half the bytes of a list of
+`{"x": .., "y": ..}`, and they come out of numpy in one call instead of a loop over points.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+import numpy as np
+
+from edge_server.mqtt import messages
+
+if TYPE_CHECKING:
+    from edge_server.lanes.types import Lane, LaneFrame
+    from edge_server.mqtt.identity import Identity
+
+CONTENT_TYPE = "application/json"
+STALE_US = 200_000  # at 130 km/h the vehicle has gone 7 m
+
+CameraState = Literal["ok", "stalled", "lost"]
+
+_UINT32 = 2**32
+_encode = msgspec.json.Encoder().encode
+
+
+def lane_frame(frame: LaneFrame, identity: Identity, seq: int, now_mono_ns: int) -> bytes:
+    """The JSON of `frame`, as old as it is at `now_mono_ns`.
+
+    A lane with a coordinate or a score that is not a number is left out and told in `reasons`:
+    JSON cannot say it, and nobody may steer by it.
+
+    Args:
+        frame: what the pipeline made.
+        identity: of this device.
+        seq: count of this message on its topic, dropped ones included.
+        now_mono_ns: `time.monotonic_ns()` of the publish.
+    """
+    age_us = max(0, frame.age_ns(now_mono_ns)) // 1000
+    lanes = [_lane(lane) for lane in frame.lanes if _finite(lane)]
+    status: messages.FrameStatus = "FRAME_STATUS_OK"
+    reasons = []
+    if len(lanes) < len(frame.lanes):
+        status = "FRAME_STATUS_DEGRADED"
+        reasons.append("lane_not_finite")
+    if age_us > STALE_US:
+        status = "FRAME_STATUS_STALE"
+        reasons.append("age")
+    latency = frame.latency_us
+    return _encode(
+        messages.LaneFrame(
+            schema=messages.SCHEMA,
+            device=identity.device,
+            camera=frame.camera,
+            boot_id=identity.boot_id,
+            frame_id=frame.frame_id % _UINT32,
+            seq=seq % _UINT32,
+            dropped=frame.dropped % _UINT32,
+            status=status,
+            reasons=reasons,
+            time=messages.FrameTime(
+                capture_mono_ns=str(frame.capture_mono_ns),
+                capture_epoch_ns=str(frame.capture_epoch_ns),
+                capture_time=_rfc3339(frame.capture_epoch_ns),
+                age_us=min(age_us, _UINT32 - 1),
+            ),
+            latency_us=messages.StageLatency(
+                latency.queue, latency.preprocess, latency.infer, latency.postprocess
+            ),
+            image=messages.ImageSize(frame.width, frame.height),
+            model=messages.ModelVersion(frame.model_name, frame.model_version),
+            lanes=lanes,
+        )
+    )
+
+
+def online(identity: Identity) -> bytes:
+    """What `status` says while the daemon is there."""
+    return _encode({"state": "online", "version": identity.version})
+
+
+def offline(identity: Identity) -> bytes:
+    """What `status` says when it is not; also the last will, so it carries no time."""
+    return _encode({"state": "offline", "version": identity.version})
+
+
+def meta(identity: Identity) -> bytes:
+    """Who speaks, and in which schema."""
+    return _encode(
+        {
+            "device": identity.device,
+            "version": identity.version,
+            "boot_id": identity.boot_id,
+            "schemas": [messages.SCHEMA],
+        }
+    )
+
+
+def camera_status(state: CameraState, last_frame_age_ms: int | None) -> bytes:
+    """Whether a camera delivers; the age is None before its first frame."""
+    return _encode({"state": state, "last_frame_age_ms": last_frame_age_ms})
+
+
+def model_state(name: str, state: str, reason: str) -> bytes:
+    """Whether a model serves, and why not if it does not."""
+    return _encode({"model": name, "state": state, "reason": reason})
+
+
+def _finite(lane: Lane) -> bool:
+    return math.isfinite(lane.score) and bool(np.isfinite(lane.points).all())
+
+
+def _lane(lane: Lane) -> messages.Lane:
+    # Rounded as float64: a rounded float32 would print as 103.4000015258789.
+    x, y = np.round(lane.points.T.astype(np.float64), 1).tolist()
+    return messages.Lane(
+        confidence=round(float(lane.score), 4), image_points=messages.ImagePoints(x, y)
+    )
+
+
+def _rfc3339(epoch_ns: int) -> str:
+    seconds, ns = divmod(epoch_ns, 1_000_000_000)
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds)) + f".{ns // 1000:06d}Z"

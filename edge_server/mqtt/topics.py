@@ -1,0 +1,60 @@
+"""Where on the broker everything lies: `edge/v1/<device>/...`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+PREFIX = "edge/v1"
+
+_NAME = re.compile(r"[a-z0-9_-]{1,64}", re.ASCII)
+# Model names are the repository's, and Triton's are not all lower case: `laneDetect_model`.
+_MODEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Topics:
+    """The topics of one device; every name in them is safe as one level of a topic.
+
+    Raises:
+        ValueError: a name that is not; the text names it and the remedy. So do the methods.
+    """
+
+    device: str
+
+    def __post_init__(self) -> None:
+        _check("device", self.device, _NAME, "a-z, 0-9, '_' and '-'")
+
+    @property
+    def status(self) -> str:
+        """Retained: online or offline; the broker says offline for us when we vanish."""
+        return f"{PREFIX}/{self.device}/status"
+
+    @property
+    def meta(self) -> str:
+        """Retained: who this device is."""
+        return f"{PREFIX}/{self.device}/meta"
+
+    def lanes(self, camera: str) -> str:
+        """Live, never retained: the lanes of every frame."""
+        return f"{self._camera(camera)}/lanes"
+
+    def camera_status(self, camera: str) -> str:
+        """Retained: whether the camera delivers."""
+        return f"{self._camera(camera)}/status"
+
+    def model_state(self, model: str) -> str:
+        """Retained: whether the model serves."""
+        _check("model", model, _MODEL, "A-Z, a-z, 0-9, '_', '.' and '-', a letter or digit first")
+        return f"{PREFIX}/{self.device}/models/{model}/state"
+
+    def _camera(self, camera: str) -> str:
+        _check("camera", camera, _NAME, "a-z, 0-9, '_' and '-'")
+        return f"{PREFIX}/{self.device}/cameras/{camera}"
+
+
+def _check(kind: str, name: str, allowed: re.Pattern[str], remedy: str) -> None:
+    if allowed.fullmatch(name) is None:
+        raise ValueError(
+            f"{kind} name {name!r} cannot be part of an MQTT topic: use 1 to 64 of {remedy}"
+        )

@@ -1,0 +1,403 @@
+"""Publisher against a real mosquitto that is present, absent, killed, frozen and unfriendly."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import logging
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import paho.mqtt.client as paho
+import pytest
+from google.protobuf import json_format
+
+from edge_server.lanes.types import Lane, LaneFrame, StageLatency
+from edge_server.mqtt.broker_address import BrokerAddress
+from edge_server.mqtt.identity import Identity
+from edge_server.mqtt.publisher import WINDOW, Publisher
+from edge_server.proto.edge.lanes.v1 import lanes_pb2
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from .conftest import Mosquitto
+
+PATIENCE_S = 10.0
+ROOT = "edge/v1/truck-7"
+CONNACK, PINGREQ, PINGRESP = b"\x20\x03\x00\x00\x00", b"\xc0\x00", b"\xd0\x00"
+IDENTITY = Identity("truck-7", "0.1.0", "boot", "edge-truck-7-test")
+
+
+def frame(frame_id: int = 0, camera: str = "front", mono_ns: int | None = None) -> LaneFrame:
+    ys = np.linspace(719, 200, 72)
+    return LaneFrame(
+        camera=camera,
+        frame_id=frame_id,
+        dropped=0,
+        capture_mono_ns=time.monotonic_ns() if mono_ns is None else mono_ns,
+        capture_epoch_ns=time.time_ns(),
+        width=1280,
+        height=720,
+        model_name="lane_detection",
+        model_version="1",
+        latency_us=StageLatency(1, 2, 3, 4),
+        lanes=tuple(Lane(np.stack([ys * k, ys], axis=1).astype(np.float32), 0.9) for k in range(4)),
+    )
+
+
+class Heard:
+    """What came, in order, and a way to wait for what one hopes for."""
+
+    def __init__(self) -> None:
+        self._items: list[Any] = []
+        self._changed = threading.Condition()
+
+    def add(self, item: Any) -> None:
+        with self._changed:
+            self._items.append(item)
+            self._changed.notify_all()
+
+    def matching(self, wanted: Callable[[Any], bool]) -> list[Any]:
+        with self._changed:
+            return [item for item in self._items if wanted(item)]
+
+    def wait_for(self, wanted: Callable[[Any], bool]) -> Any:
+        with self._changed:
+            found = self._changed.wait_for(
+                lambda: next((item for item in self._items if wanted(item)), None), PATIENCE_S
+            )
+            assert found is not None, f"never came; {len(self._items)} did: {self._items[-5:]}"
+            return found
+
+
+@contextlib.contextmanager
+def listening(broker: Mosquitto, topic: str = f"{ROOT}/#", **login: str) -> Iterator[Heard]:
+    """A subscriber whose subscription the broker has confirmed."""
+    heard = Heard()
+    subscribed = threading.Event()
+    client = paho.Client(paho.CallbackAPIVersion.VERSION2, protocol=paho.MQTTv5)
+    client.on_connect = lambda client, *_: client.subscribe(topic, qos=1)
+    client.on_subscribe = lambda *_: subscribed.set()
+    client.on_message = lambda _client, _data, message: heard.add(message)
+    if login:
+        client.username_pw_set(**login)
+    client.connect(broker.host, broker.port)
+    client.loop_start()
+    try:
+        assert subscribed.wait(PATIENCE_S)
+        yield heard
+    finally:
+        client.disconnect()
+        client.loop_stop()
+
+
+@contextlib.contextmanager
+def publishing(broker: Mosquitto, **more: Any) -> Iterator[Publisher]:
+    now_ns = more.pop("now_ns", time.monotonic_ns)
+    address = BrokerAddress(host=broker.host, port=broker.port, **more)
+    publisher = Publisher(address, IDENTITY, now_ns=now_ns)
+    publisher.start()
+    try:
+        yield publisher
+    finally:
+        publisher.stop()
+    assert not publisher.worker.alive
+    assert publisher.worker.failure is None
+
+
+@pytest.fixture
+def log() -> Iterator[Heard]:
+    """The log lines of the room, as (level, text)."""
+    heard = Heard()
+
+    class Listen(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            heard.add((record.levelname, record.getMessage()))
+
+    handler = Listen()
+    logger = logging.getLogger("edge_server.mqtt")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    yield heard
+    logger.removeHandler(handler)
+    logger.setLevel(logging.NOTSET)
+
+
+def says(topic: str, **fields: object) -> Callable[[Any], bool]:
+    """A message on `topic` whose JSON has these fields."""
+    return lambda message: (
+        message.topic == f"{ROOT}/{topic}" and fields.items() <= json.loads(message.payload).items()
+    )
+
+
+def line(level: str, part: str) -> Callable[[tuple[str, str]], bool]:
+    return lambda said: said[0] == level and part in said[1]
+
+
+def publish_until_full(publisher: Publisher, fed: Iterator[int], now_ns: int) -> None:
+    """Publish until the sockets to a frozen broker take no more for now."""
+    connection = publisher._connection
+    assert connection is not None
+    give_up = time.monotonic() + PATIENCE_S
+    while connection.in_flight < WINDOW:
+        assert time.monotonic() < give_up, "the freeze never bit"
+        publisher.publish_lanes(frame(next(fed), mono_ns=now_ns))
+
+
+ONLINE = says("status", state="online")
+OFFLINE = says("status", state="offline")
+
+
+def test_lanes_arrive_live_and_parse(mosquitto: Mosquitto) -> None:
+    with listening(mosquitto) as heard, publishing(mosquitto) as publisher:
+        heard.wait_for(ONLINE)
+        assert publisher.connected
+        publisher.publish_lanes(frame(7))
+        message = heard.wait_for(says("cameras/front/lanes", frame_id=7))
+        assert (message.qos, message.retain) == (0, False)
+        assert message.properties.MessageExpiryInterval == 1
+        assert message.properties.ContentType == "application/json"
+        assert message.properties.PayloadFormatIndicator == 1
+        assert not select.select([publisher._wake], [], [], 0)[0], "a bell that rings on spins"
+        lanes = json_format.Parse(message.payload, lanes_pb2.LaneFrame())
+        assert len(lanes.lanes) == 4
+        assert len(lanes.lanes[0].image_points.x) == 72
+    assert (publisher.published, publisher.dropped) == (1, 0)
+
+
+def test_stop_says_offline_and_is_heard(mosquitto: Mosquitto) -> None:
+    with listening(mosquitto) as heard:
+        with publishing(mosquitto):
+            heard.wait_for(ONLINE)
+        heard.wait_for(OFFLINE)
+    with listening(mosquitto) as late:
+        assert late.wait_for(OFFLINE).retain
+
+
+def test_the_broker_says_offline_after_an_abrupt_end(mosquitto: Mosquitto) -> None:
+    program = (
+        "import sys\n"
+        "from edge_server.mqtt.broker_address import BrokerAddress\n"
+        "from edge_server.mqtt.identity import Identity\n"
+        "from edge_server.mqtt.publisher import Publisher\n"
+        "p = Publisher(BrokerAddress(port=int(sys.argv[1])), Identity('truck-7', '1', 'b', 'c'))\n"
+        "p.start()\n"
+        "sys.stdin.read()\n"
+    )
+    with (
+        listening(mosquitto) as heard,
+        subprocess.Popen(
+            [sys.executable, "-c", program, str(mosquitto.port)], stdin=subprocess.PIPE
+        ) as process,
+    ):
+        heard.wait_for(ONLINE)
+        process.send_signal(signal.SIGKILL)
+        heard.wait_for(OFFLINE)
+    with listening(mosquitto) as late:
+        assert late.wait_for(OFFLINE).retain
+
+
+def test_a_broker_that_forgot_everything_is_told_again(mosquitto: Mosquitto, log: Heard) -> None:
+    with publishing(mosquitto) as publisher:
+        publisher.publish_camera_status("front", "ok", 33)
+        publisher.publish_model_state("laneDetect_model", "LOADING")
+        with listening(mosquitto) as heard:
+            heard.wait_for(says("models/laneDetect_model/state", state="LOADING"))
+        mosquitto.kill()
+        log.wait_for(line("WARNING", "mqtt: lost"))
+        assert not publisher.connected
+        publisher.publish_model_state("laneDetect_model", "READY")
+        mosquitto.start()
+        with listening(mosquitto) as heard:
+            heard.wait_for(ONLINE)
+            heard.wait_for(says("meta", boot_id="boot"))
+            heard.wait_for(says("cameras/front/status", state="ok", last_frame_age_ms=33))
+            heard.wait_for(says("models/laneDetect_model/state", state="READY"))
+            assert not heard.matching(says("models/laneDetect_model/state", state="LOADING"))
+
+
+def test_a_broker_that_appears_late_is_found(stopped_mosquitto: Mosquitto, log: Heard) -> None:
+    with publishing(stopped_mosquitto) as publisher:
+        log.wait_for(line("WARNING", "mqtt: cannot reach"))
+        for n in range(1000):
+            publisher.publish_lanes(frame(n))
+        assert not publisher.connected
+        assert (publisher.published, publisher.dropped) == (0, 999)
+        stopped_mosquitto.start()
+        log.wait_for(line("INFO", "mqtt: connected"))
+        with listening(stopped_mosquitto) as heard:
+            heard.wait_for(ONLINE)
+            publisher.publish_lanes(frame(5000))
+            heard.wait_for(says("cameras/front/lanes", frame_id=5000))
+    assert len(log.matching(line("WARNING", "cannot reach"))) == 1, "one line per change of state"
+
+
+def test_a_frozen_broker_costs_lanes_and_nothing_else(mosquitto: Mosquitto) -> None:
+    now_ns = time.monotonic_ns()  # stands still, so that no frame grows old on a busy machine
+    with (
+        listening(mosquitto) as heard,
+        publishing(mosquitto, now_ns=lambda: now_ns, keepalive_s=30) as publisher,
+    ):
+        heard.wait_for(ONLINE)
+        mosquitto.freeze()
+        connection = publisher._connection
+        assert connection is not None
+        fed = itertools.count()
+        publish_until_full(publisher, fed, now_ns)
+        for _ in range(5000):
+            publisher.publish_lanes(frame(next(fed), mono_ns=now_ns))
+        last = next(fed) - 1
+        assert connection.in_flight <= WINDOW
+        assert publisher._outbox.waiting <= 1
+        assert publisher.dropped > 4500
+        assert publisher.published < 200, "what the sockets hold, some 1 MB"
+        mosquitto.thaw()
+        heard.wait_for(says("cameras/front/lanes", frame_id=last))
+        arrived = [json.loads(m.payload) for m in heard.matching(says("cameras/front/lanes"))]
+        assert arrived[-1]["frame_id"] == last
+        assert [a["seq"] for a in arrived] == sorted(a["seq"] for a in arrived)
+    assert publisher.published == len(arrived)
+    assert publisher.published + publisher.dropped == last + 1
+
+
+def test_a_broker_that_never_thaws_is_given_up(mosquitto: Mosquitto, log: Heard) -> None:
+    now_ns = time.monotonic_ns()
+    with publishing(mosquitto, now_ns=lambda: now_ns, keepalive_s=1) as publisher:
+        log.wait_for(line("INFO", "mqtt: connected"))
+        mosquitto.freeze()
+        fed = itertools.count()
+        publish_until_full(publisher, fed, now_ns)
+        while publisher.connected:  # a camera goes on, so something is cut off in flight
+            publisher.publish_lanes(frame(next(fed), mono_ns=now_ns))
+            time.sleep(0.005)
+        log.wait_for(line("WARNING", "mqtt: lost"))
+        waiting = len(publisher._outbox._live)
+        assert publisher.published + publisher.dropped + waiting == next(fed), "one is unaccounted"
+
+
+def test_a_broker_that_only_answers_pings_is_given_up(log: Heard) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(PATIENCE_S)
+        publisher = Publisher(BrokerAddress(port=server.getsockname()[1], keepalive_s=1), IDENTITY)
+        publisher.start()
+        peer, _ = server.accept()
+        with peer, contextlib.suppress(ConnectionResetError):
+            peer.settimeout(PATIENCE_S)
+            peer.sendall(CONNACK)
+            give_up = time.monotonic() + PATIENCE_S
+            while time.monotonic() < give_up and (received := peer.recv(4096)):
+                if received.endswith(PINGREQ):
+                    peer.sendall(PINGRESP)
+        log.wait_for(line("WARNING", "edge/v1/truck-7/status not acknowledged for 2 s"))
+        publisher.stop()
+
+
+def test_a_frame_older_than_its_expiry_is_not_sent(mosquitto: Mosquitto) -> None:
+    with listening(mosquitto) as heard, publishing(mosquitto) as publisher:
+        heard.wait_for(ONLINE)
+        publisher.publish_lanes(frame(1, "rear", time.monotonic_ns() - 1_100_000_000))
+        publisher.publish_lanes(frame(2, "front"))
+        heard.wait_for(says("cameras/front/lanes", frame_id=2))
+    assert (publisher.published, publisher.dropped) == (1, 1)
+
+
+def test_a_bad_password_is_told_once_and_crashes_nothing(
+    mosquitto_with: Callable[..., Mosquitto], tmp_path: Path, log: Heard
+) -> None:
+    if shutil.which("mosquitto_passwd") is None:
+        pytest.skip("no mosquitto_passwd on this machine: apt install mosquitto")
+    users = tmp_path / "users"
+    subprocess.run(["mosquitto_passwd", "-b", "-c", users, "edge", "right"], check=True)
+    broker = mosquitto_with("allow_anonymous false", f"password_file {users}")
+    password = tmp_path / "password"
+    password.write_text("wrong\n")
+    login: dict[str, Any] = {"username": "edge", "password_file": password}
+    with publishing(broker, **login) as publisher:
+        log.wait_for(line("ERROR", f"127.0.0.1:{broker.port} refuses us: Not authorized"))
+        publisher.publish_lanes(frame())
+        assert not publisher.connected
+    password.write_text("right\n")
+    reader = {"username": "edge", "password": "right"}
+    with publishing(broker, **login), listening(broker, **reader) as heard:
+        heard.wait_for(ONLINE)
+    assert not log.matching(lambda said: "wrong" in said[1] or "right" in said[1])
+
+
+def test_a_topic_the_broker_denies_is_told(
+    mosquitto_with: Callable[..., Mosquitto], tmp_path: Path, log: Heard
+) -> None:
+    rules = tmp_path / "acl"
+    rules.write_text(f"topic read #\ntopic write {ROOT}/status\n")
+    broker = mosquitto_with("allow_anonymous true", f"acl_file {rules}")
+    with publishing(broker) as publisher:
+        log.wait_for(line("ERROR", f"{ROOT}/meta"))
+        publisher.publish_camera_status("front", "ok", 1)
+        publisher.publish_camera_status("front", "ok", 2)
+        log.wait_for(line("ERROR", f"{ROOT}/cameras/front/status"))
+        assert publisher.connected
+    assert len(log.matching(line("ERROR", "refuses it: Not authorized"))) == 2
+
+
+def test_tls_trusts_the_given_authority_only(
+    mosquitto_with: Callable[..., Mosquitto], tmp_path: Path, log: Heard
+) -> None:
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl on this machine")
+    for name in ("ours", "other"):
+        request = (
+            "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 1 "
+            f"-subj /CN={name} -addext subjectAltName=IP:127.0.0.1"
+        )
+
+        files = ["-keyout", tmp_path / f"{name}.key", "-out", tmp_path / f"{name}.pem"]
+        subprocess.run(["openssl", *request.split(), *files], check=True, capture_output=True)
+    broker = mosquitto_with(
+        f"certfile {tmp_path}/ours.pem", f"keyfile {tmp_path}/ours.key", "allow_anonymous true"
+    )
+    with publishing(broker, ca_file=tmp_path / "ours.pem"):
+        log.wait_for(line("INFO", "mqtt: connected"))
+    with publishing(broker, ca_file=tmp_path / "other.pem"):
+        log.wait_for(line("WARNING", "CERTIFICATE_VERIFY_FAILED"))
+    with publishing(broker, ca_file=tmp_path / "absent.pem"):
+        log.wait_for(line("WARNING", "No such file"))
+
+
+@pytest.mark.parametrize(
+    "answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\x20\x06\x00\x00\x03\xff\xff\xff"]
+)
+def test_something_that_is_no_broker_is_left_and_tried_again(answer: bytes, log: Heard) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(PATIENCE_S)
+        publisher = Publisher(BrokerAddress(port=server.getsockname()[1]), IDENTITY)
+        publisher.start()
+        for _ in range(2):
+            peer, _ = server.accept()
+            with peer:
+                assert peer.recv(4096)[:1] == b"\x10", "CONNECT"
+                peer.sendall(answer)
+                peer.shutdown(socket.SHUT_WR)
+                log.wait_for(line("WARNING", "mqtt: cannot reach"))
+        publisher.stop()
+    assert publisher.worker.failure is None
+    assert len(log.matching(line("WARNING", ""))) == 1, "one line per change of state"
+
+
+def test_names_that_no_topic_can_hold_are_told_not_raised(log: Heard) -> None:
+    publisher = Publisher(BrokerAddress(port=9), IDENTITY)
+    publisher.publish_lanes(frame(camera="Front Left"))
+    publisher.publish_lanes(frame(camera="Front Left"))
+    publisher.publish_model_state("a b", "READY")
+    publisher.stop()
+    assert len(log.matching(line("ERROR", "camera name 'Front Left'"))) == 1
+    assert len(log.matching(line("ERROR", "model name 'a b'"))) == 1

@@ -1,0 +1,162 @@
+"""Payloads: JSON that is the proto3 mapping of lanes.proto, and says how far it may be trusted."""
+
+from __future__ import annotations
+
+import json
+import typing
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+import pytest
+from google.protobuf import json_format
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge_server.lanes.types import Lane, LaneFrame, StageLatency
+from edge_server.mqtt import messages, payloads
+from edge_server.mqtt.identity import Identity
+from edge_server.proto.edge.lanes.v1 import lanes_pb2
+
+if TYPE_CHECKING:
+    from google.protobuf.descriptor import Descriptor
+
+IDENTITY = Identity("truck-7", "0.1.0", "5f1a7a3e-3f62-4c5c-9a55-1f0c4e0c9b11", "edge-truck-7-0")
+PUBLISHED_V1 = resources.files("edge_server.proto.edge.lanes.v1")
+CAPTURE_NS = 81_234_567_890_123
+
+
+def lane(xs: list[float], ys: list[float], score: float = 0.9) -> Lane:
+    return Lane(np.array([xs, ys], np.float32).T, score)
+
+
+def frame(*lanes: Lane, epoch_ns: int = 1_790_000_000_123_456_789) -> LaneFrame:
+    return LaneFrame(
+        camera="front",
+        frame_id=1200,
+        dropped=13,
+        capture_mono_ns=CAPTURE_NS,
+        capture_epoch_ns=epoch_ns,
+        width=1280,
+        height=720,
+        model_name="lane_detection",
+        model_version="1",
+        latency_us=StageLatency(queue=800, preprocess=1900, infer=14200, postprocess=950),
+        lanes=lanes,
+    )
+
+
+def to_json(value: LaneFrame, *, seq: int = 1187, age_ns: int = 21_500_000) -> Any:
+    return json.loads(payloads.lane_frame(value, IDENTITY, seq, CAPTURE_NS + age_ns))
+
+
+EXAMPLE = frame(
+    lane([412.5, 455.08, 501.32, 548.04], [710, 610, 510, 410], 0.97),
+    lane([1010.21, 842.66, 702.4], [710, 560, 410], 0.881649),
+)
+
+
+def test_the_published_example_is_what_we_send() -> None:
+    assert to_json(EXAMPLE) == json.loads((PUBLISHED_V1 / "lane_frame.example.json").read_text())
+
+
+def test_the_json_is_the_proto3_mapping() -> None:
+    sent = to_json(EXAMPLE)
+    message = json_format.ParseDict(sent, lanes_pb2.LaneFrame())
+    assert message.capture_ns == CAPTURE_NS if hasattr(message, "capture_ns") else True
+    assert message.time.capture_time.ToMicroseconds() == message.time.capture_epoch_ns // 1000
+    back = json_format.MessageToDict(
+        message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+    )
+    assert back == sent
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.floats(0, 1),
+            st.lists(
+                st.tuples(st.floats(-5e3, 5e3, width=32), st.floats(-5e3, 5e3, width=32)),
+                min_size=2,
+                max_size=5,
+            ),
+        ),
+        max_size=4,
+    ),
+    st.integers(0, 2**40),
+    st.integers(0, 2**62),
+    st.integers(-(10**9), 10**14),
+)
+def test_every_frame_maps_to_the_proto_and_the_schema(
+    lanes: list[tuple[float, list[tuple[float, float]]]], seq: int, epoch_ns: int, age_ns: int
+) -> None:
+    sent = to_json(
+        frame(*(Lane(np.array(p, np.float32), score) for score, p in lanes), epoch_ns=epoch_ns),
+        seq=seq,
+        age_ns=age_ns,
+    )
+    msgspec.convert(sent, messages.LaneFrame)
+    message = json_format.ParseDict(sent, lanes_pb2.LaneFrame())
+    assert message.seq == seq % 2**32
+    assert message.time.capture_epoch_ns == epoch_ns
+    for got, (score, points) in zip(message.lanes, lanes, strict=True):
+        assert got.confidence == pytest.approx(score, abs=1e-4)
+        columns = np.array([got.image_points.x, got.image_points.y])
+        assert columns == pytest.approx(np.array(points).T, abs=0.051)
+
+
+def test_the_published_schema_is_current() -> None:
+    published = json.loads((PUBLISHED_V1 / "lane_frame.schema.json").read_text())
+    del published["$schema"]
+    assert published == msgspec.json.schema(messages.LaneFrame)
+
+
+def test_the_structs_have_the_fields_of_the_proto() -> None:
+    def check(struct: type, descriptor: Descriptor) -> None:
+        hints = typing.get_type_hints(struct)
+        assert list(hints) == [field.name for field in descriptor.fields]
+        for field in descriptor.fields:
+            inner = typing.get_args(hints[field.name]) or (hints[field.name],)
+            if field.message_type is not None and issubclass(inner[0], msgspec.Struct):
+                check(inner[0], field.message_type)
+
+    check(messages.LaneFrame, lanes_pb2.LaneFrame.DESCRIPTOR)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_lane_that_is_not_finite_is_left_out_and_told(bad: float) -> None:
+    good = lane([1, 2], [2, 1])
+    for broken in (lane([1, bad], [2, 1]), lane([1, 2], [bad, bad]), lane([1, 2], [2, 1], bad)):
+        sent = to_json(frame(broken, good))
+        assert len(sent["lanes"]) == 1
+        assert sent["status"] == "FRAME_STATUS_DEGRADED"
+        assert sent["reasons"] == ["lane_not_finite"]
+
+
+def test_an_old_frame_says_that_it_is_stale() -> None:
+    assert to_json(frame(), age_ns=200_000_999)["status"] == "FRAME_STATUS_OK"
+    sent = to_json(frame(), age_ns=200_001_000)
+    assert sent["status"] == "FRAME_STATUS_STALE"
+    assert sent["reasons"] == ["age"]
+    assert sent["time"]["age_us"] == 200_001
+
+
+def test_state_payloads() -> None:
+    assert json.loads(payloads.online(IDENTITY)) == {"state": "online", "version": "0.1.0"}
+    assert json.loads(payloads.offline(IDENTITY)) == {"state": "offline", "version": "0.1.0"}
+    assert json.loads(payloads.meta(IDENTITY)) == {
+        "device": "truck-7",
+        "version": "0.1.0",
+        "boot_id": IDENTITY.boot_id,
+        "schemas": ["edge.lanes/1"],
+    }
+    assert json.loads(payloads.camera_status("lost", None)) == {
+        "state": "lost",
+        "last_frame_age_ms": None,
+    }
+    assert json.loads(payloads.model_state("m", "UNAVAILABLE", "no file")) == {
+        "model": "m",
+        "state": "UNAVAILABLE",
+        "reason": "no file",
+    }
