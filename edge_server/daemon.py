@@ -106,6 +106,7 @@ class Daemon:
                 started.callback(pipeline.worker.stop)
                 pipeline.camera.start()
                 pipeline.worker.start()
+            started.callback(self._grpc.drain)
             started.callback(self.data_plane.shut)
             self.data_plane.open()
             self._running = started.pop_all()

@@ -13,7 +13,7 @@ from edge_server.serving.requests import InferRequest, InferResponse
 from edge_server.tensors import DataType, Tensor, element_count, shape_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -38,8 +38,12 @@ _UNSUPPORTED_TENSOR_PARAMETERS = ("shared_memory_region", "classification")
 _UNSUPPORTED_REQUEST_PARAMETERS = ("sequence_id", "sequence_start", "sequence_end")
 
 
-def to_infer_request(message: Any) -> InferRequest:
+def to_infer_request(message: Any, raw: Sequence[memoryview]) -> InferRequest:
     """The request that a `ModelInferRequest` carries.
+
+    Args:
+        message: without its raw contents, which may be large.
+        raw: those; the tensors are views on them.
 
     Raises:
         InvalidRequest: its tensors do not add up (Triton's texts).
@@ -49,13 +53,15 @@ def to_infer_request(message: Any) -> InferRequest:
         if key in message.parameters:
             raise Unsupported(f"request parameter '{key}': this server has no sequence batching")
     prefix = f"[request id: {message.id or '<id_unknown>'}] "
-    raw_contents = iter(message.raw_input_contents)
+    raw_contents = iter(raw)
     inputs: dict[str, Tensor] = {}
     for tensor in message.inputs:
         if tensor.name in inputs:
             raise InvalidRequest(f"{prefix}input '{tensor.name}' already exists in request")
         _refuse_extensions(tensor)
-        inputs[tensor.name] = _to_tensor(tensor, raw_contents, message, prefix)
+        declared = _declared(tensor, message.model_name, prefix)
+        array = _contents(declared, tensor, raw_contents, has_raw=bool(raw))
+        inputs[tensor.name] = Tensor(array.reshape(declared.shape))
     outputs: list[str] = []
     for output in message.outputs:
         if output.name in outputs:
@@ -71,15 +77,16 @@ def to_infer_request(message: Any) -> InferRequest:
     )
 
 
-def to_response_message(response: InferResponse) -> Any:
-    """The `ModelInferResponse` for `response`; contents are always raw."""
+def to_response_message(response: InferResponse) -> tuple[Any, list[memoryview]]:
+    """The `ModelInferResponse` for `response` without its raw contents, and those."""
     message = pb.ModelInferResponse(
         model_name=response.model_name, model_version=response.model_version, id=response.id
     )
+    raw: list[memoryview] = []
     for name, tensor in response.outputs.items():
         message.outputs.add(name=name, datatype=tensor.datatype.value, shape=tensor.shape)
-        message.raw_output_contents.append(_to_raw(tensor))
-    return message
+        raw.append(_to_raw(tensor))
+    return message, raw
 
 
 def _refuse_extensions(tensor: Any) -> None:
@@ -110,24 +117,24 @@ class _Declared:
         )
 
 
-def _to_tensor(tensor: Any, raw_contents: Iterator[bytes], message: Any, prefix: str) -> Tensor:
-    declared = _declared(tensor, message.model_name, prefix)
+def _contents(
+    declared: _Declared, tensor: Any, raw_contents: Iterator[memoryview], *, has_raw: bool
+) -> NDArray[Any]:
+    """The input's values, flat; raw ones are taken in the order of the inputs that need them."""
     if tensor.HasField("contents"):
-        if message.raw_input_contents:
+        if has_raw:
             raise InvalidRequest(
                 "contents field must not be specified when using raw_input_contents for "
                 f"'{declared.name}' for model '{declared.model}'"
             )
-        array = _from_contents(declared, tensor.contents)
-    else:
-        raw = next(raw_contents, None)
-        if raw is None:
-            raise InvalidRequest(
-                f"unable to find data for input tensor '{declared.name}' for model "
-                f"'{declared.model}' in request."
-            )
-        array = _from_raw(declared, raw)
-    return Tensor(array.reshape(declared.shape))
+        return _from_contents(declared, tensor.contents)
+    raw = next(raw_contents, None)
+    if raw is None:
+        raise InvalidRequest(
+            f"unable to find data for input tensor '{declared.name}' for model "
+            f"'{declared.model}' in request."
+        )
+    return _from_raw(declared, raw)
 
 
 def _declared(tensor: Any, model: str, prefix: str) -> _Declared:
@@ -147,9 +154,9 @@ def _declared(tensor: Any, model: str, prefix: str) -> _Declared:
     return _Declared(tensor.name, datatype, shape, model, prefix)
 
 
-def _from_raw(declared: _Declared, raw: bytes) -> NDArray[Any]:
+def _from_raw(declared: _Declared, raw: memoryview) -> NDArray[Any]:
     if declared.datatype is DataType.BYTES:
-        return _decode_bytes(declared, memoryview(raw))
+        return _decode_bytes(declared, raw)
     dtype = declared.datatype.numpy
     if len(raw) != declared.count * dtype.itemsize:
         raise declared.size_mismatch(len(raw))
@@ -177,13 +184,15 @@ def _from_contents(declared: _Declared, contents: Any) -> NDArray[Any]:
         ) from error
 
 
-def _to_raw(tensor: Tensor) -> bytes:
-    if tensor.datatype is not DataType.BYTES:
-        return tensor.array.tobytes()
-    parts: list[bytes] = []
-    for element in tensor.array.reshape(-1):
-        parts += (len(element).to_bytes(4, "little"), element)
-    return b"".join(parts)
+def _to_raw(tensor: Tensor) -> memoryview:
+    """The tensor's bytes as the protocol lays them out: a view where numpy has them so."""
+    array = tensor.array
+    if tensor.datatype is DataType.BYTES:
+        parts: list[bytes] = []
+        for element in array.reshape(-1):
+            parts += (len(element).to_bytes(4, "little"), element)
+        return memoryview(b"".join(parts))
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 def _decode_bytes(declared: _Declared, raw: memoryview) -> NDArray[np.object_]:

@@ -1,8 +1,9 @@
-"""The one place where our errors become gRPC status codes."""
+"""What happens around every call: our errors become status codes, and an end is told politely."""
 
 from __future__ import annotations
 
 import logging
+import threading
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -63,3 +64,37 @@ class ErrorsToStatus(grpc.ServerInterceptor):
         return grpc.unary_unary_rpc_method_handler(
             answer, handler.request_deserializer, handler.response_serializer
         )
+
+
+class Drain(grpc.ServerInterceptor):
+    """After `begin`, new inferences are refused in words, while those in flight go on.
+
+    Without it a call that arrives as the server shuts down is cut off as CANCELLED, and its client
+    cannot tell whether it ran.
+    """
+
+    _REFUSED = frozenset({"ModelInfer", "ModelStreamInfer"})
+
+    def __init__(self) -> None:
+        self._begun = threading.Event()
+
+    def begin(self) -> None:
+        self._begun.set()
+
+    def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], grpc.RpcMethodHandler[Any, Any] | None],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+        name = handler_call_details.method.rpartition("/")[2]
+        if self._begun.is_set() and name in self._REFUSED:
+            return grpc.unary_unary_rpc_method_handler(_refuse)
+        return continuation(handler_call_details)
+
+
+def _refuse(request: bytes, context: grpc.ServicerContext) -> bytes:
+    del request
+    context.abort(
+        grpc.StatusCode.UNAVAILABLE,
+        "GRPC server is shutting down and has stopped accepting new requests.",
+    )

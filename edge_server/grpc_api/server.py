@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import logging
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import grpc
-from tritonclient.grpc import service_pb2_grpc
 
 from edge_server.errors import Unavailable
-from edge_server.grpc_api.interceptors import ErrorsToStatus
-from edge_server.grpc_api.triton import TritonServicer
+from edge_server.grpc_api.interceptors import Drain, ErrorsToStatus
+from edge_server.grpc_api.triton import TritonServicer, method_handlers
 
 if TYPE_CHECKING:
     from edge_server.serving.data_plane import DataPlane
@@ -21,6 +21,8 @@ log = logging.getLogger(__name__)
 # A 4K BGR frame has 25 MB; the protocol's own 2 GiB would let one client fill the board's memory.
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 _THREADS = 8
+# Long enough for clients that ask without pause to hear the refusal before the connection ends.
+_LAST_WORDS_S = 0.1
 
 _OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -42,14 +44,14 @@ class GrpcServer:
     """
 
     def __init__(self, data_plane: DataPlane, host: str, port: int, version: str) -> None:
+        self._drain = Drain()
         self._server = grpc.server(
             ThreadPoolExecutor(_THREADS, thread_name_prefix="grpc"),
-            interceptors=[ErrorsToStatus()],
+            interceptors=[self._drain, ErrorsToStatus()],
             options=_OPTIONS,
         )
-        service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(
-            TritonServicer(data_plane, "triton", version), self._server
-        )
+        servicer = TritonServicer(data_plane, "triton", version)
+        self._server.add_generic_rpc_handlers([method_handlers(servicer)])
         self.address = f"[{host}]" if ":" in host else host
         try:
             self.port = self._server.add_insecure_port(f"{self.address}:{port}")
@@ -63,8 +65,14 @@ class GrpcServer:
         self._server.start()
         log.info("grpc: listening on %s:%d", self.address, self.port)
 
+    def drain(self) -> None:
+        """Refuse new inferences from now on, in words; all else is still answered."""
+        self._drain.begin()
+
     def stop(self, grace_s: float) -> None:
         """Refuse new calls, give those in flight `grace_s` to finish, then return."""
+        self.drain()
+        time.sleep(_LAST_WORDS_S)
         self._server.stop(grace_s).wait()
 
 

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import grpc
+from google.protobuf.message_factory import GetMessageClass
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
 from edge_server.errors import Unsupported
 from edge_server.grpc_api.convert import to_infer_request, to_response_message
+from edge_server.grpc_api.wire import read_request, write_response
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -62,8 +65,10 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
         metadata = self._data_plane.metadata(request.name, request.version)
         return pb.ModelConfigResponse(config=metadata.config.message)
 
-    def ModelInfer(self, request: Any, context: Any) -> Any:
-        return to_response_message(self._data_plane.infer(to_infer_request(request)))
+    def ModelInfer(self, request: bytes, context: Any) -> bytes:
+        """Takes and gives the messages as bytes, so that tensors are not copied; see `wire`."""
+        response = self._data_plane.infer(to_infer_request(*read_request(request)))
+        return write_response(*to_response_message(response))
 
     def RepositoryIndex(self, request: Any, context: Any) -> Any:
         if request.repository_name:
@@ -77,6 +82,32 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
                 reason=entry.reason,
             )
         return response
+
+
+def method_handlers(servicer: TritonServicer) -> grpc.GenericRpcHandler:
+    """Every method of the published service, with `servicer` to answer it.
+
+    What `add_GRPCInferenceServiceServicer_to_server` would register, but for ModelInfer, whose
+    messages come and go as bytes.
+    """
+    service = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
+    handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
+    for method in service.methods:
+        answer = getattr(servicer, method.name)
+        if method.name == "ModelInfer":
+            handlers[method.name] = grpc.unary_unary_rpc_method_handler(answer)
+        else:
+            make = (
+                grpc.stream_stream_rpc_method_handler
+                if method.client_streaming
+                else grpc.unary_unary_rpc_method_handler
+            )
+            handlers[method.name] = make(
+                answer,
+                request_deserializer=GetMessageClass(method.input_type).FromString,
+                response_serializer=GetMessageClass(method.output_type).SerializeToString,
+            )
+    return grpc.method_handlers_generic_handler(service.full_name, handlers)
 
 
 def _tensor_metadata(config: ModelConfig, specs: Iterable[TensorSpec]) -> list[Any]:

@@ -333,7 +333,12 @@ def test_sigterm_lets_requests_in_flight_finish(
     asking.join(PATIENCE_S)
     errors = [a for a in answered if isinstance(a, InferenceServerException)]
     # The one that came after the end was refused; none was cut off in the middle.
-    assert [e.status() for e in errors] == ["StatusCode.UNAVAILABLE"]
+    assert [(e.status(), e.message()) for e in errors] == [
+        (
+            "StatusCode.UNAVAILABLE",
+            "GRPC server is shutting down and has stopped accepting new requests.",
+        )
+    ]
     assert "stopped" in process.log.read_text()
 
 

@@ -1,0 +1,116 @@
+"""The walk over a request's fields finds what protobuf finds, or leaves it to protobuf."""
+
+from __future__ import annotations
+
+import contextlib
+from unittest import mock
+
+import numpy as np
+import pytest
+from google.protobuf.message import DecodeError
+from hypothesis import given
+from hypothesis import strategies as st
+from tritonclient.grpc import service_pb2 as pb
+
+from edge_server.errors import EdgeServerError, InvalidRequest
+from edge_server.grpc_api import wire
+from edge_server.grpc_api.convert import to_infer_request
+from edge_server.grpc_api.wire import read_request, write_response
+
+NAMES = st.text("abc", max_size=3)
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> pb.ModelInferRequest:
+    request = pb.ModelInferRequest(
+        model_name=draw(NAMES), model_version=draw(NAMES), id=draw(NAMES)
+    )
+    for name in draw(st.lists(NAMES, max_size=3)):
+        shape = draw(st.lists(st.integers(-1, 2**40), max_size=3))
+        request.inputs.add(name=name, datatype="UINT8", shape=shape)
+        request.parameters[name].int64_param = draw(st.integers(-(2**63), 2**63 - 1))
+    for name in draw(st.lists(NAMES, max_size=2)):
+        request.outputs.add(name=name).parameters["p"].double_param = 1.5
+    request.raw_input_contents.extend(draw(st.lists(st.binary(max_size=300), max_size=3)))
+    return request
+
+
+@pytest.fixture(autouse=True)
+def walk_always() -> object:
+    with mock.patch.object(wire, "_WALK_FROM_BYTES", 0):
+        yield
+
+
+def put_together(message: pb.ModelInferRequest, raw: list[memoryview]) -> pb.ModelInferRequest:
+    whole = pb.ModelInferRequest()
+    whole.CopyFrom(message)
+    whole.raw_input_contents.extend(map(bytes, raw))
+    return whole
+
+
+@given(requests())
+def test_any_valid_request_is_what_protobuf_reads(request: pb.ModelInferRequest) -> None:
+    message, raw = read_request(request.SerializeToString())
+    assert not message.raw_input_contents
+    assert put_together(message, raw) == request
+
+
+@given(requests(), requests())
+def test_fields_in_any_order_and_twice_are_what_protobuf_reads(
+    one: pb.ModelInferRequest, two: pb.ModelInferRequest
+) -> None:
+    data = one.SerializeToString() + two.SerializeToString()
+    assert put_together(*read_request(data)) == pb.ModelInferRequest.FromString(data)
+
+
+@given(requests(), st.data())
+def test_a_damaged_request_is_protobufs_reading_or_our_error(
+    request: pb.ModelInferRequest, data: st.DataObject
+) -> None:
+    damaged = bytearray(request.SerializeToString())
+    for _ in range(data.draw(st.integers(1, 4))):
+        if not damaged:
+            break
+        place = data.draw(st.integers(0, len(damaged) - 1))
+        action = data.draw(st.sampled_from(["set", "cut", "double"]))
+        if action == "set":
+            damaged[place] = data.draw(st.integers(0, 255))
+        elif action == "cut":
+            del damaged[place:]
+        else:
+            damaged[place:place] = damaged[place : place + 7]
+    try:
+        expected = pb.ModelInferRequest.FromString(bytes(damaged))
+    except DecodeError:
+        with pytest.raises(InvalidRequest, match="no ModelInferRequest"):
+            read_request(bytes(damaged))
+        return
+    message, raw = read_request(bytes(damaged))
+    assert put_together(message, raw).SerializeToString(deterministic=True) == (
+        expected.SerializeToString(deterministic=True)
+    )
+    with contextlib.suppress(EdgeServerError):
+        to_infer_request(message, raw)
+
+
+def test_a_group_of_a_foreign_extension_is_left_to_protobuf() -> None:
+    request = pb.ModelInferRequest(model_name="m", raw_input_contents=[b"abc"])
+    group = bytes([(15 << 3) | 3, (15 << 3) | 4])
+    message, raw = read_request(group + request.SerializeToString())
+    assert message.model_name == "m"
+    assert raw == [b"abc"]
+
+
+def test_raw_contents_of_a_large_request_are_views_on_its_bytes() -> None:
+    data = pb.ModelInferRequest(raw_input_contents=[b"x" * 100]).SerializeToString()
+    _, (raw,) = read_request(data)
+    assert raw.obj is data
+
+
+@given(st.lists(st.binary(max_size=300), max_size=4))
+def test_a_response_reads_as_if_protobuf_had_written_it(contents: list[bytes]) -> None:
+    message = pb.ModelInferResponse(model_name="m", id="7")
+    arrays = [np.frombuffer(content, np.uint8) for content in contents]
+    written = write_response(message, [array.data for array in arrays])
+    expected = pb.ModelInferResponse(model_name="m", id="7", raw_output_contents=contents)
+    assert pb.ModelInferResponse.FromString(written) == expected
