@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from edge_server import errors
+from edge_server.appliance.logs import journal_prefix, set_up_logging
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,8 +53,9 @@ def run_command(argv: Sequence[str]) -> int:
 
 def _tell(error: errors.EdgeServerError) -> int:
     """Print `error`; its exit code."""
+    prefix = journal_prefix(logging.ERROR)
     for line in str(error).splitlines():
-        print(f"edge-server: {line}", file=sys.stderr, flush=True)
+        print(f"{prefix}edge-server: {line}", file=sys.stderr, flush=True)
     return EXIT_CODES.get(type(error), FAILED)
 
 
@@ -146,8 +148,6 @@ def _positive(text: str) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> NoReturn:
-    from edge_server.appliance.logs import set_up_logging  # noqa: PLC0415
-
     settings = _settings(arguments)
     set_up_logging(settings.log.verbose)
     stop = threading.Event()
@@ -170,7 +170,6 @@ def _run(arguments: argparse.Namespace) -> NoReturn:
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    from edge_server.appliance.logs import set_up_logging  # noqa: PLC0415
     from edge_server.check import check  # noqa: PLC0415
 
     settings = _settings(arguments)

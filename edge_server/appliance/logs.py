@@ -15,11 +15,14 @@ _PRIORITY = {
 }
 
 
-class _JournalFormatter(logging.Formatter):
-    """`<N>` in front of each line is how the journal learns the priority from stderr."""
+def journal_prefix(level: int) -> str:
+    """`<N>` in front of a line is how the journal learns its priority; nothing elsewhere."""
+    return f"<{_PRIORITY.get(level, 6)}>" if os.environ.get("JOURNAL_STREAM") else ""
 
+
+class _JournalFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        prefix = f"<{_PRIORITY.get(record.levelno, 6)}>"
+        prefix = journal_prefix(record.levelno)
         return "\n".join(prefix + line for line in super().format(record).splitlines())
 
 

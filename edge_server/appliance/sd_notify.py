@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 
+log = logging.getLogger(__name__)
+
+PATIENCE_S = 1.0
+
 
 def notify(*assignments: str) -> None:
-    """Send `READY=1`, `STATUS=…`, `WATCHDOG=1`, … to the service manager, if there is one."""
+    """Send `READY=1`, `STATUS=…`, `WATCHDOG=1`, … to systemd, if it started us; never raises.
+
+    Waits at most `PATIENCE_S` for a service manager that does not listen: lanes go on where it
+    cannot be told, and its own timeouts end what they watch.
+    """
     address = os.environ.get("NOTIFY_SOCKET")
     if not address:
         return
     if address.startswith("@"):
         address = "\0" + address[1:]
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
-        sock.sendto("\n".join(assignments).encode(), address)
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
+            sock.settimeout(PATIENCE_S)
+            sock.sendto("\n".join(assignments).encode(), address)
+    except OSError as error:
+        log.warning("systemd: cannot be told %s: %s", assignments[0], error)
 
 
 def watchdog_period_s() -> float | None:

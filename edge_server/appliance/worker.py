@@ -18,7 +18,8 @@ class Worker:
 
     The heartbeat moves each time a tick returns, so a tick that hangs shows as an old heartbeat.
     A tick that may wait for something outside (a frame, a broker) bounds its wait and returns:
-    waiting is progress, hanging is not. An exception ends the thread and is kept in `failure`.
+    waiting is progress, hanging is not. An exception ends the thread and is kept in `failure`,
+    whether `tick` or `on_end` raised it.
 
     Args:
         name: of the thread, as shown in logs and by `ps -T`.
@@ -49,9 +50,10 @@ class Worker:
         self._thread.start()
 
     def stop(self, timeout_s: float = 5.0) -> None:
-        """Ask the thread to end and wait for it; a thread that never started is fine."""
+        """Ask the thread to end and wait for it, unless it is stuck or never started."""
         self._stop.set()
-        if self._thread.is_alive() and self._thread is not threading.current_thread():
+        waitable = self.alive and not self.stuck(time.monotonic())
+        if waitable and self._thread is not threading.current_thread():
             self._thread.join(timeout_s)
 
     def wait(self, seconds: float) -> None:
@@ -67,14 +69,19 @@ class Worker:
         return self.alive and now - self._heartbeat > self.deadline_s
 
     def _run(self) -> None:
+        self._keep_failure(self._tick_until_stopped)
+        if self._on_end is not None:
+            self._keep_failure(self._on_end)
+
+    def _tick_until_stopped(self) -> None:
+        while not self._stop.is_set():
+            if self._tick(time.monotonic()) is False:
+                break
+            self._heartbeat = time.monotonic()
+
+    def _keep_failure(self, work: Callable[[], None]) -> None:
         try:
-            while not self._stop.is_set():
-                if self._tick(time.monotonic()) is False:
-                    break
-                self._heartbeat = time.monotonic()
+            work()
         except BaseException as error:
             self.failure = error
             log.exception("worker %s: ended by an error", self.name)
-        finally:
-            if self._on_end is not None:
-                self._on_end()

@@ -1,0 +1,366 @@
+"""The shipped unit, as it is, under a real systemd in a container."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from edge_server.daemon import Daemon
+from edge_server.errors import StageStuck
+from edge_server.settings import read_settings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+CHECKOUT = Path(__file__).parents[2]
+COMMAND = Path(sys.executable).parent / "edge-server"
+SHIPPED_CONFIG = CHECKOUT / "systemd/edge-server.toml"
+SHIPPED_MODELS = "/usr/share/edge_server/models"
+CONFIG = "/etc/edge_server/config.toml"
+
+ROAD = f"""
+[repository]
+paths = ["{SHIPPED_MODELS}"]
+[cameras.road]
+uri = "synthetic://road?seed=7&fps=10"
+"""
+
+# The unit is run as shipped but for this. A shorter watchdog saves 8 s. The checkout and its Python
+# may lie in a home, which ProtectHome=yes hides; an installed package lies in /usr.
+DROP_IN = """
+[Service]
+WatchdogSec=2
+ProtectHome=tmpfs
+BindReadOnlyPaths={seen}
+"""
+
+
+class Container:
+    """A container with systemd as its PID 1; see `systemd_container`."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        self.name = f"edge-server-{uuid.uuid4().hex[:12]}"
+        self._console = folder / "console"
+        (folder / "mount").mkdir()
+        script = Path(__file__).with_name("systemd_container")
+        with self._console.open("wb") as console:
+            self._process = subprocess.Popen(
+                ["bash", script, self.name, folder / "mount", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=console,
+                stderr=subprocess.STDOUT,
+            )
+
+    def wait_until_up(self) -> None:
+        """Skips the test where no container can be made."""
+        while not self._is_up():
+            if self._process.poll() is not None:
+                said = self._console.read_text(errors="replace")
+                if self._process.returncode == 77:
+                    pytest.skip(f"no container here: {'; '.join(said.splitlines())}")
+                pytest.fail(f"the container ended with {self._process.returncode}:\n{said}")
+            time.sleep(0.1)
+
+    def run(self, *command: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+        """Run a command in there and wait for it."""
+        inside = ("nsenter", "-t", str(self._leader()), "-m", "-u", "-i", "-n", "-p", "-C", "--")
+        return subprocess.run(
+            [*inside, "env", "-i", "PATH=/usr/sbin:/usr/bin:/sbin:/bin", *command],
+            input=stdin,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    def do(self, *command: str, stdin: str = "") -> str:
+        """Like `run`, for what must succeed; what it said."""
+        ran = self.run(*command, stdin=stdin)
+        assert ran.returncode == 0, f"{command}: {ran.stderr}"
+        return ran.stdout.strip()
+
+    def write(self, path: str, text: str) -> None:
+        self.do("install", "-D", "-m", "644", "/dev/stdin", path, stdin=text)
+
+    def close(self) -> None:
+        """Everything in it ends at once, and its control groups are removed."""
+        with contextlib.suppress(LookupError, OSError):
+            os.kill(self._init(), signal.SIGKILL)
+            self._process.wait(5)
+        self._process.kill()
+        self._process.wait()
+        for hierarchy in ("systemd", "unified", "."):
+            group = Path("/sys/fs/cgroup", hierarchy, self.name)
+            if group.is_dir():
+                _wait_for(lambda group=group: _removed(group))
+
+    def _is_up(self) -> bool:
+        try:
+            return self.run("systemctl", "is-active", "basic.target").returncode == 0
+        except (LookupError, OSError):
+            return False
+
+    def _init(self) -> int:
+        """PID 1 of the namespace that everything runs in."""
+        return _children(self._process.pid)[0]
+
+    def _leader(self) -> int:
+        """The container's own PID 1, as this machine sees it."""
+        return _children(self._init())[0]
+
+
+class Unit:
+    """edge-server.service in a container."""
+
+    def __init__(self, container: Container) -> None:
+        self.container = container
+
+    def __getitem__(self, name: str) -> str:
+        """A property, as `systemctl show` knows it."""
+        return self.container.do("systemctl", "show", "--value", "-p", name, "edge-server")
+
+    def start_with(self, config: str) -> int:
+        """Start it anew with a configuration; the return code of `systemctl`."""
+        self.container.write(CONFIG, config)
+        self.container.run("systemctl", "stop", "edge-server")
+        self.container.run("systemctl", "reset-failed", "edge-server")
+        return self.container.run("systemctl", "start", "edge-server").returncode
+
+    def kill(self, name: str) -> None:
+        """Send a signal to the daemon."""
+        self.container.do("systemctl", "kill", "-s", name, "--kill-who=main", "edge-server")
+
+    def restarted(self, before: str) -> bool:
+        """Whether it is active again, as another process than `before`."""
+        return self["ActiveState"] == "active" and self["MainPID"] not in (before, "0")
+
+    def journal(self) -> list[tuple[int, str]]:
+        """Microseconds of the monotonic clock and text of each line."""
+        self.container.do("journalctl", "--sync")
+        lines = self.container.do("journalctl", "-u", "edge-server", "-o", "json").splitlines()
+        entries = [json.loads(line) for line in lines]
+        return [(int(e["__MONOTONIC_TIMESTAMP"]), str(e["MESSAGE"])) for e in entries]
+
+
+@pytest.fixture(scope="module")
+def container(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Container]:
+    if os.geteuid() != 0:
+        pytest.skip("needs root: a container with a real systemd is started")
+    for tool in ("systemd-nspawn", "systemd-sysusers", "unshare", "setpriv", "nsenter"):
+        if shutil.which(tool) is None:
+            pytest.skip(f"{tool} is missing: apt install systemd systemd-container util-linux")
+    booted = Container(
+        tmp_path_factory.mktemp("systemd"),
+        *(f"--bind-ro={path}" for path in _seen_paths()),
+        f"--bind-ro={CHECKOUT / 'models'}:{SHIPPED_MODELS}",
+    )
+    try:
+        booted.wait_until_up()
+        yield booted
+    finally:
+        booted.close()
+
+
+@pytest.fixture(scope="module")
+def installed(container: Container) -> Unit:
+    """The unit, its user and its command, where a package puts them."""
+    shipped = CHECKOUT / "systemd"
+    container.write(
+        "/usr/lib/systemd/system/edge-server.service", (shipped / "edge-server.service").read_text()
+    )
+    container.write(
+        "/etc/systemd/system/edge-server.service.d/test.conf",
+        DROP_IN.format(seen=" ".join(_seen_paths())),
+    )
+    container.write(
+        "/usr/lib/sysusers.d/edge-server.conf", (shipped / "edge-server.sysusers").read_text()
+    )
+    container.do("systemd-sysusers", "edge-server.conf")
+    container.do("ln", "-sf", str(COMMAND), "/usr/bin/edge-server")
+    container.do("systemctl", "daemon-reload")
+    return Unit(container)
+
+
+@pytest.fixture
+def unit(installed: Unit) -> Iterator[Unit]:
+    """The unit; where a test fails, its journal is shown."""
+    yield installed
+    print(*(f"{us / 1e6:10.3f} {text}" for us, text in installed.journal()), sep="\n")
+
+
+@pytest.fixture
+def active(unit: Unit) -> Unit:
+    """The unit, active, with a camera that sees a road."""
+    if unit["ActiveState"] != "active":
+        assert unit.start_with(ROAD) == 0
+    return unit
+
+
+def test_the_examples_in_the_shipped_configuration_are_valid(tmp_path: Path) -> None:
+    example = re.compile(r"^# (?=\[|[a-z_]+ = )", re.MULTILINE)
+    everything = tmp_path / "everything.toml"
+    everything.write_text(example.sub("", SHIPPED_CONFIG.read_text()))
+    settings = read_settings(everything, {})
+    assert settings.mqtt is not None
+    assert settings.cameras
+
+
+def test_the_shipped_configuration_starts(unit: Unit) -> None:
+    assert unit.start_with(SHIPPED_CONFIG.read_text()) == 0
+    assert "cameras: none" in unit["StatusText"]
+
+
+def test_it_is_active_only_when_it_is_ready(unit: Unit) -> None:
+    unit.start_with(ROAD)
+    assert unit["ActiveState"] == "active"
+    assert "cameras: road" in unit["StatusText"]
+    started_us = int(unit["ExecMainStartTimestampMonotonic"])
+    active_us = int(unit["ActiveEnterTimestampMonotonic"])
+    (loaded_us,) = (
+        us
+        for us, text in unit.journal()
+        if us > started_us and "model lane_detection: READY" in text
+    )
+    assert started_us < loaded_us < active_us
+
+
+def test_it_runs_as_its_own_user_without_privileges(active: Unit) -> None:
+    status = active.container.do("cat", f"/proc/{active['MainPID']}/status")
+    numbers = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+    user = active.container.do("id", "-u", "edge-server")
+    groups = active.container.do("id", "-G", "edge-server").split()
+    assert set(numbers["Uid"].split()) == {user}
+    assert set(numbers["Groups"].split()) == set(groups)
+    assert {"video", "render"} < set(active.container.do("id", "-nG", "edge-server").split())
+    assert numbers["NoNewPrivs"] == "1"
+    assert int(numbers["CapBnd"], 16) == 0
+
+
+@pytest.mark.parametrize("how", ["SEGV", "HUP"])
+def test_a_crash_is_restarted(active: Unit, how: str) -> None:
+    before = active["MainPID"]
+    active.kill(how)
+    _wait_for(lambda: active.restarted(before))
+
+
+def test_a_hang_is_ended_by_the_watchdog_and_restarted(active: Unit) -> None:
+    before = active["MainPID"]
+    active.kill("STOP")
+    _wait_for(lambda: active.restarted(before))
+    said = [text for _, text in active.journal()]
+    assert any("Watchdog timeout" in text for text in said)
+    # Where it hung: PYTHONFAULTHANDLER.
+    assert "Fatal Python error: Aborted" in said
+
+
+def test_stop_is_clean_and_quick(active: Unit) -> None:
+    begun = time.monotonic()
+    active.container.do("systemctl", "stop", "edge-server")
+    assert time.monotonic() - begun < 5
+    assert active["ActiveState"] == "inactive"
+    assert active["Result"] == "success"
+    assert active["ExecMainStatus"] == "0"
+    assert "edge-server: stopped" in [text for _, text in active.journal()]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        pytest.param(ROAD + "colour = 1\n", id="unknown-key"),
+        # Nothing but an inference shows this one; so being active says that one went well.
+        pytest.param(ROAD + 'model = "lane_decode"\n', id="camera-model-gives-no-lanes"),
+    ],
+)
+def test_a_wrong_configuration_is_no_reason_to_try_again(unit: Unit, wrong: str) -> None:
+    was_active_us = unit["ActiveEnterTimestampMonotonic"]
+    assert unit.start_with(wrong) != 0
+    # One that is to be restarted would be `activating` by now.
+    assert unit["ActiveState"] == "failed"
+    assert unit["ExecMainStatus"] == "78"
+    assert unit["NRestarts"] == "0"
+    assert unit["ActiveEnterTimestampMonotonic"] == was_active_us
+
+
+def test_a_pipeline_that_hangs_ends_the_daemon_instead_of_feeding_the_watchdog(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    let_go, stop = threading.Event(), threading.Event()
+    give_up = threading.Timer(30, stop.set)
+    config = tmp_path / "config.toml"
+    config.write_text(ROAD.replace(SHIPPED_MODELS, str(CHECKOUT / "models")) + "[grpc]\nport = 0\n")
+    daemon = Daemon(read_settings(config, {}), [lambda *_: let_go.wait(60)])
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(tmp_path / "notify"))
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        give_up.start()
+        daemon.start()
+        try:
+            daemon.pipelines[0].worker.deadline_s = 1
+            with pytest.raises(StageStuck, match="lanes-road"):
+                daemon.run(stop)
+        finally:
+            begun = time.monotonic()
+            daemon.stop()
+            took_s = time.monotonic() - begun
+            let_go.set()
+            give_up.cancel()
+        systemd.setblocking(False)
+        told = [message.partition("\n")[0] for message in iter(lambda: _received(systemd), "")]
+    # The restart is systemd's; here nobody waits for what hangs.
+    assert took_s < 2
+    assert told[0] == "READY=1"
+    assert told[-1] == "STOPPING=1"
+    assert set(told[1:-1]) == {"WATCHDOG=1"}
+
+
+def _received(systemd: socket.socket) -> str:
+    """One message, or nothing where none is left."""
+    with contextlib.suppress(BlockingIOError):
+        return systemd.recv(4096).decode()
+    return ""
+
+
+def _seen_paths() -> list[str]:
+    """What the daemon is made of here; outside /usr, which it always sees."""
+    paths = {str(CHECKOUT), sys.prefix, sys.base_prefix}
+    outside = {path for path in paths if not path.startswith("/usr")}
+    inside = {path for path in outside for other in outside if path.startswith(f"{other}/")}
+    return sorted(outside - inside)
+
+
+def _children(pid: int) -> list[int]:
+    """Raises LookupError where there are none."""
+    text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    if not text:
+        raise LookupError(f"process {pid} has no child")
+    return [int(child) for child in text.split()]
+
+
+def _removed(group: Path) -> bool:
+    """Remove a tree of control groups; False while a process is left in it."""
+    try:
+        for folder, _, _ in os.walk(group, topdown=False):
+            Path(folder).rmdir()
+    except OSError:
+        return False
+    return True
+
+
+def _wait_for(condition: Callable[[], bool], timeout_s: float = 30) -> None:
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, f"not within {timeout_s} s"
+        time.sleep(0.1)
