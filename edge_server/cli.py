@@ -48,6 +48,10 @@ def run_command(argv: Sequence[str]) -> int:
         code: int = arguments.verb(arguments)
     except errors.EdgeServerError as error:
         return _tell(error)
+    except BrokenPipeError:
+        # Whoever read our output has seen enough; nor may the interpreter's last flush complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return OK
     return code
 
 

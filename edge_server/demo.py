@@ -146,7 +146,7 @@ class Demo:
             patience = time.monotonic() + _PATIENCE_S
             arrived += 1
             if table is None:
-                print(payload.decode())
+                print(payload.decode(), flush=True)
             else:
                 table.add(msgspec.json.decode(payload))
         if table is not None:
