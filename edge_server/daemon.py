@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 from edge_server.appliance.sd_notify import notify, watchdog_period_s
 from edge_server.appliance.supervisor import Supervisor
 from edge_server.cameras.camera import Camera, CameraState
-from edge_server.errors import ModelConfigError, SettingsError
+from edge_server.errors import ModelConfigError, SettingsError, StageStuck
 from edge_server.grpc_api.server import GrpcServer
 from edge_server.mqtt.broker_address import BrokerAddress
 from edge_server.mqtt.identity import Identity
@@ -35,6 +35,8 @@ VERSION = version("edge-server")
 
 # What a request in flight may still take when the daemon is asked to end; systemd allows 10 s.
 GRACE_S = 3.0
+# A model that computes for longer than this hangs, as far as a vehicle is concerned.
+MODEL_STUCK_S = 60.0
 # The main loop looks at the workers this often.
 LOOK_S = 0.5
 # An open camera that gives nothing for this long has stalled.
@@ -76,13 +78,16 @@ class Daemon:
         self._supervisor = Supervisor(workers)
         self._running = ExitStack()
         self._told: dict[str, str] = {}
+        self._stop_by = 0.0
 
     @property
     def grpc_port(self) -> int:
         return self._grpc.port
 
-    def start(self) -> None:
+    def start(self, stop: threading.Event) -> None:
         """Start every part; if one fails, those before it are stopped again.
+
+        Returns early, not ready, when `stop` is set meanwhile; then `stop()` is due as ever.
 
         Raises:
             ModelConfigError: a model cannot be loaded.
@@ -92,49 +97,75 @@ class Daemon:
         with ExitStack() as started:
             started.callback(self._registry.clear)
             # From here on a client that asks is told "live, not ready" instead of nothing.
-            started.callback(self._grpc.stop, GRACE_S)
+            started.callback(lambda: self._grpc.stop(self._left_s()))
             self._grpc.start()
-            self._load_models()
+            started.callback(self._stop_pipelines)
+            self._load_models(stop)
             for pipeline in self.pipelines:
+                if stop.is_set():
+                    break
                 pipeline.prove()
-                started.callback(pipeline.camera.stop)
                 pipeline.camera.open()
             if self._publisher is not None:
                 started.callback(self._publisher.stop)
                 self._publisher.start()
-            for pipeline in self.pipelines:
-                started.callback(pipeline.worker.stop)
-                pipeline.camera.start()
-                pipeline.worker.start()
-            started.callback(self._grpc.drain)
-            started.callback(self.data_plane.shut)
-            self.data_plane.open()
+            started.callback(self._say_goodbye)
+            if not stop.is_set():
+                for pipeline in self.pipelines:
+                    pipeline.camera.start()
+                    pipeline.worker.start()
+                self.data_plane.open()
             self._running = started.pop_all()
-        self._publish_states()
-        notify("READY=1", f"STATUS={self._status()}")
-        log.info("edge-server %s: ready, %s", VERSION, self._status())
+        if not stop.is_set():
+            self._publish_states()
+            notify("READY=1", f"STATUS={self._status()}")
+            log.info("edge-server %s: ready, %s", VERSION, self._status())
 
     def run(self, stop: threading.Event) -> None:
         """Watch over the parts until `stop` is set.
 
         Raises:
-            StageStuck: a worker hangs; only a new process helps.
+            StageStuck: a worker or a model hangs; only a new process helps.
             InternalError: a worker died.
         """
         period_s = min(LOOK_S, (watchdog_period_s() or LOOK_S) / 2)
         while not stop.wait(period_s):
-            self._supervisor.check(time.monotonic())
+            now = time.monotonic()
+            self._supervisor.check(now)
+            model, running_s = self.data_plane.longest_run(now)
+            if running_s > MODEL_STUCK_S:
+                raise StageStuck(f"model {model}: one run takes more than {MODEL_STUCK_S:g} s")
             self._publish_states()
             notify("WATCHDOG=1", f"STATUS={self._status()}")
 
     def stop(self) -> None:
-        """Not ready at once; what is in flight finishes; `offline` is published; all is closed."""
+        """Not ready at once; what is in flight finishes; `offline` is published; all is closed.
+
+        Takes no longer than `GRACE_S` and what the broker's farewell takes, whatever hangs.
+        """
         notify("STOPPING=1")
         self._running.close()
         log.info("edge-server: stopped")
 
-    def _load_models(self) -> None:
-        failed = self._loader.load_all()
+    def _say_goodbye(self) -> None:
+        """Tell everyone, before anyone is waited for."""
+        self._stop_by = time.monotonic() + GRACE_S
+        self.data_plane.shut()
+        self._grpc.drain()
+        for pipeline in self.pipelines:
+            pipeline.worker.ask_to_stop()
+            pipeline.camera.worker.ask_to_stop()
+
+    def _stop_pipelines(self) -> None:
+        for pipeline in self.pipelines:
+            pipeline.worker.stop(self._left_s())
+            pipeline.camera.stop(self._left_s())
+
+    def _left_s(self) -> float:
+        return max(0.0, self._stop_by - time.monotonic())
+
+    def _load_models(self, stop: threading.Event) -> None:
+        failed = self._loader.load_all(stop)
         if failed:
             names = ", ".join(entry.name for entry in failed)
             raise ModelConfigError(f"models that cannot be loaded: {names}")
@@ -156,10 +187,15 @@ class Daemon:
             self._publisher.publish_model_state(entry.name, entry.state.value, entry.reason)
 
     def _status(self) -> str:
-        cameras = ", ".join(f"{p.camera.name} {p.camera.state.value}" for p in self.pipelines)
+        cameras = ", ".join(
+            f"{p.camera.name} {p.camera.state.value}, {p.camera.captured} frames, "
+            f"{p.camera.dropped} dropped, {p.failed_frames} failed"
+            for p in self.pipelines
+        )
         broker = "off"
         if self._publisher is not None:
-            broker = "connected" if self._publisher.connected else "away"
+            state = "connected" if self._publisher.connected else "away"
+            broker = f"{state}, {self._publisher.dropped} lanes dropped"
         ready = len(self.data_plane.index(only_ready=True))
         return f"{ready} models; cameras: {cameras or 'none'}; mqtt: {broker}"
 

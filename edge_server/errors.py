@@ -7,8 +7,6 @@
     ├── NotFound             no model, version, or region of that name
     ├── Unavailable          exists, but cannot answer now (loading, stopping, queue full)
     ├── Unsupported          a valid wish that this server does not fulfil
-    ├── AlreadyExists        a name is taken
-    ├── Cancelled            the caller gave up
     ├── DeadlineExceeded     too late
     ├── InternalError        a model or a backend failed while it ran
     ├── SourceError          a camera or a file gives no frames
@@ -47,14 +45,6 @@ class Unavailable(EdgeServerError):
 
 class Unsupported(EdgeServerError):
     """The request is valid, this server does not offer what it asks for."""
-
-
-class AlreadyExists(EdgeServerError):
-    """The name is taken."""
-
-
-class Cancelled(EdgeServerError):
-    """The caller gave up before the answer was ready."""
 
 
 class DeadlineExceeded(EdgeServerError):

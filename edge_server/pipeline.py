@@ -10,7 +10,8 @@ import numpy as np
 
 from edge_server.appliance.worker import Worker
 from edge_server.cameras.frame import Frame
-from edge_server.errors import EdgeServerError, SettingsError
+from edge_server.errors import EdgeServerError, InternalError, SettingsError
+from edge_server.lanes.anchors import ROW_COUNT
 from edge_server.lanes.rows import lanes_from_rows
 from edge_server.lanes.types import LaneFrame, StageLatency
 from edge_server.serving.requests import InferRequest, StepTiming
@@ -78,8 +79,17 @@ class LanePipeline:
         taken_ns = time.monotonic_ns()
         image = Tensor.of(frame.image[np.newaxis])
         response = self._data_plane.infer(
-            InferRequest(self._model, {IMAGE: image}, outputs=(LANE_POINTS, LANE_SCORES))
+            InferRequest(
+                self._model, {IMAGE: image}, outputs=(LANE_POINTS, LANE_SCORES), urgent=True
+            )
         )
+        points = response.outputs[LANE_POINTS].array
+        scores = response.outputs[LANE_SCORES].array
+        if points.shape[:2] != scores.shape[:2] or points.shape[2:] != (ROW_COUNT, 2):
+            raise InternalError(
+                f"model '{self._model}' answered '{LANE_POINTS}' {points.shape} and "
+                f"'{LANE_SCORES}' {scores.shape}; lanes are (1, K, {ROW_COUNT}, 2) and (1, K)"
+            )
         height, width = frame.image.shape[:2]
         return LaneFrame(
             camera=self.camera.name,
@@ -92,9 +102,7 @@ class LanePipeline:
             model_name=response.model_name,
             model_version=response.model_version,
             latency_us=_stage_latency(taken_ns - frame.capture_mono_ns, response.timings),
-            lanes=lanes_from_rows(
-                response.outputs[LANE_POINTS].array[0], response.outputs[LANE_SCORES].array[0]
-            ),
+            lanes=lanes_from_rows(points[0], scores[0]),
         )
 
     def prove(self) -> None:

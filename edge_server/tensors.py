@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from numpy.typing import NDArray
 
 
@@ -119,6 +121,6 @@ def shape_text(shape: tuple[int, ...]) -> str:
     return "[" + ",".join(map(str, shape)) + "]"
 
 
-def element_count(shape: tuple[int, ...]) -> int:
+def element_count(shape: Iterable[int]) -> int:
     """Product of the dimensions in Python integers, so that it cannot overflow."""
     return math.prod(shape)

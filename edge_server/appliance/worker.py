@@ -49,9 +49,13 @@ class Worker:
         self._heartbeat = time.monotonic()
         self._thread.start()
 
+    def ask_to_stop(self) -> None:
+        """Let the thread end after its current tick; returns at once."""
+        self._stop.set()
+
     def stop(self, timeout_s: float = 5.0) -> None:
         """Ask the thread to end and wait for it, unless it is stuck or never started."""
-        self._stop.set()
+        self.ask_to_stop()
         waitable = self.alive and not self.stuck(time.monotonic())
         if waitable and self._thread is not threading.current_thread():
             self._thread.join(timeout_s)

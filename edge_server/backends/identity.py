@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from edge_server.backends.contract import Placement, TensorModel, Tensors
+from edge_server.backends.parameters import Parameters, check_parameters
 from edge_server.errors import ModelConfigError
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfig:
-    """Raises: ModelConfigError: inputs and outputs do not pair up."""
+    """Raises: ModelConfigError: inputs and outputs do not pair up, or there are parameters."""
     del version
     if not config.inputs or [(s.datatype, s.shape) for s in config.inputs] != [
         (s.datatype, s.shape) for s in config.outputs
@@ -24,6 +25,7 @@ def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfi
             f"{files.config_path}: an identity model has one output for each input, of the same "
             "data_type and dims and in the same order"
         )
+    check_parameters(files, config, Parameters)
     return config
 
 

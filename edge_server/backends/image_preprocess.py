@@ -19,9 +19,9 @@ import cv2
 import numpy as np
 
 from edge_server.backends.contract import Placement, TensorModel, Tensors
-from edge_server.backends.parameters import Parameters, read_parameters
+from edge_server.backends.parameters import Parameters, check_parameters, read_parameters
 from edge_server.errors import InvalidRequest, ModelConfigError
-from edge_server.tensors import DataType, Tensor, TensorSpec, shape_text
+from edge_server.tensors import DataType, Tensor, TensorSpec, element_count, shape_text
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
     from edge_server.model_config.config import ModelConfig
     from edge_server.model_config.files import ModelFiles
+
+# 256 MiB of floats; a network that takes more is a slip of the keyboard.
+MAX_ELEMENTS = 64 * 1024 * 1024
 
 
 class ImagePreprocessParameters(Parameters, frozen=True):
@@ -46,18 +49,24 @@ def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfi
         raise ModelConfigError(
             f"{where}: image_preprocess has one input, TYPE_UINT8 with dims [-1,-1,3]"
         )
-    if _network_input(config) is None or len(config.outputs) > 2:
+    network_input = _network_input(config)
+    if network_input is None or len(config.outputs) > 2:
         raise ModelConfigError(
             f"{where}: image_preprocess has an output TYPE_FP32 with dims [3,H,W], and optionally "
             "one TYPE_INT32 with dims [2] for the frame's height and width"
         )
+    if element_count(network_input.shape) > MAX_ELEMENTS:
+        raise ModelConfigError(
+            f"{where}: output '{network_input.name}' of image_preprocess has dims "
+            f"{shape_text(network_input.shape)}; at most {MAX_ELEMENTS} elements are possible"
+        )
     for spec in config.outputs:
-        if spec is not _network_input(config) and spec != _size_output(config):
+        if spec is not network_input and spec != _size_output(config):
             raise ModelConfigError(
                 f"{where}: output '{spec.name}' of image_preprocess: the frame's size is "
                 "TYPE_INT32 with dims [2]"
             )
-    read_parameters(config, ImagePreprocessParameters)
+    check_parameters(files, config, ImagePreprocessParameters)
     return config
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from edge_server.backends.contract import Placement, TensorModel, Tensors
-from edge_server.backends.parameters import Parameters, read_parameters
+from edge_server.backends.parameters import Parameters, check_parameters, read_parameters
 from edge_server.errors import InvalidRequest, ModelConfigError
 from edge_server.lanes.anchors import COLUMN_COUNT, ROW_COUNT
 from edge_server.lanes.decode import DecodedLanes, decode_lanes
@@ -57,7 +57,7 @@ def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfi
             f"{files.config_path}: lane_decode has two outputs, TYPE_FP32 [-1,{ROW_COUNT},2] "
             "(points) and TYPE_FP32 [-1] (scores)"
         )
-    read_parameters(config, LaneDecodeParameters)
+    check_parameters(files, config, LaneDecodeParameters)
     return config
 
 

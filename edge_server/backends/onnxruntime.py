@@ -13,13 +13,16 @@ import numpy as np
 import onnxruntime as ort
 
 from edge_server.backends.contract import Placement, TensorInstance, Tensors
-from edge_server.backends.parameters import Parameters, read_parameters
-from edge_server.errors import InternalError, ModelConfigError
-from edge_server.model_config.validation import require_path
+from edge_server.backends.parameters import Parameters, check_parameters, read_parameters
+from edge_server.errors import InternalError, InvalidRequest, ModelConfigError
+from edge_server.model_config.files import require_path
+from edge_server.model_config.shapes import unified
 from edge_server.tensors import DataType, Tensor, TensorSpec, shape_text
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from numpy.typing import NDArray
 
     from edge_server.model_config.config import ModelConfig
     from edge_server.model_config.files import ModelFiles
@@ -54,6 +57,7 @@ def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfi
 
     A model batches when its first dimension is free, or 1 with `max_batch_size: 1`.
     """
+    check_parameters(files, config, OnnxRuntimeParameters)
     path = files.versions[version] / config.default_model_filename
     require_path(path, config.name)
     options = ort.SessionOptions()
@@ -62,12 +66,11 @@ def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfi
     batched = config.max_batch_size > 0
     inputs = tuple(_spec(path, node, batched, config) for node in session.get_inputs())
     outputs = tuple(_spec(path, node, batched, config) for node in session.get_outputs())
-    for kind, said, real in (
-        ("input", config.inputs, inputs),
-        ("output", config.outputs, outputs),
-    ):
-        _compare(f"{files.config_path}: model '{config.name}'", kind, said, real)
-    return config.with_io(_as_said(config.inputs, inputs), _as_said(config.outputs, outputs))
+    where = f"{files.config_path}: model '{config.name}'"
+    return config.with_io(
+        _agreed(where, "input", config.inputs, inputs),
+        _agreed(where, "output", config.outputs, outputs),
+    )
 
 
 def load(directory: Path, config: ModelConfig, placement: Placement) -> OnnxModel:
@@ -99,13 +102,31 @@ class OnnxModel:
 
     def _run(self, inputs: Tensors, outputs: frozenset[str]) -> Tensors:
         names = sorted(outputs)
+        arrays = {name: _for_runtime(name, tensor.array) for name, tensor in inputs.items()}
         try:
-            arrays = self._session.run(names, {k: v.array for k, v in inputs.items()})
+            made = self._session.run(names, arrays)
         except Exception as error:  # ONNX Runtime's exceptions have no common root of their own
             raise InternalError(f"onnxruntime: model '{self._name}' failed: {error}") from error
-        return {
-            name: Tensor.of(np.asarray(array)) for name, array in zip(names, arrays, strict=True)
-        }
+        return {name: _from_runtime(array) for name, array in zip(names, made, strict=True)}
+
+
+def _for_runtime(name: str, array: NDArray[Any]) -> NDArray[Any]:
+    """ONNX Runtime's strings are `str`; of `bytes` it would take the printed form."""
+    if array.dtype != np.object_:
+        return array
+    try:
+        texts = [element.decode() for element in array.flat]
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(
+            f"input '{name}': an ONNX string is UTF-8 text, which {error.object[:32]!r} is not"
+        ) from error
+    return np.array(texts, np.object_).reshape(array.shape)
+
+
+def _from_runtime(array: NDArray[Any]) -> Tensor:
+    if array.dtype != np.object_:
+        return Tensor.of(array)
+    return Tensor(np.array([text.encode() for text in array.flat], np.object_).reshape(array.shape))
 
 
 def _open_session(path: Path, options: Any) -> Any:
@@ -137,37 +158,33 @@ def _spec(path: Path, node: Any, batched: bool, config: ModelConfig) -> TensorSp
     return TensorSpec(node.name, datatype, shape[1:])
 
 
-def _compare(
+def _agreed(
     where: str, kind: str, said: tuple[TensorSpec, ...], real: tuple[TensorSpec, ...]
-) -> None:
-    provided = {spec.name: spec for spec in real}
+) -> list[TensorSpec]:
+    """The model's tensors in its order; a size that one side leaves free is the other's."""
+    agreed = {spec.name: spec for spec in real}
     if len(said) > len(real):
         raise ModelConfigError(
             f"{where}: configuration expects {len(said)} {kind}s, model provides {len(real)}"
         )
     for spec in said:
-        if spec.name not in provided:
+        if spec.name not in agreed:
             raise ModelConfigError(
                 f"{where}: unexpected inference {kind} '{spec.name}', allowed {kind}s are: "
-                f"{', '.join(provided)}"
+                f"{', '.join(agreed)}"
             )
-        model = provided[spec.name]
+        model = agreed[spec.name]
         if model.datatype != spec.datatype:
             raise ModelConfigError(
                 f"{where}: configuration expects datatype {spec.datatype.config_name} for {kind} "
                 f"'{spec.name}', model provides {model.datatype.config_name}"
             )
-        if len(model.shape) != len(spec.shape) or any(
-            -1 not in (a, b) and a != b for a, b in zip(model.shape, spec.shape, strict=True)
-        ):
+        shape = unified(spec.shape, model.shape)
+        if shape is None:
             raise ModelConfigError(
                 f"{where}, tensor '{spec.name}': the model expects {len(model.shape)} dimensions "
                 f"(shape {shape_text(model.shape)}) but the model configuration specifies "
                 f"{len(spec.shape)} dimensions (shape {shape_text(spec.shape)})"
             )
-
-
-def _as_said(said: tuple[TensorSpec, ...], real: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-    """The model's tensors, with the configuration's shape where it gives one."""
-    named = {spec.name: spec for spec in said}
-    return tuple(named.get(spec.name, spec) for spec in real)
+        agreed[spec.name] = TensorSpec(spec.name, spec.datatype, shape)
+    return list(agreed.values())

@@ -10,6 +10,7 @@ from edge_server.errors import ModelConfigError
 
 if TYPE_CHECKING:
     from edge_server.model_config.config import ModelConfig
+    from edge_server.model_config.files import ModelFiles
 
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -19,16 +20,22 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 P = TypeVar("P", bound=Parameters)
 
 
-def read_parameters(config: ModelConfig, kind: type[P]) -> P:
-    """What the configuration says, as `kind`.
+def check_parameters(files: ModelFiles, config: ModelConfig, kind: type[Parameters]) -> None:
+    """Hold what the configuration says against `kind`, so that `read_parameters` will work.
 
     Raises:
-        ModelConfigError: an unknown parameter, or a value that does not fit its type.
+        ModelConfigError: an unknown parameter, or a value that does not fit its type; names the
+            file.
     """
     try:
-        return msgspec.convert(dict(config.parameters), kind, strict=False)
+        read_parameters(config, kind)
     except msgspec.ValidationError as error:
-        known = ", ".join(kind.__struct_fields__)
+        known = ", ".join(kind.__struct_fields__) or "none"
         raise ModelConfigError(
-            f"model '{config.name}': parameters: {error}; backend '{config.backend}' knows: {known}"
+            f"{files.config_path}: parameters: {error}; backend '{config.backend}' knows: {known}"
         ) from error
+
+
+def read_parameters(config: ModelConfig, kind: type[P]) -> P:
+    """What the configuration says, as `kind`; `check_parameters` saw to it that it fits."""
+    return msgspec.convert(dict(config.parameters), kind, strict=False)

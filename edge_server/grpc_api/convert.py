@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -32,26 +33,44 @@ _CONTENTS_FIELD = {
     DataType.FP64: "fp64_contents",
     DataType.BYTES: "bytes_contents",
 }
-# Parameters that change what an inference means; those that this server does not act on yet are
-# refused rather than ignored.
-_UNSUPPORTED_TENSOR_PARAMETERS = ("shared_memory_region", "classification")
-_UNSUPPORTED_REQUEST_PARAMETERS = ("sequence_id", "sequence_start", "sequence_end")
+# The type that Triton says of a contents field.
+_TYPE_OF_FIELD = {
+    "bool_contents": "BOOL",
+    "int_contents": "INT32",
+    "int64_contents": "INT64",
+    "uint_contents": "UINT32",
+    "uint64_contents": "UINT64",
+    "fp32_contents": "FP32",
+    "fp64_contents": "FP64",
+    "bytes_contents": "BYTES",
+}
+
+# Parameters that change what a request means. What is not acted on here is refused, not ignored.
+_SEQUENCE_PARAMETERS = frozenset({"sequence_id", "sequence_start", "sequence_end"})
+_ALLOWED_TRITON_PARAMETER = "triton_enable_empty_final_response"
+_INTEGERS = frozenset({"int64_param", "uint64_param"})
+DISABLED_SHARED_MEMORY = "Client shared memory is disabled. This server does not offer it."
+
+# numpy's limit on 1.x; and more elements than any board has memory for.
+_MOST_DIMENSIONS = 32
+_MOST_ELEMENTS = 2**48
 
 
-def to_infer_request(message: Any, raw: Sequence[memoryview]) -> InferRequest:
+def to_infer_request(
+    message: Any, raw: Sequence[memoryview], timeout_s: float | None = None
+) -> InferRequest:
     """The request that a `ModelInferRequest` carries.
 
     Args:
         message: without its raw contents, which may be large.
         raw: those; the tensors are views on them.
+        timeout_s: how long the caller still waits; None is for ever.
 
     Raises:
         InvalidRequest: its tensors do not add up (Triton's texts).
         Unsupported: it uses an extension that this server does not offer.
     """
-    for key in _UNSUPPORTED_REQUEST_PARAMETERS:
-        if key in message.parameters:
-            raise Unsupported(f"request parameter '{key}': this server has no sequence batching")
+    _check_parameters(message.parameters)
     prefix = f"[request id: {message.id or '<id_unknown>'}] "
     raw_contents = iter(raw)
     inputs: dict[str, Tensor] = {}
@@ -74,6 +93,7 @@ def to_infer_request(message: Any, raw: Sequence[memoryview]) -> InferRequest:
         inputs=inputs,
         outputs=tuple(outputs),
         id=message.id,
+        deadline=None if timeout_s is None else time.monotonic() + timeout_s,
     )
 
 
@@ -89,10 +109,32 @@ def to_response_message(response: InferResponse) -> tuple[Any, list[memoryview]]
     return message, raw
 
 
+def _check_parameters(parameters: Any) -> None:
+    for key, value in parameters.items():
+        kind = value.WhichOneof("parameter_choice")
+        if key in _SEQUENCE_PARAMETERS:
+            raise Unsupported(f"request parameter '{key}': this server has no sequence batching")
+        if key == "timeout" and kind != "int64_param":
+            raise InvalidRequest(
+                "invalid value type for 'timeout' parameter, expected int64_param."
+            )
+        if key == "priority" and kind not in _INTEGERS:
+            raise InvalidRequest(
+                "invalid value type for 'priority' parameter, expected int64_param or uint64_param."
+            )
+        if key.startswith("triton_") and key != _ALLOWED_TRITON_PARAMETER:
+            raise InvalidRequest(
+                "parameter keys starting with 'triton_' are reserved for Triton usage. Only the "
+                "following keys starting with 'triton_' are allowed: "
+                f"{_ALLOWED_TRITON_PARAMETER} "
+            )
+
+
 def _refuse_extensions(tensor: Any) -> None:
-    for key in _UNSUPPORTED_TENSOR_PARAMETERS:
-        if key in tensor.parameters:
-            raise Unsupported(f"tensor '{tensor.name}': '{key}' is not offered by this server")
+    if "shared_memory_region" in tensor.parameters:
+        raise Unsupported(DISABLED_SHARED_MEMORY)
+    if "classification" in tensor.parameters:
+        raise Unsupported(f"output '{tensor.name}': this server does not classify")
 
 
 @dataclass(frozen=True)
@@ -151,6 +193,11 @@ def _declared(tensor: Any, model: str, prefix: str) -> _Declared:
             f"{prefix}All input dimensions should be specified for input '{tensor.name}' for "
             f"model '{model}', got {shape_text(shape)}"
         )
+    if len(shape) > _MOST_DIMENSIONS or element_count(max(d, 1) for d in shape) > _MOST_ELEMENTS:
+        raise InvalidRequest(
+            f"{prefix}input '{tensor.name}' for model '{model}' has a shape that no memory holds: "
+            f"{shape_text(shape[:_MOST_DIMENSIONS])}"
+        )
     return _Declared(tensor.name, datatype, shape, model, prefix)
 
 
@@ -167,11 +214,12 @@ def _from_contents(declared: _Declared, contents: Any) -> NDArray[Any]:
     name, datatype, model = declared.name, declared.datatype, declared.model
     field = _CONTENTS_FIELD.get(datatype, "raw_input_contents")
     filled = [descriptor.name for descriptor, _ in contents.ListFields()]
-    if any(other != field for other in filled):
-        raise InvalidRequest(
-            f"unexpected explicit tensor data for input tensor '{name}' for model '{model}' of "
-            f"type '{datatype.value}', expected it in '{field}'"
-        )
+    for other in filled:
+        if other != field:
+            raise InvalidRequest(
+                f"unexpected explicit tensor data for input tensor '{name}' for model '{model}' "
+                f"of type '{_TYPE_OF_FIELD[other]}', expected datatype '{datatype.value}'"
+            )
     values = getattr(contents, field) if filled else ()
     if len(values) != declared.count:
         raise declared.size_mismatch(len(values) * datatype.numpy.itemsize)

@@ -21,11 +21,13 @@ STATUS = {
     errors.NotFound: grpc.StatusCode.NOT_FOUND,
     errors.Unavailable: grpc.StatusCode.UNAVAILABLE,
     errors.Unsupported: grpc.StatusCode.UNIMPLEMENTED,
-    errors.AlreadyExists: grpc.StatusCode.ALREADY_EXISTS,
-    errors.Cancelled: grpc.StatusCode.CANCELLED,
     errors.DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
     errors.InternalError: grpc.StatusCode.INTERNAL,
 }
+
+
+# A status travels in HTTP/2 headers, which peers cap; and a text may quote what a client sent.
+_LONGEST_TEXT = 4000
 
 
 def status_of(error: errors.EdgeServerError) -> grpc.StatusCode:
@@ -47,23 +49,17 @@ class ErrorsToStatus(grpc.ServerInterceptor):
         method = handler_call_details.method
         behaviour = handler.unary_unary
 
-        def answer(request: Any, context: grpc.ServicerContext) -> Any:
+        def answer(request: bytes, context: grpc.ServicerContext) -> Any:
             try:
                 return behaviour(request, context)
             except errors.EdgeServerError as error:
-                context.abort(status_of(error), str(error))
-            except NotImplementedError:
-                name = method.rpartition("/")[2]
-                context.abort(
-                    grpc.StatusCode.UNIMPLEMENTED, f"{name} is not offered by this server"
-                )
+                context.abort(status_of(error), str(error)[:_LONGEST_TEXT])
             except Exception as error:
                 log.exception("grpc %s: unforeseen error", method)
-                context.abort(grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}")
+                text = f"{type(error).__name__}: {error}"
+                context.abort(grpc.StatusCode.INTERNAL, text[:_LONGEST_TEXT])
 
-        return grpc.unary_unary_rpc_method_handler(
-            answer, handler.request_deserializer, handler.response_serializer
-        )
+        return grpc.unary_unary_rpc_method_handler(answer)
 
 
 class Drain(grpc.ServerInterceptor):
@@ -72,8 +68,6 @@ class Drain(grpc.ServerInterceptor):
     Without it a call that arrives as the server shuts down is cut off as CANCELLED, and its client
     cannot tell whether it ran.
     """
-
-    _REFUSED = frozenset({"ModelInfer", "ModelStreamInfer"})
 
     def __init__(self) -> None:
         self._begun = threading.Event()
@@ -86,8 +80,7 @@ class Drain(grpc.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], grpc.RpcMethodHandler[Any, Any] | None],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler[Any, Any] | None:
-        name = handler_call_details.method.rpartition("/")[2]
-        if self._begun.is_set() and name in self._REFUSED:
+        if self._begun.is_set() and handler_call_details.method.endswith("/ModelInfer"):
             return grpc.unary_unary_rpc_method_handler(_refuse)
         return continuation(handler_call_details)
 

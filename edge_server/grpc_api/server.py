@@ -20,7 +20,9 @@ log = logging.getLogger(__name__)
 
 # A 4K BGR frame has 25 MB; the protocol's own 2 GiB would let one client fill the board's memory.
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
-_THREADS = 8
+# Calls wait in their thread for an instance; the spare ones keep answering how the server is.
+_THREADS = 32
+_INFERENCES_AT_ONCE = 28
 # Long enough for clients that ask without pause to hear the refusal before the connection ends.
 _LAST_WORDS_S = 0.1
 
@@ -50,7 +52,7 @@ class GrpcServer:
             interceptors=[self._drain, ErrorsToStatus()],
             options=_OPTIONS,
         )
-        servicer = TritonServicer(data_plane, "triton", version)
+        servicer = TritonServicer(data_plane, "triton", version, _INFERENCES_AT_ONCE)
         self._server.add_generic_rpc_handlers([method_handlers(servicer)])
         self.address = f"[{host}]" if ":" in host else host
         try:

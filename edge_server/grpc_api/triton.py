@@ -1,6 +1,6 @@
 """The Triton protocol's servicer: each method asks the data plane and answers in its words.
 
-What a method lacks answers UNIMPLEMENTED by name, see `interceptors`.
+A method that is not offered answers UNIMPLEMENTED by name.
 """
 
 from __future__ import annotations
@@ -8,12 +8,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import grpc
+from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
-from edge_server.errors import Unsupported
-from edge_server.grpc_api.convert import to_infer_request, to_response_message
+from edge_server.errors import InvalidRequest, Unsupported
+from edge_server.grpc_api.admission import Admission
+from edge_server.grpc_api.convert import (
+    DISABLED_SHARED_MEMORY,
+    to_infer_request,
+    to_response_message,
+)
 from edge_server.grpc_api.wire import read_request, write_response
 
 if TYPE_CHECKING:
@@ -30,8 +36,11 @@ EXTENSIONS = ("model_configuration", "binary_tensor_data")
 class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
     """`inference.GRPCInferenceService` over a DataPlane."""
 
-    def __init__(self, data_plane: DataPlane, name: str, version: str) -> None:
+    def __init__(
+        self, data_plane: DataPlane, name: str, version: str, inferences_at_once: int
+    ) -> None:
         self._data_plane = data_plane
+        self._admission = Admission(inferences_at_once)
         self._name = name
         self._version = version
 
@@ -67,7 +76,12 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
 
     def ModelInfer(self, request: bytes, context: Any) -> bytes:
         """Takes and gives the messages as bytes, so that tensors are not copied; see `wire`."""
-        response = self._data_plane.infer(to_infer_request(*read_request(request)))
+        message, raw = read_request(request)
+        self._data_plane.require(message.model_name, message.model_version)
+        with self._admission.admit():
+            response = self._data_plane.infer(
+                to_infer_request(message, raw, timeout_s=context.time_remaining())
+            )
         return write_response(*to_response_message(response))
 
     def RepositoryIndex(self, request: Any, context: Any) -> Any:
@@ -85,29 +99,46 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
 
 
 def method_handlers(servicer: TritonServicer) -> grpc.GenericRpcHandler:
-    """Every method of the published service, with `servicer` to answer it.
+    """Every method of the published service, over bytes, with `servicer` to answer it.
 
-    What `add_GRPCInferenceServiceServicer_to_server` would register, but for ModelInfer, whose
-    messages come and go as bytes.
+    Like `add_GRPCInferenceServiceServicer_to_server`, but that messages are parsed within the
+    call, where a damaged one is the caller's error, and that ModelInfer's are not parsed at all:
+    it reads them itself.
     """
     service = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
-    handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
-    for method in service.methods:
-        answer = getattr(servicer, method.name)
-        if method.name == "ModelInfer":
-            handlers[method.name] = grpc.unary_unary_rpc_method_handler(answer)
-        else:
-            make = (
-                grpc.stream_stream_rpc_method_handler
-                if method.client_streaming
-                else grpc.unary_unary_rpc_method_handler
-            )
-            handlers[method.name] = make(
-                answer,
-                request_deserializer=GetMessageClass(method.input_type).FromString,
-                response_serializer=GetMessageClass(method.output_type).SerializeToString,
-            )
+    handlers = {method.name: _handler(servicer, method) for method in service.methods}
     return grpc.method_handlers_generic_handler(service.full_name, handlers)
+
+
+def _handler(servicer: TritonServicer, method: Any) -> grpc.RpcMethodHandler[Any, Any]:
+    offered = method.name in vars(TritonServicer)
+    answer = getattr(servicer, method.name)
+    read = GetMessageClass(method.input_type).FromString
+
+    def answer_parsed(request: bytes, context: grpc.ServicerContext) -> bytes:
+        try:
+            message = read(request)
+        except DecodeError as error:
+            raise InvalidRequest(f"the request is no {method.input_type.name}: {error}") from error
+        written: bytes = answer(message, context).SerializeToString()
+        return written
+
+    def refuse(request: Any, context: grpc.ServicerContext) -> bytes:
+        del request
+        context.abort(
+            grpc.StatusCode.UNIMPLEMENTED,
+            DISABLED_SHARED_MEMORY
+            if "SharedMemory" in method.name
+            else f"{method.name} is not offered by this server",
+        )
+
+    if method.client_streaming:
+        return grpc.stream_stream_rpc_method_handler(refuse)
+    if not offered:
+        return grpc.unary_unary_rpc_method_handler(refuse)
+    return grpc.unary_unary_rpc_method_handler(
+        answer if method.name == "ModelInfer" else answer_parsed
+    )
 
 
 def _tensor_metadata(config: ModelConfig, specs: Iterable[TensorSpec]) -> list[Any]:

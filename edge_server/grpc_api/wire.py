@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 # Below this size protobuf's own parse, in C, is quicker than a walk in Python.
 _WALK_FROM_BYTES = 16 * 1024
+# What the walk does not know is left to protobuf up to this size: it can blow up what it parses.
+_PROTOBUF_UP_TO_BYTES = 1024 * 1024
 
 _VARINT, _LENGTH_DELIMITED = 0, 2
 _FIXED_BYTES = {1: 8, 5: 4}
@@ -29,14 +31,21 @@ _RAW_INPUT_CONTENTS = (7 << 3) | _LENGTH_DELIMITED
 _RAW_OUTPUT_CONTENTS = bytes([(6 << 3) | _LENGTH_DELIMITED])
 _LONGEST_VARINT = 10
 
+# Every top-level field costs a step in Python here and an object in protobuf, so that a few
+# megabytes of empty ones would take a board's memory; a request has some per input.
+_MOST_FIELDS = 1000
+_TOO_MANY_FIELDS = f"a ModelInferRequest of more than {_MOST_FIELDS} fields is not read"
+
 
 def read_request(data: bytes) -> tuple[Any, list[memoryview]]:
     """A `ModelInferRequest` without its raw contents, and those as views on `data`.
 
     Raises:
-        InvalidRequest: `data` is no such message.
+        InvalidRequest: `data` is no such message, or has more fields than any request needs.
     """
     walked = _walk(memoryview(data)) if len(data) >= _WALK_FROM_BYTES else None
+    if walked is None and len(data) > _PROTOBUF_UP_TO_BYTES:
+        raise InvalidRequest("the request is no ModelInferRequest that this server can read")
     try:
         if walked is not None:
             rest, raw = walked
@@ -44,6 +53,8 @@ def read_request(data: bytes) -> tuple[Any, list[memoryview]]:
         message = pb.ModelInferRequest.FromString(data)
     except DecodeError as error:
         raise InvalidRequest(f"the request is no ModelInferRequest: {error}") from error
+    if len(message.raw_input_contents) > _MOST_FIELDS:
+        raise InvalidRequest(_TOO_MANY_FIELDS)
     raw = [memoryview(entry) for entry in message.raw_input_contents]
     message.ClearField("raw_input_contents")
     return message, raw
@@ -61,12 +72,17 @@ def _walk(data: memoryview) -> tuple[bytes, list[memoryview]] | None:
     """All top-level fields but the raw contents, and the raw contents.
 
     None for what this walk does not know, be it damaged or only unusual: protobuf decides.
+
+    Raises:
+        InvalidRequest: too many fields.
     """
     rest: list[memoryview] = []
     raw: list[memoryview] = []
     end = len(data)
     start = 0
-    while start < end:
+    for _ in range(_MOST_FIELDS + 1):
+        if start == end:
+            return b"".join(rest), raw
         try:
             tag, place = _read_varint(data, start)
             kind = tag & 7
@@ -86,7 +102,7 @@ def _walk(data: memoryview) -> tuple[bytes, list[memoryview]] | None:
         else:
             rest.append(data[start:after])
         start = after
-    return b"".join(rest), raw
+    raise InvalidRequest(_TOO_MANY_FIELDS)
 
 
 def _read_varint(data: memoryview, place: int) -> tuple[int, int]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.errors import ModelConfigError
+from edge_server.model_config.files import reading
 
 if TYPE_CHECKING:
     from edge_server.model_config.files import ModelFiles
@@ -17,7 +18,7 @@ _BACKEND_BY_FILE = {
     "model.onnx": ("onnxruntime", "onnxruntime_onnx"),
     "model.py": ("python", ""),
 }
-_BACKEND_BY_PLATFORM = {
+BACKEND_BY_PLATFORM = {
     "tensorrt_plan": "tensorrt",
     "onnxruntime_onnx": "onnxruntime",
 }
@@ -34,7 +35,8 @@ def complete(message: Any, files: ModelFiles) -> None:
     Inputs and outputs are the backend's to complete.
 
     Raises:
-        ModelConfigError: no backend can be told from configuration, files or name.
+        ModelConfigError: no backend can be told from configuration, files or name, or the files
+            cannot be read.
     """
     if not message.name:
         message.name = files.name
@@ -51,7 +53,7 @@ def _complete_backend(message: Any, files: ModelFiles) -> None:
     if message.platform == "ensemble":
         return
     if not message.backend and message.platform:
-        message.backend = _BACKEND_BY_PLATFORM.get(message.platform, "")
+        message.backend = BACKEND_BY_PLATFORM.get(message.platform, "")
     if not message.backend and not message.platform:
         message.backend, message.platform = _backend_of(files)
     if not message.default_model_filename:
@@ -61,8 +63,9 @@ def _complete_backend(message: Any, files: ModelFiles) -> None:
 def _backend_of(files: ModelFiles) -> tuple[str, str]:
     for directory in files.versions.values():
         for filename, found in _BACKEND_BY_FILE.items():
-            if (directory / filename).exists():
-                return found
+            with reading(directory):
+                if (directory / filename).exists():
+                    return found
     stem, dot, suffix = files.name.rpartition(".")
     if dot and stem and suffix:
         return suffix, ""

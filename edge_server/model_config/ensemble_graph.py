@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from edge_server.errors import ModelConfigError
+from edge_server.model_config.shapes import unified
 from edge_server.tensors import shape_text
 
 if TYPE_CHECKING:
@@ -133,18 +134,10 @@ def _missing_source(output: str, waiting: list[EnsembleStep], written: set[str])
 def _agreement_faults(
     config: ModelConfig, members: list[tuple[EnsembleStep, ModelConfig]]
 ) -> Iterator[str]:
-    """Both ends of every edge must agree on type and shape."""
-    ends: dict[str, _End] = {}
-    for spec in (*config.inputs, *config.outputs):
-        ends[spec.name] = _End(config.name, spec, config.full_shape(spec))
-    for step, member in members:
-        specs = {spec.name: spec for spec in (*member.inputs, *member.outputs)}
-        for name, tensor in (*step.output_map.items(), *step.input_map.items()):
-            if name not in specs:
-                continue
-            new = _End(member.name, specs[name], member.full_shape(specs[name]))
-            if (old := ends.setdefault(tensor, new)) is new:
-                continue
+    """All ends of an edge must agree on type and shape, each with each: -1 fits any one size."""
+    ends: dict[str, list[_End]] = {}
+    for tensor, new in _ends(config, members):
+        for old in ends.setdefault(tensor, []):
             where = f"in ensemble {config.name}, ensemble tensor {tensor}"
             if old.spec.datatype != new.spec.datatype:
                 yield (
@@ -152,13 +145,23 @@ def _agreement_faults(
                     f"inferred from model {old.model} while {new.spec.datatype.config_name} is "
                     f"inferred from model {new.model}"
                 )
-            elif not _compatible(old.shape, new.shape):
+            elif unified(old.shape, new.shape) is None:
                 yield (
                     f"{where}: inconsistent shape: {shape_text(old.shape)} is inferred from "
                     f"model {old.model} while {shape_text(new.shape)} is inferred from "
                     f"model {new.model}"
                 )
+        ends[tensor].append(new)
 
 
-def _compatible(a: tuple[int, ...], b: tuple[int, ...]) -> bool:
-    return len(a) == len(b) and all(-1 in (x, y) or x == y for x, y in zip(a, b, strict=True))
+def _ends(
+    config: ModelConfig, members: list[tuple[EnsembleStep, ModelConfig]]
+) -> Iterator[tuple[str, _End]]:
+    """Every end of every edge, with the name of its ensemble tensor."""
+    for spec in (*config.inputs, *config.outputs):
+        yield spec.name, _End(config.name, spec, config.full_shape(spec))
+    for step, member in members:
+        for specs, tensors in ((member.outputs, step.output_map), (member.inputs, step.input_map)):
+            for spec in specs:
+                if spec.name in tensors:
+                    yield tensors[spec.name], _End(member.name, spec, member.full_shape(spec))

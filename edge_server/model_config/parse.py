@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections import Counter
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from google.protobuf import descriptor_pool, text_format
+from google.protobuf import descriptor_pb2, descriptor_pool, text_format
+from google.protobuf.message_factory import GetMessageClass
 from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.errors import ModelConfigError
+from edge_server.model_config.files import reading
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
 # A configuration is a page of text; a text of this size already takes 0.14 s to parse.
@@ -27,18 +32,17 @@ def read_model_config(path: Path) -> Any:
     Raises:
         ModelConfigError: unreadable, too large, or not a ModelConfig; names file, line and remedy.
     """
-    try:
-        raw = path.read_bytes()
-    except FileNotFoundError:
-        return pb.ModelConfig()
-    except OSError as error:
-        raise ModelConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    with reading(path):
+        try:
+            raw = path.read_bytes()
+        except FileNotFoundError:
+            return pb.ModelConfig()
     if len(raw) > MAX_CONFIG_BYTES:
         raise ModelConfigError(
             f"{path}: {len(raw)} bytes; a model configuration has at most {MAX_CONFIG_BYTES}"
         )
     try:
-        return text_format.Parse(raw.decode("utf-8"), pb.ModelConfig())
+        entries = text_format.Parse(raw.decode("utf-8"), _message_with_plain_entries()())
     except UnicodeDecodeError as error:
         raise ModelConfigError(
             f"{path}: not UTF-8 text at byte {error.start}; config.pbtxt is protobuf text format"
@@ -50,6 +54,42 @@ def read_model_config(path: Path) -> Any:
         raise ModelConfigError(
             f"{path}:{error.GetLine()}:{error.GetColumn()}: {text}{_suggestion(text)}"
         ) from error
+    faults = "\n".join(f"{path}: {fault}" for fault in _keys_given_twice(entries, path))
+    if faults:
+        raise ModelConfigError(faults)
+    return pb.ModelConfig.FromString(entries.SerializeToString())
+
+
+@cache
+def _message_with_plain_entries() -> Any:
+    """`inference.ModelConfig` with lists of entries for maps: a map keeps the last of two only."""
+    file = descriptor_pb2.FileDescriptorProto()
+    pb.DESCRIPTOR.CopyToProto(file)
+    unseen = list(file.message_type)
+    while unseen:
+        message = unseen.pop()
+        message.options.ClearField("map_entry")
+        unseen += message.nested_type
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return GetMessageClass(pool.FindMessageTypeByName(pb.ModelConfig.DESCRIPTOR.full_name))
+
+
+def _keys_given_twice(entries: Any, path: Path) -> Iterator[str]:
+    name = entries.name or path.parent.name
+    for key in _repeated(entries.parameters):
+        yield f"parameter '{key}' is given more than once for {name}"
+    for index, step in enumerate(entries.ensemble_scheduling.step):
+        for kind, pairs in (("input", step.input_map), ("output", step.output_map)):
+            for key in _repeated(pairs):
+                yield (
+                    f"{kind} '{key}' in model '{step.model_name}' is mapped to multiple ensemble "
+                    f"tensors for ensemble '{name}' step {index}"
+                )
+
+
+def _repeated(pairs: Iterable[Any]) -> list[str]:
+    return [key for key, count in Counter(pair.key for pair in pairs).items() if count > 1]
 
 
 def _suggestion(text: str) -> str:

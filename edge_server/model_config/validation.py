@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.errors import ModelConfigError
+from edge_server.model_config.completion import BACKEND_BY_PLATFORM
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from edge_server.model_config.files import ModelFiles
 
@@ -75,19 +75,7 @@ def _general(message: Any, files: ModelFiles, known_backends: frozenset[str]) ->
         )
     if message.max_batch_size < 0:
         yield f"'max_batch_size' must be non-negative value for {name}"
-    if message.platform == "ensemble":
-        if message.backend:
-            yield (
-                f"Ensemble model '{name}' must have platform type 'ensemble' and empty backend type"
-            )
-    elif not message.backend:
-        yield f"unexpected platform type '{message.platform}' for {name}"
-    elif message.backend not in known_backends:
-        yield (
-            f"unable to find backend library for backend '{message.backend}', try specifying "
-            "runtime on the model configuration. Backends here: "
-            f"{', '.join(sorted(known_backends))}"
-        )
+    yield from _backend(message, known_backends)
     if message.WhichOneof("scheduling_choice") == "ensemble_scheduling" and (
         message.platform != "ensemble"
     ):
@@ -101,20 +89,44 @@ def _general(message: Any, files: ModelFiles, known_backends: frozenset[str]) ->
         )
 
 
+def _backend(message: Any, known_backends: frozenset[str]) -> Iterator[str]:
+    name, platform, backend = message.name, message.platform, message.backend
+    if platform == "ensemble":
+        if backend:
+            yield (
+                f"Ensemble model '{name}' must have platform type 'ensemble' and empty backend type"
+            )
+    elif platform and platform not in BACKEND_BY_PLATFORM:
+        yield f"unexpected platform type '{platform}' for {name}"
+    elif platform and backend != BACKEND_BY_PLATFORM[platform]:
+        yield f"unexpected 'platform' and 'backend' pair, got:{platform}, {backend}"
+    elif backend not in known_backends:
+        yield (
+            f"unable to find backend library for backend '{backend}', try specifying runtime on "
+            f"the model configuration. Backends here: {', '.join(sorted(known_backends))}"
+        )
+
+
 def _leaves_directory(filename: str) -> bool:
     return filename != "" and (filename.startswith("/") or ".." in filename.split("/"))
 
 
 def _tensors(message: Any, kind: str) -> Iterator[str]:
     name = message.name
+    names: set[str] = set()
     for tensor in getattr(message, kind):
         where = f"model {kind} '{tensor.name}'"
         if not tensor.name:
             yield f"model {kind} must specify 'name' for {name}"
+        elif tensor.name in names:
+            yield f"{where} is given more than once for {name}"
+        names.add(tensor.name)
         if tensor.data_type == pb.TYPE_INVALID:
             yield f"{where} must specify 'data_type' for {name}; for example TYPE_FP32"
         elif tensor.data_type == pb.TYPE_BF16:
             yield f"{where} has data_type TYPE_BF16, which is not supported here, for {name}"
+        elif tensor.data_type not in pb.DataType.values():
+            yield f"{where} has data_type {tensor.data_type}, which is no data type, for {name}"
         if not tensor.dims:
             yield f"{where} must specify 'dims' for {name}"
         if any(dim < 1 and dim != -1 for dim in tensor.dims):
@@ -122,7 +134,9 @@ def _tensors(message: Any, kind: str) -> Iterator[str]:
                 f"{where} dimension must be integer >= 1, or -1 to indicate a variable-size "
                 f"dimension for {name}"
             )
-        if kind == "input" and tensor.format != pb.ModelInput.FORMAT_NONE and len(tensor.dims) != 3:
+        if kind == "input" and tensor.format not in pb.ModelInput.Format.values():
+            yield f"{where} has format {tensor.format}, which is no format, for {name}"
+        elif kind == "input" and tensor.format and len(tensor.dims) != 3:
             yield f"model input NHWC/NCHW require 3 dims for {name}"
         for descriptor, _ in tensor.ListFields():
             if descriptor.name not in _TENSOR_FIELDS_ACTED_ON:
@@ -134,10 +148,12 @@ def _tensors(message: Any, kind: str) -> Iterator[str]:
 def _instance_groups(message: Any) -> Iterator[str]:
     for group in message.instance_group:
         where = f"instance group {group.name} of model {message.name}"
-        kind = pb.ModelInstanceGroup.Kind.Name(group.kind)
-        if kind == "KIND_GPU":
+        if group.kind not in pb.ModelInstanceGroup.Kind.values():
+            yield f"{where} has kind {group.kind}, which is no kind; for example KIND_CPU"
+        elif group.kind == pb.ModelInstanceGroup.KIND_GPU:
             yield f"{where} has kind KIND_GPU but server does not support GPUs"
         elif group.gpus:
+            kind = pb.ModelInstanceGroup.Kind.Name(group.kind)
             yield f"{where} has kind {kind} but specifies one or more GPUs"
         if group.count < 0:
             yield f"{where} has a negative count"
@@ -156,6 +172,7 @@ def _ensemble(message: Any) -> Iterator[str]:
         yield f"ensemble '{name}' must specify its 'input' and 'output' tensors"
     if not message.ensemble_scheduling.step:
         yield f"must specify 'step' for ensemble '{name}'"
+    inputs = {tensor.name for tensor in message.input}
     written: set[str] = set()
     for index, step in enumerate(message.ensemble_scheduling.step):
         where = f"step {index} of ensemble '{name}'"
@@ -171,10 +188,9 @@ def _ensemble(message: Any) -> Iterator[str]:
                     f"ensemble tensor '{tensor}' can appear in an output map only once for "
                     f"ensemble '{name}' step {index}"
                 )
+            if tensor in inputs:
+                yield (
+                    f"ensemble tensor '{tensor}' is an input of ensemble '{name}', so it cannot "
+                    f"appear in the output map of step {index}"
+                )
             written.add(tensor)
-
-
-def require_path(path: Path, model: str) -> None:
-    """Raises: ModelConfigError: `path`, which the model needs, is not a regular file."""
-    if not path.is_file():
-        raise ModelConfigError(f"{path}: missing; model '{model}' is loaded from it")

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import logging
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from edge_server.backends import BACKENDS, find_backend
 from edge_server.backends.contract import Placement
-from edge_server.errors import ModelConfigError
+from edge_server.errors import EdgeServerError, ModelConfigError
 from edge_server.model_config.completion import complete
 from edge_server.model_config.config import ModelConfig
 from edge_server.model_config.ensemble_graph import validate_graph
 from edge_server.model_config.parse import read_model_config
 from edge_server.model_config.validation import validate, without_effect
 from edge_server.model_config.version_policy import select_versions
+from edge_server.repository.load_order import circle_through, members_first
 from edge_server.repository.scan import scan_repositories
 from edge_server.serving.ensemble import EnsembleScheduler
 from edge_server.serving.scheduler import DirectScheduler
 from edge_server.serving.snapshot import LoadedModel, ModelEntry, ModelState
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    import threading
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
     from typing import Any
 
@@ -30,8 +33,6 @@ if TYPE_CHECKING:
     from edge_server.serving.registry import ModelRegistry
 
 log = logging.getLogger(__name__)
-
-_KNOWN_BACKENDS = frozenset(BACKENDS)
 
 
 class RepositoryLoader:
@@ -44,38 +45,71 @@ class RepositoryLoader:
         self._registry = registry
         self._repositories = repositories
 
-    def load_all(self) -> list[ModelEntry]:
-        """Load every model, members before the ensembles that use them; those that failed.
+    def load_all(self, stop: threading.Event | None = None) -> list[ModelEntry]:
+        """Load every model, members before the ensembles that use them.
+
+        Args:
+            stop: once it is set no further model is loaded; those not reached stay LOADING.
+
+        Returns:
+            The models that failed.
 
         Raises:
-            ModelConfigError: a repository itself cannot be used.
+            ModelConfigError: a repository itself cannot be read.
         """
-        messages: dict[str, tuple[ModelFiles, Any]] = {}
-        for name, files in scan_repositories(self._repositories).items():
+        found = scan_repositories(self._repositories)
+        for name in found:
             self._registry.replace(name, [ModelEntry(name, 0, ModelState.LOADING)])
-            try:
-                messages[name] = (files, _read(files))
-            except ModelConfigError as error:
-                self._fail(name, error)
-        for name in _members_first({name: message for name, (_, message) in messages.items()}):
-            self._load(*messages[name])
+        read: dict[str, tuple[ModelFiles, Any]] = {}
+        for name, files in found.items():
+            with self._blaming(name):
+                if isinstance(files, ModelConfigError):
+                    raise files
+                read[name] = (files, _read(files))
+        for name in self._in_order(read):
+            if stop is not None and stop.is_set():
+                break
+            with self._blaming(name):
+                self._load(*read[name])
         return [
             entry
             for entry in self._registry.snapshot.entries.values()
             if entry.state is ModelState.UNAVAILABLE
         ]
 
+    def _in_order(self, read: Mapping[str, tuple[ModelFiles, Any]]) -> list[str]:
+        """Model names, members first; ensembles that depend on themselves fail here."""
+        members = {
+            name: [step.model_name for step in message.ensemble_scheduling.step]
+            for name, (_, message) in read.items()
+        }
+        circles = {name: way for name in members if (way := circle_through(name, members))}
+        for name, way in circles.items():
+            files, _ = read[name]
+            self._fail(
+                name,
+                f"{files.config_path}: circular dependency between ensembles: {' -> '.join(way)}",
+            )
+        return members_first({n: used for n, used in members.items() if n not in circles})
+
+    @contextmanager
+    def _blaming(self, name: str) -> Iterator[None]:
+        """Whatever goes wrong inside is that model's fault and nobody else's."""
+        try:
+            yield
+        except EdgeServerError as error:
+            self._fail(name, str(error))
+        except Exception as error:  # noqa: BLE001 - a backend may raise anything
+            reason = f"model '{name}': unexpected {type(error).__name__}: {error}; see the log"
+            self._fail(name, reason, trace=error)
+
     def _load(self, files: ModelFiles, message: Any) -> None:
         """Load the versions that the policy asks for and publish them together, or none."""
         started = time.monotonic()
-        try:
-            loaded = [
-                self._load_version(files, message, version)
-                for version in select_versions(message, files)
-            ]
-        except ModelConfigError as error:
-            self._fail(files.name, error)
-            return
+        loaded = [
+            self._load_version(files, message, version)
+            for version in select_versions(message, files)
+        ]
         self._registry.replace(
             files.name,
             [ModelEntry(m.config.name, m.version, ModelState.READY, loaded=m) for m in loaded],
@@ -125,32 +159,13 @@ class RepositoryLoader:
             )
         return entry.loaded.config
 
-    def _fail(self, name: str, error: ModelConfigError) -> None:
-        log.error("model %s: UNAVAILABLE: %s", name, error)
-        self._registry.replace(
-            name, [ModelEntry(name, 0, ModelState.UNAVAILABLE, reason=str(error))]
-        )
+    def _fail(self, name: str, reason: str, trace: Exception | None = None) -> None:
+        log.error("model %s: UNAVAILABLE: %s", name, reason, exc_info=trace)
+        self._registry.replace(name, [ModelEntry(name, 0, ModelState.UNAVAILABLE, reason=reason)])
 
 
 def _read(files: ModelFiles) -> Any:
     message = read_model_config(files.config_path)
     complete(message, files)
-    validate(message, files, _KNOWN_BACKENDS)
+    validate(message, files, frozenset(BACKENDS))
     return message
-
-
-def _members_first(messages: dict[str, Any]) -> list[str]:
-    """Model names so that an ensemble comes after its members; a circle's own come last."""
-    ordered: list[str] = []
-    waiting = dict(messages)
-    while waiting:
-        ready = [
-            name
-            for name, message in waiting.items()
-            if not any(s.model_name in waiting for s in message.ensemble_scheduling.step)
-        ]
-        # In a circle nothing is ready: take them all, each will miss a member and say so.
-        for name in ready or list(waiting):
-            ordered.append(name)
-            del waiting[name]
-    return ordered

@@ -7,10 +7,10 @@ import re
 from typing import TYPE_CHECKING
 
 from edge_server.errors import ModelConfigError
-from edge_server.model_config.files import ModelFiles
+from edge_server.model_config.files import ModelFiles, reading
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
 log = logging.getLogger(__name__)
@@ -20,48 +20,72 @@ _MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\Z")
 _VERSION = re.compile(r"[1-9][0-9]{0,17}\Z")
 
 
-def scan_repositories(paths: Iterable[Path]) -> dict[str, ModelFiles]:
-    """Model name → its files, over all repositories, sorted by name.
+def scan_repositories(paths: Iterable[Path]) -> dict[str, ModelFiles | ModelConfigError]:
+    """Model name → its files, or why they cannot be used; over all repositories, sorted by name.
 
-    Hidden entries and plain files beside the models are not models.
+    Plain files beside the models are not models, nor is a directory whose name cannot be one.
 
     Raises:
-        ModelConfigError: a repository cannot be read, a model name is unusable, or a model
-            appears in two repositories.
+        ModelConfigError: a repository itself cannot be read.
     """
-    models: dict[str, ModelFiles] = {}
+    directories: dict[str, list[Path]] = {}
     for path in paths:
-        for files in _scan(path):
-            if files.name in models:
-                raise ModelConfigError(
-                    f"{files.directory}: model appears in two or more repositories, also in "
-                    f"{models[files.name].directory}; rename or remove one"
-                )
-            models[files.name] = files
-    return dict(sorted(models.items()))
+        for directory in _model_directories(path):
+            directories.setdefault(directory.name, []).append(directory)
+    return {name: _files(name, found) for name, found in sorted(directories.items())}
 
 
-def _scan(repository: Path) -> list[ModelFiles]:
+def _model_directories(repository: Path) -> Iterator[Path]:
     try:
         entries = sorted(repository.iterdir())
     except OSError as error:
         raise ModelConfigError(
             f"{repository}: the model repository cannot be read: {error.strerror}"
         ) from error
-    directories = [entry for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
-    for directory in directories:
-        if not _MODEL_NAME.match(directory.name):
-            raise ModelConfigError(
-                f"{directory}: a model name has at most 64 letters, digits, '_', '.' and '-' and "
-                "starts with a letter or digit; rename the directory"
+    for entry in entries:
+        if not _may_be_directory(entry):
+            continue
+        # What file systems, editors and Python leave behind.
+        if entry.name.startswith((".", "_")) or entry.name == "lost+found":
+            log.debug("repository %s: %r is no model", repository, entry.name)
+        elif not _MODEL_NAME.match(entry.name):
+            log.warning(
+                "repository %s: directory %r is left out: a model name has at most 64 letters, "
+                "digits, '_', '.' and '-' and starts with a letter or digit; rename it",
+                repository,
+                entry.name,
             )
-    return [ModelFiles(d.name, d, _versions(d)) for d in directories]
+        else:
+            yield entry
+
+
+def _may_be_directory(entry: Path) -> bool:
+    """False for what surely is none; where it cannot be told, reading it will say why."""
+    try:
+        return entry.is_dir()
+    except OSError:
+        return True
+
+
+def _files(name: str, directories: list[Path]) -> ModelFiles | ModelConfigError:
+    if len(directories) > 1:
+        found = ", ".join(map(str, directories))
+        log.error("model %s: not unique across all model repositories: %s", name, found)
+        return ModelConfigError(
+            f"model appears in two or more repositories: {found}; rename or remove all but one"
+        )
+    try:
+        return ModelFiles(name, directories[0], _versions(directories[0]))
+    except ModelConfigError as error:
+        return error
 
 
 def _versions(model: Path) -> dict[int, Path]:
     versions: dict[int, Path] = {}
-    for entry in model.iterdir():
-        if not entry.is_dir() or entry.name.startswith("."):
+    with reading(model):
+        directories = [entry for entry in model.iterdir() if entry.is_dir()]
+    for entry in directories:
+        if entry.name.startswith("."):
             continue
         if _VERSION.match(entry.name):
             versions[int(entry.name)] = entry
@@ -74,7 +98,7 @@ def _versions(model: Path) -> dict[int, Path]:
             )
         elif entry.name not in {"configs", "warmup", "initial_state"}:
             log.warning(
-                "model %s: ignore version directory '%s' which fails to convert to integral number",
+                "model %s: ignore version directory %r which fails to convert to integral number",
                 model.name,
                 entry.name,
             )

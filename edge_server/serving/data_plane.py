@@ -39,6 +39,24 @@ class DataPlane:
         with self._registry.lease() as snapshot:
             return snapshot.infer(request)
 
+    def require(self, name: str, version: str) -> None:
+        """Return when that model can answer.
+
+        Raises:
+            NotFound, Unavailable, InvalidRequest: see `Snapshot.find`.
+        """
+        self._registry.snapshot.find(name, version)
+
+    def longest_run(self, now: float) -> tuple[str, float]:
+        """The model whose oldest run has not ended, and how long it takes by `now`, in s."""
+        runs = [
+            (entry.loaded.scheduler.longest_run_s(now), entry.name)
+            for entry in self._registry.snapshot.entries.values()
+            if entry.loaded
+        ]
+        longest_s, name = max(runs, default=(0.0, ""))
+        return name, longest_s
+
     def open(self) -> None:
         """From now on the server may call itself ready."""
         self._open = True

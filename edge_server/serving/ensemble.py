@@ -40,6 +40,8 @@ class EnsembleScheduler:
                     inputs={name: tensors[tensor] for name, tensor in step.input_map.items()},
                     outputs=wanted,
                     id=request.id,
+                    deadline=request.deadline,
+                    urgent=request.urgent,
                 )
             )
             for name in wanted:
@@ -52,6 +54,9 @@ class EnsembleScheduler:
             {name: tensors[name] for name in names},
             tuple(timings),
         )
+
+    def longest_run_s(self, now: float) -> float:  # noqa: ARG002 - its members tell
+        return 0.0
 
     def close(self) -> None:
         """An ensemble holds nothing: its members are models of their own."""

@@ -24,20 +24,22 @@ def check_request(config: ModelConfig, request: InferRequest) -> None:
     """Raises: InvalidRequest: names, types or shapes are not what the model takes and gives."""
     _check_names(config, request)
     batch_sizes = {
-        _check_tensor(config, request, spec, request.inputs[spec.name]) for spec in config.inputs
+        spec.name: _check_tensor(config, request, spec, request.inputs[spec.name])
+        for spec in config.inputs
     }
     if config.max_batch_size == 0:
         return
-    if len(batch_sizes) > 1:
-        name = next(iter(request.inputs))
+    first = next(iter(batch_sizes.values()))
+    for name, batch_size in batch_sizes.items():
+        if batch_size != first:
+            raise InvalidRequest(
+                f"{request.log_prefix}input '{name}' batch size does not match other inputs for "
+                f"'{config.name}'"
+            )
+    if not 1 <= first <= config.max_batch_size:
         raise InvalidRequest(
-            f"{request.log_prefix}input '{name}' batch size does not match other inputs for "
-            f"'{config.name}'"
-        )
-    if max(batch_sizes) > config.max_batch_size:
-        raise InvalidRequest(
-            f"{request.log_prefix}inference request batch-size must be <= "
-            f"{config.max_batch_size} for '{config.name}'"
+            f"{request.log_prefix}inference request batch-size must be "
+            f"{'<=' if first else '>= 1 and <='} {config.max_batch_size} for '{config.name}'"
         )
 
 

@@ -20,6 +20,8 @@ class InferRequest:
         inputs: full shapes, batch dimension included.
         outputs: names that are wanted; none means all.
         id: the caller's own, echoed.
+        deadline: `time.monotonic()` after which nobody waits for the answer; None is never.
+        urgent: goes before requests that are not: live frames before clients.
     """
 
     model_name: str
@@ -27,6 +29,8 @@ class InferRequest:
     model_version: str = ""
     outputs: tuple[str, ...] = ()
     id: str = ""
+    deadline: float | None = None
+    urgent: bool = False
 
     @property
     def log_prefix(self) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import queue
+import logging
 import time
 from typing import TYPE_CHECKING
 
-from edge_server.backends.contract import ExecuteRequest, Instance, Model, Tensors
+from edge_server.backends.contract import ExecuteRequest, Model, Tensors
 from edge_server.errors import EdgeServerError, InternalError
+from edge_server.serving.instance_pool import InstancePool
 from edge_server.serving.requests import InferResponse, StepTiming
 
 if TYPE_CHECKING:
@@ -15,11 +16,13 @@ if TYPE_CHECKING:
     from edge_server.serving.requests import InferRequest
     from edge_server.serving.snapshot import Snapshot
 
+log = logging.getLogger(__name__)
+
 
 class DirectScheduler:
     """The caller's own thread takes an idle instance and runs: no queue, no hop.
 
-    Where every instance is busy the caller waits for the first that is idle again.
+    Where every instance is busy the caller waits for its turn, or for its deadline.
     """
 
     def __init__(self, config: ModelConfig, version: int, model: Model) -> None:
@@ -27,14 +30,13 @@ class DirectScheduler:
         self._version = str(version)
         self._output_names = tuple(spec.name for spec in config.outputs)
         self._model = model
-        self._instances = [
-            model.make_instance(f"{group.name}_{index}")
-            for group in config.instance_groups
-            for index in range(group.count)
-        ]
-        self._idle: queue.LifoQueue[Instance] = queue.LifoQueue()
-        for instance in self._instances:
-            self._idle.put(instance)
+        self._pool = InstancePool(
+            [
+                model.make_instance(f"{group.name}_{index}")
+                for group in config.instance_groups
+                for index in range(group.count)
+            ]
+        )
 
     def infer(self, request: InferRequest, snapshot: Snapshot) -> InferResponse:
         del snapshot
@@ -43,13 +45,14 @@ class DirectScheduler:
         execute = ExecuteRequest(
             request.inputs, frozenset(names), lambda answer, _final: answers.append(answer)
         )
-        instance = self._idle.get()
-        started_ns = time.monotonic_ns()
-        try:
-            instance.execute([execute])
-        finally:
+        with self._pool.lend(urgent=request.urgent, deadline=request.deadline) as instance:
+            started_ns = time.monotonic_ns()
+            try:
+                instance.execute([execute])
+            except Exception as error:
+                log.exception("model %s: an instance raised", self._config.name)
+                answers.append(InternalError(f"model '{self._config.name}' failed: {error!r}"))
             duration_ns = time.monotonic_ns() - started_ns
-            self._idle.put(instance)
         if not answers:
             raise InternalError(f"model '{self._config.name}' ended without an answer")
         answer = answers[-1]
@@ -63,7 +66,9 @@ class DirectScheduler:
             (StepTiming(self._config.name, self._config.backend, duration_ns),),
         )
 
+    def longest_run_s(self, now: float) -> float:
+        return self._pool.longest_run_s(now)
+
     def close(self) -> None:
-        for instance in self._instances:
-            instance.close()
+        self._pool.close()
         self._model.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
 
     from edge_server.model_config.config import ModelConfig
     from edge_server.serving.requests import InferRequest, InferResponse
+
+
+_VERSION = re.compile(r"-?[0-9]{1,18}\Z")
 
 
 class ModelState(Enum):
@@ -31,6 +35,10 @@ class Scheduler(Protocol):
 
     def infer(self, request: InferRequest, snapshot: Snapshot) -> InferResponse:
         """The answer; `snapshot` is the world that the request's lease pinned."""
+        ...
+
+    def longest_run_s(self, now: float) -> float:
+        """How long the oldest run that has not ended takes by `now` (`time.monotonic()`)."""
         ...
 
     def close(self) -> None:
@@ -115,21 +123,18 @@ class Snapshot:
 
 
 def parse_version(text: str) -> int:
-    """A version as the protocol spells it.
+    """A version as the protocol spells it: decimal digits, no more than fit 64 bits.
 
     Raises:
         InvalidRequest: not an integral value > 0 (Triton's texts).
     """
-    try:
-        number = int(text)
-    except ValueError as error:
+    if not _VERSION.match(text):
         raise InvalidRequest(
             f"failed to get model version from specified version string '{text[:32]}' (details: "
             "stol), version should be an integral value > 0"
-        ) from error
-    if number <= 0:
-        raise InvalidRequest(
-            f"invalid model version specified '{text[:32]}' , version should be an integral "
-            "value > 0"
         )
-    return number
+    if text.startswith(("-", "0")):
+        raise InvalidRequest(
+            f"invalid model version specified '{text}' , version should be an integral value > 0"
+        )
+    return int(text)

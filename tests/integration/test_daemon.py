@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import shutil
 import signal
 import socket
@@ -393,6 +394,30 @@ def test_sigterm_ends_the_daemon_even_while_a_model_hangs(
     assert not failed.wait(0.5)
     assert process.terminate() == 0
     assert failed.wait(PATIENCE_S)
+
+
+def test_calls_behind_a_model_that_hangs_end_at_their_deadline_and_the_rest_goes_on(
+    start: Callable[..., Process],
+    client: Callable[..., triton.InferenceServerClient],
+    tmp_path: Path,
+    road_image: np.ndarray,
+) -> None:
+    write_endless_onnx(tmp_path / "models" / "endless" / "1" / "model.onnx")
+    process = start(
+        "--model-repository", str(tmp_path / "models"), "--model-repository", str(MODELS)
+    )
+    server = client(process)
+    times = triton.InferInput("times", [1], "INT64")
+    times.set_data_from_numpy(np.array([2**40], np.int64))
+    ended: queue.Queue[InferenceServerException] = queue.Queue()
+    for _ in range(9):
+        server.async_infer(
+            "endless", [times], callback=lambda _, error: ended.put(error), client_timeout=0.5
+        )
+    statuses = {ended.get(timeout=PATIENCE_S).status() for _ in range(9)}
+    assert statuses == {"StatusCode.DEADLINE_EXCEEDED"}
+    assert server.is_server_live()
+    assert len(server.infer("lane_detection", [image_input(road_image)]).as_numpy("lane_scores"))
 
 
 def run_to_its_end(*arguments: str) -> subprocess.CompletedProcess[str]:

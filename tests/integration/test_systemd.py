@@ -306,7 +306,7 @@ def test_a_pipeline_that_hangs_ends_the_daemon_instead_of_feeding_the_watchdog(
         systemd.bind(str(tmp_path / "notify"))
         monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
         give_up.start()
-        daemon.start()
+        daemon.start(stop)
         try:
             daemon.pipelines[0].worker.deadline_s = 1
             with pytest.raises(StageStuck, match="lanes-road"):

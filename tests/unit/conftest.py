@@ -36,6 +36,17 @@ def write_model(repository: Path) -> WriteModel:
 
 
 @pytest.fixture
+def unreadable() -> Callable[[Path], None]:
+    """Makes a path that the file system refuses to everyone, root included."""
+
+    def make(path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.symlink_to("x" * 300)  # ENAMETOOLONG when it is followed
+
+    return make
+
+
+@pytest.fixture
 def write_onnx() -> Callable[..., None]:
     """Writes an ONNX file that adds 1 to its FP32 input `x`, giving `y`."""
 

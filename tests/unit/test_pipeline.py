@@ -135,3 +135,13 @@ def test_a_model_that_gives_no_lanes_is_refused_by_name() -> None:
     loop, _ = pipeline(LaneModel(), output="something_else")
     with pytest.raises(SettingsError, match=r"cameras\.front\.model: 'lane_detection' gives no"):
         loop.prove()
+
+
+def test_a_model_that_gives_something_else_under_the_same_names_is_refused_too() -> None:
+    class Other(LaneModel):
+        def run(self, inputs: Tensors, outputs: frozenset[str]) -> Tensors:
+            return {**super().run(inputs, outputs), "lane_points": Tensor(LANES[0, 0])}
+
+    loop, _ = pipeline(Other())
+    with pytest.raises(SettingsError, match=r"lanes are \(1, K, 72, 2\) and \(1, K\)"):
+        loop.prove()

@@ -92,8 +92,14 @@ def test_resize_is_the_textbooks_bilinear_within_one_grey_level(
     ],
 )
 def test_other_tensors_or_parameters_are_refused(text: str) -> None:
-    with pytest.raises(ModelConfigError):
+    with pytest.raises(ModelConfigError, match=r"^p/config.pbtxt: "):
         config(text)
+
+
+def test_the_largest_network_input_has_64_mi_elements() -> None:
+    config(IMAGE + 'output { name: "input" data_type: TYPE_FP32 dims: [3, 4096, 5461] }')
+    with pytest.raises(ModelConfigError, match="at most 67108864 elements"):
+        config(IMAGE + 'output { name: "input" data_type: TYPE_FP32 dims: [3, 4096, 5462] }')
 
 
 def test_an_empty_image_is_the_callers_fault() -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+import onnx
 import pytest
 from google.protobuf import text_format
+from onnx import TensorProto, helper
 from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.backends import onnxruntime
 from edge_server.backends.contract import ExecuteRequest, Placement
-from edge_server.errors import InternalError, ModelConfigError
+from edge_server.errors import InternalError, InvalidRequest, ModelConfigError
 from edge_server.model_config.config import ModelConfig
 from edge_server.model_config.files import ModelFiles
 from edge_server.tensors import Tensor
@@ -98,6 +100,47 @@ def test_a_missing_file_is_named(files: ModelFiles) -> None:
         onnxruntime.complete(files, 1, config(""))
 
 
+def test_a_file_that_cannot_be_read_is_not_to_be_exported_again(
+    files: ModelFiles, unreadable: Callable[[Path], None]
+) -> None:
+    unreadable(files.versions[1] / "model.onnx")
+    with pytest.raises(ModelConfigError, match=r"model\.onnx: cannot be read: File name too long"):
+        onnxruntime.complete(files, 1, config(""))
+
+
+def test_parameters_are_checked_before_the_model_is_loaded(files: ModelFiles) -> None:
+    with pytest.raises(ModelConfigError, match=r"config\.pbtxt: parameters: .*unknown field `x`"):
+        onnxruntime.complete(files, 1, config('parameters { key: "x" }'))
+
+
+@pytest.mark.parametrize(
+    ("in_file", "in_config", "served"),
+    [
+        ((1, 4), "[-1, 4]", (1, 4)),
+        (("n", 4), "[2, -1]", (2, 4)),
+        (("n", 4), "[-1, 4]", (-1, 4)),
+    ],
+)
+def test_a_size_that_file_or_configuration_fixes_is_served_as_fixed(
+    files: ModelFiles,
+    write_onnx: Callable[..., None],
+    in_file: tuple[object, ...],
+    in_config: str,
+    served: tuple[int, ...],
+) -> None:
+    write_onnx(files.versions[1] / "model.onnx", in_file)
+    completed = onnxruntime.complete(
+        files,
+        1,
+        config(
+            f'input {{ name: "x" data_type: TYPE_FP32 dims: {in_config} }} '
+            f'output {{ name: "y" data_type: TYPE_FP32 dims: {in_config} }}'
+        ),
+    )
+    assert completed.inputs[0].shape == completed.outputs[0].shape == served
+    assert tuple(completed.message.input[0].dims) == served
+
+
 def answer(model_config: ModelConfig, directory: Path, array: np.ndarray) -> object:
     instance = onnxruntime.load(directory, model_config, Placement()).make_instance("m_0")
     answers: list[object] = []
@@ -117,3 +160,36 @@ def test_it_computes_and_a_runtime_failure_is_an_internal_error(
     failed = answer(completed, files.versions[1], np.zeros((2, 4), np.float32))
     assert isinstance(failed, InternalError)
     assert "model 'm' failed" in str(failed)
+
+
+@pytest.fixture
+def string_model(files: ModelFiles) -> ModelConfig:
+    """A string tensor `x` of any rank-1 shape comes back as `y`."""
+    graph = helper.make_graph(
+        [helper.make_node("Identity", ["x"], ["y"])],
+        "identity",
+        [helper.make_tensor_value_info("x", TensorProto.STRING, ["n"])],
+        [helper.make_tensor_value_info("y", TensorProto.STRING, ["n"])],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)])
+    model.ir_version = 8
+    files.versions[1].mkdir()
+    onnx.save(model, files.versions[1] / "model.onnx")
+    return onnxruntime.complete(files, 1, config(""))
+
+
+@pytest.mark.parametrize("texts", [[b"lane", b"", "f\u00fcr".encode(), b"a\0b"], []])
+def test_strings_go_in_and_come_out_as_bytes(
+    files: ModelFiles, string_model: ModelConfig, texts: list[bytes]
+) -> None:
+    made = answer(string_model, files.versions[1], np.array(texts, np.object_))
+    assert made["y"].array.dtype == np.object_  # type: ignore[index]
+    assert made["y"].array.tolist() == texts  # type: ignore[index]
+
+
+def test_a_string_that_is_not_utf8_is_the_callers_fault(
+    files: ModelFiles, string_model: ModelConfig
+) -> None:
+    failed = answer(string_model, files.versions[1], np.array([b"ok", b"\xff"], np.object_))
+    assert isinstance(failed, InvalidRequest)
+    assert "input 'x': an ONNX string is UTF-8 text" in str(failed)

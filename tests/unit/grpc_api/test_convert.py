@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -97,6 +99,12 @@ def too_large_value() -> pb.ModelInferRequest:
     return request
 
 
+def with_parameter(key: str, **value: object) -> pb.ModelInferRequest:
+    request = message()
+    request.parameters[key].CopyFrom(pb.InferParameter(**value))
+    return request
+
+
 def duplicate_output() -> pb.ModelInferRequest:
     request = message()
     request.outputs.add(name="y")
@@ -131,7 +139,11 @@ def duplicate_output() -> pb.ModelInferRequest:
             "contents field must not be specified when using raw_input_contents for 'a' for "
             "model 'm'",
         ),
-        (wrong_field(), "unexpected explicit tensor data for input tensor 'a' for model 'm'"),
+        (
+            wrong_field(),
+            "unexpected explicit tensor data for input tensor 'a' for model 'm' of type 'INT32', "
+            "expected datatype 'FP32'",
+        ),
         (too_large_value(), "does not fit INT8"),
         (
             message(("a", "BYTES", [1]), raw=(b"\x01\x00",)),
@@ -152,9 +164,23 @@ def duplicate_output() -> pb.ModelInferRequest:
             "unexpected number of string elements 2 for inference input 'a' for model 'm', "
             "expecting 1",
         ),
+        *(
+            (message(("a", "FP32", shape), raw=(b"1234",)), "has a shape that no memory holds")
+            for shape in ([2**62, 2**62], [0, 2**62, 2**62], [1] * 65)
+        ),
         (
-            message(("a", "FP32", [2**62, 2**62]), raw=(b"1234",)),
-            "input byte size mismatch for input 'a'",
+            with_parameter("triton_secret", int64_param=1),
+            "parameter keys starting with 'triton_' are reserved for Triton usage. Only the "
+            "following keys starting with 'triton_' are allowed: "
+            "triton_enable_empty_final_response ",
+        ),
+        (
+            with_parameter("timeout", string_param="1"),
+            "invalid value type for 'timeout' parameter, expected int64_param.",
+        ),
+        (
+            with_parameter("priority", bool_param=True),
+            "invalid value type for 'priority' parameter, expected int64_param or uint64_param.",
         ),
     ],
 )
@@ -174,5 +200,12 @@ def test_extra_raw_contents_are_ignored_as_triton_does() -> None:
 def test_extensions_that_are_not_offered_are_refused_not_ignored() -> None:
     request = message(("a", "FP32", [1]), raw=(b"1234",))
     request.inputs[0].parameters["shared_memory_region"].string_param = "r"
-    with pytest.raises(Unsupported, match="'shared_memory_region' is not offered"):
+    with pytest.raises(Unsupported, match="Client shared memory is disabled"):
         read(request)
+
+
+def test_the_callers_patience_becomes_a_deadline() -> None:
+    request = to_infer_request(message(), [], timeout_s=5.0)
+    assert request.deadline is not None
+    assert 4.0 < request.deadline - time.monotonic() <= 5.0
+    assert to_infer_request(message(), []).deadline is None

@@ -107,6 +107,26 @@ def test_raw_contents_of_a_large_request_are_views_on_its_bytes() -> None:
     assert raw.obj is data
 
 
+@pytest.mark.parametrize("field", [b"\x78\x00", b"\x3a\x00", b"\x2a\x00"])
+def test_megabytes_of_empty_fields_are_refused_before_they_cost_memory(field: bytes) -> None:
+    with pytest.raises(InvalidRequest, match="more than 1000 fields"):
+        read_request(field * 1_000_000)
+
+
+def test_small_requests_may_not_bring_a_thousand_tensors_either() -> None:
+    with (
+        mock.patch.object(wire, "_WALK_FROM_BYTES", 2**40),
+        pytest.raises(InvalidRequest, match="more than 1000 fields"),
+    ):
+        read_request(b"\x3a\x00" * 1001)
+
+
+def test_a_large_request_that_cannot_be_walked_is_not_given_to_protobuf() -> None:
+    group = bytes([(15 << 3) | 3, (15 << 3) | 4])
+    with pytest.raises(InvalidRequest, match="that this server can read"):
+        read_request(group + b"\x3a\x80\x80\x80\x01" + bytes(2**21))
+
+
 @given(st.lists(st.binary(max_size=300), max_size=4))
 def test_a_response_reads_as_if_protobuf_had_written_it(contents: list[bytes]) -> None:
     message = pb.ModelInferResponse(model_name="m", id="7")

@@ -30,6 +30,10 @@ MEMBERS = {
     "second": member("second", "c:FP32:3,-1", "d:FP32:4"),
     "wants_int": member("wants_int", "c:INT32:3,-1", "d:FP32:4"),
     "wants_flat": member("wants_flat", "c:FP32:6", "d:FP32:4"),
+    "any": member("any", "a:FP32:-1", "b:FP32:-1"),
+    "three": member("three", "a:FP32:3", "b:FP32:1"),
+    "four": member("four", "a:FP32:4", "b:FP32:1"),
+    "same_name": member("same_name", "t:FP32:4", "t:FP32:2"),
     "two_inputs": member("two_inputs", "c:FP32:-1,2 e:FP32:4", "d:FP32:4"),
     "batches_2": member("batches_2", "a:FP32:4", "d:FP32:4", max_batch_size=2),
 }
@@ -122,3 +126,26 @@ def test_an_ensemble_batches_no_more_than_its_members() -> None:
         ModelConfigError, match="allows maximum batch size 3, but it contains model"
     ):
         validated(config)
+
+
+@pytest.mark.parametrize("readers", [("three", "four"), ("four", "three")])
+def test_a_free_size_is_one_size_for_all_who_read_it(readers: tuple[str, str]) -> None:
+    first, second = readers
+    config = ensemble(
+        "any a=x > b=y",
+        f"{first} a=y > b=z",
+        f"{second} a=y > b=w",
+        inputs="x:FP32:-1",
+        outputs="z:FP32:1 w:FP32:1",
+    )
+    sizes = {"three": 3, "four": 4}
+    with pytest.raises(ModelConfigError) as caught:
+        validated(config)
+    assert (
+        f"ensemble tensor y: inconsistent shape: [{sizes[first]}] is inferred from model {first} "
+        f"while [{sizes[second]}] is inferred from model {second}"
+    ) in str(caught.value)
+
+
+def test_a_models_input_and_output_of_one_name_are_two_tensors() -> None:
+    validated(ensemble("same_name t=x > t=z", outputs="z:FP32:2"))

@@ -59,6 +59,31 @@ def completed(text: str, name: str = "m") -> pb.ModelConfig:
         ),
         ('platform: "ensemble"', "must specify 'step' for ensemble 'm'"),
         (
+            'backend: "identity" platform: "tensorrt_plan"',
+            "unexpected 'platform' and 'backend' pair, got:tensorrt_plan, identity",
+        ),
+        ('backend: "identity" platform: "foo"', "unexpected platform type 'foo' for m"),
+        ('backend: "identity"' + IO + IO, "model input 'a' is given more than once for m"),
+        ('backend: "identity"' + IO + IO, "model output 'b' is given more than once for m"),
+        (
+            'backend: "identity" input { name: "a" data_type: 99 dims: 1 }',
+            "model input 'a' has data_type 99, which is no data type, for m",
+        ),
+        (
+            'backend: "identity" input { name: "a" data_type: TYPE_FP32 dims: 1 format: 9 }',
+            "model input 'a' has format 9, which is no format, for m",
+        ),
+        (
+            'backend: "identity" instance_group { kind: 77 }',
+            "instance group m of model m has kind 77, which is no kind",
+        ),
+        (
+            'platform: "ensemble" ensemble_scheduling { step { model_name: "x" '
+            'output_map { key: "b" value: "a" } } }' + IO,
+            "ensemble tensor 'a' is an input of ensemble 'm', so it cannot appear in the output "
+            "map of step 0",
+        ),
+        (
             'platform: "ensemble" instance_group {}' + IO,
             "instance group should not be specified for ensemble 'm'",
         ),
@@ -115,3 +140,11 @@ def test_with_io_keeps_what_the_configuration_says_beside_names_types_and_shapes
     assert new.message.input[0].format == pb.ModelInput.FORMAT_NCHW
     assert new.inputs == (TensorSpec("a", DataType.FP32, (3, -1, -1)),)
     assert config.inputs[0].shape == (3, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("backend", "platform"), [("onnxruntime", "onnxruntime_onnx"), ("onnxruntime", "")]
+)
+def test_a_backend_may_go_with_its_own_platform_or_with_none(backend: str, platform: str) -> None:
+    message = completed(f'backend: "{backend}" platform: "{platform}"' + IO)
+    assert (message.backend, message.platform) == (backend, platform)

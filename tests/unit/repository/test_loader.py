@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pytest
 
+from edge_server.backends import BACKENDS
 from edge_server.repository.loader import RepositoryLoader
 from edge_server.serving.registry import ModelRegistry
 from edge_server.serving.requests import InferRequest
@@ -76,14 +79,21 @@ def test_an_ensemble_of_models_that_do_not_exist_says_which(
     assert "contains models that are not available or ambiguous: nowhere" in failed["ensemble"]
 
 
-def test_ensembles_in_a_circle_all_fail_and_loading_ends(
+def test_every_ensemble_of_a_circle_says_so_and_who_uses_it_names_the_member(
     repository: Path, write_model: WriteModel
 ) -> None:
+    write_model("a_user", ENSEMBLE % "two")
     write_model("one", ENSEMBLE % "two")
     write_model("two", ENSEMBLE % "one")
+    write_model("self", ENSEMBLE % "self")
     write_model("b_member", IDENTITY)
-    _, failed = load(repository)
-    assert failed.keys() == {"one", "two"}
+    registry, failed = load(repository)
+    circular = "circular dependency between ensembles: "
+    assert failed["one"] == f"{repository}/one/config.pbtxt: {circular}one -> two -> one"
+    assert failed["two"] == f"{repository}/two/config.pbtxt: {circular}two -> one -> two"
+    assert failed["self"].endswith(f"{circular}self -> self")
+    assert f"Model 'two' loading failed with error: {failed['two']}" in failed["a_user"]
+    assert registry.snapshot.ready_versions("b_member") == [1]
 
 
 def test_the_version_policy_chooses_and_the_latest_answers(
@@ -111,3 +121,78 @@ def test_an_onnx_file_alone_is_a_model(repository: Path, write_onnx: Callable[..
     assert failed == {}
     config = registry.snapshot.find("adds").config
     assert [(s.name, s.shape) for s in config.inputs] == [("x", (-1, 4))]
+
+
+def test_a_model_in_two_repositories_is_unavailable_without_a_version(tmp_path: Path) -> None:
+    for directory in ("one/m", "two/m", "two/other"):
+        (tmp_path / directory / "1").mkdir(parents=True)
+        (tmp_path / directory / "config.pbtxt").write_text(IDENTITY)
+    registry = ModelRegistry()
+    (failed,) = RepositoryLoader(registry, [tmp_path / "one", tmp_path / "two"]).load_all()
+    assert (failed.name, failed.version) == ("m", 0)
+    assert "model appears in two or more repositories" in failed.reason
+    assert registry.snapshot.ready_versions("other") == [1]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (IDENTITY.replace("TYPE_FP32", "99"), "model input 'a' has data_type 99"),
+        (IDENTITY + "instance_group { kind: 77 }", "has kind 77, which is no kind"),
+    ],
+)
+def test_a_number_that_no_enum_has_is_that_models_fault(
+    repository: Path, write_model: WriteModel, text: str, says: str
+) -> None:
+    write_model("odd", text)
+    write_model("good", IDENTITY)
+    registry, failed = load(repository)
+    assert failed.keys() == {"odd"}
+    assert says in failed["odd"]
+    assert registry.snapshot.ready_versions("good") == [1]
+
+
+@pytest.mark.parametrize("odd", ["odd", "odd/1", "odd/config.pbtxt", "odd/1/model.onnx"])
+def test_what_cannot_be_read_is_that_models_fault_and_named(
+    repository: Path, write_model: WriteModel, unreadable: Callable[[Path], None], odd: str
+) -> None:
+    unreadable(repository / odd)
+    write_model("good", IDENTITY)
+    registry, failed = load(repository)
+    assert failed.keys() == {"odd"}
+    assert failed["odd"].startswith(f"{repository / odd}: cannot be read: File name too long; the")
+    assert registry.snapshot.ready_versions("good") == [1]
+
+
+def test_a_backend_that_raises_anything_fails_its_model_with_one_traceback_in_the_log(
+    repository: Path,
+    write_model: WriteModel,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    (tmp_path / "backend_that_falls_over.py").write_text(
+        "def complete(files, version, config):\n    raise ZeroDivisionError('seven by zero')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(BACKENDS, "falls_over", "backend_that_falls_over")
+    write_model("odd", IDENTITY.replace("identity", "falls_over"))
+    write_model("good", IDENTITY)
+    registry, failed = load(repository)
+    assert failed == {
+        "odd": "model 'odd': unexpected ZeroDivisionError: seven by zero; see the log"
+    }
+    assert caplog.text.count("Traceback") == 1
+    assert registry.snapshot.ready_versions("good") == [1]
+
+
+def test_loading_ends_between_two_models_once_stop_is_set(
+    repository: Path, write_model: WriteModel
+) -> None:
+    write_model("good", IDENTITY)
+    write_model("odd", "nonsense: 1")
+    registry, stop = ModelRegistry(), threading.Event()
+    stop.set()
+    failed = RepositoryLoader(registry, [repository]).load_all(stop)
+    assert [entry.name for entry in failed] == ["odd"]
+    assert registry.snapshot.entries["good", 0].state is ModelState.LOADING

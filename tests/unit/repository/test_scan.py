@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from edge_server.errors import ModelConfigError
+from edge_server.model_config.files import ModelFiles
 from edge_server.repository.scan import scan_repositories
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 
@@ -37,11 +39,18 @@ def test_version_directories_that_do_not_count_are_warned_of(
     assert "warmup" not in caplog.text
 
 
-def test_a_model_in_two_repositories_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "one/m/1").mkdir(parents=True)
-    (tmp_path / "two/m/1").mkdir(parents=True)
-    with pytest.raises(ModelConfigError, match="appears in two or more repositories"):
-        scan_repositories([tmp_path / "one", tmp_path / "two"])
+def test_a_model_in_two_repositories_is_refused_and_the_others_are_found(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for directory in ("one/m/1", "two/m/1", "two/other/1"):
+        (tmp_path / directory).mkdir(parents=True)
+    models = scan_repositories([tmp_path / "one", tmp_path / "two"])
+    assert str(models["m"]) == (
+        f"model appears in two or more repositories: {tmp_path}/one/m, {tmp_path}/two/m; rename "
+        "or remove all but one"
+    )
+    assert isinstance(models["other"], ModelFiles)
+    assert "model m: not unique across all model repositories" in caplog.text
 
 
 def test_a_repository_that_is_not_there_is_named(tmp_path: Path) -> None:
@@ -49,7 +58,36 @@ def test_a_repository_that_is_not_there_is_named(tmp_path: Path) -> None:
         scan_repositories([tmp_path / "absent"])
 
 
-def test_a_name_that_could_break_out_of_a_line_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "bad\nname").mkdir()
-    with pytest.raises(ModelConfigError, match="a model name has"):
-        scan_repositories([tmp_path])
+def test_what_tools_leave_behind_is_no_model_and_nothing_to_warn_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("lost+found", "__pycache__", "_old", ".git", "m"):
+        (tmp_path / name).mkdir()
+    assert scan_repositories([tmp_path]).keys() == {"m"}
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize("name", ["my model", "bad\nname", "über", "-m", "m" * 65])
+def test_a_name_that_no_model_can_have_is_left_out_with_a_warning_of_one_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    for directory in (name, "m"):
+        (tmp_path / directory / "1").mkdir(parents=True)
+    assert scan_repositories([tmp_path]).keys() == {"m"}
+    (record,) = caplog.records
+    assert f"directory {name!r} is left out: a model name has" in record.getMessage()
+    assert "\n" not in record.getMessage()
+
+
+@pytest.mark.parametrize("odd", ["odd", "odd/1"])
+def test_a_model_that_cannot_be_read_says_so_and_the_others_are_found(
+    tmp_path: Path, unreadable: Callable[[Path], None], odd: str
+) -> None:
+    (tmp_path / "m/1").mkdir(parents=True)
+    unreadable(tmp_path / odd)
+    models = scan_repositories([tmp_path])
+    assert isinstance(models["m"], ModelFiles)
+    assert str(models["odd"]) == (
+        f"{tmp_path / odd}: cannot be read: File name too long; the user that the daemon runs as "
+        "must be able to read it"
+    )

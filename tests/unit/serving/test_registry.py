@@ -30,6 +30,9 @@ class CountsCloses:
     def infer(self, request: InferRequest, snapshot: Snapshot) -> InferResponse:
         raise NotImplementedError
 
+    def longest_run_s(self, now: float) -> float:
+        return 0.0
+
     def close(self) -> None:
         self.closed += 1
 
@@ -97,12 +100,21 @@ def test_lookup_failures_are_told_in_the_contracts_words() -> None:
         ("failed", "", NotFound, "Request for unknown model: 'failed' has no available versions"),
         ("m", "3", NotFound, "Request for unknown model: 'm' version 3 is not found"),
         ("m", "2", Unavailable, "Request for unknown model: 'm' version 2 is not at ready state"),
+        *(
+            (
+                "m",
+                text,
+                InvalidRequest,
+                f"failed to get model version from specified version string '{text}' (details: "
+                "stol), version should be an integral value > 0",
+            )
+            for text in ("x", "+1", " 1", "1_0", "\u0661", str(2**64), "1\n")
+        ),
         (
             "m",
-            "x",
+            "01",
             InvalidRequest,
-            "failed to get model version from specified version string 'x' (details: stol), "
-            "version should be an integral value > 0",
+            "invalid model version specified '01' , version should be an integral value > 0",
         ),
         (
             "m",

@@ -54,7 +54,11 @@ def test_a_fitting_request_passes() -> None:
             "unexpected shape for input 'a' for model 'm'. Expected [-1,-1,3], got [5,3]. NOTE: "
             "Setting a non-zero max_batch_size in the model config requires a batch dimension",
         ),
-        ({"a": A.repeat(2, 0), "b": B}, "batch size does not match other inputs for 'm'"),
+        (
+            {"a": A.repeat(2, 0), "b": B},
+            "input 'b' batch size does not match other inputs for 'm'",
+        ),
+        ({"a": A[:0], "b": B[:0]}, "inference request batch-size must be >= 1 and <= 2 for 'm'"),
         (
             {"a": A.repeat(3, 0), "b": B.repeat(3, 0)},
             "inference request batch-size must be <= 2 for 'm'",

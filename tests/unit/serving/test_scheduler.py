@@ -89,6 +89,25 @@ def test_a_failing_model_costs_its_request_and_gives_the_instance_back() -> None
             scheduler.infer(InferRequest("m", {"a": VALUE}), Snapshot({}))
 
 
+def test_what_an_instance_raises_unforeseen_is_an_internal_error_by_name(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Raises:
+        def execute(self, requests: object) -> None:
+            raise ValueError("odd")
+
+        def close(self) -> None: ...
+
+    class Odd(TensorModel):
+        def make_instance(self, name: str) -> Raises:  # type: ignore[override]
+            return Raises()
+
+    scheduler = DirectScheduler(config("m", "a", "b"), 1, Odd(lambda i, o: {}))
+    with pytest.raises(InternalError, match=r"model 'm' failed: ValueError\('odd'\)"):
+        scheduler.infer(InferRequest("m", {"a": VALUE}), Snapshot({}))
+    assert "an instance raised" in caplog.text
+
+
 def ensemble_snapshot(calls: list[tuple[str, frozenset[str]]]) -> Snapshot:
     """`e`: x → left → y; x → right → z. Each member notes its calls and passes its input on."""
 

@@ -1,0 +1,100 @@
+"""The one door: when the server is ready, what a client is told, and which run takes long."""
+
+from __future__ import annotations
+
+import pytest
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2 as pb
+
+from edge_server.errors import InvalidRequest, NotFound
+from edge_server.model_config.config import ModelConfig
+from edge_server.serving.data_plane import DataPlane
+from edge_server.serving.registry import ModelRegistry
+from edge_server.serving.requests import InferRequest, InferResponse
+from edge_server.serving.snapshot import LoadedModel, ModelEntry, ModelState, Snapshot
+
+CONFIG = ModelConfig.of(text_format.Parse('name: "m" backend: "identity"', pb.ModelConfig()))
+
+
+class RunsFor:
+    """A scheduler that says how long its oldest run takes."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self._seconds = seconds
+
+    def infer(self, request: InferRequest, snapshot: Snapshot) -> InferResponse:
+        return InferResponse(request.model_name, "1", request.id, {})
+
+    def longest_run_s(self, now: float) -> float:
+        return self._seconds
+
+    def close(self) -> None: ...
+
+
+def ready(name: str, version: int = 1, seconds: float = 0.0) -> ModelEntry:
+    loaded = LoadedModel(CONFIG, version, RunsFor(seconds))
+    return ModelEntry(name, version, ModelState.READY, loaded=loaded)
+
+
+@pytest.fixture
+def registry() -> ModelRegistry:
+    return ModelRegistry()
+
+
+def test_ready_is_open_with_every_model_ready(registry: ModelRegistry) -> None:
+    door = DataPlane(registry)
+    registry.replace("m", [ready("m")])
+    assert not door.server_ready()
+    door.open()
+    assert door.server_ready()
+    registry.replace("n", [ModelEntry("n", 0, ModelState.LOADING)])
+    assert not door.server_ready()
+    registry.replace("n", [ready("n")])
+    door.shut()
+    assert not door.server_ready()
+
+
+def test_who_asks_after_the_door_is_shut_is_still_answered(registry: ModelRegistry) -> None:
+    registry.replace("m", [ready("m")])
+    door = DataPlane(registry)
+    door.shut()
+    assert door.infer(InferRequest("m", {}, id="7")).id == "7"
+
+
+def test_an_unknown_model_is_not_ready_which_is_no_error(registry: ModelRegistry) -> None:
+    registry.replace("m", [ready("m"), ModelEntry("m", 2, ModelState.LOADING)])
+    door = DataPlane(registry)
+    assert door.model_ready("m", "")
+    assert door.model_ready("m", "1")
+    assert not door.model_ready("m", "2")
+    assert not door.model_ready("m", "3")
+    assert not door.model_ready("unknown", "")
+    with pytest.raises(InvalidRequest):
+        door.model_ready("m", "x")
+
+
+def test_metadata_names_the_ready_versions_or_the_one_that_was_asked_for(
+    registry: ModelRegistry,
+) -> None:
+    registry.replace("m", [ready("m"), ready("m", 3), ModelEntry("m", 4, ModelState.LOADING)])
+    door = DataPlane(registry)
+    assert door.metadata("m", "").versions == (1, 3)
+    assert door.metadata("m", "1").versions == (1,)
+    with pytest.raises(NotFound):
+        door.metadata("unknown", "")
+
+
+def test_the_index_tells_all_or_only_what_is_ready(registry: ModelRegistry) -> None:
+    registry.replace("m", [ready("m")])
+    registry.replace("a", [ModelEntry("a", 0, ModelState.UNAVAILABLE, "why")])
+    door = DataPlane(registry)
+    assert [entry.name for entry in door.index(only_ready=False)] == ["a", "m"]
+    assert [entry.name for entry in door.index(only_ready=True)] == ["m"]
+
+
+def test_the_longest_run_names_its_model(registry: ModelRegistry) -> None:
+    door = DataPlane(registry)
+    assert door.longest_run(0.0) == ("", 0.0)
+    registry.replace("m", [ready("m", seconds=1.0)])
+    registry.replace("slow", [ready("slow", seconds=70.0)])
+    assert door.longest_run(0.0) == ("slow", 70.0)
