@@ -1,51 +1,115 @@
-"""`edge-server check`: everything that `run` would trip over, found without starting anything."""
+"""`edge-server check`: what `run` would trip over, found without starting anything.
+
+Not looked for is what may change by itself: a taken port, a broker or a live camera that is away.
+"""
 
 from __future__ import annotations
 
+import ssl
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge_server.cameras.camera import Camera
-from edge_server.errors import EdgeServerError, ModelConfigError, SettingsError
+from edge_server.errors import ModelConfigError, SettingsError, SourceError
+from edge_server.mqtt.broker_address import BrokerAddress
 from edge_server.pipeline import LanePipeline
 from edge_server.repository.loader import RepositoryLoader
 from edge_server.serving.data_plane import DataPlane
 from edge_server.serving.registry import ModelRegistry
 
 if TYPE_CHECKING:
-    from edge_server.settings import Settings
+    from edge_server import settings as chosen
 
 
-def check(settings: Settings) -> list[str]:
-    """Load every model, prove every camera's model, open every recording; what was found well.
+def check(settings: chosen.Settings) -> list[str]:
+    """Load every model, prove every camera's model, open every recording, read the broker's files.
+
+    Returns:
+        What was found well, a line for each; a repository without models is told there too.
 
     Raises:
-        ModelConfigError: a repository or a model is faulty; one line per fault.
-        SettingsError: a camera is; one line per fault.
+        SettingsError: something is faulty; one line per fault, of all kinds together.
     """
     registry = ModelRegistry()
     try:
-        failed = RepositoryLoader(registry, [Path(p) for p in settings.repository.paths]).load_all()
-        if failed:
-            raise ModelConfigError("\n".join(entry.reason for entry in failed))
         data_plane = DataPlane(registry)
-        lines = [
-            f"model {entry.name} version {entry.version}: {entry.state.value}"
-            for entry in data_plane.index(only_ready=True)
-        ]
-        faults: list[str] = []
-        for name, chosen in settings.cameras.items():
-            camera = Camera(name, chosen.uri)
-            try:
-                LanePipeline(camera, data_plane, chosen.model, ()).prove()
-                camera.open()
-                lines.append(f"camera {name}: {chosen.uri}: gives frames to {chosen.model}")
-            except EdgeServerError as error:
-                faults.append(f"cameras.{name}: {error}")
-            finally:
-                camera.stop()
-        if faults:
-            raise SettingsError("\n".join(faults))
-        return lines
+        lines, faults, faulty_models = _check_models(settings, registry, data_plane)
+        for name, camera in settings.cameras.items():
+            found = _check_camera(name, camera, data_plane, faulty_models)
+            faults += found
+            if not found:
+                lines.append(f"camera {name}: {camera.uri}: gives frames to {camera.model}")
+        if settings.mqtt is not None:
+            found = _check_broker(settings.mqtt)
+            faults += found
+            if not found:
+                address = f"{settings.mqtt.host}:{settings.mqtt.port}"
+                lines.append(f"mqtt {address}: lanes and status go there")
     finally:
         registry.clear()
+    if faults:
+        raise SettingsError("\n".join(faults))
+    return lines
+
+
+def _check_models(
+    settings: chosen.Settings, registry: ModelRegistry, data_plane: DataPlane
+) -> tuple[list[str], list[str], set[str]]:
+    """What was found well, the faults, and the models to which they belong."""
+    paths = settings.repository.paths
+    try:
+        failed = RepositoryLoader(registry, [Path(path) for path in paths]).load_all()
+    except ModelConfigError as error:
+        return [], [str(error)], {camera.model for camera in settings.cameras.values()}
+    ready = data_plane.index(only_ready=True)
+    lines = [f"model {e.name} version {e.version}: {e.state.value}" for e in ready]
+    if not ready and not failed:
+        where = ", ".join(paths) or "repository.paths, which is empty"
+        lines.append(f"warning: no models in {where}: there is nothing to serve")
+    return lines, [entry.reason for entry in failed], {entry.name for entry in failed}
+
+
+def _check_camera(
+    name: str, settings: chosen.Camera, data_plane: DataPlane, faulty_models: set[str]
+) -> list[str]:
+    """The camera's faults; one of its model's own has been told with the model."""
+    faults = []
+    camera = Camera(name, settings.uri)
+    if settings.model not in faulty_models:
+        try:
+            LanePipeline(camera, data_plane, settings.model, ()).prove()
+        except SettingsError as error:
+            faults.append(str(error))
+    try:
+        camera.open()
+    except SourceError as error:
+        faults.append(f"cameras.{name}.uri: {error}")
+    finally:
+        camera.stop()
+    return faults
+
+
+def _check_broker(mqtt: chosen.Mqtt) -> list[str]:
+    try:
+        address = BrokerAddress.of(mqtt)
+    except SettingsError as error:
+        return [str(error)]
+    faults = []
+    try:
+        address.password()
+    except OSError as error:
+        faults.append(
+            f"mqtt.password_file: {address.password_file}: cannot be read: {error.strerror}"
+        )
+    except UnicodeDecodeError as error:
+        faults.append(
+            f"mqtt.password_file: {address.password_file}: not UTF-8 at byte {error.start}"
+        )
+    if address.ca_file is not None:
+        try:
+            ssl.create_default_context(cafile=address.ca_file)
+        except ssl.SSLError:
+            faults.append(f"mqtt.ca_file: {address.ca_file}: holds no certificate in PEM form")
+        except OSError as error:
+            faults.append(f"mqtt.ca_file: {address.ca_file}: cannot be read: {error.strerror}")
+    return faults

@@ -6,6 +6,8 @@ Nothing heavy is imported here: a verb imports what it needs when it runs.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import ipaddress
 import logging
 import os
 import signal
@@ -13,6 +15,7 @@ import sys
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
+from urllib.parse import urlsplit
 
 from edge_server import errors
 from edge_server.appliance.logs import journal_prefix, set_up_logging
@@ -87,7 +90,9 @@ def _parser() -> argparse.ArgumentParser:
         "--source", default="synthetic://road?seed=7&fps=25", metavar="URI", help="what to look at"
     )
     demo.add_argument("--frames", type=_positive, default=0, metavar="N", help="end after N frames")
-    demo.add_argument("--mqtt", metavar="HOST:PORT", help="publish there, not on a private broker")
+    demo.add_argument(
+        "--mqtt", metavar="HOST[:PORT]", help="publish there, not on a private broker"
+    )
     demo.add_argument("--json", action="store_true", help="one JSON object per frame")
     demo.add_argument("--model-repository", action="append", metavar="DIR")
     demo.set_defaults(verb=_demo)
@@ -95,13 +100,16 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_settings_flags(parser: argparse.ArgumentParser) -> None:
-    """Each choice of the configuration file, under tritonserver's name where it has one."""
+    """The common choices of the configuration file, by tritonserver's names where it has them."""
     parser.add_argument("--config", type=Path, metavar="FILE", help="settings in TOML")
     parser.add_argument("--model-repository", action="append", metavar="DIR", help="repeatable")
     parser.add_argument("--model-control-mode", metavar="MODE", help="none")
     parser.add_argument("--grpc-address", metavar="HOST")
     parser.add_argument("--grpc-port", type=int, metavar="PORT")
-    parser.add_argument("--mqtt", metavar="HOST:PORT", help="the broker")
+    parser.add_argument(
+        "--grpc-insecure", action="store_true", help="allow plain text beyond the loopback"
+    )
+    parser.add_argument("--mqtt", metavar="HOST[:PORT]", help="the broker")
     parser.add_argument("--device-id", metavar="ID", help="part of every topic")
     parser.add_argument(
         "--camera", action="append", default=[], metavar="NAME=URI", help="repeatable"
@@ -114,34 +122,60 @@ def _settings(arguments: argparse.Namespace) -> Settings:
 
     overrides: dict[str, Any] = {
         "repository": _given(paths=arguments.model_repository, mode=arguments.model_control_mode),
-        "grpc": _given(host=arguments.grpc_address, port=arguments.grpc_port),
+        "grpc": _given(
+            host=_host(arguments.grpc_address),
+            port=arguments.grpc_port,
+            insecure=arguments.grpc_insecure or None,
+        ),
         "device": _given(id=arguments.device_id),
         "log": _given(verbose=arguments.log_verbose),
-        "cameras": dict(_camera(text) for text in arguments.camera),
+        "cameras": _cameras(arguments.camera),
+        "mqtt": {} if arguments.mqtt is None else _address("--mqtt", arguments.mqtt),
     }
-    if arguments.mqtt:
-        overrides["mqtt"] = _host_and_port(arguments.mqtt)
-    return read_settings(arguments.config, overrides)
+    return read_settings(
+        arguments.config, {name: table for name, table in overrides.items() if table}
+    )
 
 
 def _given(**values: Any) -> dict[str, Any]:
     return {key: value for key, value in values.items() if value is not None}
 
 
-def _camera(text: str) -> tuple[str, dict[str, str]]:
-    name, equals, uri = text.partition("=")
-    if not equals:
-        raise errors.SettingsError(f"--camera {text}: give it as NAME=URI, like front=road.mp4")
-    return name, {"uri": uri}
+def _cameras(texts: Sequence[str]) -> dict[str, dict[str, str]]:
+    cameras: dict[str, dict[str, str]] = {}
+    for text in texts:
+        name, equals, uri = text.partition("=")
+        if not equals:
+            raise errors.SettingsError(f"--camera {text}: give it as NAME=URI, like front=road.mp4")
+        if name in cameras:
+            raise errors.SettingsError(f"--camera {text}: camera '{name}' is given twice")
+        cameras[name] = {"uri": uri}
+    return cameras
 
 
-def _host_and_port(text: str) -> dict[str, Any]:
-    host, colon, port = text.rpartition(":")
-    if not colon:
-        return {"host": text}
-    if not port.isdecimal():
-        raise errors.SettingsError(f"--mqtt {text}: give it as HOST or HOST:PORT")
-    return {"host": host, "port": int(port)}
+def _host(text: str | None) -> str | None:
+    """The host that `--grpc-address` names, an IPv6 address without its brackets."""
+    if text is None:
+        return None
+    address = _address("--grpc-address", text)
+    if "port" in address:
+        raise errors.SettingsError(f"--grpc-address {text}: the port goes with --grpc-port")
+    host: str = address["host"]
+    return host
+
+
+def _address(flag: str, text: str) -> dict[str, Any]:
+    """`text` as `host` and, where it has one, `port`; a bare IPv6 address is all host."""
+    with contextlib.suppress(ValueError):
+        return {"host": str(ipaddress.ip_address(text))}
+    try:
+        parts = urlsplit(f"//{text}")
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host, port = None, None
+    if not host or parts.netloc != text or parts.username is not None or text.endswith(":"):
+        raise errors.SettingsError(f"{flag} {text}: give it as HOST, HOST:PORT or [IPV6]:PORT")
+    return _given(host=host, port=port)
 
 
 def _positive(text: str) -> int:
@@ -151,17 +185,31 @@ def _positive(text: str) -> int:
     return number
 
 
+def _stop_on_signals() -> threading.Event:
+    """An event that the first SIGTERM or SIGINT sets; a second one ends the process at once."""
+    stop = threading.Event()
+    numbers = (signal.SIGINT, signal.SIGTERM)
+
+    def ask(*_: Any) -> None:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
+        # On a thread: the main thread may be inside the event's own lock, where it waits for it.
+        threading.Thread(target=stop.set, name="stop").start()
+
+    for number in numbers:
+        signal.signal(number, ask)
+    return stop
+
+
 def _run(arguments: argparse.Namespace) -> NoReturn:
+    stop = _stop_on_signals()
     settings = _settings(arguments)
     set_up_logging(settings.log.verbose)
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
 
     from edge_server.daemon import Daemon  # noqa: PLC0415
 
     daemon = Daemon(settings)
-    daemon.start()
+    daemon.start(stop)
     code = OK
     try:
         daemon.run(stop)
@@ -186,13 +234,16 @@ def _check(arguments: argparse.Namespace) -> int:
 
 
 def _demo(arguments: argparse.Namespace) -> int:
-    from edge_server.demo import Demo  # noqa: PLC0415
+    stop = _stop_on_signals()
+    broker = None if arguments.mqtt is None else _address("--mqtt", arguments.mqtt)
+    from edge_server.demo import run_demo  # noqa: PLC0415
 
-    mqtt = _host_and_port(arguments.mqtt) if arguments.mqtt else None
-    return Demo(
-        source=arguments.source,
+    run_demo(
+        arguments.source,
+        stop,
         frames=arguments.frames,
-        broker=mqtt,
-        as_json=arguments.json,
+        broker=broker,
         repositories=arguments.model_repository,
-    ).run()
+        as_json=arguments.json,
+    )
+    return OK

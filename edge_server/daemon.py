@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 from edge_server.appliance.sd_notify import notify, watchdog_period_s
 from edge_server.appliance.supervisor import Supervisor
 from edge_server.cameras.camera import Camera, CameraState
-from edge_server.errors import ModelConfigError, SettingsError, StageStuck
+from edge_server.errors import ModelConfigError, StageStuck
 from edge_server.grpc_api.server import GrpcServer
 from edge_server.mqtt.broker_address import BrokerAddress
 from edge_server.mqtt.identity import Identity
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from edge_server.pipeline import Listener
-    from edge_server.settings import Mqtt, Settings
+    from edge_server.settings import Settings
 
 log = logging.getLogger(__name__)
 
@@ -64,9 +64,10 @@ class Daemon:
         self._loader = RepositoryLoader(
             self._registry, [Path(path) for path in settings.repository.paths]
         )
-        self._publisher = _publisher(settings.mqtt, settings.device.id)
-        if self._publisher is not None:
-            publisher = self._publisher
+        self._publisher: Publisher | None = None
+        if settings.mqtt is not None:
+            identity = Identity.of_this_host(settings.device.id, VERSION)
+            publisher = self._publisher = Publisher(BrokerAddress.of(settings.mqtt), identity)
             listeners = (*listeners, lambda lane_frame, _frame: publisher.publish_lanes(lane_frame))
         self.pipelines = [
             LanePipeline(Camera(name, camera.uri), self.data_plane, camera.model, listeners)
@@ -205,19 +206,3 @@ def _camera_state(state: CameraState, age_s: float | None) -> Literal["ok", "sta
     if state is not CameraState.LIVE or age_s is None:
         return "lost"
     return "ok" if age_s < STALLED_S else "stalled"
-
-
-def _publisher(mqtt: Mqtt | None, device: str) -> Publisher | None:
-    if mqtt is None:
-        return None
-    try:
-        address = BrokerAddress(
-            mqtt.host,
-            mqtt.port,
-            mqtt.username,
-            Path(mqtt.password_file) if mqtt.password_file else None,
-            Path(mqtt.ca_file) if mqtt.ca_file else None,
-        )
-    except ValueError as error:
-        raise SettingsError(f"mqtt: {error}") from error
-    return Publisher(address, Identity.of_this_host(device, VERSION))

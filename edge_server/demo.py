@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import queue
 import shutil
@@ -10,8 +11,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from collections import deque
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -19,141 +20,173 @@ from urllib.parse import quote
 import msgspec
 
 from edge_server.appliance.logs import set_up_logging
-from edge_server.cameras.picture import draw_lanes, write_picture
 from edge_server.daemon import VERSION, Daemon
-from edge_server.errors import Unavailable
+from edge_server.errors import SourceError, Unavailable
 from edge_server.mqtt import payloads
 from edge_server.mqtt.identity import Identity
 from edge_server.mqtt.subscriber import LaneSubscriber
-from edge_server.settings import Camera, Device, Grpc, Mqtt, Repository, Settings
+from edge_server.settings import Settings, read_settings
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Mapping, Sequence
 
     from edge_server.cameras.frame import Frame
     from edge_server.lanes.types import LaneFrame
+    from edge_server.pipeline import Listener
 
 DEVICE = "demo"
 PICTURE = Path("lanes.png")
 SHIPPED_MODELS = Path(__file__).parent.parent / "models"
+# Messages that wait to be shown, some seconds of them.
+KEPT = 256
 
 _PATIENCE_S = 15.0
 _REFRESH_S = 0.5
 
 
-@dataclass
-class Demo:
-    """Starts a daemon with one camera, listens to its broker, and shows what arrives.
+def run_demo(
+    source: str,
+    stop: threading.Event,
+    *,
+    frames: int,
+    broker: Mapping[str, Any] | None,
+    repositories: Sequence[str] | None,
+    as_json: bool,
+) -> None:
+    """Start a daemon with one camera, listen to its broker, show what arrives, leave a picture.
 
-    Attributes:
+    Returns when `frames` messages arrived, the source ended or `stop` was set.
+
+    Args:
         source: what the camera looks at; a plain path is played again and again.
+        stop: ends the demo, also while it starts.
         frames: how many lane messages to wait for; 0 is no end.
         broker: `host` and `port` to publish to; without it a private mosquitto where there is
             one, else none: then the messages are taken from the daemon directly.
-        as_json: print each message instead of the table.
         repositories: the shipped models where none are given.
+        as_json: print each message instead of the table.
+
+    Raises:
+        EdgeServerError: something is missing or wrong; see `Daemon`.
+    """
+    set_up_logging(verbose=0)
+    logging.getLogger().setLevel(logging.WARNING)
+    people = sys.stderr if as_json else sys.stdout
+    inbox = Inbox()
+    newest: deque[tuple[LaneFrame, Frame]] = deque(maxlen=1)
+    with ExitStack() as running:
+        settings = _settings(source, broker or _private_broker(running, stop), repositories)
+        listeners: list[Listener] = [lambda *seen: newest.append(seen)]
+        if settings.mqtt is None:
+            listeners.append(_put_directly(inbox))
+        daemon = Daemon(settings, listeners)
+        if settings.mqtt is not None and not stop.is_set():
+            mqtt = settings.mqtt
+            subscriber = LaneSubscriber(mqtt.host, mqtt.port, DEVICE, inbox.put)
+            running.callback(subscriber.close)
+        daemon.start(stop)
+        running.callback(daemon.stop)
+        if not stop.is_set():
+            print(_heading(source, daemon, settings), file=people, flush=True)
+            _show(inbox, daemon, stop, frames=frames, source=source, as_json=as_json)
+    if newest:
+        _leave_picture(*newest[0], people)
+
+
+class Inbox:
+    """Messages on their way to be shown: `KEPT` at most, then the oldest gives way.
+
+    `put` is for one thread, `take` for another.
     """
 
-    source: str
-    frames: int
-    broker: Mapping[str, Any] | None
-    as_json: bool
-    repositories: Sequence[str] | None
-    _arrived: queue.Queue[bytes] = field(default_factory=queue.Queue, init=False)
-    _newest: tuple[LaneFrame, Frame] | None = field(default=None, init=False)
+    def __init__(self) -> None:
+        self._messages: queue.Queue[bytes] = queue.Queue(KEPT)
 
-    def run(self) -> int:
-        """0 when `frames` messages arrived, the source ended or somebody pressed Ctrl-C.
+    def put(self, payload: bytes) -> None:
+        """Never waits, however slow the one who takes is."""
+        if self._messages.full():
+            with suppress(queue.Empty):
+                self._messages.get_nowait()
+        self._messages.put_nowait(payload)
 
-        Raises:
-            EdgeServerError: something is missing or wrong; see `Daemon`.
-        """
-        set_up_logging(verbose=0)
-        logging.getLogger().setLevel(logging.WARNING)
-        with ExitStack() as running:
-            broker = self._broker(running)
-            listeners = [self._keep] if broker else [self._keep, self._take_directly()]
-            if broker:
-                subscriber = LaneSubscriber(broker.host, broker.port, DEVICE, self._arrived.put)
-                running.callback(subscriber.close)
-            daemon = Daemon(self._settings(broker), listeners)
-            daemon.start()
-            running.callback(daemon.stop)
-            self._say(
-                f"edge-server {VERSION}: {self.source}; "
-                f"gRPC on 127.0.0.1:{daemon.grpc_port}; "
-                + (f"MQTT on {broker.host}:{broker.port}" if broker else "no MQTT broker here")
-            )
-            try:
-                self._show(daemon)
-            except KeyboardInterrupt:
-                self._say("")
-        if self._newest is not None:
-            lane_frame, frame = self._newest
-            write_picture(PICTURE, draw_lanes(frame.image, lane_frame.lanes))
-            self._say(f"the last frame with its lanes is in {PICTURE.absolute()}")
-        return 0
+    def take(self, timeout_s: float) -> bytes | None:
+        """The oldest message; None when there was none for `timeout_s`."""
+        try:
+            return self._messages.get(timeout=timeout_s)
+        except queue.Empty:
+            return None
 
-    def _settings(self, broker: Mqtt | None) -> Settings:
-        paths = tuple(self.repositories or (str(SHIPPED_MODELS),))
-        source = self.source
-        if "://" not in source:
-            source = f"file://{quote(str(Path(source).absolute()))}?loop=true"
-        return Settings(
-            device=Device(id=DEVICE),
-            repository=Repository(paths=paths),
-            grpc=Grpc(port=0),
-            mqtt=broker,
-            cameras={"road": Camera(uri=source)},
-        )
 
-    def _broker(self, running: ExitStack) -> Mqtt | None:
-        if self.broker is not None:
-            return Mqtt(**self.broker)
-        binary = shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin:/usr/bin:/usr/local/bin")
-        return None if binary is None else _start_mosquitto(binary, running)
+def _settings(
+    source: str, broker: Mapping[str, Any] | None, repositories: Sequence[str] | None
+) -> Settings:
+    if "://" not in source:
+        source = f"file://{quote(str(Path(source).absolute()))}?loop=true"
+    chosen: dict[str, Any] = {
+        "device": {"id": DEVICE},
+        "repository": {"paths": list(repositories or (str(SHIPPED_MODELS),))},
+        "grpc": {"port": 0},
+        "cameras": {"road": {"uri": source}},
+    }
+    if broker is not None:
+        chosen["mqtt"] = dict(broker)
+    return read_settings(None, chosen)
 
-    def _keep(self, lane_frame: LaneFrame, frame: Frame) -> None:
-        self._newest = (lane_frame, frame)
 
-    def _take_directly(self) -> Any:
-        identity = Identity.of_this_host(DEVICE, VERSION)
+def _put_directly(inbox: Inbox) -> Listener:
+    """What takes the broker's place where there is none."""
+    identity = Identity.of_this_host(DEVICE, VERSION)
+    counter = itertools.count()
 
-        def take(lane_frame: LaneFrame, frame: Frame) -> None:
-            del frame
-            now_ns = time.monotonic_ns()
-            self._arrived.put(
-                payloads.lane_frame(lane_frame, identity, lane_frame.frame_id, now_ns)
-            )
+    def put(lane_frame: LaneFrame, frame: Frame) -> None:
+        del frame
+        now_ns = time.monotonic_ns()
+        inbox.put(payloads.lane_frame(lane_frame, identity, next(counter), now_ns))
 
-        return take
+    return put
 
-    def _show(self, daemon: Daemon) -> None:
-        table = None if self.as_json else _Table()
-        arrived = 0
+
+def _heading(source: str, daemon: Daemon, settings: Settings) -> str:
+    mqtt = settings.mqtt
+    broker = "no MQTT broker here" if mqtt is None else f"MQTT on {mqtt.host}:{mqtt.port}"
+    return f"edge-server {VERSION}: {source}; gRPC on 127.0.0.1:{daemon.grpc_port}; {broker}"
+
+
+def _show(
+    inbox: Inbox, daemon: Daemon, stop: threading.Event, *, frames: int, source: str, as_json: bool
+) -> None:
+    table = None if as_json else _Table()
+    arrived = 0
+    patience = time.monotonic() + _PATIENCE_S
+    while not stop.is_set() and (not frames or arrived < frames):
+        payload = inbox.take(_REFRESH_S)
+        if payload is None:
+            if all(pipeline.camera.ended for pipeline in daemon.pipelines):
+                break
+            if time.monotonic() > patience:
+                raise Unavailable(f"no lanes arrived for {_PATIENCE_S:g} s from {source}")
+            continue
         patience = time.monotonic() + _PATIENCE_S
-        while not self.frames or arrived < self.frames:
-            try:
-                payload = self._arrived.get(timeout=_REFRESH_S)
-            except queue.Empty:
-                if all(pipeline.camera.ended for pipeline in daemon.pipelines):
-                    break
-                if time.monotonic() > patience:
-                    raise Unavailable(
-                        f"no lanes arrived for {_PATIENCE_S:g} s from {self.source}"
-                    ) from None
-                continue
-            patience = time.monotonic() + _PATIENCE_S
-            arrived += 1
-            if table is None:
-                print(payload.decode(), flush=True)
-            else:
-                table.add(msgspec.json.decode(payload))
-        if table is not None:
-            table.finish()
+        arrived += 1
+        if table is None:
+            print(payload.decode(), flush=True)
+        else:
+            table.add(msgspec.json.decode(payload))
+    if table is not None:
+        table.finish()
 
-    def _say(self, line: str) -> None:
-        print(line, file=sys.stderr if self.as_json else sys.stdout, flush=True)
+
+def _leave_picture(lane_frame: LaneFrame, frame: Frame, people: Any) -> None:
+    # Only here: where OpenCV is missing, the camera has said so in plain words before.
+    from edge_server.cameras.picture import draw_lanes, write_picture  # noqa: PLC0415
+
+    try:
+        write_picture(PICTURE, draw_lanes(frame.image, lane_frame.lanes))
+    except SourceError as error:
+        print(f"edge-server: warning: {error}", file=sys.stderr, flush=True)
+        return
+    print(f"the last frame with its lanes is in {PICTURE.absolute()}", file=people, flush=True)
 
 
 class _Table:
@@ -193,7 +226,15 @@ class _Table:
         print(self._row, flush=True)
 
 
-def _start_mosquitto(binary: str, running: ExitStack) -> Mqtt:
+def _private_broker(running: ExitStack, stop: threading.Event) -> dict[str, Any] | None:
+    """A mosquitto that ends with `running`; None where it is not installed.
+
+    Raises:
+        Unavailable: it is installed and does not start.
+    """
+    binary = shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin:/usr/bin:/usr/local/bin")
+    if binary is None:
+        return None
     folder = Path(running.enter_context(tempfile.TemporaryDirectory(prefix="edge-server-demo-")))
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -204,13 +245,16 @@ def _start_mosquitto(binary: str, running: ExitStack) -> Mqtt:
     broker = subprocess.Popen(  # noqa: S603
         [binary, "-c", str(configuration)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
+    # Ctrl-C in a terminal ends it together with us: that it is gone then is no news.
+    logging.getLogger("edge_server.mqtt").setLevel(logging.ERROR)
     running.callback(broker.wait)
     running.callback(broker.terminate)
     for _ in range(100):
-        try:
+        with suppress(OSError):
             socket.create_connection(("127.0.0.1", port), timeout=1).close()
-        except OSError:
-            time.sleep(0.05)
-        else:
-            return Mqtt(host="127.0.0.1", port=port)
-    raise Unavailable(f"{binary} did not start; give another broker with --mqtt HOST:PORT")
+            break
+        if stop.wait(0.05):
+            break
+    else:
+        raise Unavailable(f"{binary} did not start; give another broker with --mqtt HOST:PORT")
+    return {"host": "127.0.0.1", "port": port}

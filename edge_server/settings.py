@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import ipaddress
 import re
 import socket
 import sys
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
-Name = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9_-]{1,64}$")]
+_NAME = r"^[a-z0-9_-]{1,64}$"
+Name = Annotated[str, msgspec.Meta(pattern=_NAME)]
 
 
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -32,6 +34,13 @@ class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def _host_name() -> str:
     """The host's name as a topic may spell it."""
     return re.sub(r"[^a-z0-9_-]+", "-", socket.gethostname().lower())[:64] or "edge"
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 class Device(Section, frozen=True):
@@ -51,10 +60,21 @@ class Repository(Section, frozen=True):
 
 
 class Grpc(Section, frozen=True):
-    """`[grpc]`: where the Triton protocol is served; port 0 takes a free one."""
+    """`[grpc]`: where the Triton protocol is served; port 0 takes a free one.
+
+    `insecure` allows another address than the loopback without TLS, which is not there yet.
+    """
 
     host: str = "127.0.0.1"
     port: Port = 8001
+    insecure: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.insecure and not _is_loopback(self.host):
+            raise ValueError(
+                f"{self.host} is beyond the loopback, where anybody could ask and listen in plain "
+                "text; say insecure = true (--grpc-insecure) if that is meant"
+            )
 
 
 class Mqtt(Section, frozen=True):
@@ -99,14 +119,23 @@ def read_settings(path: Path | None, overrides: Mapping[str, Any]) -> Settings:
     Raises:
         SettingsError: unreadable, not TOML, an unknown key or a value that does not fit.
     """
-    table = _merge({} if path is None else _read_toml(path), overrides)
-    where = "command line" if path is None else str(path)
+    below = {} if path is None else _read_toml(path)
+    merged = _merge(below, overrides)
+    if (fault := _fault(merged)) is None:
+        return msgspec.convert(merged, Settings, strict=True)
+    # What the file alone would be told for is not the command line's doing.
+    blamed = path if path is not None and fault == _fault(below) else "command line"
+    raise SettingsError(f"{blamed}: {fault}")
+
+
+def _fault(table: Mapping[str, Any]) -> str | None:
+    """What is wrong with `table`; None where it is good."""
     try:
-        return msgspec.convert(table, Settings, strict=True)
+        msgspec.convert(table, Settings, strict=True)
     except msgspec.ValidationError as error:
         cameras = table.get("cameras")
-        names = cameras if isinstance(cameras, dict) else ()
-        raise SettingsError(f"{where}: {_explain(str(error), names)}") from error
+        return _explain(str(error), cameras if isinstance(cameras, dict) else ())
+    return None
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
@@ -122,11 +151,17 @@ def _read_toml(path: Path) -> dict[str, Any]:
 
 
 def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """`below` with `above` laid over it, key by key.
+
+    A value that stands where `above` has a table stays, to be told as the mistake it is.
+    """
     merged = dict(below)
     for key, value in above.items():
-        old = merged.get(key)
-        both = isinstance(value, dict) and isinstance(old, dict)
-        merged[key] = _merge(old, value) if both and old is not None else value
+        old = merged.get(key, {})
+        if not isinstance(value, dict):
+            merged[key] = value
+        elif isinstance(old, dict):
+            merged[key] = _merge(old, value)
     return merged
 
 
@@ -134,8 +169,9 @@ def _explain(text: str, camera_names: Iterable[str]) -> str:
     """msgspec's message as `grpc.port: what is wrong`, with the nearest key for an unknown one."""
     message, _, location = text.partition(" - at ")
     if location.startswith("`key`"):
-        names = ", ".join(camera_names)
+        names = ", ".join(name for name in camera_names if not re.search(_NAME, name))
         return f"cameras: a name has at most 64 of a-z, 0-9, '_' and '-'; got: {names}"
+    message = message.replace("`object`", "a table")
     path = location.strip("`").removeprefix("$").lstrip(".")
     if unknown := re.search(r"unknown field `([^`]*)`", message):
         key = unknown[1]

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,18 +34,30 @@ if TYPE_CHECKING:
 SHIPPED_MODELS = Path(__file__).parent.parent / "models"
 
 
+class LabelError(Exception):
+    """The label file cannot be used; the text names file and line."""
+
+
+@dataclass(frozen=True, eq=False)
+class Label:
+    """One image's lanes: x in px, (lanes, rows), negative where absent, at the rows' y in px."""
+
+    image: str
+    rows: NDArray[np.float64]
+    lanes: NDArray[np.float64]
+
+
 def main() -> int:
     arguments = parse_arguments()
     try:
-        data_plane = load_models(arguments.model_repository)
         labels = read_labels(arguments.labels, arguments.frames)
-        scores = {
-            name: score_image(
-                see_lanes(data_plane, arguments.model, arguments.images / name, rows), lanes, rows
-            )
-            for name, rows, lanes in labels
-        }
-    except (EdgeServerError, OSError) as error:
+        data_plane = load_models(arguments.model_repository)
+        scores = []
+        for label in labels:
+            path = arguments.images / label.image
+            seen = see_lanes(data_plane, arguments.model, path, label.rows)
+            scores.append((label.image, score_image(seen, label.lanes, label.rows)))
+    except (EdgeServerError, LabelError, OSError) as error:
         print(f"evaluate_lane_model: {error}", file=sys.stderr)
         return 1
     report(scores, as_json=arguments.json)
@@ -54,11 +68,22 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--labels", type=Path, required=True, help="JSON lines, TuSimple's form")
     parser.add_argument("--images", type=Path, required=True, help="folder of the images")
-    parser.add_argument("--frames", metavar="FIRST-LAST", help="lines of the label file, from 0")
+    parser.add_argument(
+        "--frames", type=line_range, metavar="FIRST-LAST", help="labels of the file, from 0"
+    )
     parser.add_argument("--model-repository", type=Path, default=SHIPPED_MODELS)
     parser.add_argument("--model", default="lane_detection")
     parser.add_argument("--json", action="store_true", help="one JSON object, images included")
     return parser.parse_args()
+
+
+def line_range(text: str) -> range:
+    """`88-109`, both included, or `88`."""
+    numbers = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", text)
+    if numbers is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not FIRST-LAST, like 88-109")
+    first, last = numbers.groups()
+    return range(int(first), int(last or first) + 1)
 
 
 def load_models(repository: Path) -> DataPlane:
@@ -69,21 +94,57 @@ def load_models(repository: Path) -> DataPlane:
     return DataPlane(registry)
 
 
-def read_labels(
-    path: Path, frames: str | None
-) -> list[tuple[str, NDArray[np.float64], NDArray[np.float64]]]:
-    """(image name, rows, lanes) of each label line; lanes without a single point are left out."""
-    lines = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
-    if frames is not None:
-        first, _, last = frames.partition("-")
-        lines = lines[int(first) : int(last or first) + 1]
-    return [_label(line) for line in lines]
+def read_labels(path: Path, chosen: range | None) -> list[Label]:
+    """The labels of `path`, or those of them whose place, from 0, is in `chosen`.
+
+    Raises:
+        LabelError: the file or a line of it is no label, or none is chosen.
+        OSError: the file cannot be read.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise LabelError(f"{path}: not UTF-8 text at byte {error.start}") from error
+    places = [number for number, line in enumerate(lines) if line.strip()]
+    if chosen is not None:
+        places, all_places = places[chosen.start : chosen.stop], places
+        if not places:
+            raise LabelError(f"{path}: --frames chooses none of its {len(all_places)} labels")
+    if not places:
+        raise LabelError(f"{path}: no label in it")
+    labels = []
+    for place in places:
+        try:
+            labels.append(read_label(json.loads(lines[place])))
+        except json.JSONDecodeError as error:
+            raise LabelError(f"{path}:{place + 1}: not JSON: {error}") from error
+        except LabelError as error:
+            raise LabelError(f"{path}:{place + 1}: {error}") from error
+    return labels
 
 
-def _label(line: dict[str, Any]) -> tuple[str, NDArray[np.float64], NDArray[np.float64]]:
-    rows = np.array(line["h_samples"], np.float64)
-    lanes = np.array(line["lanes"], np.float64).reshape(-1, len(rows))
-    return line.get("image") or line["raw_file"], rows, lanes[(lanes >= 0).any(axis=1)]
+def read_label(line: Any) -> Label:
+    """A label line's content; lanes without a single point are left out.
+
+    Raises:
+        LabelError: a key is missing, or its value is not what it should be.
+    """
+    if not isinstance(line, dict):
+        raise LabelError("a label is a JSON object")
+    image = line.get("image") or line.get("raw_file")
+    if not isinstance(image, str):
+        raise LabelError("'image' (or 'raw_file') is missing, or no name")
+    for key in ("h_samples", "lanes"):
+        if key not in line:
+            raise LabelError(f"'{key}' is missing")
+    try:
+        rows = np.array(line["h_samples"], np.float64)
+        lanes = np.array(line["lanes"] or np.empty((0, rows.size)), np.float64)
+    except (TypeError, ValueError) as error:
+        raise LabelError(f"'h_samples' and 'lanes' are lists of numbers: {error}") from error
+    if rows.ndim != 1 or not rows.size or lanes.ndim != 2 or lanes.shape[1] != rows.size:
+        raise LabelError("'lanes' has one x for each of 'h_samples', in every lane")
+    return Label(image, rows, lanes[(lanes >= 0).any(axis=1)])
 
 
 def see_lanes(
@@ -93,25 +154,26 @@ def see_lanes(
     image = cv2.imread(str(path))
     if image is None:
         raise FileNotFoundError(f"{path}: no image that OpenCV can read")
-    response = data_plane.infer(InferRequest(model, {"image": Tensor.of(image[np.newaxis])}))
+    request = InferRequest(model, {"image": Tensor.of(image[np.newaxis])}, outputs=("lane_points",))
+    response = data_plane.infer(request)
     x = response.outputs["lane_points"].array[0, :, :, 0]
     return lanes_at(np.where(x < 0, np.nan, x / image.shape[1]).astype(np.float32), rows)
 
 
-def report(scores: dict[str, ImageScore], *, as_json: bool) -> None:
-    total = summarise(list(scores.values()))
+def report(scores: list[tuple[str, ImageScore]], *, as_json: bool) -> None:
+    total = summarise([score for _, score in scores])
     names = ("accuracy", "fp", "fn", "f1")
     values = (total.accuracy, total.false_positive, total.false_negative, total.f1)
     if as_json:
-        images = {
-            name: {"accuracy": s.accuracy, "fp": s.false_positive, "fn": s.false_negative}
-            for name, s in scores.items()
-        }
+        images = [
+            {"image": i, "accuracy": s.accuracy, "fp": s.false_positive, "fn": s.false_negative}
+            for i, s in scores
+        ]
         print(json.dumps({**dict(zip(names, values, strict=True)), "images": images}))
         return
     for name, value in zip(names, values, strict=True):
         print(f"{name:10} {value:.4f}")
-    accuracies = sorted(s.accuracy for s in scores.values())
+    accuracies = sorted(score.accuracy for _, score in scores)
     quartiles = np.percentile(accuracies, (0, 25, 50, 75, 100))
     print(f"{'images':10} {len(scores)}")
     print(f"{'per image':10} accuracy " + " ".join(f"{q:.3f}" for q in quartiles) + " (quartiles)")

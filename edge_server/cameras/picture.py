@@ -45,10 +45,18 @@ def write_picture(path: Path, image: NDArray[np.uint8]) -> None:
     """Write `image`, (H, W, 3) uint8 BGR, in the format that `path`'s suffix names.
 
     Raises:
-        SourceError: it cannot be written there.
+        SourceError: it cannot be encoded so, or not be written there.
     """
-    encoded, data = cv2.imencode(path.suffix, image)
     try:
-        path.write_bytes(data.tobytes() if encoded else b"")
+        encoded, data = cv2.imencode(path.suffix, image)
+    except cv2.error:
+        encoded = False
+    if not encoded:
+        raise SourceError(
+            f"{path}: cannot be encoded: {image.shape} image, format {path.suffix!r}; "
+            "use .png or .jpg"
+        )
+    try:
+        path.write_bytes(data.tobytes())
     except OSError as error:
         raise SourceError(f"{path}: cannot be written: {error.strerror}") from error

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from edge_server.errors import SettingsError
+
 if TYPE_CHECKING:
-    from pathlib import Path
+    from edge_server.settings import Mqtt
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,24 @@ class BrokerAddress:
             raise ValueError(f"keepalive_s must be 1 to 65535, not {self.keepalive_s}")
         if self.password_file is not None and self.username is None:
             raise ValueError("password_file needs a username beside it")
+
+    @classmethod
+    def of(cls, mqtt: Mqtt) -> BrokerAddress:
+        """The address that `[mqtt]` of the settings means.
+
+        Raises:
+            SettingsError: its values do not fit together.
+        """
+        try:
+            return cls(
+                mqtt.host,
+                mqtt.port,
+                mqtt.username,
+                Path(mqtt.password_file) if mqtt.password_file else None,
+                Path(mqtt.ca_file) if mqtt.ca_file else None,
+            )
+        except ValueError as error:
+            raise SettingsError(f"mqtt: {error}") from error
 
     def __str__(self) -> str:
         return f"{self.host}:{self.port}"

@@ -37,10 +37,11 @@ class LaneSubscriber:
         self._client.on_message = self._receive
         try:
             self._client.connect(host, port, keepalive=_ASIDE_S)
-        except OSError as error:
+        except (OSError, ValueError) as error:  # the resolver's complaints are ValueErrors
+            reason = getattr(error, "strerror", None) or error
             raise Unavailable(
-                f"MQTT broker {host}:{port} cannot be reached: {error.strerror or error}; start "
-                "one there, or leave --mqtt out"
+                f"MQTT broker {host}:{port} cannot be reached: {reason}; start one there, or "
+                "leave --mqtt out"
             ) from error
         self._client.loop_start()
 

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+import time
+from pathlib import Path
 
 import cv2
-
-if TYPE_CHECKING:
-    from pathlib import Path
+import pytest
 
 PATIENCE_S = 60.0
 
 
-def demo(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def demo(
+    folder: Path, *arguments: str, python: tuple[str, ...] = ("-m", "edge_server")
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "edge_server", "demo", *arguments],
+        [sys.executable, *python, "demo", *arguments],
         cwd=folder,
         capture_output=True,
         text=True,
@@ -71,3 +74,101 @@ def test_a_source_that_is_not_there_is_named(tmp_path: Path) -> None:
     done = demo(tmp_path, "--source", "nowhere.mp4")
     assert done.returncode == 69
     assert "nowhere.mp4: no such file or folder" in done.stderr
+
+
+@pytest.mark.parametrize("begun", [True, False])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it_and_leaves_no_broker_behind(
+    tmp_path: Path, begun: bool, number: signal.Signals
+) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    with subprocess.Popen(
+        [sys.executable, "-m", "edge_server", "demo", "--json"],
+        cwd=tmp_path,
+        env={**os.environ, "TMPDIR": str(temporary)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as running:
+        assert running.stdout is not None
+        assert running.stderr is not None
+        if begun:
+            running.stdout.readline()
+        else:
+            wait_until_it_starts(running.pid)
+        running.send_signal(number)
+        said = running.communicate(timeout=PATIENCE_S)[1]
+    assert running.returncode == 0, said
+    assert "Traceback" not in said
+    assert list(temporary.glob("edge-server-demo-*")) == []
+    assert processes_with(str(temporary)) == []
+
+
+def wait_until_it_starts(pid: int) -> None:
+    """Returns when the process has a handler for SIGTERM, long before lanes arrive."""
+    give_up = time.monotonic() + PATIENCE_S
+    while time.monotonic() < give_up:
+        caught = Path(f"/proc/{pid}/status").read_text().partition("SigCgt:")[2].split()[0]
+        if int(caught, 16) >> (signal.SIGTERM - 1) & 1:
+            return
+        time.sleep(0.005)
+    raise AssertionError("it never began to listen for signals")
+
+
+def processes_with(text: str) -> list[str]:
+    """Command lines that have `text` in them."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            line = path.read_text(errors="replace")
+        except OSError:
+            continue
+        if text in line:
+            found.append(line)
+    return found
+
+
+def test_a_picture_that_cannot_be_written_is_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "lanes.png").mkdir()
+    done = demo(tmp_path, "--frames", "2")
+    assert done.returncode == 0, done.stderr
+    assert "warning: lanes.png: cannot be written: Is a directory" in done.stderr
+
+
+def test_without_opencv_it_says_what_is_missing(tmp_path: Path) -> None:
+    without = "import sys; sys.modules['cv2'] = None; from edge_server.__main__ import main; main()"
+    done = demo(tmp_path, "--frames", "2", python=("-c", without))
+    assert done.returncode in {69, 78}
+    assert "cv2" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("address", "code", "says"),
+    [
+        ("127.0.0.1:1", 69, "MQTT broker 127.0.0.1:1 cannot be reached: Connection refused"),
+        ("a..b", 69, "MQTT broker a..b:1883 cannot be reached: "),
+    ],
+)
+def test_a_broker_that_is_not_there_is_named(
+    tmp_path: Path, address: str, code: int, says: str
+) -> None:
+    done = demo(tmp_path, "--mqtt", address)
+    assert done.returncode == code
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_without_a_broker_seq_counts_every_message(tmp_path: Path) -> None:
+    without = (
+        "import shutil; shutil.which = lambda *_, **__: None; "
+        "from edge_server.__main__ import main; main()"
+    )
+    done = demo(
+        tmp_path,
+        *("--frames", "5", "--json", "--source", "synthetic://road?seed=3&fps=100"),
+        python=("-c", without),
+    )
+    assert "no MQTT broker here" in done.stderr
+    assert [json.loads(line)["seq"] for line in done.stdout.splitlines()] == [0, 1, 2, 3, 4]

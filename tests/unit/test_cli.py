@@ -13,19 +13,56 @@ from edge_server.cli import run_command
 if TYPE_CHECKING:
     from pathlib import Path
 
+_HEAVY = "heavy = {'numpy', 'grpc', 'cv2', 'paho', 'msgspec', 'google'} & set(sys.modules)\n"
+
+
+def python(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+
 
 def test_help_imports_neither_numpy_nor_grpc() -> None:
-    code = (
+    done = python(
         "import sys\n"
         "from edge_server.cli import run_command\n"
         "try: run_command(['--help'])\n"
         "except SystemExit: pass\n"
-        "heavy = {'numpy', 'grpc', 'cv2', 'paho', 'msgspec', 'google'} & set(sys.modules)\n"
+        f"{_HEAVY}"
         "sys.exit(f'imported: {heavy}' if heavy else 0)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "exit codes:" in done.stdout
+
+
+@pytest.mark.parametrize("verb", ["run", "demo"])
+def test_a_signal_is_heeded_before_anything_heavy_is_imported(verb: str) -> None:
+    done = python(
+        "import signal, sys\n"
+        "from edge_server.cli import run_command\n"
+        "def see(*_):\n"
+        f"    {_HEAVY}"
+        "    sys.exit(f'imported: {heavy}' if heavy else 0)\n"
+        "signal.signal = see\n"
+        f"run_command(['{verb}'])\n"
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+def test_the_first_signal_asks_and_the_second_one_ends_the_process(name: str) -> None:
+    done = python(
+        "import os, signal\n"
+        "from edge_server.cli import _stop_on_signals\n"
+        "stop = _stop_on_signals()\n"
+        f"os.kill(os.getpid(), signal.{name})\n"
+        "assert stop.wait(10)\n"
+        "print('asked', flush=True)\n"
+        f"os.kill(os.getpid(), signal.{name})\n"
+        "signal.pause()\n"
+    )
+    assert (done.stdout, done.stderr) == ("asked\n", "")
+    assert done.returncode == -{"SIGTERM": 15, "SIGINT": 2}[name]
 
 
 def test_a_wrong_flag_is_a_usage_error() -> None:
@@ -40,7 +77,12 @@ def test_a_wrong_flag_is_a_usage_error() -> None:
         (["check", "--config", "/nowhere.toml"], 78, "/nowhere.toml: cannot be read"),
         (["check", "--model-repository", "/nowhere"], 78, "model repository cannot be read"),
         (["check", "--camera", "front"], 78, "give it as NAME=URI"),
-        (["check", "--mqtt", "host:port"], 78, "give it as HOST or HOST:PORT"),
+        (["check", "--camera", "a=x", "--camera", "a=y"], 78, "camera 'a' is given twice"),
+        (["check", "--mqtt", "host:port"], 78, "--mqtt host:port: give it as HOST"),
+        (["demo", "--mqtt", ":1883"], 78, "--mqtt :1883: give it as HOST"),
+        (["demo", "--mqtt", "broker:99999"], 78, "--mqtt broker:99999: give it as HOST, HOST:PORT"),
+        (["demo", "--mqtt", "broker:0"], 78, "mqtt: port must be 1 to 65535"),
+        (["check", "--grpc-address", "host:1"], 78, "the port goes with --grpc-port"),
         (["check", "--model-control-mode", "poll"], 78, "repository.mode: Invalid enum value"),
     ],
 )
@@ -51,5 +93,58 @@ def test_each_kind_of_failure_has_its_exit_code(
     assert says in capsys.readouterr().err
 
 
-def test_check_passes_an_empty_repository(tmp_path: Path) -> None:
-    assert run_command(["check", "--model-repository", str(tmp_path)]) == 0
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("broker", {"host": "broker"}),
+        ("broker:1884", {"host": "broker", "port": 1884}),
+        ("10.0.0.2:1", {"host": "10.0.0.2", "port": 1}),
+        ("::1", {"host": "::1"}),
+        ("fe80::1%eth0", {"host": "fe80::1%eth0"}),
+        ("[::1]", {"host": "::1"}),
+        ("[::1]:1884", {"host": "::1", "port": 1884}),
+    ],
+)
+def test_an_address_is_a_host_and_perhaps_a_port(text: str, address: dict[str, object]) -> None:
+    from edge_server.cli import _address
+
+    assert _address("--mqtt", text) == address
+
+
+@pytest.mark.parametrize("text", ["", ":1", "host:", "host:1:2", "[::1", "[]:1", "::1]:1", "[a]1"])
+def test_what_is_no_address_is_refused(text: str) -> None:
+    from edge_server.cli import _address
+    from edge_server.errors import SettingsError
+
+    with pytest.raises(SettingsError, match="give it as HOST, HOST:PORT or"):
+        _address("--mqtt", text)
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ('device = "truck-7"', "device: "),
+        ("repository = 5", "repository: "),
+        ("grpc = 5", "grpc: "),
+        ("log = true", "log: "),
+        ("cameras = 3", "cameras: "),
+    ],
+)
+@pytest.mark.parametrize("flags", [[], ["--device-id", "a", "--grpc-port", "1", "--camera", "a=b"]])
+def test_a_value_in_the_place_of_a_table_is_a_fault_whatever_the_flags(
+    tmp_path: Path, line: str, says: str, flags: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text(line)
+    arguments = ["check", "--config", str(path), "--model-repository", str(tmp_path), *flags]
+    assert run_command(arguments) == 78
+    assert f"{path}: {says}Expected a table" in capsys.readouterr().err
+
+
+def test_a_flag_is_not_blamed_on_the_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text("[grpc]\nport = 9001\n")
+    assert run_command(["check", "--config", str(path), "--grpc-port", "99999"]) == 78
+    assert "command line: grpc.port: Expected `int` <= 65535" in capsys.readouterr().err

@@ -56,6 +56,8 @@ def test_the_command_line_wins_key_by_key(path: Path) -> None:
         ('[cameras.Front]\nuri = "x"', "a name has at most 64 of a-z, 0-9, '_' and '-'; got: Fro"),
         ('[grpc]\nport = "3"', "grpc.port: Expected `int`, got `str`"),
         ("[grpc]\nport = 99999", "grpc.port: Expected `int` <= 65535"),
+        ('[grpc]\nhost = "0.0.0.0"', "grpc: 0.0.0.0 is beyond the loopback"),
+        ('[grpc]\nhost = "vehicle.local"', "say insecure = true (--grpc-insecure)"),
         ("[mqtt]\nport = 3", "mqtt: Object missing required field `host`"),
         ('[repository]\nmode = "always"', "repository.mode: Invalid enum value 'always'"),
         ('[device]\nid = "A b"', "device.id: "),
@@ -73,3 +75,39 @@ def test_each_mistake_names_the_file_and_the_key(path: Path, text: str, says: st
 def test_a_file_that_is_not_there_is_named(path: Path) -> None:
     with pytest.raises(SettingsError, match=r"config\.toml: cannot be read: No such file"):
         read_settings(path, {})
+
+
+def test_what_the_command_line_adds_may_complete_a_table_of_the_file(path: Path) -> None:
+    path.write_text('[mqtt]\nusername = "me"\n')
+    settings = read_settings(path, {"mqtt": {"host": "broker"}})
+    assert settings.mqtt is not None
+    assert (settings.mqtt.host, settings.mqtt.username) == ("broker", "me")
+
+
+def test_a_mistake_is_blamed_on_where_it_was_made(path: Path) -> None:
+    path.write_text("[grpc]\nport = 9001\n")
+    with pytest.raises(SettingsError, match=r"^command line: grpc\.port: "):
+        read_settings(path, {"grpc": {"port": -1}})
+    path.write_text('[cameras.Front]\nuri = "a"\n')
+    with pytest.raises(SettingsError, match=r"config\.toml: cameras: a name .*; got: Front$"):
+        read_settings(path, {"cameras": {"rear": {"uri": "b"}}})
+    path.write_text("[grpc]\nprot = 9001\n")
+    with pytest.raises(SettingsError, match=r"config\.toml: grpc\.prot: unknown key"):
+        read_settings(path, {"grpc": {"port": 1}})
+
+
+@pytest.mark.parametrize("table", ["device", "grpc", "cameras"])
+def test_flags_do_not_hide_a_value_in_the_place_of_a_table(path: Path, table: str) -> None:
+    path.write_text(f"{table} = 3\n")
+    with pytest.raises(SettingsError, match=f"{table}: Expected a table"):
+        read_settings(path, {table: {}})
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.1", "::1", "localhost"])
+def test_the_loopback_needs_no_leave(host: str) -> None:
+    assert read_settings(None, {"grpc": {"host": host}}).grpc.host == host
+
+
+def test_plain_text_beyond_the_loopback_is_served_where_it_is_asked_for_by_name() -> None:
+    grpc = read_settings(None, {"grpc": {"host": "0.0.0.0", "insecure": True}}).grpc  # noqa: S104
+    assert grpc.insecure

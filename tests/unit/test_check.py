@@ -1,0 +1,103 @@
+"""`check` finds what `run` would trip over, all of it in one go."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from edge_server.check import check
+from edge_server.errors import SettingsError
+from edge_server.settings import read_settings
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.unit.conftest import WriteModel
+
+IDENTITY = """
+backend: "identity"
+input { name: "x" data_type: TYPE_FP32 dims: [ 4 ] }
+output { name: "x" data_type: TYPE_FP32 dims: [ 4 ] }
+"""
+
+
+def check_with(repository: Path, **sections: Any) -> list[str]:
+    return check(read_settings(None, {"repository": {"paths": [str(repository)]}, **sections}))
+
+
+def faults_of(repository: Path, **sections: Any) -> list[str]:
+    with pytest.raises(SettingsError) as caught:
+        check_with(repository, **sections)
+    return str(caught.value).splitlines()
+
+
+@pytest.mark.parametrize("paths", [["nothing"], []])
+def test_a_repository_without_models_is_told(tmp_path: Path, paths: list[str]) -> None:
+    folders = [tmp_path / path for path in paths]
+    for folder in folders:
+        folder.mkdir()
+    settings = read_settings(None, {"repository": {"paths": [str(folder) for folder in folders]}})
+    (line,) = check(settings)
+    assert line.startswith("warning: no models in ")
+    assert all(str(folder) in line for folder in folders)
+
+
+def test_faults_of_every_kind_are_told_together(repository: Path, write_model: WriteModel) -> None:
+    write_model("broken", "no such field")
+    write_model("echo", IDENTITY)
+    faults = faults_of(
+        repository,
+        cameras={
+            "front": {"uri": "nowhere.mp4", "model": "echo"},
+            "rear": {"uri": "synthetic://road", "model": "absent"},
+        },
+        mqtt={"host": "broker", "password_file": "secret"},
+    )
+    model, front_model, front_uri, rear_model, mqtt = faults
+    assert "broken" in model
+    assert front_model.startswith("cameras.front.model: 'echo' gives no lanes: ")
+    assert front_uri.startswith("cameras.front.uri: ")
+    assert rear_model.startswith("cameras.rear.model: 'absent' gives no lanes: ")
+    assert mqtt == "mqtt: password_file needs a username beside it"
+
+
+def test_a_camera_is_not_blamed_for_a_model_that_is_faulty_itself(
+    repository: Path, write_model: WriteModel
+) -> None:
+    write_model("broken", "no such field")
+    faults = faults_of(
+        repository, cameras={"front": {"uri": "synthetic://road", "model": "broken"}}
+    )
+    assert len(faults) == 1
+
+
+def test_a_camera_is_not_blamed_for_a_repository_that_is_not_there(tmp_path: Path) -> None:
+    (fault,) = faults_of(tmp_path / "absent", cameras={"front": {"uri": "synthetic://road"}})
+    assert "model repository cannot be read" in fault
+
+
+@pytest.mark.parametrize(
+    ("files", "says"),
+    [
+        ({"username": "me", "password_file": "absent"}, "mqtt.password_file: "),
+        ({"username": "me", "password_file": "latin1"}, "mqtt.password_file: "),
+        ({"ca_file": "absent"}, "mqtt.ca_file: "),
+        ({"ca_file": "latin1"}, "mqtt.ca_file: "),
+    ],
+)
+def test_the_brokers_files_are_read(tmp_path: Path, files: dict[str, str], says: str) -> None:
+    (tmp_path / "latin1").write_bytes(b"\xe4")
+    (tmp_path / "models").mkdir()
+    mqtt = {k: str(tmp_path / v) if k.endswith("_file") else v for k, v in files.items()}
+    (fault,) = faults_of(tmp_path / "models", mqtt={"host": "broker", **mqtt})
+    assert fault.startswith(says)
+    assert str(tmp_path) in fault
+
+
+def test_what_was_found_well_is_told(repository: Path, write_model: WriteModel) -> None:
+    write_model("echo", IDENTITY)
+    assert check_with(repository, mqtt={"host": "broker"}) == [
+        "model echo version 1: READY",
+        "mqtt broker:1883: lanes and status go there",
+    ]
