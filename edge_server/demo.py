@@ -200,6 +200,7 @@ class _Table:
         self._count = 0
         self._shown_at = 0.0
         self._row = ""
+        self._shown = ""
         head = ("camera", "frames", "fps", "age ms", "infer ms", "lanes", "dropped")
         print(self._FORMAT.format(*head))
 
@@ -220,10 +221,16 @@ class _Table:
         )
         if now - self._shown_at >= (_REFRESH_S if self._terminal else 2 * _REFRESH_S):
             self._shown_at = now
-            print(self._row, end="\r" if self._terminal else "\n", flush=True)
+            self._show(end="\r" if self._terminal else "\n")
 
     def finish(self) -> None:
-        print(self._row, flush=True)
+        """Let the last row stand."""
+        if self._row != self._shown or self._terminal:
+            self._show(end="\n")
+
+    def _show(self, end: str) -> None:
+        self._shown = self._row
+        print(self._row, end=end, flush=True)
 
 
 def _private_broker(running: ExitStack, stop: threading.Event) -> dict[str, Any] | None:

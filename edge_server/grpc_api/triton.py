@@ -5,7 +5,8 @@ A method that is not offered answers UNIMPLEMENTED by name.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import threading
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -80,7 +81,7 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
         self._data_plane.require(message.model_name, message.model_version)
         with self._admission.admit():
             response = self._data_plane.infer(
-                to_infer_request(message, raw, timeout_s=context.time_remaining())
+                to_infer_request(message, raw, timeout_s=_patience_s(context))
             )
         return write_response(*to_response_message(response))
 
@@ -111,9 +112,13 @@ def method_handlers(servicer: TritonServicer) -> grpc.GenericRpcHandler:
 
 
 def _handler(servicer: TritonServicer, method: Any) -> grpc.RpcMethodHandler[Any, Any]:
-    offered = method.name in vars(TritonServicer)
     answer = getattr(servicer, method.name)
     read = GetMessageClass(method.input_type).FromString
+    not_offered = (
+        DISABLED_SHARED_MEMORY
+        if "SharedMemory" in method.name
+        else f"{method.name} is not offered by this server"
+    )
 
     def answer_parsed(request: bytes, context: grpc.ServicerContext) -> bytes:
         try:
@@ -123,22 +128,25 @@ def _handler(servicer: TritonServicer, method: Any) -> grpc.RpcMethodHandler[Any
         written: bytes = answer(message, context).SerializeToString()
         return written
 
-    def refuse(request: Any, context: grpc.ServicerContext) -> bytes:
-        del request
-        context.abort(
-            grpc.StatusCode.UNIMPLEMENTED,
-            DISABLED_SHARED_MEMORY
-            if "SharedMemory" in method.name
-            else f"{method.name} is not offered by this server",
-        )
+    def refuse(request: bytes, context: grpc.ServicerContext) -> bytes:
+        raise Unsupported(not_offered)
+
+    def refuse_stream(requests: Any, context: grpc.ServicerContext) -> NoReturn:
+        context.abort(grpc.StatusCode.UNIMPLEMENTED, not_offered)
 
     if method.client_streaming:
-        return grpc.stream_stream_rpc_method_handler(refuse)
-    if not offered:
+        return grpc.stream_stream_rpc_method_handler(refuse_stream)
+    if method.name not in vars(TritonServicer):
         return grpc.unary_unary_rpc_method_handler(refuse)
     return grpc.unary_unary_rpc_method_handler(
         answer if method.name == "ModelInfer" else answer_parsed
     )
+
+
+def _patience_s(context: grpc.ServicerContext) -> float | None:
+    """How long the caller still waits; grpc says "for ever" as some hundred billion years."""
+    left_s = context.time_remaining()
+    return None if left_s is None or left_s > threading.TIMEOUT_MAX else left_s
 
 
 def _tensor_metadata(config: ModelConfig, specs: Iterable[TensorSpec]) -> list[Any]:

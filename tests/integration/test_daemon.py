@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import cv2
+import grpc
 import numpy as np
 import onnx
 import paho.mqtt.client as mqtt
@@ -301,11 +302,48 @@ def test_each_request_that_cannot_work_gets_the_contracts_code_and_text(
             "UNIMPLEMENTED",
             "RepositoryModelLoad is not offered by this server",
         ),
+        (
+            server.get_system_shared_memory_status,
+            "UNIMPLEMENTED",
+            "Client shared memory is disabled",
+        ),
+        (
+            lambda: server.get_model_metadata("lane_detection", "x"),
+            "INVALID_ARGUMENT",
+            "version should be an integral value > 0",
+        ),
     ):
         with pytest.raises(InferenceServerException) as caught:
             ask()
         assert caught.value.status() == f"StatusCode.{status}"
         assert text in caught.value.message()
+
+
+def test_a_stream_is_refused_in_words(
+    start: Callable[..., Process],
+    client: Callable[..., triton.InferenceServerClient],
+    road_image: np.ndarray,
+) -> None:
+    server = client(start("--model-repository", str(MODELS)))
+    told: queue.Queue[InferenceServerException] = queue.Queue()
+    server.start_stream(callback=lambda result, error: told.put(error))
+    server.async_stream_infer("lane_detection", [image_input(road_image)])
+    error = told.get(timeout=PATIENCE_S)
+    server.stop_stream()
+    assert "ModelStreamInfer is not offered by this server" in str(error)
+
+
+def test_bytes_that_are_no_message_are_the_callers_error_in_every_method(
+    start: Callable[..., Process],
+) -> None:
+    process = start("--model-repository", str(MODELS))
+    with grpc.insecure_channel(f"127.0.0.1:{process.port}") as channel:
+        for method in ("ModelInfer", "ModelMetadata", "ServerMetadata", "RepositoryIndex"):
+            call = channel.unary_unary(f"/inference.GRPCInferenceService/{method}")
+            with pytest.raises(grpc.RpcError) as caught:
+                call(b"\x0a\xff", timeout=PATIENCE_S)
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "Traceback" not in process.log.read_text()
 
 
 def test_sigterm_lets_requests_in_flight_finish(
@@ -412,7 +450,7 @@ def test_calls_behind_a_model_that_hangs_end_at_their_deadline_and_the_rest_goes
     ended: queue.Queue[InferenceServerException] = queue.Queue()
     for _ in range(9):
         server.async_infer(
-            "endless", [times], callback=lambda _, error: ended.put(error), client_timeout=0.5
+            "endless", [times], callback=lambda result, error: ended.put(error), client_timeout=0.5
         )
     statuses = {ended.get(timeout=PATIENCE_S).status() for _ in range(9)}
     assert statuses == {"StatusCode.DEADLINE_EXCEEDED"}
