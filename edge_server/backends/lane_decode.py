@@ -96,13 +96,9 @@ def load(directory: Path, config: ModelConfig, placement: Placement) -> TensorMo
 
 
 def frame_points(lanes: DecodedLanes, *, height: int, width: int) -> NDArray[np.float32]:
-    """(K, 72, 2) float32 (x, y) in px of a frame of that size.
-
-    Where a lane has no point, or has left the frame, x is -2.
-    """
+    """(K, 72, 2) float32 (x, y) in px of a frame of that size, x = -2 where absent."""
     points = np.empty((*lanes.x.shape, 2), np.float32)
-    inside = (lanes.x >= 0) & (lanes.x <= 1)  # NaN compares false
-    points[..., 0] = np.where(inside, lanes.x * np.float32(width), ABSENT_X)
+    points[..., 0] = np.where(np.isnan(lanes.x), ABSENT_X, lanes.x * np.float32(width))
     points[..., 1] = np.linspace(height, 0, ROW_COUNT, dtype=np.float32)
     return points
 

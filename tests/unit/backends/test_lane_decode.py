@@ -30,15 +30,15 @@ def completed(text: str) -> ModelConfig:
 
 def test_a_lane_is_given_in_the_pixels_of_its_frame() -> None:
     x = np.full((1, ROW_COUNT), np.nan, np.float32)
-    x[0, :3] = (0.25, 0.5, 1.01)
+    x[0, :2] = (0.25, 0.5)
     points = frame_points(DecodedLanes(x, np.ones(1, np.float32)), height=710, width=1000)
     np.testing.assert_allclose(points[0, :2], [[250, 710], [500, 700]])
     assert points[0, -1, 1] == 0
 
 
-def test_where_a_lane_has_no_point_or_has_left_the_frame_x_is_minus_two() -> None:
+def test_where_a_lane_has_no_point_x_is_minus_two() -> None:
     x = np.full((1, ROW_COUNT), np.nan, np.float32)
-    x[0, :3] = (-0.01, 0.5, 1.01)
+    x[0, 1] = 0.5
     points = frame_points(DecodedLanes(x, np.ones(1, np.float32)), height=710, width=1000)
     assert points[0, :, 0].tolist() == [-2, 500, *[-2] * (ROW_COUNT - 2)]
 

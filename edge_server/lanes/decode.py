@@ -1,0 +1,139 @@
+"""From LaneATT proposals to lanes: scores, non-maximum suppression and valid rows.
+
+Source: LaneATT `lib/models/laneatt.py` (`proposals_to_pred`) and `lib/nms/src/nms_kernel.cu`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from edge_server.lanes.anchors import (
+    COLUMN_COUNT,
+    FIRST_X_COLUMN,
+    INPUT_WIDTH_PX,
+    LENGTH_COLUMN,
+    NEGATIVE_COLUMN,
+    POSITIVE_COLUMN,
+    ROW_COUNT,
+    START_Y_COLUMN,
+)
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+LAST_ROW = ROW_COUNT - 1
+# Bounds the time spent on a frame where everything looks like a lane; a road has some dozens.
+MAX_CANDIDATES = 512
+MIN_POINTS = 2
+
+
+@dataclass(frozen=True)
+class DecodedLanes:
+    """Lanes of one image, best first.
+
+    Attributes:
+        x: (K, 72) float32, fraction of the image width, 0..1; NaN where the lane has no point.
+            Row i lies at y = 1 - i / 71 of the image height, so row 0 is the bottom row.
+        scores: (K,) float32, 0..1, descending.
+    """
+
+    x: NDArray[np.float32]
+    scores: NDArray[np.float32]
+
+
+def decode_lanes(
+    proposals: NDArray[np.float32],
+    *,
+    score_threshold: float,
+    nms_threshold_px: float,
+    max_lanes: int,
+    scores: Literal["logits", "prob"] = "logits",
+) -> DecodedLanes:
+    """Keeps the best proposals that are no duplicates and cuts them to their valid rows.
+
+    A lane has the rows from its start up to its length, and below its start every row down to
+    the first one outside the image. Only the 512 best proposals above the threshold are looked
+    at; one with a value that is not finite is ignored, and so is a lane of fewer than 2 points.
+
+    Args:
+        proposals: (N, 77) float32, columns as in `edge_server.lanes.anchors`.
+        score_threshold: proposals must score more than this, 0..1.
+        nms_threshold_px: two lanes closer than this on average are one; pixels of the 640-wide
+            input.
+        max_lanes: that survive suppression.
+        scores: whether columns 0-1 hold raw logits or probabilities.
+
+    Raises:
+        ValueError: the array has another shape.
+    """
+    if proposals.ndim != 2 or proposals.shape[1] != COLUMN_COUNT:
+        raise ValueError(f"proposals: expected shape (N, {COLUMN_COUNT}), got {proposals.shape}")
+    every_score = _scores(proposals, scores)
+    likely = np.flatnonzero(every_score > score_threshold)
+    likely = likely[np.argsort(-every_score[likely], kind="stable")][:MAX_CANDIDATES]
+    likely = likely[np.isfinite(proposals[likely]).all(axis=1)]
+    candidates = proposals[likely].astype(np.float64)
+    kept = _suppress(candidates, nms_threshold_px, max_lanes)
+    x = _valid_rows(candidates[kept])
+    whole = np.count_nonzero(~np.isnan(x), axis=1) >= MIN_POINTS
+    return DecodedLanes(
+        x[whole].astype(np.float32), every_score[likely][kept][whole].astype(np.float32)
+    )
+
+
+def _scores(
+    proposals: NDArray[np.float32], scores: Literal["logits", "prob"]
+) -> NDArray[np.float64]:
+    """(N,) probability of the positive class."""
+    positive = proposals[:, POSITIVE_COLUMN].astype(np.float64)
+    if scores == "prob":
+        return positive
+    with np.errstate(invalid="ignore"):
+        margin = positive - proposals[:, NEGATIVE_COLUMN]
+    # Beyond 60 the sigmoid is 0 or 1 in any precision; the limit keeps exp from overflowing.
+    return 1.0 / (1.0 + np.exp(-np.clip(margin, -60.0, 60.0)))
+
+
+def _suppress(
+    candidates: NDArray[np.float64], threshold_px: float, max_lanes: int
+) -> NDArray[np.intp]:
+    """Greedy suppression; candidates come best first. Returns the indices kept.
+
+    Two lanes are compared on the rows they share; lanes that share none are both kept.
+    """
+    x_px = candidates[:, FIRST_X_COLUMN:]
+    start = np.trunc(candidates[:, START_Y_COLUMN] * LAST_ROW + 0.5)
+    span = candidates[:, LENGTH_COLUMN] - 1.0
+    end = np.minimum(np.trunc(start + span + 0.5 - (span < 0)), LAST_ROW)
+    rows = np.arange(ROW_COUNT)
+    remaining = np.arange(len(candidates))
+    kept: list[int] = []
+    while len(remaining) and len(kept) < max_lanes:
+        best, remaining = int(remaining[0]), remaining[1:]
+        kept.append(best)
+        first = np.maximum(start[best], start[remaining])
+        last = np.minimum(end[best], end[remaining])
+        shared = (rows >= first[:, None]) & (rows <= last[:, None])
+        gap_px = (np.abs(x_px[remaining] - x_px[best]) * shared).sum(axis=1)
+        shared_rows = last - first + 1.0
+        duplicate = (shared_rows > 0) & (gap_px < threshold_px * shared_rows)
+        remaining = remaining[~duplicate]
+    return np.array(kept, np.intp)
+
+
+def _valid_rows(lanes: NDArray[np.float64]) -> NDArray[np.float64]:
+    """(K, 72) x as a fraction of the width, NaN on rows that are not part of the lane."""
+    x = lanes[:, FIRST_X_COLUMN:] / INPUT_WIDTH_PX
+    start = np.rint(lanes[:, START_Y_COLUMN] * LAST_ROW)[:, None]
+    end = np.minimum(start + np.rint(lanes[:, LENGTH_COLUMN])[:, None] - 1.0, LAST_ROW)
+    rows = np.arange(ROW_COUNT)
+    inside = (x >= 0.0) & (x <= 1.0)
+    # True where every row from here up to the start is inside the image.
+    reaches_start = np.logical_and.accumulate((inside | (rows >= start))[:, ::-1], axis=1)[:, ::-1]
+    # LaneATT keeps points to the right of the image and drops those to its left; no camera saw
+    # either of them.
+    part = (rows <= end) & ((rows >= start) | reaches_start) & inside
+    return np.where(part, x, np.nan)

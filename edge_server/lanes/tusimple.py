@@ -1,0 +1,147 @@
+"""The TuSimple lane metric: accuracy, false positives and false negatives of an image.
+
+Source: TuSimple benchmark `evaluate/lane.py`; F1 as LaneATT reports it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from edge_server.lanes.anchors import ROW_COUNT
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+IMAGE_WIDTH_PX = 1280
+IMAGE_HEIGHT_PX = 720
+ABSENT = -2.0
+PIXEL_THRESHOLD = 20.0
+MATCH_ACCURACY = 0.85
+COUNTED_LANES = 4
+SPARE_PREDICTIONS = 2
+# A lane is taken to reach this far past its first and last point, as a share of the height.
+END_MARGIN = 0.01
+# Replaces absent x in comparisons: absent in both is equal, absent in one is far off.
+FAR_AWAY_PX = -100.0
+
+
+@dataclass(frozen=True)
+class ImageScore:
+    """Scores of one image, each 0..1.
+
+    Attributes:
+        accuracy: share of label points met, mean over at most four lanes.
+        false_positive: share of the predicted lanes that match no label.
+        false_negative: share of the label lanes (four at most) that no prediction matches.
+    """
+
+    accuracy: float
+    false_positive: float
+    false_negative: float
+
+
+@dataclass(frozen=True)
+class DatasetScore:
+    """Means over images, and F1 = 2PR / (P + R) with P = 1 - FP and R = 1 - FN."""
+
+    accuracy: float
+    false_positive: float
+    false_negative: float
+    f1: float
+
+
+def lanes_at(x: NDArray[np.float32], h_samples: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Reads decoded lanes at TuSimple's rows.
+
+    Args:
+        x: (K, 72) fraction of the width, NaN where absent, row i at y = 1 - i / 71.
+        h_samples: (H,) y in pixels of the 720-high image.
+
+    Returns:
+        (K, H) float64 x in pixels of the 1280-wide image, -2 where the lane is absent.
+    """
+    if x.ndim != 2 or x.shape[1] != ROW_COUNT:
+        raise ValueError(f"lanes: expected shape (K, {ROW_COUNT}), got {x.shape}")
+    # np.interp wants increasing y: from the top of the image downwards.
+    row_y = np.linspace(0.0, 1.0, ROW_COUNT)
+    wanted_y = np.asarray(h_samples, np.float64) / IMAGE_HEIGHT_PX
+    result = np.full((len(x), len(wanted_y)), ABSENT)
+    for lane, downwards in zip(result, x[:, ::-1], strict=True):
+        present = ~np.isnan(downwards)
+        if not present.any():
+            continue
+        y = row_y[present]
+        covered = (wanted_y >= y[0] - END_MARGIN) & (wanted_y <= y[-1] + END_MARGIN)
+        at_rows = np.interp(wanted_y[covered], y, downwards[present])
+        lane[covered] = at_rows * IMAGE_WIDTH_PX
+    return result
+
+
+def score_image(
+    predicted: NDArray[np.float64], labelled: NDArray[np.float64], h_samples: NDArray[np.float64]
+) -> ImageScore:
+    """Compares the lanes of one image.
+
+    Args:
+        predicted: (P, H) x in pixels of the 1280-wide image, negative where absent.
+        labelled: (G, H) likewise.
+        h_samples: (H,) y in pixels.
+
+    Raises:
+        ValueError: the arrays do not share the number of rows.
+    """
+    rows = len(h_samples)
+    for name, lanes in (("predicted", predicted), ("labelled", labelled)):
+        if lanes.ndim != 2 or lanes.shape[1] != rows:
+            raise ValueError(f"{name}: expected shape (lanes, {rows}), got {lanes.shape}")
+    if len(predicted) > len(labelled) + SPARE_PREDICTIONS:
+        return ImageScore(0.0, 0.0, 1.0)
+    line_accuracy = np.zeros(len(labelled))
+    if len(predicted) and len(labelled):
+        thresholds = np.array([_threshold_px(lane, h_samples) for lane in labelled])
+        a = np.where(predicted < 0, FAR_AWAY_PX, predicted)
+        b = np.where(labelled < 0, FAR_AWAY_PX, labelled)
+        met = np.abs(a[:, None] - b[None]) < thresholds[:, None]
+        line_accuracy = met.mean(axis=2).max(axis=0)
+    matched = int((line_accuracy >= MATCH_ACCURACY).sum())
+    missed = len(labelled) - matched
+    total = float(line_accuracy.sum())
+    if len(labelled) > COUNTED_LANES:
+        missed = max(missed - 1, 0)
+        total -= float(np.min(line_accuracy))
+    counted = max(min(len(labelled), COUNTED_LANES), 1)
+    return ImageScore(
+        accuracy=total / counted,
+        false_positive=(len(predicted) - matched) / len(predicted) if len(predicted) else 0.0,
+        false_negative=missed / counted,
+    )
+
+
+def _threshold_px(lane: NDArray[np.float64], h_samples: NDArray[np.float64]) -> float:
+    """20 px across the lane; sideways that is more, the flatter the lane lies."""
+    present = lane >= 0
+    if present.sum() < 2:
+        return PIXEL_THRESHOLD
+    slope = np.polyfit(np.asarray(h_samples, np.float64)[present], lane[present], 1)[0]
+    return float(PIXEL_THRESHOLD / np.cos(np.arctan(slope)))
+
+
+def summarise(scores: Sequence[ImageScore]) -> DatasetScore:
+    """Means over images; at least one is needed.
+
+    Raises:
+        ValueError: no image.
+    """
+    if not scores:
+        raise ValueError("scores: expected at least one image, got none")
+    accuracy, false_positive, false_negative = np.mean(
+        [(s.accuracy, s.false_positive, s.false_negative) for s in scores], axis=0
+    )
+    precision, recall = 1.0 - false_positive, 1.0 - false_negative
+    f1 = 2 * precision * recall / (precision + recall) if precision + recall > 0 else 0.0
+    return DatasetScore(float(accuracy), float(false_positive), float(false_negative), float(f1))

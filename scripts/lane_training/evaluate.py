@@ -1,0 +1,141 @@
+"""How good the exported model is, and at which score a proposal should count as a lane."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_server.lanes.anchors import INPUT_HEIGHT_PX, INPUT_WIDTH_PX
+from edge_server.lanes.decode import DecodedLanes, decode_lanes
+from edge_server.lanes.tusimple import (
+    DatasetScore,
+    ImageScore,
+    lanes_at,
+    score_image,
+    summarise,
+)
+from lane_training.frames import read_jsonl
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from lane_training.augment import Sample
+
+NMS_THRESHOLD_PX = 45.0
+MAX_LANES = 5
+THRESHOLDS = tuple(np.round(np.arange(0.2, 0.71, 0.025), 3))
+# Thresholds whose score differs by less are equally good.
+PLATEAU = 0.002
+BOOTSTRAP_DRAWS = 4000
+H_SAMPLES = np.arange(160.0, 720.0, 10.0)
+
+Infer = Callable[[NDArray[np.uint8]], NDArray[np.float32]]
+
+
+@dataclass(frozen=True)
+class Examined:
+    """One image with what the model said about it.
+
+    Attributes:
+        proposals: (2784, 77) float32.
+        labels: (G, H) x in pixels of the 1280-wide image, -2 where absent.
+        h_samples: (H,) y in pixels of the 720-high image.
+    """
+
+    proposals: NDArray[np.float32]
+    labels: NDArray[np.float64]
+    h_samples: NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A data set's score and its 95 % bootstrap intervals over images."""
+
+    images: int
+    score: DatasetScore
+    accuracy_interval: tuple[float, float]
+    f1_interval: tuple[float, float]
+
+
+def network_view(bgr: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """(360, 640, 3), as the serving path sees a frame."""
+    return np.asarray(cv2.resize(bgr, (INPUT_WIDTH_PX, INPUT_HEIGHT_PX)), np.uint8)
+
+
+def examine_human(data: Path, numbers: range, infer: Infer) -> list[Examined]:
+    """Frames with human labels; label lanes without a point are dropped."""
+    records = read_jsonl(data / "labelled" / "labels.jsonl")
+    examined = []
+    for number in numbers:
+        record = records[number]
+        bgr = cv2.imread(str(data / "labelled" / record["image"]))
+        labels = np.array(record["lanes"], np.float64)
+        labels = labels[(labels >= 0).any(axis=1)]
+        rows = np.array(record["h_samples"], np.float64)
+        examined.append(Examined(infer(network_view(bgr)), labels, rows))
+    return examined
+
+
+def examine_rendered(samples: Sequence[Sample], infer: Infer) -> list[Examined]:
+    """Rendered roads, labelled where the lines are inside the image."""
+    examined = []
+    for sample in samples:
+        inside = (sample.x_px >= 0) & (sample.x_px < INPUT_WIDTH_PX)
+        x = np.where(inside, sample.x_px / INPUT_WIDTH_PX, np.nan).astype(np.float32)
+        labels = lanes_at(x[inside.sum(axis=1) > 1], H_SAMPLES)
+        # The metric cannot reward an empty answer on an empty road.
+        if len(labels):
+            examined.append(Examined(infer(sample.bgr), labels, H_SAMPLES))
+    return examined
+
+
+def decode(proposals: NDArray[np.float32], threshold: float) -> DecodedLanes:
+    """The shipped decoding."""
+    return decode_lanes(
+        proposals,
+        score_threshold=threshold,
+        nms_threshold_px=NMS_THRESHOLD_PX,
+        max_lanes=MAX_LANES,
+    )
+
+
+def score_each(examined: Sequence[Examined], threshold: float) -> list[ImageScore]:
+    """TuSimple scores of every image."""
+    return [
+        score_image(
+            lanes_at(decode(image.proposals, threshold).x, image.h_samples),
+            image.labels,
+            image.h_samples,
+        )
+        for image in examined
+    ]
+
+
+def choose_threshold(examined: Sequence[Examined]) -> float:
+    """The middle of the plateau on which accuracy + F1 is best."""
+    scores = [summarise(score_each(examined, threshold)) for threshold in THRESHOLDS]
+    merit = np.array([score.accuracy + score.f1 for score in scores])
+    plateau = np.flatnonzero(merit >= merit.max() - PLATEAU)
+    return float(THRESHOLDS[plateau[len(plateau) // 2]])
+
+
+def measure(examined: Sequence[Examined], threshold: float) -> Measured:
+    """Score and intervals at one threshold."""
+    scores = score_each(examined, threshold)
+    rng = np.random.default_rng(0)
+    draws = rng.integers(0, len(scores), (BOOTSTRAP_DRAWS, len(scores)))
+    columns = np.array([(s.accuracy, s.false_positive, s.false_negative) for s in scores])
+    accuracy, false_positive, false_negative = columns[draws].mean(axis=1).T
+    precision, recall = 1.0 - false_positive, 1.0 - false_negative
+    f1 = 2 * precision * recall / np.maximum(precision + recall, 1e-9)
+    return Measured(len(scores), summarise(scores), _interval(accuracy), _interval(f1))
+
+
+def _interval(draws: NDArray[np.float64]) -> tuple[float, float]:
+    low, high = np.percentile(draws, (2.5, 97.5))
+    return float(low), float(high)

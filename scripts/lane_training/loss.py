@@ -1,0 +1,173 @@
+"""Which anchor learns which lane, and what it costs to be wrong (LaneATT, with our additions)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from edge_server.lanes.anchors import (
+    FIRST_X_COLUMN,
+    INPUT_HEIGHT_PX,
+    INPUT_WIDTH_PX,
+    ROW_COUNT,
+    START_Y_COLUMN,
+)
+from lane_training.network import LENGTH_SCALE, OFFSET_SCALE_PX
+
+POSITIVE_PX = 15.0
+NEGATIVE_PX = 20.0
+FORCED_POSITIVE_PX = 40.0
+NEAR_MISS_PX = 70.0
+FAR_FROM_VANISHING_PX = 70.0
+# An anchor that starts above this share of a lane sees too little of it to stand for it.
+LATEST_START_SHARE = 0.6
+# Every fourth row is enough to tell anchors apart; no lane reaches above row 56 (y < 76 px).
+MATCH_ROWS = slice(0, 57, 4)
+FOCAL_POSITIVE, FOCAL_NEGATIVE = 0.25, 0.75
+CLASS_WEIGHT, LENGTH_WEIGHT = 10.0, 0.3
+UNREACHABLE_PX = 1e5
+
+
+@dataclass(frozen=True)
+class Targets:
+    """Labels of one batch.
+
+    Attributes:
+        x_px: (B, L, 72) x of every lane below its top, extended past the image border; NaN above.
+        weight: (B,) share of the regression loss; below 1 for labels of machines.
+        complete: (B,) bool; False where lanes may be missing from the label.
+        vanishing_px: (B, 2) x, y of the vanishing point; used only where a label is incomplete.
+    """
+
+    x_px: Tensor
+    weight: Tensor
+    complete: Tensor
+    vanishing_px: Tensor
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What each anchor is to say.
+
+    Attributes:
+        image, anchor, lane: (P,) int64 indices of the positives.
+        negative: (B, 2784) bool.
+    """
+
+    image: Tensor
+    anchor: Tensor
+    lane: Tensor
+    negative: Tensor
+
+
+def _lane_extent(x_px: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """First and last visible row of each lane and whether it has any, each (B, L)."""
+    visible = (x_px >= 0) & (x_px < INPUT_WIDTH_PX)
+    rows = torch.arange(ROW_COUNT)
+    first = torch.where(visible, rows, ROW_COUNT).amin(-1)
+    last = torch.where(visible, rows, -1).amax(-1)
+    return first, last, last - first >= 2
+
+
+def _start_rows(anchors: Tensor) -> Tensor:
+    return (anchors[:, START_Y_COLUMN] * (ROW_COUNT - 1)).round()
+
+
+def _distances(anchors: Tensor, x_px: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean horizontal distance of every lane to every anchor over the rows both have.
+
+    Returns:
+        image, lane: (M,) int64, where the lanes are in the batch.
+        distance: (M, 2784) in pixels, huge for an anchor that cannot stand for the lane.
+    """
+    first, last, present = _lane_extent(x_px)
+    image, lane = torch.nonzero(present, as_tuple=True)
+    lowest, highest = first[image, lane][:, None], last[image, lane][:, None]
+    start = _start_rows(anchors)
+    rows = torch.arange(ROW_COUNT)[MATCH_ROWS]
+    from_row = torch.maximum(lowest, start)[..., None]
+    common = ((rows >= from_row) & (rows <= highest[..., None])).float()
+    anchor_x = anchors[None, :, FIRST_X_COLUMN:][..., MATCH_ROWS]
+    lane_x = x_px[image, lane][:, None, MATCH_ROWS].nan_to_num()
+    shared = common.sum(-1)
+    distance = (anchor_x - lane_x).abs_().mul_(common).sum(-1) / shared.clamp(min=1)
+    latest = lowest + LATEST_START_SHARE * (highest - lowest)
+    return image, lane, distance.masked_fill_((shared == 0) | (start > latest), UNREACHABLE_PX)
+
+
+def _miss_vanishing_point(anchors: Tensor, vanishing_px: Tensor) -> Tensor:
+    """(B, 2784) bool: anchors that pass the vanishing point at a distance are no lanes."""
+    x, y = vanishing_px.unbind(1)
+    row = ((1.0 - y / INPUT_HEIGHT_PX) * (ROW_COUNT - 1)).round().long().clamp(0, ROW_COUNT - 1)
+    return (anchors[:, FIRST_X_COLUMN:].T[row] - x[:, None]).abs() > FAR_FROM_VANISHING_PX
+
+
+def assign(anchors: Tensor, targets: Targets) -> Assignment:
+    """Positives are near a lane, or the nearest to one; negatives are certainly far from all."""
+    image, lane, distance = _distances(anchors, targets.x_px)
+    of_lane = torch.full((*targets.x_px.shape[:2], len(anchors)), UNREACHABLE_PX)
+    of_lane[image, lane] = distance
+    nearest, nearest_lane = of_lane.min(dim=1)
+    positive = nearest < POSITIVE_PX
+    best, best_anchor = distance.min(dim=1)
+    keep = best < FORCED_POSITIVE_PX
+    positive[image[keep], best_anchor[keep]] = True
+    nearest_lane[image[keep], best_anchor[keep]] = lane[keep]
+
+    certain = targets.complete[:, None] | (nearest < NEAR_MISS_PX)
+    certain |= _miss_vanishing_point(anchors, targets.vanishing_px)
+    positive_image, positive_anchor = torch.nonzero(positive, as_tuple=True)
+    return Assignment(
+        image=positive_image,
+        anchor=positive_anchor,
+        lane=nearest_lane[positive_image, positive_anchor],
+        negative=(nearest > NEGATIVE_PX) & certain & ~positive,
+    )
+
+
+def _focal(margin: Tensor, weight: float) -> Tensor:
+    """Focal loss (gamma 2) of a two-class softmax whose true class leads by `margin`."""
+    return weight * torch.sigmoid(-margin) ** 2 * functional.softplus(-margin)
+
+
+def lane_loss(raw: Tensor, anchors: Tensor, targets: Targets) -> tuple[Tensor, dict[str, float]]:
+    """Loss of the head's raw predictions (B, 2784, 75), and its parts for the progress line."""
+    match = assign(anchors, targets)
+    batch = len(raw)
+    margin = raw[..., 1] - raw[..., 0]
+    image, anchor, lane = match.image, match.anchor, match.lane
+    positives = torch.bincount(image, minlength=batch).clamp(min=1)
+    negative_cost = (_focal(-margin, FOCAL_NEGATIVE) * match.negative).sum(1)
+    positive_cost = torch.zeros(batch).index_add(
+        0, image, _focal(margin[image, anchor], FOCAL_POSITIVE)
+    )
+    classes = ((negative_cost + positive_cost) / positives).mean()
+    if len(image) == 0:
+        return CLASS_WEIGHT * classes, {"class": float(classes.detach())}
+
+    first, last, _ = _lane_extent(targets.x_px)
+    first, last = first[image, lane], last[image, lane]
+    chosen = raw[image, anchor]
+    x_px = anchors[anchor, FIRST_X_COLUMN:] + OFFSET_SCALE_PX * chosen[:, 3:]
+    start = _start_rows(anchors[anchor])
+    rows = torch.arange(ROW_COUNT)
+    goal = targets.x_px[image, lane]
+    # From the lower of the two starts: decoding extends a lane below its anchor's start.
+    valid = (rows >= torch.minimum(first, start)[:, None]) & (rows <= last[:, None]) & ~goal.isnan()
+    gap = functional.smooth_l1_loss(
+        x_px,
+        goal.nan_to_num().clamp(-INPUT_WIDTH_PX, 2 * INPUT_WIDTH_PX),
+        reduction="none",
+    )
+    offset_cost = (gap * valid).sum(1) / valid.sum(1).clamp(min=1)
+    length_cost = functional.smooth_l1_loss(
+        LENGTH_SCALE * chosen[:, 2], last - start + 1, reduction="none"
+    )
+    share = targets.weight[image] / positives[image] / batch
+    offset, length = (offset_cost * share).sum(), (length_cost * share).sum()
+    total = CLASS_WEIGHT * classes + offset + LENGTH_WEIGHT * length
+    parts = {"class": classes, "offset": offset, "length": length}
+    return total, {name: float(value.detach()) for name, value in parts.items()}

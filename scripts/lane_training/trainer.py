@@ -1,0 +1,185 @@
+"""The training run: a cosine schedule that survives being stopped."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from tqdm import tqdm
+
+from edge_server.lanes.anchors import lane_anchors
+from lane_training.loss import lane_loss
+from lane_training.network import LaneNetwork
+from lane_training.samples import SampleRing
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+WARM_UP_STEPS = 150
+FINAL_RATE_SHARE = 0.02
+WEIGHT_DECAY = 0.02
+AVERAGE_DECAY = 0.998
+CLIP_NORM = 20.0
+CHECKPOINT_EVERY_S = 120.0
+BAR = "{percentage:3.0f}% |{bar}| {elapsed}{postfix}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run is asked to do.
+
+    Attributes:
+        minutes: of training in all, over restarts; the learning rate follows it.
+        steps: ends the run after this many instead, so that it can be repeated exactly in
+            length; None to go by minutes.
+        batch: images per step.
+        rate: highest learning rate.
+        seed: of weights and samples.
+        checkpoint: file that the run resumes from and writes to.
+        data: the data folder, or None to train on rendered roads alone.
+    """
+
+    minutes: float
+    steps: int | None
+    batch: int
+    rate: float
+    seed: int
+    checkpoint: Path
+    data: Path | None
+
+    def progress(self, step: int, elapsed_s: float) -> float:
+        """Share of the run that is done; 1 or more ends it."""
+        if self.steps is not None:
+            return step / self.steps
+        return elapsed_s / (60.0 * self.minutes)
+
+
+class Average:
+    """Exponential moving average of a network's weights: what is measured and exported."""
+
+    def __init__(self, network: LaneNetwork) -> None:
+        self.network = LaneNetwork()
+        self.network.load_state_dict(network.state_dict())
+        self.network.requires_grad_(False).eval()
+
+    def update(self, network: nn.Module, step: int) -> None:
+        """Moves towards the network, faster in the first steps."""
+        decay = min(AVERAGE_DECAY, (1 + step) / (10 + step))
+        with torch.no_grad():
+            averages, current = self.network.state_dict(), network.state_dict()
+            for name, mine in averages.items():
+                theirs = current[name]
+                if mine.is_floating_point():
+                    mine.lerp_(theirs, 1.0 - decay)
+                else:
+                    mine.copy_(theirs)
+
+
+def _optimiser(network: nn.Module, rate: float) -> torch.optim.AdamW:
+    """AdamW without decay on biases and normalisation."""
+    decayed = [p for p in network.parameters() if p.ndim > 1]
+    free = [p for p in network.parameters() if p.ndim <= 1]
+    groups = [
+        {"params": decayed, "weight_decay": WEIGHT_DECAY},
+        {"params": free, "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=rate)
+
+
+def learning_rate(plan: Plan, step: int, progress: float) -> float:
+    """Linear warm-up over steps, then a cosine over the share of the run that is done, 0..1."""
+    cosine = 0.5 * (1.0 + math.cos(math.pi * min(progress, 1.0)))
+    share = FINAL_RATE_SHARE + (1.0 - FINAL_RATE_SHARE) * cosine
+    return plan.rate * min(1.0, (step + 1) / WARM_UP_STEPS) * share
+
+
+class Training:
+    """Everything that changes during a run, and nothing else; this is what a checkpoint holds."""
+
+    def __init__(self, plan: Plan) -> None:
+        """Starts afresh, or where the plan's checkpoint left off."""
+        torch.manual_seed(plan.seed)
+        self._plan = plan
+        self._anchors = torch.from_numpy(lane_anchors())
+        self._network = LaneNetwork()
+        self._average = Average(self._network)
+        self._network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self._network.train()
+        self._optimiser = _optimiser(self._network, plan.rate)
+        self.step, self.elapsed_s = 0, 0.0
+        if plan.checkpoint.exists():
+            state = torch.load(plan.checkpoint, weights_only=True)
+            self._network.load_state_dict(state["network"])
+            self._average.network.load_state_dict(state["average"])
+            self._optimiser.load_state_dict(state["optimiser"])
+            self.step, self.elapsed_s = state["step"], state["elapsed_s"]
+
+    @property
+    def progress(self) -> float:
+        """Share of the run that is done."""
+        return self._plan.progress(self.step, self.elapsed_s)
+
+    def state(self) -> dict[str, Any]:
+        """A checkpoint; `average` is the network to measure and export."""
+        return {
+            "network": self._network.state_dict(),
+            "average": self._average.network.state_dict(),
+            "optimiser": self._optimiser.state_dict(),
+            "step": self.step,
+            "elapsed_s": self.elapsed_s,
+            "batch": self._plan.batch,
+            "seed": self._plan.seed,
+        }
+
+    def save(self) -> None:
+        """Replaces the checkpoint in one move, so that a stop never leaves half of one."""
+        path = self._plan.checkpoint
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside = path.with_suffix(".new")
+        torch.save(self.state(), beside)
+        beside.replace(path)
+
+    def advance(self, ring: SampleRing) -> dict[str, float]:
+        """One step on one batch; returns the parts of its loss."""
+        began = time.monotonic()
+        images, targets = ring.batch(self._plan.batch)
+        for group in self._optimiser.param_groups:
+            group["lr"] = learning_rate(self._plan, self.step, self.progress)
+        with torch.autocast("cpu", torch.bfloat16):
+            raw = self._network.head(self._network.features(images))
+        loss, parts = lane_loss(raw.float(), self._anchors, targets)
+        self._optimiser.zero_grad(set_to_none=True)
+        loss.backward()
+        nn.utils.clip_grad_norm_(self._network.parameters(), CLIP_NORM)
+        self._optimiser.step()
+        self._average.update(self._network, self.step)
+        self.step += 1
+        self.elapsed_s += time.monotonic() - began
+        return parts
+
+
+def train(plan: Plan) -> dict[str, Any]:
+    """Trains until the plan is done and returns the final checkpoint."""
+    training = Training(plan)
+    if training.progress >= 1.0:
+        return training.state()
+    # A resumed run must not see the first run's samples again.
+    ring = SampleRing(plan.data, plan.seed + training.step)
+    losses: dict[str, float] = {}
+    saved_s = training.elapsed_s
+    with tqdm(total=100.0, bar_format=BAR, mininterval=5.0) as bar:
+        while training.progress < 1.0:
+            for name, value in training.advance(ring).items():
+                losses[name] = losses.get(name, value) + 0.02 * (value - losses.get(name, value))
+            shown = {name: f"{value:.3f}" for name, value in losses.items()}
+            bar.set_postfix(step=training.step, **shown, refresh=False)
+            bar.update(100.0 * training.progress - bar.n)
+            if training.elapsed_s - saved_s > CHECKPOINT_EVERY_S:
+                training.save()
+                saved_s = training.elapsed_s
+    training.save()
+    return training.state()
