@@ -7,13 +7,21 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 from typing import TYPE_CHECKING
 
+import cv2
+import numpy as np
 import pytest
+import tritonclient.grpc as triton
+
+from edge_server.cameras.source import open_source
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
+
+PATIENCE_S = 30.0
 
 
 class Mosquitto:
@@ -118,3 +126,96 @@ def mosquitto_with(tmp_path: Path) -> Iterator[type[Mosquitto]]:
     yield make  # type: ignore[misc]
     for broker in made:
         broker.kill()
+
+
+class Process:
+    """`edge-server run` with its own notify socket, so that READY is heard as systemd hears it."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        address = folder / "notify"
+        self._socket.bind(str(address))
+        self._socket.settimeout(PATIENCE_S)
+        self.log = folder / "log"
+        self.port = _free_port()
+        with self.log.open("w") as log:
+            self.popen = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "edge_server",
+                    "run",
+                    f"--grpc-port={self.port}",
+                    *arguments,
+                ],
+                stderr=log,
+                env={**os.environ, "NOTIFY_SOCKET": str(address)},
+            )
+
+    def wait_for(self, assignment: str) -> None:
+        said = ""
+        while assignment not in said:
+            if self.popen.poll() is not None:
+                raise AssertionError(f"ended with {self.popen.returncode}:\n{self.log.read_text()}")
+            said = self._socket.recv(4096).decode()
+
+    def terminate(self) -> int:
+        self.popen.send_signal(signal.SIGTERM)
+        return self.popen.wait(PATIENCE_S)
+
+    def close(self) -> None:
+        self.popen.kill()
+        self.popen.wait()
+        self._socket.close()
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Process]]:
+    """Starts the daemon with these arguments and waits until it says READY."""
+    started: list[Process] = []
+
+    def start_process(*arguments: str) -> Process:
+        process = Process(tmp_path, *arguments)
+        started.append(process)
+        process.wait_for("READY=1")
+        return process
+
+    yield start_process
+    for process in started:
+        process.close()
+
+
+@pytest.fixture
+def client(
+    request: pytest.FixtureRequest,
+) -> Iterator[Callable[[Process], triton.InferenceServerClient]]:
+    made: list[triton.InferenceServerClient] = []
+
+    def connect(process: Process) -> triton.InferenceServerClient:
+        made.append(triton.InferenceServerClient(f"127.0.0.1:{process.port}"))
+        return made[-1]
+
+    yield connect
+    for each in made:
+        each.close()
+
+
+@pytest.fixture
+def road_image(tmp_path: Path) -> np.ndarray:
+    """One rendered road, and a folder of just that image for a camera to look at."""
+    source = open_source("synthetic://road?seed=7&fps=0")
+    image = source.read()
+    source.close()
+    assert image is not None
+    folder = tmp_path / "road"
+    folder.mkdir()
+    cv2.imwrite(str(folder / "0.png"), image)
+    return image
+
+
+@pytest.fixture
+def road_input(road_image: np.ndarray) -> triton.InferInput:
+    """The same road as a request's input."""
+    tensor = triton.InferInput("image", [1, *road_image.shape], "UINT8")
+    tensor.set_data_from_numpy(road_image[np.newaxis])
+    return tensor

@@ -1,0 +1,106 @@
+"""What is wrong at the start ends it with its exit code and its name, nothing half-started."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+MODELS = Path(__file__).parents[2] / "models"
+PATIENCE_S = 30.0
+
+
+def run_to_its_end(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "edge_server", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+
+
+@pytest.fixture
+def broken_models(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(MODELS, tmp_path / "models"))
+
+
+def truncate_onnx(models: Path) -> None:
+    path = models / "laneDetect_model" / "1" / "model.onnx"
+    path.write_bytes(path.read_bytes()[:100_000])
+
+
+def misspell_field(models: Path) -> None:
+    path = models / "lane_decode" / "config.pbtxt"
+    path.write_text(path.read_text().replace("max_batch_size", "max_batchsize"))
+
+
+def forget_tensor(models: Path) -> None:
+    path = models / "lane_detection" / "config.pbtxt"
+    gives_size = 'output_map { key: "image_size" value: "image_size" }'
+    path.write_text(path.read_text().replace(gives_size, "", 1))
+
+
+@pytest.mark.parametrize("verb", ["run", "check"])
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (truncate_onnx, "laneDetect_model/1/model.onnx: ONNX Runtime cannot load it"),
+        (
+            misspell_field,
+            'lane_decode/config.pbtxt:4:1: Message type "inference.ModelConfig" has '
+            'no field named "max_batchsize". Did you mean "max_batch_size"?',
+        ),
+        (
+            forget_tensor,
+            "lane_detection/config.pbtxt: output 'lane_points' for ensemble 'lane_detection' is "
+            "not written: at least one of its depending tensors, 'image_size', is not connected",
+        ),
+    ],
+)
+def test_a_broken_repository_ends_with_78_and_the_fault_by_name(
+    broken_models: Path, verb: str, damage: Callable[[Path], None], says: str
+) -> None:
+    damage(broken_models)
+    port = ["--grpc-port=0"] if verb == "run" else []
+    done = run_to_its_end(verb, "--model-repository", str(broken_models), *port)
+    assert done.returncode == 78
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_taken_port_is_told_before_a_model_is_loaded() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = run_to_its_end("run", "--model-repository", str(MODELS), f"--grpc-port={port}")
+    assert done.returncode == 69
+    assert f"gRPC cannot listen on 127.0.0.1:{port}" in done.stderr
+    assert "another process may hold the port" in done.stderr
+    assert "READY" not in done.stderr
+
+
+def test_an_unreadable_video_ends_with_69_and_its_path(tmp_path: Path) -> None:
+    video = tmp_path / "road.mp4"
+    video.write_bytes(b"\0" * 1000)
+    done = run_to_its_end(
+        "run", "--model-repository", str(MODELS), "--grpc-port=0", f"--camera=front={video}"
+    )
+    assert done.returncode == 69
+    assert str(video) in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_unknown_key_ends_with_78_and_the_nearest_one(tmp_path: Path) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text("[grpc]\nprot = 8001\n")
+    done = run_to_its_end("run", "--config", str(config))
+    assert done.returncode == 78
+    assert done.stderr == (f'edge-server: {config}: grpc.prot: unknown key; did you mean "port"?\n')
