@@ -1,4 +1,4 @@
-"""The daemon: the only file that constructs. What starts here stops here, in reverse order."""
+"""The daemon: what is constructed and started here is stopped here, in reverse order."""
 
 from __future__ import annotations
 
