@@ -170,10 +170,12 @@ def _address(flag: str, text: str) -> dict[str, Any]:
         return {"host": str(ipaddress.ip_address(text))}
     try:
         parts = urlsplit(f"//{text}")
-        host, port = parts.hostname, parts.port
+        host, port = parts.hostname or "", parts.port
     except ValueError:
-        host, port = None, None
-    if not host or parts.netloc != text or parts.username is not None or text.endswith(":"):
+        host, port = "", None
+    # urlsplit is lenient, by version: only what it was put together from counts.
+    spelt = (f"[{host}]" if ":" in host else host) + ("" if port is None else f":{port}")
+    if not host or spelt != text.lower():
         raise errors.SettingsError(f"{flag} {text}: give it as HOST, HOST:PORT or [IPV6]:PORT")
     return _given(host=host, port=port)
 

@@ -146,13 +146,14 @@ def line(level: str, part: str) -> Callable[[tuple[str, str]], bool]:
 
 
 def publish_until_full(publisher: Publisher, fed: Iterator[int], now_ns: int) -> None:
-    """Publish until the sockets to a frozen broker take no more for now."""
+    """Publish until the sockets to a frozen broker take no more for now, or it was given up."""
     connection = publisher._connection
     assert connection is not None
     give_up = time.monotonic() + PATIENCE_S
-    while connection.in_flight < WINDOW:
+    while connection.in_flight < WINDOW and connection.end is None:
         assert time.monotonic() < give_up, "the freeze never bit"
         publisher.publish_lanes(frame(next(fed), mono_ns=now_ns))
+        time.sleep(0.0005)  # the worker, which empties the outbox, wants its turn
 
 
 ONLINE = says("status", state="online")
