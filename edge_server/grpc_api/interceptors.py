@@ -1,9 +1,8 @@
-"""What happens around every call: our errors become status codes, and an end is told politely."""
+"""The one place where our errors become gRPC status codes."""
 
 from __future__ import annotations
 
 import logging
-import threading
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -60,34 +59,3 @@ class ErrorsToStatus(grpc.ServerInterceptor):
                 context.abort(grpc.StatusCode.INTERNAL, text[:_LONGEST_TEXT])
 
         return grpc.unary_unary_rpc_method_handler(answer)
-
-
-class Drain(grpc.ServerInterceptor):
-    """After `begin`, new inferences are refused in words, while those in flight go on.
-
-    Without it a call that arrives as the server shuts down is cut off as CANCELLED, and its client
-    cannot tell whether it ran.
-    """
-
-    def __init__(self) -> None:
-        self._begun = threading.Event()
-
-    def begin(self) -> None:
-        self._begun.set()
-
-    def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], grpc.RpcMethodHandler[Any, Any] | None],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler[Any, Any] | None:
-        if self._begun.is_set() and handler_call_details.method.endswith("/ModelInfer"):
-            return grpc.unary_unary_rpc_method_handler(_refuse)
-        return continuation(handler_call_details)
-
-
-def _refuse(request: bytes, context: grpc.ServicerContext) -> bytes:
-    del request
-    context.abort(
-        grpc.StatusCode.UNAVAILABLE,
-        "GRPC server is shutting down and has stopped accepting new requests.",
-    )

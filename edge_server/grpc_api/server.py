@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import grpc
 
 from edge_server.errors import Unavailable
-from edge_server.grpc_api.interceptors import Drain, ErrorsToStatus
+from edge_server.grpc_api.admission import Admission
+from edge_server.grpc_api.interceptors import ErrorsToStatus
 from edge_server.grpc_api.triton import TritonServicer, method_handlers
 
 if TYPE_CHECKING:
@@ -46,13 +47,13 @@ class GrpcServer:
     """
 
     def __init__(self, data_plane: DataPlane, host: str, port: int, version: str) -> None:
-        self._drain = Drain()
+        self._admission = Admission(_INFERENCES_AT_ONCE)
         self._server = grpc.server(
             ThreadPoolExecutor(_THREADS, thread_name_prefix="grpc"),
-            interceptors=[self._drain, ErrorsToStatus()],
+            interceptors=[ErrorsToStatus()],
             options=_OPTIONS,
         )
-        servicer = TritonServicer(data_plane, "triton", version, _INFERENCES_AT_ONCE)
+        servicer = TritonServicer(data_plane, "triton", version, self._admission)
         self._server.add_generic_rpc_handlers([method_handlers(servicer)])
         self.address = f"[{host}]" if ":" in host else host
         try:
@@ -69,13 +70,15 @@ class GrpcServer:
 
     def drain(self) -> None:
         """Refuse new inferences from now on, in words; all else is still answered."""
-        self._drain.begin()
+        self._admission.close()
 
     def stop(self, grace_s: float) -> None:
         """Refuse new calls, give those in flight `grace_s` to finish, then return."""
         self.drain()
+        stop_by = time.monotonic() + grace_s
+        self._admission.wait_until_empty(grace_s)
         time.sleep(_LAST_WORDS_S)
-        self._server.stop(grace_s).wait()
+        self._server.stop(max(0.0, stop_by - time.monotonic())).wait()
 
 
 def _reason(error: RuntimeError) -> str:

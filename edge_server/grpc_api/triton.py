@@ -15,7 +15,6 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
 from edge_server.errors import InvalidRequest, Unsupported
-from edge_server.grpc_api.admission import Admission
 from edge_server.grpc_api.convert import (
     DISABLED_SHARED_MEMORY,
     to_infer_request,
@@ -26,6 +25,7 @@ from edge_server.grpc_api.wire import read_request, write_response
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from edge_server.grpc_api.admission import Admission
     from edge_server.model_config.config import ModelConfig
     from edge_server.serving.data_plane import DataPlane
     from edge_server.tensors import TensorSpec
@@ -38,10 +38,10 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
     """`inference.GRPCInferenceService` over a DataPlane."""
 
     def __init__(
-        self, data_plane: DataPlane, name: str, version: str, inferences_at_once: int
+        self, data_plane: DataPlane, name: str, version: str, admission: Admission
     ) -> None:
         self._data_plane = data_plane
-        self._admission = Admission(inferences_at_once)
+        self._admission = admission
         self._name = name
         self._version = version
 

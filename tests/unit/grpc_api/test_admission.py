@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from edge_server.errors import Unavailable
@@ -26,3 +28,26 @@ def test_a_place_is_given_back_when_the_inference_fails() -> None:
     for _ in range(3):
         with pytest.raises(ValueError, match="broken"), admission.admit():
             raise ValueError("broken")
+
+
+def test_a_closed_gate_turns_everybody_away_and_lets_those_inside_finish() -> None:
+    admission = Admission(2)
+    entered, leave = threading.Event(), threading.Event()
+
+    def stay() -> None:
+        with admission.admit():
+            entered.set()
+            leave.wait(10)
+
+    inside = threading.Thread(target=stay)
+    inside.start()
+    assert entered.wait(10)
+    admission.close()
+    with pytest.raises(Unavailable, match="has stopped accepting new requests"), admission.admit():
+        raise AssertionError("nobody is let in")
+    admission.wait_until_empty(0.01)
+    assert inside.is_alive()
+    leave.set()
+    admission.wait_until_empty(10)
+    assert admission._inside == 0
+    inside.join(10)
