@@ -7,7 +7,9 @@
     ├── NotFound             no model, version, or region of that name
     ├── Unavailable          exists, but cannot answer now (loading, stopping, queue full)
     ├── Unsupported          a valid wish that this server does not fulfil
+    ├── AlreadyExists        a region of that name is registered already
     ├── DeadlineExceeded     too late
+    ├── Cancelled            the caller no longer wants the answer
     ├── InternalError        a model or a backend failed while it ran
     ├── SourceError          a camera or a file gives no frames
     └── StageStuck           a part of the daemon never returned; only a restart helps
@@ -49,6 +51,14 @@ class Unsupported(EdgeServerError):
 
 class DeadlineExceeded(EdgeServerError):
     """The answer would have come too late."""
+
+
+class AlreadyExists(EdgeServerError):
+    """There is one of that name already."""
+
+
+class Cancelled(EdgeServerError):
+    """The caller took its request back; nobody reads the answer."""
 
 
 class InternalError(EdgeServerError):

@@ -14,7 +14,7 @@ from edge_server.errors import EdgeServerError, InternalError, SettingsError
 from edge_server.lanes.anchors import ROW_COUNT
 from edge_server.lanes.rows import lanes_from_rows
 from edge_server.lanes.types import LaneFrame, StageLatency
-from edge_server.serving.requests import InferRequest, StepTiming
+from edge_server.requests import InferRequest, StepTiming
 from edge_server.tensors import Tensor
 
 if TYPE_CHECKING:

@@ -30,11 +30,16 @@ class DataType(Enum):
     FP16 = "FP16"
     FP32 = "FP32"
     FP64 = "FP64"
+    BF16 = "BF16"
     BYTES = "BYTES"
 
     @property
     def numpy(self) -> np.dtype[Any]:
-        """Little-endian numpy type; BYTES is an object array of `bytes`."""
+        """Little-endian numpy type; BYTES is an object array of `bytes`.
+
+        numpy has no BF16: its bits travel as a record of one `<u2`, which nobody can calculate
+        with by mistake.
+        """
         return _NUMPY[self]
 
     @property
@@ -66,6 +71,7 @@ _NUMPY: dict[DataType, np.dtype[Any]] = {
     DataType.FP16: np.dtype("<f2"),
     DataType.FP32: np.dtype("<f4"),
     DataType.FP64: np.dtype("<f8"),
+    DataType.BF16: np.dtype([("bfloat16", "<u2")]),
     DataType.BYTES: np.dtype(np.object_),
 }
 _BY_CONFIG_NAME = {datatype.config_name: datatype for datatype in DataType}
@@ -78,11 +84,13 @@ class TensorSpec:
 
     Attributes:
         shape: without the batch dimension where the model batches; -1 is any size.
+        optional: an input that a request may leave out.
     """
 
     name: str
     datatype: DataType
     shape: tuple[int, ...]
+    optional: bool = False
 
 
 @dataclass(frozen=True, eq=False)

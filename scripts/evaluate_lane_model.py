@@ -23,9 +23,9 @@ import numpy as np
 from edge_server.errors import EdgeServerError, ModelConfigError
 from edge_server.lanes.tusimple import ImageScore, lanes_at, score_image, summarise
 from edge_server.repository.loader import RepositoryLoader
+from edge_server.requests import InferRequest
 from edge_server.serving.data_plane import DataPlane
 from edge_server.serving.registry import ModelRegistry
-from edge_server.serving.requests import InferRequest
 from edge_server.tensors import Tensor
 
 if TYPE_CHECKING:

@@ -6,11 +6,15 @@ answers requests in its own order (Python models, decoupled models) implements `
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from edge_server.errors import EdgeServerError
+import numpy as np
+
+from edge_server.errors import EdgeServerError, InternalError
+from edge_server.requests import NO_PARAMETERS, InferRequest, Parameters, Respond
 from edge_server.tensors import Tensor
 
 if TYPE_CHECKING:
@@ -21,6 +25,7 @@ if TYPE_CHECKING:
 
 Tensors = Mapping[str, Tensor]
 Run = Callable[[Tensors, frozenset[str]], Tensors]
+Call = Callable[[InferRequest, Respond], None]
 
 
 @dataclass(frozen=True)
@@ -30,26 +35,68 @@ class Placement:
     kind: str = "CPU"
 
 
+class RespondTensors(Protocol):
+    """How an instance answers one request."""
+
+    def __call__(
+        self,
+        answer: Tensors | EdgeServerError | None,
+        final: bool,
+        parameters: Parameters = NO_PARAMETERS,
+    ) -> None:
+        """Give one answer; an error is always the last, None is the end without an answer."""
+        ...
+
+
+def nobody_to_call(request: InferRequest, respond: Respond) -> None:
+    """Where an instance is run by hand, there are no other models."""
+    respond(InternalError(f"model '{request.model_name}' cannot be called from here"), True)
+
+
 @dataclass(frozen=True, eq=False)
 class ExecuteRequest:
     """One request as an instance sees it: checked inputs, and a way to answer.
 
     Attributes:
-        inputs: full shapes, batch dimension included.
+        inputs: full shapes, batch dimension included; with what the scheduler adds (sequence
+            controls, state).
         outputs: the names that are wanted.
         respond: called with the outputs or an error, and whether that was the last response.
+        request: as the caller made it: id, parameters, sequence, deadline, cancellation.
+        call: asks another model, in the world that this request sees.
     """
 
     inputs: Tensors
     outputs: frozenset[str]
-    respond: Callable[[Tensors | EdgeServerError, bool], None]
+    respond: RespondTensors
+    request: InferRequest
+    call: Call = nobody_to_call
+
+
+class Phases(NamedTuple):
+    """Where the time of one execution went, in ns."""
+
+    input: int
+    infer: int
+    output: int
 
 
 class Instance(Protocol):
     """Runs requests, one `execute` at a time."""
 
-    def execute(self, requests: Sequence[ExecuteRequest]) -> None:
-        """Answer each request through its own `respond`, the last time with `final=True`."""
+    def execute(self, requests: Sequence[ExecuteRequest]) -> Phases | None:
+        """Answer each request through its own `respond`, the last time with `final=True`.
+
+        Only a decoupled model may answer after this has returned; it then answers whatever
+        happens, even if it ends.
+
+        Args:
+            requests: one, or as many as the model's batch holds, of equal shapes but for the
+                batch dimension.
+
+        Returns:
+            Where the time went; None is all inference.
+        """
         ...
 
     def close(self) -> None: ...
@@ -59,6 +106,11 @@ class Model(Protocol):
     """One loaded version; it makes instances and is closed once, after the last of them."""
 
     def make_instance(self, name: str) -> Instance: ...
+
+    def trouble(self) -> str:
+        """Why it cannot answer at this moment (a model process that restarts); empty where it
+        can."""
+        ...
 
     def close(self) -> None: ...
 
@@ -84,22 +136,70 @@ class Backend(Protocol):
 
 
 class TensorInstance:
-    """An `Instance` over a function from tensors to tensors."""
+    """An `Instance` over a function from tensors to tensors.
+
+    Several requests are joined along the batch dimension, run once, and split again.
+    """
 
     def __init__(self, run: Run) -> None:
         self._run = run
 
-    def execute(self, requests: Sequence[ExecuteRequest]) -> None:
-        for request in requests:
-            answer: Tensors | EdgeServerError
-            try:
-                answer = self._run(request.inputs, request.outputs)
-            except EdgeServerError as error:
-                answer = error
+    def execute(self, requests: Sequence[ExecuteRequest]) -> Phases | None:
+        if len(requests) > 1:
+            return self._execute_batch(requests)
+        (request,) = requests
+        answer: Tensors | EdgeServerError
+        try:
+            answer = self._run(request.inputs, request.outputs)
+        except EdgeServerError as error:
+            answer = error
+        request.respond(answer, True)
+        return None
+
+    def _execute_batch(self, requests: Sequence[ExecuteRequest]) -> Phases:
+        began = time.monotonic_ns()
+        joined = {
+            name: Tensor(np.concatenate([request.inputs[name].array for request in requests]))
+            for name in requests[0].inputs
+        }
+        wanted = frozenset().union(*(request.outputs for request in requests))
+        joined_at = time.monotonic_ns()
+        try:
+            made = self._run(joined, wanted)
+            ran_at = time.monotonic_ns()
+            answers = _split(made, requests)
+        except EdgeServerError as error:
+            for request in requests:
+                request.respond(error, True)
+            return Phases(joined_at - began, time.monotonic_ns() - joined_at, 0)
+        for request, answer in zip(requests, answers, strict=True):
             request.respond(answer, True)
+        return Phases(joined_at - began, ran_at - joined_at, time.monotonic_ns() - ran_at)
 
     def close(self) -> None:
         """Nothing of its own to release."""
+
+
+def _split(made: Tensors, requests: Sequence[ExecuteRequest]) -> list[Tensors]:
+    """Each request's rows of what the batch made.
+
+    Raises:
+        InternalError: an output has another number of rows than the inputs had.
+    """
+    ends = np.cumsum([_rows(request) for request in requests]).tolist()
+    for name, tensor in made.items():
+        if not tensor.shape or tensor.shape[0] != ends[-1]:
+            raise InternalError(
+                f"output '{name}' has shape {list(tensor.shape)} for a batch of {ends[-1]}"
+            )
+    return [
+        {name: Tensor(made[name].array[begin:end]) for name in request.outputs}
+        for request, begin, end in zip(requests, [0, *ends], ends, strict=False)
+    ]
+
+
+def _rows(request: ExecuteRequest) -> int:
+    return next(iter(request.inputs.values())).shape[0]
 
 
 class TensorModel:
@@ -110,6 +210,9 @@ class TensorModel:
 
     def make_instance(self, name: str) -> TensorInstance:  # noqa: ARG002 - the contract names it
         return TensorInstance(self._run)
+
+    def trouble(self) -> str:
+        return ""
 
     def close(self) -> None:
         """Nothing to release."""

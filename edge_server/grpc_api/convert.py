@@ -10,7 +10,7 @@ import numpy as np
 from tritonclient.grpc import service_pb2 as pb
 
 from edge_server.errors import InvalidRequest, Unsupported
-from edge_server.serving.requests import InferRequest, InferResponse
+from edge_server.requests import InferRequest, InferResponse
 from edge_server.tensors import DataType, Tensor, element_count, shape_text
 
 if TYPE_CHECKING:

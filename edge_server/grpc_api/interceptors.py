@@ -20,6 +20,8 @@ STATUS = {
     errors.NotFound: grpc.StatusCode.NOT_FOUND,
     errors.Unavailable: grpc.StatusCode.UNAVAILABLE,
     errors.Unsupported: grpc.StatusCode.UNIMPLEMENTED,
+    errors.AlreadyExists: grpc.StatusCode.ALREADY_EXISTS,
+    errors.Cancelled: grpc.StatusCode.CANCELLED,
     errors.DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
     errors.InternalError: grpc.StatusCode.INTERNAL,
 }

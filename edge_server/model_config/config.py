@@ -7,6 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from tritonclient.grpc import model_config_pb2 as pb
 
+from edge_server.model_config.scheduling import (
+    DynamicBatching,
+    SequenceBatching,
+    dynamic_batching_of,
+    sequence_batching_of,
+)
 from edge_server.tensors import DataType, TensorSpec
 
 if TYPE_CHECKING:
@@ -30,12 +36,30 @@ class EnsembleStep:
 
 
 @dataclass(frozen=True)
+class RateLimitResource:
+    """What an instance holds while it runs; `per_device` ones exist once for each device."""
+
+    name: str
+    count: int
+    per_device: bool
+
+
+@dataclass(frozen=True)
 class InstanceGroup:
-    """How many instances of a model run, and on what (`CPU`, `GPU`, `MODEL`)."""
+    """How many instances of a model run, and on what (`CPU`, `GPU`, `MODEL`).
+
+    Attributes:
+        resources: what the rate limiter reserves for a run.
+        priority: an instance of priority n gets 1/n of the chances; 0 counts as 1.
+        passive: holds its resources and never runs.
+    """
 
     name: str
     kind: str
     count: int
+    resources: tuple[RateLimitResource, ...] = ()
+    priority: int = 1
+    passive: bool = False
 
 
 @dataclass(frozen=True)
@@ -46,6 +70,13 @@ class ModelConfig:
         max_batch_size: 0 means that the model's shapes have no batch dimension.
         inputs: shapes without the batch dimension.
         steps: of an ensemble; empty for every other model.
+        max_inflight_requests: of an ensemble: how many requests a step may have running and
+            waiting before those that feed it are held back; 0 is without bound.
+        reshapes: tensor name → the shape that the model takes or gives, without the batch
+            dimension, where that is another than clients see.
+        label_files: output name → file under the model's directory, a label a line.
+        decoupled: a request may have any number of answers.
+        response_cache: answers may come from the cache.
     """
 
     name: str
@@ -58,6 +89,13 @@ class ModelConfig:
     default_model_filename: str
     parameters: Mapping[str, str]
     steps: tuple[EnsembleStep, ...]
+    max_inflight_requests: int
+    dynamic_batching: DynamicBatching | None
+    sequence_batching: SequenceBatching | None
+    reshapes: Mapping[str, tuple[int, ...]]
+    label_files: Mapping[str, str]
+    decoupled: bool
+    response_cache: bool
     message: Any = field(repr=False, compare=False)
 
     @staticmethod
@@ -75,6 +113,12 @@ class ModelConfig:
                     group.name,
                     pb.ModelInstanceGroup.Kind.Name(group.kind).removeprefix("KIND_"),
                     group.count,
+                    tuple(
+                        RateLimitResource(r.name, r.count, per_device=not getattr(r, "global"))
+                        for r in group.rate_limiter.resources
+                    ),
+                    group.rate_limiter.priority or 1,
+                    group.passive,
                 )
                 for group in message.instance_group
             ),
@@ -89,6 +133,17 @@ class ModelConfig:
                 )
                 for step in message.ensemble_scheduling.step
             ),
+            max_inflight_requests=message.ensemble_scheduling.max_inflight_requests,
+            dynamic_batching=dynamic_batching_of(message),
+            sequence_batching=sequence_batching_of(message),
+            reshapes={
+                tensor.name: tuple(tensor.reshape.shape)
+                for tensor in (*message.input, *message.output)
+                if tensor.HasField("reshape")
+            },
+            label_files={t.name: t.label_filename for t in message.output if t.label_filename},
+            decoupled=message.model_transaction_policy.decoupled,
+            response_cache=message.response_cache.enable,
             message=message,
         )
 
@@ -131,7 +186,7 @@ def _rewrite(target: Any, source: Any, specs: Iterable[TensorSpec]) -> None:
 
 def _specs(tensors: Iterable[Any]) -> tuple[TensorSpec, ...]:
     return tuple(
-        TensorSpec(tensor.name, datatype, tuple(tensor.dims))
+        TensorSpec(tensor.name, datatype, tuple(tensor.dims), getattr(tensor, "optional", False))
         for tensor in tensors
         if (datatype := DataType.from_config(pb.DataType.Name(tensor.data_type))) is not None
     )

@@ -18,9 +18,8 @@ from edge_server.model_config.validation import validate, without_effect
 from edge_server.model_config.version_policy import select_versions
 from edge_server.repository.load_order import circle_through, members_first
 from edge_server.repository.scan import scan_repositories
-from edge_server.serving.ensemble import EnsembleScheduler
-from edge_server.serving.scheduler import DirectScheduler
-from edge_server.serving.snapshot import LoadedModel, ModelEntry, ModelState
+from edge_server.serving.scheduling import Scheduling
+from edge_server.serving.snapshot import ModelEntry, ModelState
 
 if TYPE_CHECKING:
     import threading
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from edge_server.model_config.config import EnsembleStep
     from edge_server.model_config.files import ModelFiles
     from edge_server.serving.registry import ModelRegistry
+    from edge_server.serving.snapshot import LoadedModel
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +43,7 @@ class RepositoryLoader:
 
     def __init__(self, registry: ModelRegistry, repositories: Sequence[Path]) -> None:
         self._registry = registry
+        self._scheduling = Scheduling()
         self._repositories = repositories
 
     def load_all(self, stop: threading.Event | None = None) -> list[ModelEntry]:
@@ -127,11 +128,15 @@ class RepositoryLoader:
         config = ModelConfig.of(message)
         if config.is_ensemble:
             validate_graph(config, files.config_path, lambda step: self._find_member(files, step))
-            return LoadedModel(config, version, EnsembleScheduler(config, version))
+            return self._scheduling.ensemble(config, version)
         backend = find_backend(config.backend)
         config = backend.complete(files, version, config)
         model = backend.load(files.versions[version], config, Placement())
-        return LoadedModel(config, version, DirectScheduler(config, version, model))
+        try:
+            return self._scheduling.model(config, version, model)
+        except BaseException:
+            model.close()
+            raise
 
     def _find_member(self, files: ModelFiles, step: EnsembleStep) -> ModelConfig:
         ensemble, member = files.name, step.model_name

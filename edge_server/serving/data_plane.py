@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from edge_server.errors import NotFound, Unavailable
+from edge_server.serving.pending import PendingAnswer
 from edge_server.serving.snapshot import ModelState
 
 if TYPE_CHECKING:
     from edge_server.model_config.config import ModelConfig
+    from edge_server.requests import Answer, InferRequest, InferResponse, Respond
     from edge_server.serving.registry import ModelRegistry
-    from edge_server.serving.requests import InferRequest, InferResponse
     from edge_server.serving.snapshot import ModelEntry
 
 
@@ -31,13 +32,36 @@ class DataPlane:
         self._open = False
 
     def infer(self, request: InferRequest) -> InferResponse:
-        """Run one request in one world: the snapshot leased here serves it to its end.
+        """Run one request in one world and wait for its one answer.
 
         Raises:
-            NotFound, Unavailable, InvalidRequest, InternalError: see `Snapshot.infer`.
+            EdgeServerError: as `submit` says, or that was the answer.
+            DeadlineExceeded, Cancelled: nobody waits for it any more.
         """
-        with self._registry.lease() as snapshot:
-            return snapshot.infer(request)
+        pending = PendingAnswer()
+        self.submit(request, pending)
+        return pending.wait(request)
+
+    def submit(self, request: InferRequest, respond: Respond) -> None:
+        """Start one request; `respond` hears its answers, now or later (see `Scheduler.submit`).
+
+        The snapshot leased here serves it to its end.
+
+        Raises:
+            NotFound, Unavailable, InvalidRequest: see `Snapshot.submit`; `respond` hears nothing.
+        """
+        lease = self._registry.lease()
+
+        def pass_on(answer: Answer, final: bool) -> None:
+            if final:
+                lease.release()
+            respond(answer, final)
+
+        try:
+            lease.snapshot.submit(request, pass_on)
+        except BaseException:
+            lease.release()
+            raise
 
     def require(self, name: str, version: str) -> None:
         """Return when that model can answer.
@@ -77,10 +101,9 @@ class DataPlane:
             InvalidRequest: `version` is not a version number.
         """
         try:
-            self._registry.snapshot.find(name, version)
+            return not self._registry.snapshot.find(name, version).trouble()
         except (NotFound, Unavailable):
             return False
-        return True
 
     def metadata(self, name: str, version: str) -> ModelMetadata:
         """Raises: NotFound, Unavailable, InvalidRequest: see `Snapshot.find`."""

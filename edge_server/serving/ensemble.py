@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
-from edge_server.serving.requests import InferRequest, InferResponse, StepTiming
+from edge_server.backends.contract import Phases
+from edge_server.errors import EdgeServerError
+from edge_server.requests import InferRequest, InferResponse, StepTiming
+from edge_server.serving.statistics import Failure
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from edge_server.model_config.config import EnsembleStep, ModelConfig
+    from edge_server.requests import Respond
     from edge_server.serving.snapshot import Snapshot
+    from edge_server.serving.statistics import ModelStatistics
     from edge_server.tensors import Tensor
 
 
@@ -22,13 +28,27 @@ class EnsembleScheduler:
     sees two versions of one member.
     """
 
-    def __init__(self, config: ModelConfig, version: int) -> None:
+    def __init__(self, config: ModelConfig, version: int, statistics: ModelStatistics) -> None:
         self._config = config
         self._version = str(version)
+        self._statistics = statistics
         self._output_names = tuple(spec.name for spec in config.outputs)
         self._steps = _in_order(config)
 
-    def infer(self, request: InferRequest, snapshot: Snapshot) -> InferResponse:
+    def submit(self, request: InferRequest, snapshot: Snapshot, respond: Respond) -> None:
+        began_ns = time.monotonic_ns()
+        try:
+            response = self._run(request, snapshot)
+        except EdgeServerError as error:
+            self._statistics.failed(Failure.OTHER, time.monotonic_ns() - began_ns)
+            respond(error, True)
+            return
+        phases = Phases(0, time.monotonic_ns() - began_ns, 0)
+        self._statistics.executed(1, phases)
+        self._statistics.succeeded(phases.infer, 0, phases)
+        respond(response, True)
+
+    def _run(self, request: InferRequest, snapshot: Snapshot) -> InferResponse:
         names = request.outputs or self._output_names
         tensors: dict[str, Tensor] = dict(request.inputs)
         timings: list[StepTiming] = []

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from edge_server.errors import DeadlineExceeded
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
-    from edge_server.backends.contract import Instance
+    from edge_server.backends.contract import Instance, Model
+    from edge_server.model_config.config import ModelConfig
 
 
 class InstancePool:
@@ -27,18 +27,25 @@ class InstancePool:
         self._for_others = threading.Condition(lock)
         self._urgent_waiting = 0
 
-    @contextmanager
-    def lend(self, *, urgent: bool, deadline: float | None) -> Iterator[Instance]:
-        """An idle instance for the block; waits for one until `deadline` (`time.monotonic()`).
+    @staticmethod
+    def of(config: ModelConfig, model: Model) -> InstancePool:
+        """All the instances that the configuration asks for.
 
         Raises:
-            DeadlineExceeded: none was idle in time, or the time was up before it began.
+            EdgeServerError: one cannot be made; those before it are closed again.
         """
-        instance = self._take(urgent=urgent, deadline=deadline)
+        made: list[Instance] = []
         try:
-            yield instance
-        finally:
-            self._give_back(instance)
+            for group in config.instance_groups:
+                made += [model.make_instance(f"{group.name}_{i}") for i in range(group.count)]
+        except BaseException:
+            for instance in made:
+                instance.close()
+            raise
+        return InstancePool(made)
+
+    def __len__(self) -> int:
+        return len(self._instances)
 
     def longest_run_s(self, now: float) -> float:
         """How long the oldest run that has not ended takes by `now` (`time.monotonic()`)."""
@@ -49,7 +56,13 @@ class InstancePool:
         for instance in self._instances:
             instance.close()
 
-    def _take(self, *, urgent: bool, deadline: float | None) -> Instance:
+    def take(self, *, urgent: bool, deadline: float | None) -> Instance:
+        """An idle instance, the caller's until `give_back`; waits for one until `deadline`.
+
+        Raises:
+            DeadlineExceeded: none was idle in time (`time.monotonic()`), or the time was up
+                before it began.
+        """
         turn = self._for_urgent if urgent else self._for_others
         with turn:
             self._urgent_waiting += urgent
@@ -69,7 +82,7 @@ class InstancePool:
             self._wake_next()
             return instance
 
-    def _give_back(self, instance: Instance) -> None:
+    def give_back(self, instance: Instance) -> None:
         with self._for_others:
             del self._started_at[id(instance)]
             self._idle.append(instance)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import threading
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from edge_server.serving.snapshot import Snapshot
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from edge_server.serving.snapshot import LoadedModel, ModelEntry
 
@@ -31,19 +30,19 @@ class ModelRegistry:
         """The current snapshot, to look at; whoever runs a model takes a lease."""
         return self._current.snapshot
 
-    @contextmanager
-    def lease(self) -> Iterator[Snapshot]:
-        """The current snapshot, kept alive until the block ends."""
+    def lease(self) -> Lease:
+        """The current snapshot, kept alive until the lease is released."""
         with self._lock:
-            pinned = self._current
-            pinned.leases += 1
-        try:
-            yield pinned.snapshot
-        finally:
-            with self._lock:
-                pinned.leases -= 1
-                released = self._release()
-            _close(released)
+            self._current.leases += 1
+            return Lease(self, self._current)
+
+    def end(self, pinned: _Pinned) -> None:
+        """One lease less on `pinned`."""
+        with self._lock:
+            pinned.leases -= 1
+            # Whoever superseded it found a lease on it, and left it to the last one.
+            released = self._release() if pinned is not self._current else []
+        _close(released)
 
     def replace(self, name: str, entries: Sequence[ModelEntry]) -> None:
         """Make `entries` all that is known of model `name`, in one step."""
@@ -75,6 +74,21 @@ class ModelRegistry:
         )
 
 
+class Lease:
+    """A right to use one snapshot, from any thread, until it is released."""
+
+    __slots__ = ("_pinned", "_registry", "snapshot")
+
+    def __init__(self, registry: ModelRegistry, pinned: _Pinned) -> None:
+        self._registry = registry
+        self._pinned = pinned
+        self.snapshot = pinned.snapshot
+
+    def release(self) -> None:
+        """To be called once."""
+        self._registry.end(self._pinned)
+
+
 class _Pinned:
     """A snapshot and how many leases are on it."""
 
@@ -86,4 +100,4 @@ class _Pinned:
 
 def _close(models: list[LoadedModel]) -> None:
     for model in models:
-        model.scheduler.close()
+        model.close()

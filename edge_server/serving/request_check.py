@@ -9,7 +9,7 @@ from edge_server.tensors import TensorSpec, shape_fits, shape_text
 
 if TYPE_CHECKING:
     from edge_server.model_config.config import ModelConfig
-    from edge_server.serving.requests import InferRequest
+    from edge_server.requests import InferRequest
     from edge_server.tensors import Tensor
 
 _BATCH_NOTE = (

@@ -9,13 +9,16 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
 from edge_server.errors import InvalidRequest, NotFound, Unavailable
+from edge_server.serving.pending import PendingAnswer
 from edge_server.serving.request_check import check_request
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from edge_server.backends.contract import Model
     from edge_server.model_config.config import ModelConfig
-    from edge_server.serving.requests import InferRequest, InferResponse
+    from edge_server.requests import InferRequest, InferResponse, Respond
+    from edge_server.serving.statistics import ModelStatistics
 
 
 _VERSION = re.compile(r"-?[0-9]{1,18}\Z")
@@ -33,8 +36,15 @@ class ModelState(Enum):
 class Scheduler(Protocol):
     """Answers checked requests of one loaded model version."""
 
-    def infer(self, request: InferRequest, snapshot: Snapshot) -> InferResponse:
-        """The answer; `snapshot` is the world that the request's lease pinned."""
+    def submit(self, request: InferRequest, snapshot: Snapshot, respond: Respond) -> None:
+        """Take `request`; `respond` hears each of its answers, the last one marked as such.
+
+        It may hear them before this returns (the caller's thread runs the model) or after (the
+        request waits in a queue); in either case it hears the last one.
+
+        Args:
+            snapshot: the world that the request's lease pinned.
+        """
         ...
 
     def longest_run_s(self, now: float) -> float:
@@ -48,11 +58,27 @@ class Scheduler(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class LoadedModel:
-    """One model version that can answer."""
+    """One model version that can answer.
+
+    Attributes:
+        model: what the scheduler's instances are of; an ensemble has none.
+    """
 
     config: ModelConfig
     version: int
     scheduler: Scheduler
+    statistics: ModelStatistics
+    model: Model | None = None
+
+    def trouble(self) -> str:
+        """Why it cannot answer at this moment; empty where it can."""
+        return "" if self.model is None else self.model.trouble()
+
+    def close(self) -> None:
+        """Release what it holds; nothing is running any more."""
+        self.scheduler.close()
+        if self.model is not None:
+            self.model.close()
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,16 +108,26 @@ class Snapshot:
             by_name.setdefault(name, {})[version] = entry
         self._by_name = by_name
 
-    def infer(self, request: InferRequest) -> InferResponse:
-        """Find the model, check the request against it, run it.
+    def submit(self, request: InferRequest, respond: Respond) -> None:
+        """Find the model, check the request against it, give it to its scheduler.
 
         Raises:
-            NotFound, Unavailable, InvalidRequest: as `find` and the request check say.
-            InternalError: the model failed.
+            NotFound, Unavailable, InvalidRequest: as `find` and the request check say; then
+                `respond` hears nothing.
         """
         loaded = self.find(request.model_name, request.model_version)
         check_request(loaded.config, request)
-        return loaded.scheduler.infer(request, self)
+        loaded.scheduler.submit(request, self, respond)
+
+    def infer(self, request: InferRequest) -> InferResponse:
+        """`submit`, and wait for the one answer.
+
+        Raises:
+            EdgeServerError: as `submit` says, or that was the answer.
+        """
+        pending = PendingAnswer()
+        self.submit(request, pending)
+        return pending.wait(request)
 
     def find(self, name: str, version: str = "") -> LoadedModel:
         """The loaded model; an empty version is the highest that is ready.

@@ -18,8 +18,8 @@ from edge_server.model_config.config import ModelConfig
 from edge_server.pipeline import LanePipeline
 from edge_server.serving.data_plane import DataPlane
 from edge_server.serving.registry import ModelRegistry
-from edge_server.serving.scheduler import DirectScheduler
-from edge_server.serving.snapshot import LoadedModel, ModelEntry, ModelState
+from edge_server.serving.scheduling import Scheduling
+from edge_server.serving.snapshot import ModelEntry, ModelState
 from edge_server.tensors import Tensor
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def data_plane(model: LaneModel, output: str = "lane_points") -> DataPlane:
     )
     config = ModelConfig.of(text_format.Parse(text, pb.ModelConfig()))
     registry = ModelRegistry()
-    loaded = LoadedModel(config, 4, DirectScheduler(config, 4, TensorModel(model.run)))
+    loaded = Scheduling().model(config, 4, TensorModel(model.run))
     registry.replace(
         "lane_detection", [ModelEntry("lane_detection", 4, ModelState.READY, loaded=loaded)]
     )

@@ -16,6 +16,7 @@ from edge_server.backends.contract import ExecuteRequest, Placement
 from edge_server.errors import InternalError, InvalidRequest, ModelConfigError
 from edge_server.model_config.config import ModelConfig
 from edge_server.model_config.files import ModelFiles
+from edge_server.requests import InferRequest
 from edge_server.tensors import Tensor
 
 if TYPE_CHECKING:
@@ -144,8 +145,16 @@ def test_a_size_that_file_or_configuration_fixes_is_served_as_fixed(
 def answer(model_config: ModelConfig, directory: Path, array: np.ndarray) -> object:
     instance = onnxruntime.load(directory, model_config, Placement()).make_instance("m_0")
     answers: list[object] = []
+    inputs = {"x": Tensor(array)}
     instance.execute(
-        [ExecuteRequest({"x": Tensor(array)}, frozenset({"y"}), lambda a, _: answers.append(a))]
+        [
+            ExecuteRequest(
+                inputs,
+                frozenset({"y"}),
+                lambda a, _final, _parameters=None: answers.append(a),
+                InferRequest("m", inputs),
+            )
+        ]
     )
     return answers[0]
 

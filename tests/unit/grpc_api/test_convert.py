@@ -14,7 +14,7 @@ from tritonclient.utils import deserialize_bytes_tensor, serialize_byte_tensor
 from edge_server.errors import InvalidRequest, Unsupported
 from edge_server.grpc_api.convert import to_infer_request, to_response_message
 from edge_server.grpc_api.wire import read_request
-from edge_server.serving.requests import InferRequest, InferResponse
+from edge_server.requests import InferRequest, InferResponse
 from edge_server.tensors import DataType
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from edge_server.backends import BACKENDS
 from edge_server.repository.loader import RepositoryLoader
+from edge_server.requests import InferRequest
 from edge_server.serving.registry import ModelRegistry
-from edge_server.serving.requests import InferRequest
 from edge_server.serving.snapshot import ModelState
 from edge_server.tensors import Tensor
 
@@ -52,8 +52,8 @@ def test_members_load_before_the_ensemble_whatever_their_names(
     registry, failed = load(repository)
     assert failed == {}
     value = Tensor(np.arange(3, dtype=np.float32))
-    with registry.lease() as snapshot:
-        response = snapshot.infer(InferRequest("a_ensemble", {"x": value}))
+    snapshot = registry.snapshot
+    response = snapshot.infer(InferRequest("a_ensemble", {"x": value}))
     assert response.outputs["z"].array is value.array
 
 

@@ -8,10 +8,11 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.errors import InvalidRequest, NotFound
 from edge_server.model_config.config import ModelConfig
+from edge_server.requests import InferRequest, InferResponse, Respond
 from edge_server.serving.data_plane import DataPlane
 from edge_server.serving.registry import ModelRegistry
-from edge_server.serving.requests import InferRequest, InferResponse
 from edge_server.serving.snapshot import LoadedModel, ModelEntry, ModelState, Snapshot
+from edge_server.serving.statistics import ModelStatistics
 
 CONFIG = ModelConfig.of(text_format.Parse('name: "m" backend: "identity"', pb.ModelConfig()))
 
@@ -22,8 +23,8 @@ class RunsFor:
     def __init__(self, seconds: float = 0.0) -> None:
         self._seconds = seconds
 
-    def infer(self, request: InferRequest, snapshot: Snapshot) -> InferResponse:
-        return InferResponse(request.model_name, "1", request.id, {})
+    def submit(self, request: InferRequest, snapshot: Snapshot, respond: Respond) -> None:
+        respond(InferResponse(request.model_name, "1", request.id, {}), True)
 
     def longest_run_s(self, now: float) -> float:
         return self._seconds
@@ -32,7 +33,7 @@ class RunsFor:
 
 
 def ready(name: str, version: int = 1, seconds: float = 0.0) -> ModelEntry:
-    loaded = LoadedModel(CONFIG, version, RunsFor(seconds))
+    loaded = LoadedModel(CONFIG, version, RunsFor(seconds), ModelStatistics())
     return ModelEntry(name, version, ModelState.READY, loaded=loaded)
 
 

@@ -14,9 +14,10 @@ from edge_server.errors import InvalidRequest, NotFound, Unavailable
 from edge_server.model_config.config import ModelConfig
 from edge_server.serving.registry import ModelRegistry
 from edge_server.serving.snapshot import LoadedModel, ModelEntry, ModelState, Snapshot
+from edge_server.serving.statistics import ModelStatistics
 
 if TYPE_CHECKING:
-    from edge_server.serving.requests import InferRequest, InferResponse
+    from edge_server.requests import InferRequest, Respond
 
 CONFIG = ModelConfig.of(text_format.Parse('name: "m" backend: "identity"', pb.ModelConfig()))
 
@@ -27,7 +28,7 @@ class CountsCloses:
     def __init__(self) -> None:
         self.closed = 0
 
-    def infer(self, request: InferRequest, snapshot: Snapshot) -> InferResponse:
+    def submit(self, request: InferRequest, snapshot: Snapshot, respond: Respond) -> None:
         raise NotImplementedError
 
     def longest_run_s(self, now: float) -> float:
@@ -38,19 +39,20 @@ class CountsCloses:
 
 
 def ready(scheduler: CountsCloses, name: str = "m", version: int = 1) -> ModelEntry:
-    return ModelEntry(
-        name, version, ModelState.READY, loaded=LoadedModel(CONFIG, version, scheduler)
-    )
+    loaded = LoadedModel(CONFIG, version, scheduler, ModelStatistics())
+    return ModelEntry(name, version, ModelState.READY, loaded=loaded)
 
 
 def test_a_replaced_model_is_closed_with_its_last_lease() -> None:
     registry, old, new = ModelRegistry(), CountsCloses(), CountsCloses()
     registry.replace("m", [ready(old)])
-    with registry.lease() as outer, registry.lease():
-        registry.replace("m", [ready(new)])
-        assert old.closed == 0
-        assert outer.find("m").scheduler is old
-        assert registry.snapshot.find("m").scheduler is new
+    outer, inner = registry.lease(), registry.lease()
+    registry.replace("m", [ready(new)])
+    inner.release()
+    assert old.closed == 0
+    assert outer.snapshot.find("m").scheduler is old
+    assert registry.snapshot.find("m").scheduler is new
+    outer.release()
     assert (old.closed, new.closed) == (1, 0)
 
 
@@ -75,16 +77,15 @@ def test_no_model_is_closed_under_a_lease_nor_twice_nor_never(actions: list[str]
         elif action == "clear":
             registry.clear()
         elif action == "lease":
-            context = registry.lease()
-            leases.append((context, context.__enter__()))
+            leases.append(registry.lease())
         elif leases:
-            leases.pop(0)[0].__exit__(None, None, None)
-        for _, snapshot in leases:
-            for entry in snapshot.entries.values():
+            leases.pop(0).release()
+        for lease in leases:
+            for entry in lease.snapshot.entries.values():
                 assert entry.loaded is not None
                 assert entry.loaded.scheduler.closed == 0  # type: ignore[attr-defined]
-    for context, _ in leases:
-        context.__exit__(None, None, None)
+    for lease in leases:
+        lease.release()
     assert [scheduler.closed for scheduler in made] == [1] * len(made)
 
 

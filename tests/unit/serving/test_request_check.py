@@ -9,8 +9,8 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.errors import InvalidRequest
 from edge_server.model_config.config import ModelConfig
+from edge_server.requests import InferRequest
 from edge_server.serving.request_check import check_request
-from edge_server.serving.requests import InferRequest
 from edge_server.tensors import Tensor
 
 BATCHING = ModelConfig.of(

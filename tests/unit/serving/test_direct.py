@@ -13,10 +13,9 @@ from tritonclient.grpc import model_config_pb2 as pb
 from edge_server.backends.contract import TensorModel
 from edge_server.errors import InternalError
 from edge_server.model_config.config import ModelConfig
-from edge_server.serving.ensemble import EnsembleScheduler
-from edge_server.serving.requests import InferRequest
-from edge_server.serving.scheduler import DirectScheduler
-from edge_server.serving.snapshot import LoadedModel, ModelEntry, ModelState, Snapshot
+from edge_server.requests import InferRequest
+from edge_server.serving.scheduling import Scheduling
+from edge_server.serving.snapshot import ModelEntry, ModelState, Snapshot
 from edge_server.tensors import Tensor
 
 if TYPE_CHECKING:
@@ -32,9 +31,14 @@ def config(name: str, inputs: str, outputs: str, extra: str = "") -> ModelConfig
 
 
 def entry(model_config: ModelConfig, run: Run) -> ModelEntry:
-    scheduler = DirectScheduler(model_config, 1, TensorModel(run))
-    loaded = LoadedModel(model_config, 1, scheduler)
+    loaded = Scheduling().model(model_config, 1, TensorModel(run))
     return ModelEntry(model_config.name, 1, ModelState.READY, loaded=loaded)
+
+
+def world(model: TensorModel) -> Snapshot:
+    """Of one model, `m`: a → b."""
+    loaded = Scheduling().model(config("m", "a", "b"), 1, model)
+    return Snapshot({("m", 1): ModelEntry("m", 1, ModelState.READY, loaded=loaded)})
 
 
 VALUE = Tensor(np.arange(3, dtype=np.float32))
@@ -47,8 +51,7 @@ def test_there_is_no_thread_hop() -> None:
         ran_on.append(threading.get_ident())
         return {"b": inputs["a"]}
 
-    scheduler = DirectScheduler(config("m", "a", "b"), 1, TensorModel(run))
-    scheduler.infer(InferRequest("m", {"a": VALUE}), Snapshot({}))
+    world(TensorModel(run)).infer(InferRequest("m", {"a": VALUE}))
     assert ran_on == [threading.get_ident()]
 
 
@@ -62,11 +65,9 @@ def test_one_instance_runs_one_request_at_a_time() -> None:
         release.wait(5)
         return {"b": inputs["a"]}
 
-    scheduler = DirectScheduler(config("m", "a", "b"), 1, TensorModel(run))
+    snapshot = world(TensorModel(run))
     threads = [
-        threading.Thread(
-            target=scheduler.infer, args=(InferRequest("m", {"a": VALUE}), Snapshot({}))
-        )
+        threading.Thread(target=snapshot.infer, args=(InferRequest("m", {"a": VALUE}),))
         for _ in entered
     ]
     for thread in threads:
@@ -83,10 +84,10 @@ def test_a_failing_model_costs_its_request_and_gives_the_instance_back() -> None
     def run(inputs: Tensors, outputs: frozenset[str]) -> Tensors:
         raise InternalError("broken")
 
-    scheduler = DirectScheduler(config("m", "a", "b"), 1, TensorModel(run))
+    snapshot = world(TensorModel(run))
     for _ in range(3):
         with pytest.raises(InternalError, match="broken"):
-            scheduler.infer(InferRequest("m", {"a": VALUE}), Snapshot({}))
+            snapshot.infer(InferRequest("m", {"a": VALUE}))
 
 
 def test_what_an_instance_raises_unforeseen_is_an_internal_error_by_name(
@@ -102,9 +103,9 @@ def test_what_an_instance_raises_unforeseen_is_an_internal_error_by_name(
         def make_instance(self, name: str) -> Raises:  # type: ignore[override]
             return Raises()
 
-    scheduler = DirectScheduler(config("m", "a", "b"), 1, Odd(lambda i, o: {}))
+    snapshot = world(Odd(lambda i, o: {}))
     with pytest.raises(InternalError, match=r"model 'm' failed: ValueError\('odd'\)"):
-        scheduler.infer(InferRequest("m", {"a": VALUE}), Snapshot({}))
+        snapshot.infer(InferRequest("m", {"a": VALUE}))
     assert "an instance raised" in caplog.text
 
 
@@ -124,7 +125,7 @@ def ensemble_snapshot(calls: list[tuple[str, frozenset[str]]]) -> Snapshot:
         for name, tensor in (("left", "y"), ("right", "z"))
     )
     ensemble = config("e", "x", "y z", "ensemble_scheduling { " + steps + " }")
-    loaded = LoadedModel(ensemble, 1, EnsembleScheduler(ensemble, 1))
+    loaded = Scheduling().ensemble(ensemble, 1)
     entries = [
         entry(config("left", "a", "b unwanted"), noting("left")),
         entry(config("right", "a", "b"), noting("right")),

@@ -1,0 +1,231 @@
+"""How a model's requests are scheduled: the typed form of what config.pbtxt says of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from tritonclient.grpc import model_config_pb2 as pb
+
+from edge_server.tensors import DataType
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+@dataclass(frozen=True)
+class QueuePolicy:
+    """How long, and how many, requests of one priority level wait.
+
+    Attributes:
+        delay_expired: a request whose time is up waits on, behind all others, instead of failing.
+        default_timeout_us: how long a request may queue; 0 is for ever.
+        allow_timeout_override: a request may ask for less than the default, never for more.
+        max_queue_size: how many may wait; 0 is without bound.
+    """
+
+    delay_expired: bool = False
+    default_timeout_us: int = 0
+    allow_timeout_override: bool = False
+    max_queue_size: int = 0
+
+
+@dataclass(frozen=True)
+class DynamicBatching:
+    """Requests of several callers run together.
+
+    Attributes:
+        preferred_batch_sizes: a batch of the largest that is reached goes at once, without delay.
+        max_queue_delay_us: how long the oldest request waits for others to join it.
+        preserve_ordering: answers leave in the order in which the requests came.
+        priority_levels: 0 where there are none; 1 is the highest.
+        default_priority_level: of a request that names none, or one that does not exist.
+    """
+
+    preferred_batch_sizes: tuple[int, ...] = ()
+    max_queue_delay_us: int = 0
+    preserve_ordering: bool = False
+    priority_levels: int = 0
+    default_priority_level: int = 0
+    default_queue_policy: QueuePolicy = QueuePolicy()
+    priority_queue_policies: Mapping[int, QueuePolicy] = field(
+        default_factory=lambda: MappingProxyType({})
+    )
+
+
+class ControlKind(Enum):
+    """What a sequence batcher tells the model through a control input."""
+
+    START = "CONTROL_SEQUENCE_START"
+    READY = "CONTROL_SEQUENCE_READY"
+    END = "CONTROL_SEQUENCE_END"
+    CORRID = "CONTROL_SEQUENCE_CORRID"
+
+
+@dataclass(frozen=True)
+class SequenceControl:
+    """One control input, which requests do not carry and the scheduler adds.
+
+    Attributes:
+        false_true: the two values that say no and yes; None for CORRID, which carries the id.
+    """
+
+    input_name: str
+    kind: ControlKind
+    datatype: DataType
+    false_true: tuple[float, float] | None
+
+
+@dataclass(frozen=True)
+class InitialState:
+    """What a state holds when a sequence starts.
+
+    Attributes:
+        file: under the model's `initial_state/`; None is zeros.
+    """
+
+    name: str
+    datatype: DataType
+    shape: tuple[int, ...]
+    file: str | None
+
+
+@dataclass(frozen=True)
+class SequenceState:
+    """A tensor that the scheduler carries from one request of a sequence to the next.
+
+    Attributes:
+        shape: without the batch dimension; -1 is any size.
+        initial: None is zeros, of size 1 where the shape is free.
+    """
+
+    input_name: str
+    output_name: str
+    datatype: DataType
+    shape: tuple[int, ...]
+    initial: InitialState | None
+
+
+@dataclass(frozen=True)
+class OldestSequences:
+    """Sequences are batched dynamically, the one that waits longest first."""
+
+    max_candidate_sequences: int
+    preferred_batch_sizes: tuple[int, ...]
+    max_queue_delay_us: int
+    preserve_ordering: bool
+
+
+@dataclass(frozen=True)
+class SequenceBatching:
+    """Requests of one sequence reach the same instance, in order.
+
+    Attributes:
+        oldest: None is direct: a sequence owns a slot of a batch till its end.
+        max_queue_delay_us, minimum_slot_utilization: of the direct strategy.
+    """
+
+    max_sequence_idle_us: int
+    controls: tuple[SequenceControl, ...]
+    states: tuple[SequenceState, ...]
+    oldest: OldestSequences | None
+    max_queue_delay_us: int = 0
+    minimum_slot_utilization: float = 0.0
+    iterative: bool = False
+
+
+def dynamic_batching_of(message: Any) -> DynamicBatching | None:
+    """The `dynamic_batching` of a completed `inference.ModelConfig`, where it has one."""
+    if message.WhichOneof("scheduling_choice") != "dynamic_batching":
+        return None
+    batching = message.dynamic_batching
+    return DynamicBatching(
+        preferred_batch_sizes=tuple(sorted(batching.preferred_batch_size)),
+        max_queue_delay_us=batching.max_queue_delay_microseconds,
+        preserve_ordering=batching.preserve_ordering,
+        priority_levels=batching.priority_levels,
+        default_priority_level=batching.default_priority_level,
+        default_queue_policy=_queue_policy(batching.default_queue_policy),
+        priority_queue_policies={
+            level: _queue_policy(policy) for level, policy in batching.priority_queue_policy.items()
+        },
+    )
+
+
+def sequence_batching_of(message: Any) -> SequenceBatching | None:
+    """The `sequence_batching` of a completed `inference.ModelConfig`, where it has one."""
+    if message.WhichOneof("scheduling_choice") != "sequence_batching":
+        return None
+    batching = message.sequence_batching
+    oldest = None
+    if batching.WhichOneof("strategy_choice") == "oldest":
+        oldest = OldestSequences(
+            max_candidate_sequences=batching.oldest.max_candidate_sequences,
+            preferred_batch_sizes=tuple(sorted(batching.oldest.preferred_batch_size)),
+            max_queue_delay_us=batching.oldest.max_queue_delay_microseconds,
+            preserve_ordering=batching.oldest.preserve_ordering,
+        )
+    return SequenceBatching(
+        max_sequence_idle_us=batching.max_sequence_idle_microseconds,
+        controls=tuple(
+            _control(control_input.name, control)
+            for control_input in batching.control_input
+            for control in control_input.control
+        ),
+        states=tuple(_state(state) for state in batching.state),
+        oldest=oldest,
+        max_queue_delay_us=batching.direct.max_queue_delay_microseconds,
+        minimum_slot_utilization=batching.direct.minimum_slot_utilization,
+        iterative=batching.iterative_sequence,
+    )
+
+
+def _queue_policy(message: Any) -> QueuePolicy:
+    return QueuePolicy(
+        delay_expired=message.timeout_action == pb.ModelQueuePolicy.DELAY,
+        default_timeout_us=message.default_timeout_microseconds,
+        allow_timeout_override=message.allow_timeout_override,
+        max_queue_size=message.max_queue_size,
+    )
+
+
+def _control(input_name: str, control: Any) -> SequenceControl:
+    kind = ControlKind(pb.ModelSequenceBatching.Control.Kind.Name(control.kind))
+    if kind is ControlKind.CORRID:
+        return SequenceControl(input_name, kind, _datatype(control.data_type), None)
+    for values, datatype in (
+        (control.int32_false_true, DataType.INT32),
+        (control.fp32_false_true, DataType.FP32),
+        (control.bool_false_true, DataType.BOOL),
+    ):
+        if values:
+            return SequenceControl(input_name, kind, datatype, (values[0], values[1]))
+    raise AssertionError(f"{input_name}: validation lets no control without values through")
+
+
+def _state(state: Any) -> SequenceState:
+    initial = None
+    if state.initial_state:
+        first = state.initial_state[0]
+        initial = InitialState(
+            first.name,
+            _datatype(first.data_type),
+            tuple(first.dims),
+            first.data_file if first.WhichOneof("state_data") == "data_file" else None,
+        )
+    return SequenceState(
+        state.input_name,
+        state.output_name,
+        _datatype(state.data_type),
+        tuple(state.dims),
+        initial,
+    )
+
+
+def _datatype(number: int) -> DataType:
+    datatype = DataType.from_config(pb.DataType.Name(number))
+    if datatype is None:
+        raise AssertionError(f"{number}: validation lets no such data type through")
+    return datatype

@@ -1,0 +1,119 @@
+"""What goes through the one door, and what comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Protocol
+
+from edge_server.errors import EdgeServerError
+
+if TYPE_CHECKING:
+    from edge_server.tensors import Tensor
+
+Parameter = bool | int | float | str
+Parameters = Mapping[str, Parameter]
+NO_PARAMETERS: Parameters = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class SequencePlace:
+    """Where a request stands in its sequence.
+
+    Attributes:
+        id: the correlation id; 0 and the empty string are none.
+        start: it is the first of its sequence.
+        end: it is the last.
+    """
+
+    id: int | str
+    start: bool = False
+    end: bool = False
+
+
+class Cancellation(Protocol):
+    """Whether the caller still wants its answer."""
+
+    @property
+    def cancelled(self) -> bool: ...
+
+    def when_cancelled(self, callback: Callable[[], None]) -> None:
+        """Call `callback` once the caller has gone, at once if it has; it may also be called
+        when the caller has got its answer, and on any thread."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class InferRequest:
+    """One inference, whoever asks for it.
+
+    Attributes:
+        model_version: as the protocol spells it; empty is the latest that is ready.
+        inputs: full shapes, batch dimension included.
+        outputs: names that are wanted; none means all.
+        id: the caller's own, echoed.
+        deadline: `time.monotonic()` after which nobody waits for the answer; None is never.
+        urgent: goes before requests that are not: live frames before clients.
+        priority: 1 is the highest; 0 leaves it to the model's configuration.
+        timeout_us: how long it may queue where the model lets requests say so; 0 says nothing.
+        sequence: for models that keep state between requests.
+        parameters: the caller's own, for models that read them; the protocol's are not in it.
+        cancellation: None is never cancelled.
+    """
+
+    model_name: str
+    inputs: Mapping[str, Tensor]
+    model_version: str = ""
+    outputs: tuple[str, ...] = ()
+    id: str = ""
+    deadline: float | None = None
+    urgent: bool = False
+    priority: int = 0
+    timeout_us: int = 0
+    sequence: SequencePlace | None = None
+    parameters: Parameters = NO_PARAMETERS
+    cancellation: Cancellation | None = None
+
+    @property
+    def log_prefix(self) -> str:
+        """Triton's `[request id: x] ` before the texts that carry it."""
+        return f"[request id: {self.id or '<id_unknown>'}] "
+
+    @property
+    def cancelled(self) -> bool:
+        return self.cancellation is not None and self.cancellation.cancelled
+
+
+@dataclass(frozen=True)
+class StepTiming:
+    """How long one model computed for one request."""
+
+    model_name: str
+    backend: str
+    duration_ns: int
+
+
+@dataclass(frozen=True, eq=False)
+class InferResponse:
+    """One answer to an `InferRequest`.
+
+    Attributes:
+        outputs: in the order of the request, or of the configuration where it named none.
+        timings: one per model that ran, in order; an ensemble has several.
+        parameters: what the model says beside its tensors.
+    """
+
+    model_name: str
+    model_version: str
+    id: str
+    outputs: Mapping[str, Tensor]
+    timings: tuple[StepTiming, ...] = field(default=())
+    parameters: Parameters = NO_PARAMETERS
+
+
+# Takes one answer of a request, and whether it was the last. An error is always the last; None is
+# nothing but the end, which only a decoupled model may say. Called on any thread, never twice at
+# once for one request, and it returns at once.
+Answer = InferResponse | EdgeServerError | None
+Respond = Callable[[Answer, bool], None]

@@ -1,0 +1,264 @@
+"""Checked requests meet an instance: run, counted, answered."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from edge_server.backends.contract import ExecuteRequest, Phases
+from edge_server.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    EdgeServerError,
+    InternalError,
+    Unavailable,
+)
+from edge_server.requests import NO_PARAMETERS, InferResponse, StepTiming
+from edge_server.serving.statistics import Failure
+from edge_server.tensors import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from edge_server.backends.contract import Instance, Tensors
+    from edge_server.model_config.config import ModelConfig
+    from edge_server.requests import InferRequest, Parameters, Respond
+    from edge_server.serving.snapshot import Snapshot
+    from edge_server.serving.statistics import ModelStatistics
+
+log = logging.getLogger(__name__)
+
+
+class Job:
+    """One checked request on its way to an instance.
+
+    Attributes:
+        inputs: what the model gets; a scheduler may put its own tensors beside the request's.
+        outputs: what is wanted of the model; likewise.
+        batch_size: 0 where the model does not batch.
+        queued_at_ns: `time.monotonic_ns()`.
+    """
+
+    __slots__ = (
+        "batch_size",
+        "inputs",
+        "outputs",
+        "queued_at_ns",
+        "request",
+        "respond",
+        "snapshot",
+    )
+
+    def __init__(
+        self, config: ModelConfig, request: InferRequest, snapshot: Snapshot, respond: Respond
+    ) -> None:
+        self.request = request
+        self.snapshot = snapshot
+        self.respond = respond
+        self.inputs: Tensors = request.inputs
+        self.outputs = frozenset(request.outputs or [spec.name for spec in config.outputs])
+        batched = config.max_batch_size > 0 and request.inputs
+        self.batch_size = next(iter(request.inputs.values())).shape[0] if batched else 0
+        self.queued_at_ns = time.monotonic_ns()
+
+    def death(self) -> EdgeServerError | None:
+        """Why nobody waits for this any more; None where somebody does."""
+        if self.request.cancelled:
+            return Cancelled("")
+        deadline = self.request.deadline
+        if deadline is not None and time.monotonic() >= deadline:
+            return DeadlineExceeded("the request's deadline passed before an instance was idle")
+        return None
+
+
+class Executor:
+    """Runs jobs of one model version on its instances.
+
+    Every job is answered, whatever the instance does, and counted before its caller hears.
+    """
+
+    def __init__(self, config: ModelConfig, version: int, statistics: ModelStatistics) -> None:
+        self.config = config
+        self.statistics = statistics
+        self._version = str(version)
+        self._output_names = tuple(spec.name for spec in config.outputs)
+        self._model_shapes = config.reshapes
+        self._client_shapes = {
+            spec.name: spec.shape for spec in config.outputs if spec.name in config.reshapes
+        }
+
+    def run(self, instance: Instance, jobs: Sequence[Job]) -> None:
+        """Run `jobs` as one batch; all but decoupled ones are answered when this returns."""
+        turns = [_Turn(self, job) for job in jobs]
+        began_ns = time.monotonic_ns()
+        failure: EdgeServerError | None = None
+        phases = None
+        try:
+            phases = instance.execute([turn.execute_request() for turn in turns])
+        except Exception as error:
+            log.exception("model %s: an instance raised", self.config.name)
+            failure = InternalError(f"model '{self.config.name}' failed: {error!r}")
+        if phases is None:
+            phases = Phases(0, time.monotonic_ns() - began_ns, 0)
+        if failure is None:
+            self.statistics.executed(max(1, sum(job.batch_size for job in jobs)), phases)
+        for turn in turns:
+            turn.end(failure, phases)
+
+    def refuse(self, job: Job, error: EdgeServerError) -> None:
+        """Answer a job that is not going to run, or that failed; count it."""
+        self.statistics.failed(_reason(error), time.monotonic_ns() - job.queued_at_ns)
+        job.respond(error, True)
+
+    def inputs_for_model(self, job: Job) -> Tensors:
+        """The job's inputs in the shapes that the model takes."""
+        if not self._model_shapes:
+            return job.inputs
+        return {
+            name: _in_shape(tensor, self._model_shapes.get(name), job.batch_size)
+            for name, tensor in job.inputs.items()
+        }
+
+    def response(
+        self, job: Job, made: Tensors, parameters: Parameters, infer_ns: int
+    ) -> InferResponse:
+        """What the caller gets of what the model made.
+
+        Raises:
+            InternalError: an output is missing, or does not fit the shape it shall have.
+        """
+        names = job.request.outputs or self._output_names
+        try:
+            outputs = {
+                name: _in_shape(made[name], self._client_shapes.get(name), job.batch_size)
+                for name in names
+            }
+        except KeyError as error:
+            raise InternalError(
+                f"model '{self.config.name}' gave no output {error}; it gave: {', '.join(made)}"
+            ) from error
+        return InferResponse(
+            self.config.name,
+            self._version,
+            job.request.id,
+            outputs,
+            (StepTiming(self.config.name, self.config.backend, infer_ns),),
+            parameters,
+        )
+
+
+class _Turn:
+    """One job while it runs: what its instance calls `respond`."""
+
+    __slots__ = ("_began_ns", "_executor", "_held", "_job", "_over", "_responses")
+
+    def __init__(self, executor: Executor, job: Job) -> None:
+        self._executor = executor
+        self._job = job
+        self._began_ns = time.monotonic_ns()
+        self._held: tuple[Tensors | EdgeServerError, Parameters] | None = None
+        self._responses = 0
+        self._over = False
+
+    def execute_request(self) -> ExecuteRequest:
+        job = self._job
+        return ExecuteRequest(
+            self._executor.inputs_for_model(job),
+            job.outputs,
+            self,
+            job.request,
+            job.snapshot.submit,
+        )
+
+    def __call__(
+        self,
+        answer: Tensors | EdgeServerError | None,
+        final: bool,
+        parameters: Parameters = NO_PARAMETERS,
+    ) -> None:
+        if self._over:
+            log.warning("model %s: an answer after the last one", self._executor.config.name)
+        elif self._executor.config.decoupled:
+            self._stream(answer, final, parameters)
+        elif answer is not None:
+            # Sent when the instance is through, so that statistics know of it before the caller.
+            self._held = (answer, parameters)
+
+    def end(self, failure: EdgeServerError | None, phases: Phases) -> None:
+        """The instance is through with the batch."""
+        if self._executor.config.decoupled:
+            if failure is not None and not self._over:
+                self._over = True
+                self._executor.refuse(self._job, failure)
+            return
+        self._over = True
+        answer, parameters = self._held or (failure, NO_PARAMETERS)
+        if answer is None:
+            name = self._executor.config.name
+            answer = InternalError(f"model '{name}' ended without an answer")
+        self._answer(answer, parameters, phases, final=True)
+
+    def _stream(
+        self, answer: Tensors | EdgeServerError | None, final: bool, parameters: Parameters
+    ) -> None:
+        now_ns = time.monotonic_ns()
+        phases = Phases(0, now_ns - self._began_ns, 0)
+        failed = isinstance(answer, EdgeServerError)
+        self._over = final = final or failed
+        self._executor.statistics.responded(
+            self._responses, phases.infer, empty=answer is None, failed=failed
+        )
+        self._responses += 1
+        if answer is not None:
+            self._answer(answer, parameters, phases, final=final)
+        elif final:
+            self._count_success(phases)
+            self._job.respond(None, True)
+
+    def _answer(
+        self,
+        answer: Tensors | EdgeServerError,
+        parameters: Parameters,
+        phases: Phases,
+        *,
+        final: bool,
+    ) -> None:
+        executor, job = self._executor, self._job
+        if not isinstance(answer, EdgeServerError):
+            try:
+                response = executor.response(job, answer, parameters, phases.infer)
+            except EdgeServerError as error:
+                answer = error
+        if isinstance(answer, EdgeServerError):
+            self._over = True
+            executor.refuse(job, answer)
+            return
+        if final:
+            self._count_success(phases)
+        job.respond(response, final)
+
+    def _count_success(self, phases: Phases) -> None:
+        queued_at_ns = self._job.queued_at_ns
+        self._executor.statistics.succeeded(
+            time.monotonic_ns() - queued_at_ns, self._began_ns - queued_at_ns, phases
+        )
+
+
+def _reason(error: EdgeServerError) -> Failure:
+    if isinstance(error, Cancelled):
+        return Failure.CANCELED
+    if isinstance(error, (Unavailable, DeadlineExceeded)):
+        return Failure.REJECTED
+    return Failure.BACKEND
+
+
+def _in_shape(tensor: Tensor, shape: tuple[int, ...] | None, batch_size: int) -> Tensor:
+    """`tensor` seen in another shape of as many elements; one -1 in it is worked out."""
+    if shape is None:
+        return tensor
+    full = (batch_size, *shape) if batch_size else shape
+    try:
+        return Tensor(tensor.array.reshape(full))
+    except ValueError as error:
+        raise InternalError(f"a tensor of shape {tensor.shape} is no {list(full)}") from error
