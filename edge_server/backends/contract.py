@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 Tensors = Mapping[str, Tensor]
 Run = Callable[[Tensors, frozenset[str]], Tensors]
-Call = Callable[[InferRequest, Respond], None]
 
 
 @dataclass(frozen=True)
@@ -48,9 +47,20 @@ class RespondTensors(Protocol):
         ...
 
 
-def nobody_to_call(request: InferRequest, respond: Respond) -> None:
-    """Where an instance is run by hand, there are no other models."""
-    respond(InternalError(f"model '{request.model_name}' cannot be called from here"), True)
+class World(Protocol):
+    """The models beside the one that runs, as its request sees them."""
+
+    def submit(self, request: InferRequest, respond: Respond) -> None:
+        """Ask another model; `respond` hears its answers, before or after this returns.
+
+        Raises:
+            EdgeServerError: the request cannot be taken; `respond` hears nothing.
+        """
+        ...
+
+    def model_ready(self, name: str, version: str) -> bool:
+        """Raises: InvalidRequest: `version` is not a version number."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,14 +73,14 @@ class ExecuteRequest:
         outputs: the names that are wanted.
         respond: called with the outputs or an error, and whether that was the last response.
         request: as the caller made it: id, parameters, sequence, deadline, cancellation.
-        call: asks another model, in the world that this request sees.
+        world: the other models, pinned for the life of this request.
     """
 
     inputs: Tensors
     outputs: frozenset[str]
     respond: RespondTensors
     request: InferRequest
-    call: Call = nobody_to_call
+    world: World
 
 
 class Phases(NamedTuple):

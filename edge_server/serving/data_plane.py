@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from edge_server.errors import NotFound, Unavailable
 from edge_server.serving.pending import PendingAnswer
 from edge_server.serving.snapshot import ModelState
 
@@ -95,15 +94,8 @@ class DataPlane:
         return self._open and all(entry.state is ModelState.READY for entry in entries)
 
     def model_ready(self, name: str, version: str) -> bool:
-        """Whether that model can answer; an unknown one is not ready, which is no error.
-
-        Raises:
-            InvalidRequest: `version` is not a version number.
-        """
-        try:
-            return not self._registry.snapshot.find(name, version).trouble()
-        except (NotFound, Unavailable):
-            return False
+        """See `Snapshot.model_ready`."""
+        return self._registry.snapshot.model_ready(name, version)
 
     def metadata(self, name: str, version: str) -> ModelMetadata:
         """Raises: NotFound, Unavailable, InvalidRequest: see `Snapshot.find`."""

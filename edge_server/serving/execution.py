@@ -168,7 +168,7 @@ class _Turn:
             job.outputs,
             self,
             job.request,
-            job.snapshot.submit,
+            job.snapshot,
         )
 
     def __call__(

@@ -154,6 +154,17 @@ class Snapshot:
             raise Unavailable(f"{unknown} version {number} is not at ready state")
         return entry.loaded
 
+    def model_ready(self, name: str, version: str) -> bool:
+        """Whether that model can answer; an unknown one is not ready, which is no error.
+
+        Raises:
+            InvalidRequest: `version` is not a version number.
+        """
+        try:
+            return not self.find(name, version).trouble()
+        except (NotFound, Unavailable):
+            return False
+
     def ready_versions(self, name: str) -> list[int]:
         return [v for v, entry in self._by_name.get(name, {}).items() if entry.loaded]
 

@@ -17,6 +17,7 @@ from edge_server.errors import InternalError, InvalidRequest, ModelConfigError
 from edge_server.model_config.config import ModelConfig
 from edge_server.model_config.files import ModelFiles
 from edge_server.requests import InferRequest
+from edge_server.serving.snapshot import Snapshot
 from edge_server.tensors import Tensor
 
 if TYPE_CHECKING:
@@ -153,6 +154,7 @@ def answer(model_config: ModelConfig, directory: Path, array: np.ndarray) -> obj
                 frozenset({"y"}),
                 lambda a, _final, _parameters=None: answers.append(a),
                 InferRequest("m", inputs),
+                Snapshot({}),
             )
         ]
     )
