@@ -126,6 +126,7 @@ def main() -> int:
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", default="", metavar="WORK", help="works that start with this")
     parser.add_argument("--serve-bare", type=int, metavar="PORT", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.serve_bare:
@@ -170,6 +171,8 @@ def report(
     print(f"{'':18}{'clients':>8}{'req/s':>9}{'p50 ms':>9}{'p99 ms':>9}{'CPU ms':>9}", end="")
     print(f"{'x req/s':>9}{'x CPU':>9}")
     for work, data in works.items():
+        if not work.startswith(arguments.only):
+            continue
         asked = ("ours", "bare") if work.startswith("identity") else ("ours",)
         for clients in arguments.clients:
             loads: dict[str, list[Load]] = {name: [] for name in asked}

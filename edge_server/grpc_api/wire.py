@@ -18,7 +18,7 @@ from tritonclient.grpc import service_pb2 as pb
 from edge_server.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 # Below this size protobuf's own parse, in C, is quicker than a walk in Python.
 _WALK_FROM_BYTES = 16 * 1024
@@ -28,7 +28,7 @@ _PROTOBUF_UP_TO_BYTES = 1024 * 1024
 _VARINT, _LENGTH_DELIMITED = 0, 2
 _FIXED_BYTES = {1: 8, 5: 4}
 _RAW_INPUT_CONTENTS = (7 << 3) | _LENGTH_DELIMITED
-_RAW_OUTPUT_CONTENTS = bytes([(6 << 3) | _LENGTH_DELIMITED])
+RAW_OUTPUT_CONTENTS_TAG = bytes([(6 << 3) | _LENGTH_DELIMITED])
 _LONGEST_VARINT = 10
 
 # Every top-level field costs a step in Python here and an object in protobuf, so that a few
@@ -64,8 +64,22 @@ def write_response(message: Any, raw: Iterable[memoryview]) -> bytes:
     """`message`, a `ModelInferResponse` without raw contents, with `raw` as those; one copy."""
     parts: list[bytes | memoryview] = [message.SerializeToString()]
     for entry in raw:
-        parts += (_RAW_OUTPUT_CONTENTS, _varint(entry.nbytes), entry)
+        parts += (RAW_OUTPUT_CONTENTS_TAG, varint(entry.nbytes), entry)
     return b"".join(parts)
+
+
+def raw_contents_places(data: bytes) -> list[tuple[int, int]]:
+    """Of each `raw_input_contents` entry, where its tag stands and where its bytes begin.
+
+    Empty where there are none, or where another field comes after one of them.
+    """
+    places = []
+    for tag, start, place, _ in _fields(memoryview(data)):
+        if tag == _RAW_INPUT_CONTENTS:
+            places.append((start, place))
+        elif places or tag is None:
+            return []
+    return places
 
 
 def _walk(data: memoryview) -> tuple[bytes, list[memoryview]] | None:
@@ -78,11 +92,29 @@ def _walk(data: memoryview) -> tuple[bytes, list[memoryview]] | None:
     """
     rest: list[memoryview] = []
     raw: list[memoryview] = []
+    for tag, start, place, after in _fields(data):
+        if tag is None:
+            return None
+        if tag == _RAW_INPUT_CONTENTS:
+            raw.append(data[place:after])
+        else:
+            rest.append(data[start:after])
+    return b"".join(rest), raw
+
+
+def _fields(data: memoryview) -> Iterator[tuple[int | None, int, int, int]]:
+    """Of each top-level field its tag, where it starts, where its value starts and ends.
+
+    The tag is None, and the walk over, where a field is not understood.
+
+    Raises:
+        InvalidRequest: too many fields.
+    """
     end = len(data)
     start = 0
     for _ in range(_MOST_FIELDS + 1):
         if start == end:
-            return b"".join(rest), raw
+            return
         try:
             tag, place = _read_varint(data, start)
             kind = tag & 7
@@ -94,13 +126,11 @@ def _walk(data: memoryview) -> tuple[bytes, list[memoryview]] | None:
             else:
                 after = place + _FIXED_BYTES[kind]
         except (IndexError, KeyError):
-            return None
+            after = end + 1
         if after > end:
-            return None
-        if tag == _RAW_INPUT_CONTENTS:
-            raw.append(data[place:after])
-        else:
-            rest.append(data[start:after])
+            yield None, start, start, end
+            return
+        yield tag, start, place, after
         start = after
     raise InvalidRequest(_TOO_MANY_FIELDS)
 
@@ -120,7 +150,8 @@ def _read_varint(data: memoryview, place: int) -> tuple[int, int]:
     raise IndexError(place)
 
 
-def _varint(value: int) -> bytes:
+def varint(value: int) -> bytes:
+    """`value` (>= 0) as protobuf writes it."""
     encoded = bytearray()
     while value > 0x7F:
         encoded.append(value & 0x7F | 0x80)
