@@ -29,6 +29,11 @@ ACTED_ON = frozenset(
         "default_model_filename",
         "parameters",
         "ensemble_scheduling",
+        "dynamic_batching",
+        "sequence_batching",
+        "model_transaction_policy",
+        "response_cache",
+        "model_warmup",
     }
 )
 ACCEPTED = {
@@ -38,7 +43,9 @@ ACCEPTED = {
     "model_metrics": "there are no metrics to shape yet",
 }
 
-_TENSOR_FIELDS_ACTED_ON = frozenset({"name", "data_type", "dims", "format"})
+_TENSOR_FIELDS_ACTED_ON = frozenset(
+    {"name", "data_type", "dims", "format", "reshape", "label_filename", "optional"}
+)
 
 
 def without_effect(message: Any) -> dict[str, str]:
@@ -158,7 +165,7 @@ def _instance_groups(message: Any) -> Iterator[str]:
         if group.count < 0:
             yield f"{where} has a negative count"
         for descriptor, _ in group.ListFields():
-            if descriptor.name not in {"name", "kind", "count", "gpus"}:
+            if descriptor.name not in {"name", "kind", "count", "gpus", "rate_limiter", "passive"}:
                 yield f"{where}: field '{descriptor.name}' is not supported by this server"
 
 

@@ -40,6 +40,9 @@ class DirectScheduler:
         finally:
             self._pool.give_back(instance)
 
+    def pending(self) -> int:
+        return self._pool.waiting()
+
     def longest_run_s(self, now: float) -> float:
         return self._pool.longest_run_s(now)
 

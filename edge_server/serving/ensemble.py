@@ -75,6 +75,10 @@ class EnsembleScheduler:
             tuple(timings),
         )
 
+    def pending(self) -> int:
+        """None: its members tell."""
+        return 0
+
     def longest_run_s(self, now: float) -> float:  # noqa: ARG002 - its members tell
         return 0.0
 

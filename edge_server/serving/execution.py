@@ -230,6 +230,9 @@ class _Turn:
                 response = executor.response(job, answer, parameters, phases.infer)
             except EdgeServerError as error:
                 answer = error
+            except Exception as error:
+                log.exception("model %s: an answer of no known form", executor.config.name)
+                answer = InternalError(f"model '{executor.config.name}' failed: {error!r}")
         if isinstance(answer, EdgeServerError):
             self._over = True
             executor.refuse(job, answer)

@@ -6,46 +6,84 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from edge_server.errors import DeadlineExceeded
+from edge_server.errors import DeadlineExceeded, ModelConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from edge_server.backends.contract import Instance, Model
     from edge_server.model_config.config import ModelConfig
+    from edge_server.serving.rate_limiter import RateLimiter, Share
 
 
 class InstancePool:
-    """Lends each instance to one caller at a time; urgent callers go before the others."""
+    """Lends each instance to one caller at a time; urgent callers go before the others.
 
-    def __init__(self, instances: Sequence[Instance]) -> None:
+    Args:
+        instances: those that run.
+        passive: those that are kept and never run.
+        limited: what decides which of `instances` may run, and when; None where all may.
+    """
+
+    def __init__(
+        self,
+        instances: Sequence[Instance],
+        passive: Sequence[Instance] = (),
+        limited: LimitedInstances | None = None,
+    ) -> None:
         self._instances = tuple(instances)
+        self._passive = tuple(passive)
+        self._limited = limited
+        # Where a limiter chooses, an instance here is a right to one, not to that very one.
         self._idle = list(instances)
         self._started_at: dict[int, float] = {}
         lock = threading.Lock()
         self._for_urgent = threading.Condition(lock)
         self._for_others = threading.Condition(lock)
         self._urgent_waiting = 0
+        self._waiting = 0
 
     @staticmethod
-    def of(config: ModelConfig, model: Model) -> InstancePool:
+    def of(config: ModelConfig, model: Model, limiter: RateLimiter | None = None) -> InstancePool:
         """All the instances that the configuration asks for.
 
         Raises:
+            ModelConfigError: none of them may run, or the limiter has too little for one.
             EdgeServerError: one cannot be made; those before it are closed again.
         """
+        groups = config.instance_groups
+        if groups and all(group.passive for group in groups):
+            raise ModelConfigError(
+                f"model '{config.name}' has only passive instances, which never run; let one "
+                "instance_group be not passive"
+            )
+        shares = limiter.enrol(groups) if limiter is not None else []
+        names = [f"{group.name}_{i}" for group in groups for i in range(group.count)]
         made: list[Instance] = []
         try:
-            for group in config.instance_groups:
-                made += [model.make_instance(f"{group.name}_{i}") for i in range(group.count)]
+            for name in names:
+                # One by one, so that those before a failure are known.
+                made.append(model.make_instance(name))  # noqa: PERF401
         except BaseException:
             for instance in made:
                 instance.close()
+            if limiter is not None:
+                limiter.leave(shares)
             raise
-        return InstancePool(made)
+        passive = [group.passive for group in groups for _ in range(group.count)]
+        return InstancePool(
+            [instance for instance, kept in zip(made, passive, strict=True) if not kept],
+            [instance for instance, kept in zip(made, passive, strict=True) if kept],
+            LimitedInstances(limiter, shares, made) if limiter is not None else None,
+        )
 
     def __len__(self) -> int:
+        """How many may run at once."""
         return len(self._instances)
+
+    def waiting(self) -> int:
+        """How many callers wait for an instance."""
+        return self._waiting
 
     def longest_run_s(self, now: float) -> float:
         """How long the oldest run that has not ended takes by `now` (`time.monotonic()`)."""
@@ -53,7 +91,9 @@ class InstancePool:
         return max((now - started for started in list(self._started_at.values())), default=0.0)
 
     def close(self) -> None:
-        for instance in self._instances:
+        if self._limited is not None:
+            self._limited.close()
+        for instance in (*self._instances, *self._passive):
             instance.close()
 
     def take(self, *, urgent: bool, deadline: float | None) -> Instance:
@@ -63,34 +103,85 @@ class InstancePool:
             DeadlineExceeded: none was idle in time (`time.monotonic()`), or the time was up
                 before it began.
         """
+        instance = self._take_idle(urgent=urgent, deadline=deadline)
+        if self._limited is not None:
+            instance = self._take_limited(self._limited, instance, deadline)
+        self._started_at[id(instance)] = time.monotonic()
+        return instance
+
+    def give_back(self, instance: Instance) -> None:
+        del self._started_at[id(instance)]
+        if self._limited is not None:
+            self._limited.give_back(instance)
+        self._make_idle(instance)
+
+    def _take_idle(self, *, urgent: bool, deadline: float | None) -> Instance:
         turn = self._for_urgent if urgent else self._for_others
         with turn:
             self._urgent_waiting += urgent
+            self._waiting += 1
             try:
                 mine = turn.wait_for(
                     lambda: self._idle and (urgent or not self._urgent_waiting), _left_s(deadline)
                 )
             finally:
+                self._waiting -= 1
                 self._urgent_waiting -= urgent
             if not mine or _left_s(deadline) == 0.0:
                 # The wake-up that was ours may be another's.
                 self._wake_next()
                 raise DeadlineExceeded("the request's deadline passed before an instance was idle")
             instance = self._idle.pop()
-            self._started_at[id(instance)] = time.monotonic()
             # Two may have been given back while only this caller was woken.
             self._wake_next()
             return instance
 
-    def give_back(self, instance: Instance) -> None:
+    def _take_limited(
+        self, limited: LimitedInstances, right: Instance, deadline: float | None
+    ) -> Instance:
+        """The instance that the limiter lets run, for the right to one."""
         with self._for_others:
-            del self._started_at[id(instance)]
+            self._waiting += 1
+        try:
+            return limited.take(deadline)
+        except BaseException:
+            self._make_idle(right)
+            raise
+        finally:
+            with self._for_others:
+                self._waiting -= 1
+
+    def _make_idle(self, instance: Instance) -> None:
+        with self._for_others:
             self._idle.append(instance)
             self._wake_next()
 
     def _wake_next(self) -> None:
         if self._idle:
             (self._for_urgent if self._urgent_waiting else self._for_others).notify()
+
+
+class LimitedInstances:
+    """Instances by their shares in a rate limiter."""
+
+    def __init__(
+        self, limiter: RateLimiter, shares: Sequence[Share], instances: Sequence[Instance]
+    ) -> None:
+        self._limiter = limiter
+        self._shares = shares
+        self._running = [share for share in shares if not share.passive]
+        self._instance_of = dict(zip(shares, instances, strict=True))
+        self._share_of = {id(i): share for share, i in self._instance_of.items()}
+
+    def take(self, deadline: float | None) -> Instance:
+        """Raises: DeadlineExceeded: see `RateLimiter.take`."""
+        return self._instance_of[self._limiter.take(self._running, deadline)]
+
+    def give_back(self, instance: Instance) -> None:
+        self._limiter.give_back(self._share_of[id(instance)])
+
+    def close(self) -> None:
+        self._limiter.leave(self._shares)
 
 
 def _left_s(deadline: float | None) -> float | None:

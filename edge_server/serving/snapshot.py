@@ -47,6 +47,10 @@ class Scheduler(Protocol):
         """
         ...
 
+    def pending(self) -> int:
+        """How many requests wait for an instance."""
+        ...
+
     def longest_run_s(self, now: float) -> float:
         """How long the oldest run that has not ended takes by `now` (`time.monotonic()`)."""
         ...

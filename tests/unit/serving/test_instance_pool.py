@@ -8,9 +8,14 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2 as pb
 
-from edge_server.errors import DeadlineExceeded
+from edge_server.backends.contract import TensorInstance, TensorModel
+from edge_server.errors import DeadlineExceeded, InternalError, ModelConfigError
+from edge_server.model_config.config import ModelConfig
 from edge_server.serving.instance_pool import InstancePool
+from edge_server.serving.rate_limiter import RateLimiter
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -110,3 +115,106 @@ def test_closing_closes_every_instance() -> None:
     instances = [Nothing(), Nothing()]
     InstancePool(instances).close()
     assert all(instance.closed for instance in instances)
+
+
+def config(*groups: str) -> ModelConfig:
+    text = " ".join(
+        f'instance_group {{ name: "g{number}" {group} }}' for number, group in enumerate(groups)
+    )
+    return ModelConfig.of(text_format.Parse(f'name: "m" {text}', pb.ModelConfig()))
+
+
+class Making(TensorModel):
+    """Notes the instances that it makes; `fails` is one that it cannot make."""
+
+    def __init__(self, fails: str = "") -> None:
+        super().__init__(lambda inputs, outputs: {})
+        self.made: dict[str, Closable] = {}
+        self._fails = fails
+
+    def make_instance(self, name: str) -> TensorInstance:
+        if name == self._fails:
+            raise InternalError("no memory")
+        self.made[name] = Closable()
+        return self.made[name]
+
+
+class Closable(TensorInstance):
+    def __init__(self) -> None:
+        super().__init__(lambda inputs, outputs: {})
+        self.closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def need(count: int) -> str:
+    return f'rate_limiter {{ resources {{ name: "R" global: true count: {count} }} }}'
+
+
+def test_passive_instances_are_made_and_closed_and_never_lent() -> None:
+    model = Making()
+    pool = InstancePool.of(config("count: 1", "count: 2 passive: true"), model)
+    assert list(model.made) == ["g0_0", "g1_0", "g1_1"]
+    assert len(pool) == 1
+    assert pool.take(urgent=False, deadline=None) is model.made["g0_0"]
+    with pytest.raises(DeadlineExceeded):
+        pool.take(urgent=False, deadline=time.monotonic() + 0.01)
+    pool.close()
+    assert all(instance.closed for instance in model.made.values())
+
+
+def test_a_model_that_would_never_run_is_not_loaded() -> None:
+    with pytest.raises(ModelConfigError, match="'m' has only passive instances"):
+        InstancePool.of(config("count: 1 passive: true"), Making())
+
+
+def test_without_a_limiter_resources_change_nothing() -> None:
+    pool = InstancePool.of(config(f"count: 2 {need(1)}"), Making())
+    assert pool.take(urgent=False, deadline=None) is not pool.take(urgent=False, deadline=None)
+
+
+def test_the_limiter_chooses_an_instance_whose_resources_are_free() -> None:
+    limiter = RateLimiter.of("execution_count", ["R:3"])
+    model = Making()
+    pool = InstancePool.of(config(f"count: 2 {need(2)}", f"count: 1 {need(1)}"), model, limiter)
+    taken = [pool.take(urgent=False, deadline=time.monotonic() + PATIENCE_S) for _ in range(2)]
+    assert {id(each) for each in taken} == {id(model.made["g0_0"]), id(model.made["g1_0"])}
+    with pytest.raises(DeadlineExceeded):
+        pool.take(urgent=False, deadline=time.monotonic() + 0.01)
+    assert pool.waiting() == 0
+    assert len(pool._started_at) == 2
+    for each in taken:
+        pool.give_back(each)
+    pool.give_back(pool.take(urgent=True, deadline=None))
+
+
+def test_who_waits_for_an_instance_or_its_resources_is_counted() -> None:
+    limiter = RateLimiter.of("execution_count", ["R:1"])
+    pool = InstancePool.of(config(f"count: 2 {need(1)}"), Making(), limiter)
+
+    def ask() -> None:
+        with lent(pool, urgent=False, deadline=None):
+            pass
+
+    with lent(pool, urgent=False, deadline=None):
+        threads = [threading.Thread(target=ask) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        # One for the resource, two for an instance.
+        while pool.waiting() < 3:
+            assert threads[-1].is_alive()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert pool.waiting() == 0
+
+
+def test_closing_and_failing_to_open_leave_nothing_reserved() -> None:
+    limiter = RateLimiter.of("execution_count", ["R:2"])
+    held = f"count: 2 passive: true {need(1)}"
+    model = Making(fails="g0_1")
+    for _ in range(3):
+        with pytest.raises(InternalError, match="no memory"):
+            InstancePool.of(config("count: 2", held), model, limiter)
+        assert all(instance.closed for instance in model.made.values())
+        InstancePool.of(config("count: 1", held), Making(), limiter).close()

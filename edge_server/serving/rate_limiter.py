@@ -1,0 +1,267 @@
+"""Which instances of all models may run at once: named resources, and turns by priority."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from edge_server.errors import DeadlineExceeded, ModelConfigError, SettingsError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from edge_server.model_config.config import InstanceGroup
+
+MODES = ("off", "execution_count")
+# The device of everything that runs on the CPU, as Triton counts it.
+_CPU_DEVICE = 0
+
+
+@dataclass(frozen=True)
+class ResourceLimit:
+    """How many of a resource there are; `device` None is on every device, and globally."""
+
+    name: str
+    count: int
+    device: int | None = None
+
+    @staticmethod
+    def parse(text: str) -> ResourceLimit:
+        """The limit that `NAME:COUNT[:DEVICE]` says.
+
+        Raises:
+            SettingsError: it is none.
+        """
+        name, *numbers = text.split(":")
+        if not name or len(numbers) not in {1, 2} or not all(_is_number(n) for n in numbers):
+            raise SettingsError(
+                f"rate limit resource '{text}' is not of the form NAME:COUNT or NAME:COUNT:DEVICE; "
+                "for example R1:10, or R1:10:0 for device 0 alone"
+            )
+        return ResourceLimit(name, *map(int, numbers))
+
+
+class Resource(NamedTuple):
+    """A resource where it exists; `device` None is the one that all devices share."""
+
+    name: str
+    device: int | None
+
+
+class Share:
+    """What one instance needs to run, and whose turn it is.
+
+    Attributes:
+        turn: its executions so far, each weighted with its priority; the fewest go first.
+        running: it holds what it needs.
+    """
+
+    __slots__ = ("needs", "passive", "priority", "running", "turn")
+
+    def __init__(self, group: InstanceGroup) -> None:
+        self.needs: Mapping[Resource, int] = {
+            Resource(each.name, _CPU_DEVICE if each.per_device else None): each.count
+            for each in group.resources
+            if each.count
+        }
+        self.priority = group.priority
+        self.passive = group.passive
+        self.turn = 0
+        self.running = False
+
+
+class RateLimiter:
+    """Lets an instance run while the resources that it needs are free.
+
+    Of those that wait, the one with the fewest executions goes first, each counted as many times
+    as its priority says, so that priority n gets 1/n of the chances. Who is first and does not
+    fit keeps what it waits for from those behind it, so that a large need is not passed over for
+    ever; who needs other resources goes on. Time spent idle earns no chances.
+
+    Args:
+        limits: how much there is. With none, there is as much of each resource as the largest
+            need of any instance, beside what passive ones hold; with some, there is nothing of
+            what they do not name.
+    """
+
+    def __init__(self, limits: Sequence[ResourceLimit] = ()) -> None:
+        self._limits = tuple(limits)
+        self._lock = threading.Lock()
+        self._shares: list[Share] = []
+        self._totals: Mapping[Resource, int] = {}
+        self._used: Counter[Resource] = Counter()
+        self._waiters: list[_Waiter] = []
+        # The turn that was last given, of each resource: where newcomers and returners join.
+        self._turns: dict[Resource, int] = {}
+
+    @staticmethod
+    def of(mode: str, resources: Sequence[str]) -> RateLimiter | None:
+        """The limiter that settings ask for; None where it is off.
+
+        Args:
+            mode: one of `MODES`.
+            resources: each `NAME:COUNT[:DEVICE]`.
+
+        Raises:
+            SettingsError: no such mode, or a resource is not of that form.
+        """
+        if mode not in MODES:
+            raise SettingsError(f"rate limit '{mode}' is not known; choose {' or '.join(MODES)}")
+        limits = [ResourceLimit.parse(text) for text in resources]
+        return None if mode == "off" else RateLimiter(limits)
+
+    def enrol(self, groups: Sequence[InstanceGroup]) -> list[Share]:
+        """A share for each instance of these groups, in order; passive ones hold theirs now.
+
+        Raises:
+            ModelConfigError: there is not as much of a resource as they need (Triton's texts).
+        """
+        joining = [Share(group) for group in groups for _ in range(group.count)]
+        with self._lock:
+            shares = [*self._shares, *joining]
+            self._totals = self._totals_for(shares)
+            self._shares = shares
+            for share in joining:
+                if share.passive:
+                    self._used.update(share.needs)
+        return joining
+
+    def leave(self, shares: Sequence[Share]) -> None:
+        """Forget these; one that still runs is given back as ever."""
+        with self._lock:
+            for share in shares:
+                self._shares.remove(share)
+                if share.passive:
+                    self._used.subtract(share.needs)
+            self._totals = self._totals_for(self._shares)
+            self._grant()
+
+    def take(self, shares: Sequence[Share], deadline: float | None) -> Share:
+        """One of `shares`, none of them passive, with all that it needs, until `give_back`.
+
+        Raises:
+            DeadlineExceeded: none could have what it needs by `deadline` (`time.monotonic()`).
+        """
+        with self._lock:
+            for share in shares:
+                if not share.running and share.needs:
+                    share.turn = max(share.turn, min(self._turns.get(r, 0) for r in share.needs))
+            waiter = _Waiter(shares, self._lock)
+            self._waiters.append(waiter)
+            self._grant()
+            left_s = None if deadline is None else deadline - time.monotonic()
+            waiter.granted.wait_for(lambda: waiter.share is not None, left_s)
+            if waiter.share is None:
+                self._waiters.remove(waiter)
+                # What was kept for it is free for those behind.
+                self._grant()
+                raise DeadlineExceeded(
+                    "the request's deadline passed before an instance had its resources"
+                )
+            return waiter.share
+
+    def give_back(self, share: Share) -> None:
+        """What `share` held is free again."""
+        with self._lock:
+            share.running = False
+            self._used.subtract(share.needs)
+            self._grant()
+
+    def _grant(self) -> None:
+        """Let run all who may, first things first."""
+        candidates = sorted(
+            (
+                (share, waiter)
+                for waiter in self._waiters
+                for share in waiter.shares
+                if not share.running
+            ),
+            key=lambda candidate: candidate[0].turn,
+        )
+        kept: dict[Resource, _Waiter] = {}
+        for share, waiter in candidates:
+            if share.running or waiter.share is not None:
+                continue
+            mine = all(kept.get(resource, waiter) is waiter for resource in share.needs)
+            if mine and self._fits(share):
+                self._used.update(share.needs)
+                self._turns.update(dict.fromkeys(share.needs, share.turn))
+                share.turn += share.priority
+                share.running = True
+                waiter.share = share
+                waiter.granted.notify()
+            else:
+                for resource in share.needs:
+                    kept.setdefault(resource, waiter)
+        self._waiters = [waiter for waiter in self._waiters if waiter.share is None]
+
+    def _fits(self, share: Share) -> bool:
+        return all(
+            self._used[r] + count <= self._totals.get(r, 0) for r, count in share.needs.items()
+        )
+
+    def _totals_for(self, shares: Sequence[Share]) -> dict[Resource, int]:
+        """How much there is of each resource.
+
+        Raises:
+            ModelConfigError: too little for one of `shares`, or one name is used in two ways.
+        """
+        needed = _largest_needs(shares)
+        for name in sorted({resource.name for resource in needed}):
+            if len({device is None for other, device in needed if other == name}) == 2:
+                raise ModelConfigError(
+                    f'Resource "{name}" is present as both global and device-specific resource in '
+                    "the model configuration."
+                )
+        if not self._limits:
+            return needed
+        totals = {resource: self._limit(resource) for resource in needed}
+        for resource, count in needed.items():
+            if totals[resource] < count:
+                raise ModelConfigError(
+                    f'Resource count for "{resource.name}" is limited to {totals[resource]} which '
+                    "will prevent scheduling of one or more model instances, the minimum required "
+                    f"count is {count}; raise its limit, or lower the need in instance_group"
+                )
+        return totals
+
+    def _limit(self, resource: Resource) -> int:
+        return max(
+            (
+                limit.count
+                for limit in self._limits
+                if limit.name == resource.name
+                and (resource.device is None or limit.device in {None, resource.device})
+            ),
+            default=0,
+        )
+
+
+class _Waiter:
+    """Somebody who wants one of `shares` to run."""
+
+    __slots__ = ("granted", "share", "shares")
+
+    def __init__(self, shares: Sequence[Share], lock: threading.Lock) -> None:
+        self.shares = shares
+        self.share: Share | None = None
+        self.granted = threading.Condition(lock)
+
+
+def _largest_needs(shares: Sequence[Share]) -> dict[Resource, int]:
+    """Of each resource: what the most demanding instance needs beside all the passive ones."""
+    largest: Counter[Resource] = Counter()
+    held: Counter[Resource] = Counter()
+    for share in shares:
+        if share.passive:
+            held.update(share.needs)
+        else:
+            largest |= Counter(share.needs)
+    return {resource: largest[resource] + held[resource] for resource in {**largest, **held}}
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit()
