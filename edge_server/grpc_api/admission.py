@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 from edge_server.errors import Unavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+
+SHUTTING_DOWN = "GRPC server is shutting down and has stopped accepting new requests."
 
 
 class Admission:
@@ -17,42 +19,77 @@ class Admission:
 
     After `close` everybody is turned away in words. Without it a call that arrives as the server
     shuts down is cut off as CANCELLED, and its client cannot tell whether it ran.
+
+    A stream holds one of `streams` places for as long as it is open, and each of its requests one
+    of `limit` until its last answer.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, streams: int = 8) -> None:
         self._limit = limit
+        self._streams = streams
         self._inside = 0
         self._closed = False
         self._left = threading.Condition()
+        self._open_streams: list[Callable[[], None]] = []
 
-    @contextmanager
-    def admit(self) -> Iterator[None]:
-        """A place inside for the block.
+    def enter(self) -> None:
+        """Take a place, to be given back with `leave`.
 
         Raises:
             Unavailable: all places are taken, or the gate is closed (Triton's texts).
         """
         with self._left:
             if self._closed:
-                raise Unavailable(
-                    "GRPC server is shutting down and has stopped accepting new requests."
-                )
+                raise Unavailable(SHUTTING_DOWN)
             if self._inside == self._limit:
                 raise Unavailable(
                     f"Exceeds maximum queue size: {self._limit} inferences are in flight already"
                 )
             self._inside += 1
+
+    def leave(self) -> None:
+        """Give a place back; from any thread."""
+        with self._left:
+            self._inside -= 1
+            if self._inside == 0:
+                self._left.notify_all()
+
+    def __enter__(self) -> None:
+        """As `enter`."""
+        self.enter()
+
+    def __exit__(self, *_: object) -> None:
+        self.leave()
+
+    @contextmanager
+    def stream(self, when_closed: Callable[[], None]) -> Iterator[None]:
+        """A stream's place for the block; `when_closed` is called once the gate closes.
+
+        Raises:
+            Unavailable: as many streams are open as may be, or the gate is closed.
+        """
+        with self._left:
+            if self._closed:
+                raise Unavailable(SHUTTING_DOWN)
+            if len(self._open_streams) == self._streams:
+                raise Unavailable(
+                    f"{self._streams} streams are open already; close one, or send requests "
+                    "with ModelInfer"
+                )
+            self._open_streams.append(when_closed)
         try:
             yield
         finally:
             with self._left:
-                self._inside -= 1
-                self._left.notify_all()
+                self._open_streams.remove(when_closed)
 
     def close(self) -> None:
         """Let nobody in any more; who is inside goes on."""
         with self._left:
             self._closed = True
+            streams = tuple(self._open_streams)
+        for when_closed in streams:
+            when_closed()
 
     def wait_until_empty(self, timeout_s: float) -> None:
         """Return when the last inference has left, or after `timeout_s`."""

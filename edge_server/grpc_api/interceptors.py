@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import grpc
 
 from edge_server import errors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ def status_of(error: errors.EdgeServerError) -> grpc.StatusCode:
 
 
 class ErrorsToStatus(grpc.ServerInterceptor):
-    """Wraps every unary method: our errors, and anything unforeseen, end as a clear status."""
+    """Wraps every method: our errors, and anything unforeseen, end as a clear status."""
 
     def intercept_service(
         self,
@@ -45,19 +45,37 @@ class ErrorsToStatus(grpc.ServerInterceptor):
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler[Any, Any] | None:
         handler = continuation(handler_call_details)
-        if handler is None or handler.unary_unary is None:
-            return handler
         method = handler_call_details.method
-        behaviour = handler.unary_unary
+        if handler is not None and handler.unary_unary is not None:
+            return _wrap_unary(handler.unary_unary, method)
+        if handler is not None and handler.stream_stream is not None:
+            return _wrap_stream(handler.stream_stream, method)
+        return handler
 
-        def answer(request: bytes, context: grpc.ServicerContext) -> Any:
-            try:
-                return behaviour(request, context)
-            except errors.EdgeServerError as error:
-                context.abort(status_of(error), str(error)[:_LONGEST_TEXT])
-            except Exception as error:
-                log.exception("grpc %s: unforeseen error", method)
-                text = f"{type(error).__name__}: {error}"
-                context.abort(grpc.StatusCode.INTERNAL, text[:_LONGEST_TEXT])
 
-        return grpc.unary_unary_rpc_method_handler(answer)
+def _wrap_unary(behaviour: Callable[..., Any], method: str) -> grpc.RpcMethodHandler[Any, Any]:
+    def answer(request: bytes, context: grpc.ServicerContext) -> Any:
+        try:
+            return behaviour(request, context)
+        except Exception as error:  # noqa: BLE001 - that is what this is for
+            _abort(context, method, error)
+
+    return grpc.unary_unary_rpc_method_handler(answer)
+
+
+def _wrap_stream(behaviour: Callable[..., Any], method: str) -> grpc.RpcMethodHandler[Any, Any]:
+    def answer(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[Any]:
+        try:
+            yield from behaviour(requests, context)
+        except Exception as error:  # noqa: BLE001 - that is what this is for
+            _abort(context, method, error)
+
+    return grpc.stream_stream_rpc_method_handler(answer)
+
+
+def _abort(context: grpc.ServicerContext, method: str, error: Exception) -> NoReturn:
+    if isinstance(error, errors.EdgeServerError):
+        context.abort(status_of(error), str(error)[:_LONGEST_TEXT])
+    log.error("grpc %s: unforeseen error", method, exc_info=error)
+    text = f"{type(error).__name__}: {error}"
+    context.abort(grpc.StatusCode.INTERNAL, text[:_LONGEST_TEXT])

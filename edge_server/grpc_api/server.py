@@ -21,8 +21,9 @@ log = logging.getLogger(__name__)
 
 # A 4K BGR frame has 25 MB; the protocol's own 2 GiB would let one client fill the board's memory.
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
-# Calls wait in their thread for an instance; the spare ones keep answering how the server is.
-_THREADS = 32
+# Calls wait in their thread for an instance, and each stream has one for as long as it is open;
+# the spare ones keep answering how the server is.
+_THREADS = 40
 _INFERENCES_AT_ONCE = 28
 # Long enough for clients that ask without pause to hear the refusal before the connection ends.
 _LAST_WORDS_S = 0.1

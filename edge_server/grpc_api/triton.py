@@ -1,49 +1,83 @@
-"""The Triton protocol's servicer: each method asks the data plane and answers in its words.
-
-A method that is not offered answers UNIMPLEMENTED by name.
-"""
+"""The Triton protocol's servicer: each method asks the data plane and answers in its words."""
 
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
-import grpc
-from google.protobuf.message import DecodeError
-from google.protobuf.message_factory import GetMessageClass
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
-from edge_server.errors import InvalidRequest, Unsupported
+from edge_server.appliance.log_switches import LogSwitches
+from edge_server.errors import InvalidRequest, NotFound, Unavailable, Unsupported
+from edge_server.grpc_api.cancellation import CallCancellation
 from edge_server.grpc_api.convert import (
-    DISABLED_SHARED_MEMORY,
+    AS_IT_IS,
+    output_forms,
     to_infer_request,
     to_response_message,
 )
+from edge_server.grpc_api.health import SERVICE as HEALTH
+from edge_server.grpc_api.health import HealthServicer
+from edge_server.grpc_api.log_settings import update_log_settings
+from edge_server.grpc_api.methods import Methods
+from edge_server.grpc_api.model_control import load_model, refuse_repository_name, unload_model
+from edge_server.grpc_api.parameters import EMPTY_FINAL_RESPONSE
+from edge_server.grpc_api.shared_memory import DISABLED
+from edge_server.grpc_api.statistics import statistics_message
+from edge_server.grpc_api.stream import InferStream
+from edge_server.grpc_api.trace_settings import TraceSettings
 from edge_server.grpc_api.wire import read_request, write_response
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
+
+    import grpc
 
     from edge_server.grpc_api.admission import Admission
+    from edge_server.grpc_api.shared_memory import SharedMemory
+    from edge_server.grpc_api.stream import Exchange
     from edge_server.model_config.config import ModelConfig
+    from edge_server.serving.control import ModelControl
     from edge_server.serving.data_plane import DataPlane
     from edge_server.tensors import TensorSpec
 
-# Only what works is advertised.
-EXTENSIONS = ("model_configuration", "binary_tensor_data")
-
 
 class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
-    """`inference.GRPCInferenceService` over a DataPlane."""
+    """`inference.GRPCInferenceService` over a DataPlane.
+
+    Args:
+        name: what ServerMetadata calls this server.
+        control: loads and unloads models on request; None where that is not allowed.
+        shared_memory: the clients' regions; None where they may have none.
+        log_switches: what LogSettings changes; None is one of its own.
+    """
 
     def __init__(
-        self, data_plane: DataPlane, name: str, version: str, admission: Admission
+        self,
+        data_plane: DataPlane,
+        name: str,
+        version: str,
+        admission: Admission,
+        *,
+        control: ModelControl | None = None,
+        shared_memory: SharedMemory | None = None,
+        log_switches: LogSwitches | None = None,
     ) -> None:
         self._data_plane = data_plane
         self._admission = admission
         self._name = name
         self._version = version
+        self._control = control
+        self._shared_memory = shared_memory
+        self._log_switches = log_switches or LogSwitches()
+        self._trace_settings = TraceSettings()
+        self._extensions = _extensions(control, shared_memory)
+
+    @property
+    def health(self) -> HealthServicer:
+        """The standard health service, over the same data plane."""
+        return HealthServicer(self._data_plane)
 
     def ServerLive(self, request: Any, context: Any) -> Any:
         return pb.ServerLiveResponse(live=True)
@@ -57,7 +91,7 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
 
     def ServerMetadata(self, request: Any, context: Any) -> Any:
         return pb.ServerMetadataResponse(
-            name=self._name, version=self._version, extensions=EXTENSIONS
+            name=self._name, version=self._version, extensions=self._extensions
         )
 
     def ModelMetadata(self, request: Any, context: Any) -> Any:
@@ -75,21 +109,63 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
         metadata = self._data_plane.metadata(request.name, request.version)
         return pb.ModelConfigResponse(config=metadata.config.message)
 
+    def ModelStatistics(self, request: Any, context: Any) -> Any:
+        return statistics_message(self._data_plane, request.name, request.version)
+
     def ModelInfer(self, request: bytes, context: Any) -> bytes:
         """Takes and gives the messages as bytes, so that tensors are not copied; see `wire`."""
         message, raw = read_request(request)
-        self._data_plane.require(message.model_name, message.model_version)
-        with self._admission.admit():
-            response = self._data_plane.infer(
-                to_infer_request(message, raw, timeout_s=_patience_s(context))
+        loaded = self._data_plane.find(message.model_name, message.model_version)
+        if loaded.config.decoupled:
+            raise Unsupported(
+                "ModelInfer RPC doesn't support models with decoupled transaction policy"
             )
-        return write_response(*to_response_message(response))
+        shared_memory = self._shared_memory
+        with self._admission:
+            asked = to_infer_request(
+                message, raw, _patience_s(context), CallCancellation(context), shared_memory
+            )
+            forms = output_forms(message, loaded, shared_memory) if asked.outputs else AS_IT_IS
+            response = self._data_plane.infer(asked)
+        return write_response(*to_response_message(response, forms))
+
+    def ModelStreamInfer(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        """Messages as bytes, as in ModelInfer; see `InferStream`."""
+        metadata = context.invocation_metadata()
+        stream = InferStream(
+            lambda data, exchange: self._submit(data, exchange, context),
+            errors_end_it=("triton_grpc_error", "true") in [(m[0], m[1]) for m in metadata],
+        )
+        with self._admission.stream(stream.close):
+            if not context.add_callback(stream.end):
+                return
+            yield from stream.answers(requests)
+
+    def _submit(self, data: bytes, exchange: Exchange, context: Any) -> None:
+        """One request of a stream; see `Submit`."""
+        message, raw = read_request(data)
+        exchange.id = message.id
+        loaded = self._data_plane.find(message.model_name, message.model_version)
+        self._admission.enter()
+        exchange.finally_ = self._admission.leave
+        exchange.forms = output_forms(message, loaded, self._shared_memory)
+        request = to_infer_request(
+            message, raw, _patience_s(context), exchange, self._shared_memory
+        )
+        exchange.model_name, exchange.model_version = loaded.config.name, str(loaded.version)
+        exchange.decoupled = loaded.config.decoupled
+        exchange.empty_final = (
+            EMPTY_FINAL_RESPONSE in message.parameters
+            and message.parameters[EMPTY_FINAL_RESPONSE].bool_param
+        )
+        exchange.take_place()
+        self._data_plane.submit(request, exchange.respond)
 
     def RepositoryIndex(self, request: Any, context: Any) -> Any:
-        if request.repository_name:
-            raise Unsupported("'repository_name' specification is not supported")
+        refuse_repository_name(request)
+        known = self._control or self._data_plane
         response = pb.RepositoryIndexResponse()
-        for entry in self._data_plane.index(only_ready=request.ready):
+        for entry in known.index(only_ready=request.ready):
             response.models.add(
                 name=entry.name,
                 version=str(entry.version) if entry.version else "",
@@ -98,49 +174,95 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
             )
         return response
 
+    def RepositoryModelLoad(self, request: Any, context: Any) -> Any:
+        load_model(self._control, request)
+        return pb.RepositoryModelLoadResponse()
+
+    def RepositoryModelUnload(self, request: Any, context: Any) -> Any:
+        unload_model(self._control, request)
+        return pb.RepositoryModelUnloadResponse()
+
+    def SystemSharedMemoryStatus(self, request: Any, context: Any) -> Any:
+        response = pb.SystemSharedMemoryStatusResponse()
+        for region in self._regions().regions(request.name):
+            status = response.regions[region.name]
+            status.name, status.key = region.name, region.key
+            status.offset, status.byte_size = region.offset, region.byte_size
+        return response
+
+    def SystemSharedMemoryRegister(self, request: Any, context: Any) -> Any:
+        self._regions().register(request.name, request.key, request.offset, request.byte_size)
+        return pb.SystemSharedMemoryRegisterResponse()
+
+    def SystemSharedMemoryUnregister(self, request: Any, context: Any) -> Any:
+        self._regions().unregister(request.name)
+        return pb.SystemSharedMemoryUnregisterResponse()
+
+    def CudaSharedMemoryStatus(self, request: Any, context: Any) -> Any:
+        """There never are any."""
+        self._regions()
+        if request.name:
+            raise NotFound(f"Unable to find cuda shared memory region: '{request.name}'")
+        return pb.CudaSharedMemoryStatusResponse()
+
+    def CudaSharedMemoryRegister(self, request: Any, context: Any) -> Any:
+        self._regions()
+        raise Unsupported(
+            f"failed to register CUDA shared memory region: '{request.name}', GPUs not supported"
+        )
+
+    def CudaSharedMemoryUnregister(self, request: Any, context: Any) -> Any:
+        self._regions()
+        return pb.CudaSharedMemoryUnregisterResponse()
+
+    def TraceSetting(self, request: Any, context: Any) -> Any:
+        name = request.model_name
+        if name:
+            try:
+                self._data_plane.find(name, "")
+            except (NotFound, Unavailable):
+                raise InvalidRequest(f"Request for unknown model : {name}") from None
+        return self._trace_settings.update(name, request.settings)
+
+    def LogSettings(self, request: Any, context: Any) -> Any:
+        return update_log_settings(self._log_switches, request)
+
+    def _regions(self) -> SharedMemory:
+        if self._shared_memory is None:
+            raise Unsupported(DISABLED)
+        return self._shared_memory
+
 
 def method_handlers(servicer: TritonServicer) -> grpc.GenericRpcHandler:
-    """Every method of the published service, over bytes, with `servicer` to answer it.
-
-    Like `add_GRPCInferenceServiceServicer_to_server`, but that messages are parsed within the
-    call, where a damaged one is the caller's error, and that ModelInfer's are not parsed at all:
-    it reads them itself.
-    """
-    service = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
-    handlers = {method.name: _handler(servicer, method) for method in service.methods}
-    return grpc.method_handlers_generic_handler(service.full_name, handlers)
-
-
-def _handler(servicer: TritonServicer, method: Any) -> grpc.RpcMethodHandler[Any, Any]:
-    answer = getattr(servicer, method.name)
-    read = GetMessageClass(method.input_type).FromString
-    not_offered = (
-        DISABLED_SHARED_MEMORY
-        if "SharedMemory" in method.name
-        else f"{method.name} is not offered by this server"
+    """Every method of the published services, over bytes, with `servicer` to answer it."""
+    methods = Methods()
+    methods.add(
+        pb.DESCRIPTOR.services_by_name["GRPCInferenceService"],
+        servicer,
+        over_bytes=("ModelInfer", "ModelStreamInfer"),
     )
+    methods.add(HEALTH, servicer.health)
+    return methods
 
-    def answer_parsed(request: bytes, context: grpc.ServicerContext) -> bytes:
-        try:
-            message = read(request)
-        except DecodeError as error:
-            raise InvalidRequest(f"the request is no {method.input_type.name}: {error}") from error
-        written: bytes = answer(message, context).SerializeToString()
-        return written
 
-    def refuse(request: bytes, context: grpc.ServicerContext) -> bytes:
-        raise Unsupported(not_offered)
-
-    def refuse_stream(requests: Any, context: grpc.ServicerContext) -> NoReturn:
-        context.abort(grpc.StatusCode.UNIMPLEMENTED, not_offered)
-
-    if method.client_streaming:
-        return grpc.stream_stream_rpc_method_handler(refuse_stream)
-    if method.name not in vars(TritonServicer):
-        return grpc.unary_unary_rpc_method_handler(refuse)
-    return grpc.unary_unary_rpc_method_handler(
-        answer if method.name == "ModelInfer" else answer_parsed
-    )
+def _extensions(
+    control: ModelControl | None, shared_memory: SharedMemory | None
+) -> tuple[str, ...]:
+    """What works, in Triton's order and spelling."""
+    offered = {
+        "classification": True,
+        "sequence": True,
+        "model_repository": control is not None,
+        "model_repository(unload_dependents)": control is not None,
+        "schedule_policy": True,
+        "model_configuration": True,
+        "system_shared_memory": shared_memory is not None,
+        "binary_tensor_data": True,
+        "parameters": True,
+        "statistics": True,
+        "logging": True,
+    }
+    return tuple(name for name, works in offered.items() if works)
 
 
 def _patience_s(context: grpc.ServicerContext) -> float | None:

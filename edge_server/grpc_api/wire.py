@@ -29,6 +29,7 @@ _VARINT, _LENGTH_DELIMITED = 0, 2
 _FIXED_BYTES = {1: 8, 5: 4}
 _RAW_INPUT_CONTENTS = (7 << 3) | _LENGTH_DELIMITED
 RAW_OUTPUT_CONTENTS_TAG = bytes([(6 << 3) | _LENGTH_DELIMITED])
+_INFER_RESPONSE = bytes([(2 << 3) | _LENGTH_DELIMITED])
 _LONGEST_VARINT = 10
 
 # Every top-level field costs a step in Python here and an object in protobuf, so that a few
@@ -80,6 +81,11 @@ def raw_contents_places(data: bytes) -> list[tuple[int, int]]:
         elif places or tag is None:
             return []
     return places
+
+
+def write_stream_response(response: bytes) -> bytes:
+    """A `ModelStreamInferResponse` around a written `ModelInferResponse`; one copy."""
+    return b"".join((_INFER_RESPONSE, varint(len(response)), response))
 
 
 def _walk(data: memoryview) -> tuple[bytes, list[memoryview]] | None:

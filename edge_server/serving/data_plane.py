@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from edge_server.model_config.config import ModelConfig
     from edge_server.requests import Answer, InferRequest, InferResponse, Respond
     from edge_server.serving.registry import ModelRegistry
-    from edge_server.serving.snapshot import ModelEntry
+    from edge_server.serving.snapshot import LoadedModel, ModelEntry
 
 
 @dataclass(frozen=True)
@@ -62,13 +62,13 @@ class DataPlane:
             lease.release()
             raise
 
-    def require(self, name: str, version: str) -> None:
-        """Return when that model can answer.
+    def find(self, name: str, version: str) -> LoadedModel:
+        """The model as it is loaded now, to look at; it may be gone in the next moment.
 
         Raises:
             NotFound, Unavailable, InvalidRequest: see `Snapshot.find`.
         """
-        self._registry.snapshot.find(name, version)
+        return self._registry.snapshot.find(name, version)
 
     def longest_run(self, now: float) -> tuple[str, float]:
         """The model whose oldest run has not ended, and how long it takes by `now`, in s."""

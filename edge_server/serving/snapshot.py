@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
@@ -13,7 +13,7 @@ from edge_server.serving.pending import PendingAnswer
 from edge_server.serving.request_check import check_request
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from edge_server.backends.contract import Model
     from edge_server.model_config.config import ModelConfig
@@ -66,6 +66,7 @@ class LoadedModel:
 
     Attributes:
         model: what the scheduler's instances are of; an ensemble has none.
+        labels: output name → what its classes are called, by place.
     """
 
     config: ModelConfig
@@ -73,6 +74,7 @@ class LoadedModel:
     scheduler: Scheduler
     statistics: ModelStatistics
     model: Model | None = None
+    labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def trouble(self) -> str:
         """Why it cannot answer at this moment; empty where it can."""

@@ -191,13 +191,14 @@ def test_each_request_that_cannot_work_gets_the_contracts_code_and_text(
         ),
         (
             lambda: server.load_model("lane_detection"),
-            "UNIMPLEMENTED",
-            "RepositoryModelLoad is not offered by this server",
+            "UNAVAILABLE",
+            "explicit model load / unload is not allowed if polling is enabled",
         ),
         (
             server.get_system_shared_memory_status,
             "UNIMPLEMENTED",
-            "Client shared memory is disabled",
+            "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to "
+            "enable.",
         ),
         (
             lambda: server.get_model_metadata("lane_detection", "x"),
@@ -211,18 +212,20 @@ def test_each_request_that_cannot_work_gets_the_contracts_code_and_text(
         assert text in caught.value.message()
 
 
-def test_a_stream_is_refused_in_words(
+def test_a_stream_answers_in_the_order_of_its_requests(
     start: Callable[..., Process],
     client: Callable[..., triton.InferenceServerClient],
     road_input: triton.InferInput,
 ) -> None:
     server = client(start("--model-repository", str(MODELS)))
-    told: queue.Queue[InferenceServerException] = queue.Queue()
-    server.start_stream(callback=lambda result, error: told.put(error))
-    server.async_stream_infer("lane_detection", [road_input])
-    error = told.get(timeout=PATIENCE_S)
+    told: queue.Queue[tuple[object, InferenceServerException | None]] = queue.Queue()
+    server.start_stream(callback=lambda result, error: told.put((result, error)))
+    for name, request_id in (("lane_detection", "1"), ("nothing", "2"), ("lane_detection", "3")):
+        server.async_stream_infer(name, [road_input], request_id=request_id)
+    (first, _), (_, error), (last, _) = (told.get(timeout=PATIENCE_S) for _ in range(3))
     server.stop_stream()
-    assert "ModelStreamInfer is not offered by this server" in str(error)
+    assert (first.get_response().id, last.get_response().id) == ("1", "3")  # type: ignore[attr-defined]
+    assert "Request for unknown model: 'nothing' is not found" in str(error)
 
 
 def test_bytes_that_are_no_message_are_the_callers_error_in_every_method(

@@ -12,21 +12,21 @@ from edge_server.grpc_api.admission import Admission
 
 def test_one_too_many_is_turned_away_and_may_come_again() -> None:
     admission = Admission(2)
-    with admission.admit():
+    with admission:
         with (
-            admission.admit(),
+            admission,
             pytest.raises(Unavailable, match="Exceeds maximum queue size"),
-            admission.admit(),
+            admission,
         ):
             raise AssertionError("nobody is let in")
-        with admission.admit():
+        with admission:
             pass
 
 
 def test_a_place_is_given_back_when_the_inference_fails() -> None:
     admission = Admission(1)
     for _ in range(3):
-        with pytest.raises(ValueError, match="broken"), admission.admit():
+        with pytest.raises(ValueError, match="broken"), admission:
             raise ValueError("broken")
 
 
@@ -35,7 +35,7 @@ def test_a_closed_gate_turns_everybody_away_and_lets_those_inside_finish() -> No
     entered, leave = threading.Event(), threading.Event()
 
     def stay() -> None:
-        with admission.admit():
+        with admission:
             entered.set()
             leave.wait(10)
 
@@ -43,7 +43,7 @@ def test_a_closed_gate_turns_everybody_away_and_lets_those_inside_finish() -> No
     inside.start()
     assert entered.wait(10)
     admission.close()
-    with pytest.raises(Unavailable, match="has stopped accepting new requests"), admission.admit():
+    with pytest.raises(Unavailable, match="has stopped accepting new requests"), admission:
         raise AssertionError("nobody is let in")
     admission.wait_until_empty(0.01)
     assert inside.is_alive()
@@ -51,3 +51,21 @@ def test_a_closed_gate_turns_everybody_away_and_lets_those_inside_finish() -> No
     admission.wait_until_empty(10)
     assert admission._inside == 0
     inside.join(10)
+
+
+def test_streams_have_places_of_their_own_and_hear_when_the_gate_closes() -> None:
+    admission = Admission(1, streams=1)
+    told = threading.Event()
+    with admission.stream(told.set):
+        with admission:
+            pass
+        with (
+            pytest.raises(Unavailable, match="1 streams are open already"),
+            admission.stream(print),
+        ):
+            raise AssertionError("nobody is let in")
+        assert not told.is_set()
+        admission.close()
+        assert told.is_set()
+    with pytest.raises(Unavailable, match="shutting down"), admission.stream(print):
+        raise AssertionError("nobody is let in")

@@ -3,19 +3,35 @@
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from google.protobuf import text_format
 from hypothesis import given
 from hypothesis import strategies as st
+from tritonclient.grpc import model_config_pb2
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.utils import deserialize_bytes_tensor, serialize_byte_tensor
 
+from edge_server.backends.contract import TensorModel
 from edge_server.errors import InvalidRequest, Unsupported
-from edge_server.grpc_api.convert import to_infer_request, to_response_message
+from edge_server.grpc_api.convert import output_forms, to_infer_request, to_response_message
+from edge_server.grpc_api.shared_memory import RegionSlice, SharedMemory
 from edge_server.grpc_api.wire import read_request
+from edge_server.model_config.config import ModelConfig
 from edge_server.requests import InferRequest, InferResponse
+from edge_server.serving.scheduling import Scheduling
 from edge_server.tensors import DataType
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LOADED = Scheduling().model(
+    ModelConfig.of(text_format.Parse('name: "m"', model_config_pb2.ModelConfig())),
+    1,
+    TensorModel(lambda inputs, outputs: inputs),
+)
 
 
 def message(
@@ -93,6 +109,13 @@ def wrong_field() -> pb.ModelInferRequest:
     return request
 
 
+def typed(name: str, datatype: str, **contents: list[object]) -> pb.ModelInferRequest:
+    request = message((name, datatype, [1]))
+    for field, values in contents.items():
+        getattr(request.inputs[0].contents, field).extend(values)
+    return request
+
+
 def too_large_value() -> pb.ModelInferRequest:
     request = message(("a", "INT8", [1]))
     request.inputs[0].contents.int_contents.append(1000)
@@ -146,6 +169,21 @@ def duplicate_output() -> pb.ModelInferRequest:
         ),
         (too_large_value(), "does not fit INT8"),
         (
+            typed("a", "FP32", fp32_contents=[1], int_contents=[1]),
+            "unexpected explicit tensor data for input tensor 'a' for model 'm', binary data was "
+            "already supplied.",
+        ),
+        (
+            typed("a", "FP16", fp32_contents=[1]),
+            "unexpected explicit tensor data for input tensor 'a' for model 'm' of type 'FP32', "
+            "expected datatype 'FP16'",
+        ),
+        (
+            typed("a", "BYTES", bytes_contents=[b"x", b"y"]),
+            "unexpected number of string elements 2 for inference input 'a' for model 'm', "
+            "expecting 1",
+        ),
+        (
             message(("a", "BYTES", [1]), raw=(b"\x01\x00",)),
             "incomplete string length indicator for inference input 'a' for model 'm', expecting "
             "4 bytes but only 2 bytes available.",
@@ -197,11 +235,76 @@ def test_extra_raw_contents_are_ignored_as_triton_does() -> None:
     assert read(request).inputs["a"].shape == (1,)
 
 
-def test_extensions_that_are_not_offered_are_refused_not_ignored() -> None:
+def test_shared_memory_is_refused_where_it_is_off() -> None:
     request = message(("a", "FP32", [1]), raw=(b"1234",))
     request.inputs[0].parameters["shared_memory_region"].string_param = "r"
     with pytest.raises(Unsupported, match="Client shared memory is disabled"):
         read(request)
+
+
+def test_raw_contents_skip_the_inputs_that_are_in_shared_memory(tmp_path: Path) -> None:
+    (tmp_path / "key").write_bytes(b"\x01\x02\x03\x04")
+    regions = SharedMemory(tmp_path)
+    regions.register("r", "key", 0, 4)
+    request = message(("a", "UINT8", [2]), ("b", "UINT8", [1]), raw=(b"\x09",))
+    request.inputs[0].parameters["shared_memory_region"].string_param = "r"
+    request.inputs[0].parameters["shared_memory_offset"].int64_param = 1
+    request.inputs[0].parameters["shared_memory_byte_size"].int64_param = 2
+    head, raw = read_request(request.SerializeToString())
+    inputs = to_infer_request(head, raw, shared_memory=regions).inputs
+    assert inputs["a"].array.tolist() == [2, 3]
+    assert inputs["b"].array.tolist() == [9]
+    request.inputs[0].parameters["shared_memory_byte_size"].int64_param = 3
+    head, raw = read_request(request.SerializeToString())
+    with pytest.raises(InvalidRequest, match="Expected 2, got 3"):
+        to_infer_request(head, raw, shared_memory=regions)
+    request.inputs[0].contents.uint_contents.extend([1, 2])
+    head, raw = read_request(request.SerializeToString())
+    with pytest.raises(InvalidRequest, match="unexpected 'content' provided when using shared"):
+        to_infer_request(head, raw, shared_memory=regions)
+
+
+@pytest.mark.parametrize(
+    ("parameter", "says"),
+    [
+        (
+            pb.InferParameter(string_param="2"),
+            "invalid value type for 'classification' parameter, expected int64_param",
+        ),
+        (
+            pb.InferParameter(int64_param=0),
+            "invalid value for 'classification' parameter, expected >= 0",
+        ),
+    ],
+)
+def test_a_wish_for_classes_that_makes_no_sense_is_refused(
+    parameter: pb.InferParameter, says: str
+) -> None:
+    request = message()
+    request.outputs.add(name="b").parameters["classification"].CopyFrom(parameter)
+    with pytest.raises(InvalidRequest, match=says):
+        output_forms(request, LOADED)
+
+
+def test_an_output_is_classified_or_in_shared_memory_not_both(tmp_path: Path) -> None:
+    (tmp_path / "key").write_bytes(bytes(8))
+    regions = SharedMemory(tmp_path)
+    regions.register("r", "key", 0, 8)
+    request = message()
+    parameters = request.outputs.add(name="b").parameters
+    parameters["shared_memory_region"].string_param = "r"
+    parameters["shared_memory_byte_size"].int64_param = 8
+    assert isinstance(output_forms(request, LOADED, regions)["b"], RegionSlice)
+    parameters["classification"].int64_param = 1
+    with pytest.raises(InvalidRequest, match="output can't set both"):
+        output_forms(request, LOADED, regions)
+
+
+def test_what_a_model_says_beside_its_tensors_is_told() -> None:
+    response = InferResponse("m", "1", "", {}, parameters={"n": 1, "sure": True})
+    written, _ = to_response_message(response)
+    assert written.parameters["n"].int64_param == 1
+    assert written.parameters["sure"].bool_param
 
 
 def test_the_callers_patience_becomes_a_deadline() -> None:

@@ -27,6 +27,14 @@ class Raises(grpc.GenericRpcHandler):
         def answer(request: bytes, context: grpc.ServicerContext) -> bytes:
             raise error
 
+        def answer_stream(
+            requests: Iterator[bytes], context: grpc.ServicerContext
+        ) -> Iterator[bytes]:
+            yield b"first"
+            raise error
+
+        if handler_call_details.method.startswith("/stream/"):
+            return grpc.stream_stream_rpc_method_handler(answer_stream)
         return grpc.unary_unary_rpc_method_handler(answer)
 
 
@@ -45,6 +53,15 @@ def call() -> Iterator[object]:
             channel.unary_unary("/test/Method")(b"", timeout=10)
         return caught.value
 
+    def stream_and_fail(error: Exception) -> grpc.RpcError:
+        failures["Method"] = error
+        answers = channel.stream_stream("/stream/Method")(iter([]), timeout=10)
+        assert next(answers) == b"first"
+        with pytest.raises(grpc.RpcError) as caught:
+            next(answers)
+        return caught.value
+
+    call_and_fail.stream = stream_and_fail  # type: ignore[attr-defined]
     yield call_and_fail
     channel.close()
     server.stop(None).wait()
@@ -83,3 +100,13 @@ def test_an_unforeseen_error_is_internal_and_names_its_kind(call: object) -> Non
     error = call(ZeroDivisionError("division by zero"))  # type: ignore[operator]
     assert error.code() is grpc.StatusCode.INTERNAL
     assert error.details() == "ZeroDivisionError: division by zero"
+
+
+def test_an_error_in_the_middle_of_a_stream_is_told_the_same_way(call: object) -> None:
+    error = call.stream(errors.NotFound("what happened"))  # type: ignore[attr-defined]
+    assert (error.code(), error.details()) == (grpc.StatusCode.NOT_FOUND, "what happened")
+    error = call.stream(ZeroDivisionError("division by zero"))  # type: ignore[attr-defined]
+    assert (error.code(), error.details()) == (
+        grpc.StatusCode.INTERNAL,
+        "ZeroDivisionError: division by zero",
+    )

@@ -15,7 +15,7 @@ from tritonclient.grpc import service_pb2 as pb
 from edge_server.errors import EdgeServerError, InvalidRequest
 from edge_server.grpc_api import wire
 from edge_server.grpc_api.convert import to_infer_request
-from edge_server.grpc_api.wire import read_request, write_response
+from edge_server.grpc_api.wire import read_request, write_response, write_stream_response
 
 NAMES = st.text("abc", max_size=3)
 
@@ -134,3 +134,10 @@ def test_a_response_reads_as_if_protobuf_had_written_it(contents: list[bytes]) -
     written = write_response(message, [array.data for array in arrays])
     expected = pb.ModelInferResponse(model_name="m", id="7", raw_output_contents=contents)
     assert pb.ModelInferResponse.FromString(written) == expected
+
+
+def test_a_stream_response_reads_as_if_protobuf_had_written_it() -> None:
+    response = pb.ModelInferResponse(model_name="m", raw_output_contents=[b"x" * 300])
+    written = write_stream_response(response.SerializeToString())
+    expected = pb.ModelStreamInferResponse(infer_response=response)
+    assert pb.ModelStreamInferResponse.FromString(written) == expected

@@ -1,0 +1,72 @@
+"""The classification extension: instead of an output, its k best places with score and label."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from edge_server.errors import InvalidRequest
+from edge_server.tensors import DataType, Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+_UNSUPPORTED = frozenset({DataType.BOOL, DataType.FP16, DataType.BF16, DataType.BYTES})
+# Each class is a text of its own; a dense output asked for whole would be millions of them.
+_MOST_CLASSES = 65536
+
+
+@dataclass(frozen=True)
+class Classification:
+    """What a request wants of one output.
+
+    Attributes:
+        count: how many classes, at most.
+        batched: the output's first dimension counts batch elements.
+        labels: of the classes, by place; those without one are told without.
+    """
+
+    count: int
+    batched: bool
+    labels: Sequence[str] = ()
+
+    def of(self, scores: Tensor) -> Tensor:
+        """`<score as %f>:<place>[:<label>]`, the highest first, of equal ones the first.
+
+        Args:
+            scores: of any shape; what is behind the batch dimension is one list of classes.
+
+        Returns:
+            BYTES of shape [batch, k], or [k] where the model does not batch.
+
+        Raises:
+            InvalidRequest: the type has no scores, or too many classes are asked for.
+        """
+        if scores.datatype in _UNSUPPORTED:
+            raise InvalidRequest(
+                "class result not available for output due to unsupported type "
+                f"'{scores.datatype.value}'"
+            )
+        array = scores.array
+        batch = array.shape[0] if self.batched else 1
+        rows = array.reshape(batch, array.size // batch if batch else 0)
+        count = min(self.count, rows.shape[1])
+        if batch * count > _MOST_CLASSES:
+            raise InvalidRequest("classification output tensor too large")
+        told = np.empty((batch, count), dtype=np.object_)
+        for row, texts in zip(rows, told, strict=True):
+            texts[:] = [self._text(row, place) for place in _best_first(row)[:count]]
+        return Tensor(told if self.batched else told[0])
+
+    def _text(self, row: NDArray[Any], place: int) -> bytes:
+        label = self.labels[place] if place < len(self.labels) else ""
+        return f"{row[place]:f}:{place}{':' if label else ''}{label}".encode()
+
+
+def _best_first(row: NDArray[Any]) -> NDArray[np.intp]:
+    """Places from the highest value to the lowest; equal ones in order."""
+    return row.size - 1 - np.argsort(row[::-1], kind="stable")[::-1]

@@ -1,0 +1,194 @@
+"""The data of one tensor: raw bytes or typed contents → numpy, numpy → raw bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from edge_server.errors import InvalidRequest
+from edge_server.tensors import DataType, Tensor, element_count, shape_text
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+# Which field of InferTensorContents carries a type; FP16 and BF16 travel raw only.
+_CONTENTS_FIELD = {
+    DataType.BOOL: "bool_contents",
+    DataType.INT8: "int_contents",
+    DataType.INT16: "int_contents",
+    DataType.INT32: "int_contents",
+    DataType.INT64: "int64_contents",
+    DataType.UINT8: "uint_contents",
+    DataType.UINT16: "uint_contents",
+    DataType.UINT32: "uint_contents",
+    DataType.UINT64: "uint64_contents",
+    DataType.FP32: "fp32_contents",
+    DataType.FP64: "fp64_contents",
+    DataType.BYTES: "bytes_contents",
+}
+# The type that Triton says of a contents field.
+_TYPE_OF_FIELD = {
+    "bool_contents": "BOOL",
+    "int_contents": "INT32",
+    "int64_contents": "INT64",
+    "uint_contents": "UINT32",
+    "uint64_contents": "UINT64",
+    "fp32_contents": "FP32",
+    "fp64_contents": "FP64",
+    "bytes_contents": "BYTES",
+}
+# numpy's limit on 1.x; and more elements than any board has memory for.
+_MOST_DIMENSIONS = 32
+_MOST_ELEMENTS = 2**48
+
+
+@dataclass(frozen=True)
+class Declared:
+    """What a request says of one input, before its data is read."""
+
+    name: str
+    datatype: DataType
+    shape: tuple[int, ...]
+    model: str
+    prefix: str
+
+    @staticmethod
+    def of(tensor: Any, model: str, prefix: str) -> Declared:
+        """Raises: InvalidRequest: no such type, or a shape that cannot be."""
+        try:
+            datatype = DataType(tensor.datatype)
+        except ValueError:
+            raise InvalidRequest(
+                f"{prefix}invalid datatype '{tensor.datatype[:32]}' for input '{tensor.name}' for "
+                f"model '{model}'; known: {', '.join(d.value for d in DataType)}"
+            ) from None
+        shape = tuple(tensor.shape)
+        if any(dim < 0 for dim in shape):
+            raise InvalidRequest(
+                f"{prefix}All input dimensions should be specified for input '{tensor.name}' for "
+                f"model '{model}', got {shape_text(shape)}"
+            )
+        if (
+            len(shape) > _MOST_DIMENSIONS
+            or element_count(max(d, 1) for d in shape) > _MOST_ELEMENTS
+        ):
+            raise InvalidRequest(
+                f"{prefix}input '{tensor.name}' for model '{model}' has a shape that no memory "
+                f"holds: {shape_text(shape[:_MOST_DIMENSIONS])}"
+            )
+        return Declared(tensor.name, datatype, shape, model, prefix)
+
+    @property
+    def count(self) -> int:
+        return element_count(self.shape)
+
+    def size_mismatch(self, got_bytes: int) -> InvalidRequest:
+        return InvalidRequest(
+            f"{self.prefix}input byte size mismatch for input '{self.name}' for model "
+            f"'{self.model}'. Expected {self.count * self.datatype.numpy.itemsize}, "
+            f"got {got_bytes}"
+        )
+
+
+def from_raw(declared: Declared, raw: memoryview) -> NDArray[Any]:
+    """The values in `raw`, flat: a view on it, but for BYTES.
+
+    Raises:
+        InvalidRequest: they are not as many bytes, or elements, as declared.
+    """
+    if declared.datatype is DataType.BYTES:
+        return _decode_bytes(declared, raw)
+    dtype = declared.datatype.numpy
+    if len(raw) != declared.count * dtype.itemsize:
+        raise declared.size_mismatch(len(raw))
+    return np.frombuffer(raw, dtype, declared.count)
+
+
+def from_contents(declared: Declared, contents: Any) -> NDArray[Any]:
+    """The values in an `InferTensorContents`, flat.
+
+    Raises:
+        InvalidRequest: in a field for another type, not as many as declared, or out of range.
+    """
+    name, datatype, model = declared.name, declared.datatype, declared.model
+    field = _CONTENTS_FIELD.get(datatype, "raw_input_contents")
+    filled = [descriptor.name for descriptor, _ in contents.ListFields()]
+    if len(filled) > 1 and field in filled:
+        raise InvalidRequest(
+            f"unexpected explicit tensor data for input tensor '{name}' for model '{model}', "
+            "binary data was already supplied."
+        )
+    for other in filled:
+        if other != field:
+            raise InvalidRequest(
+                f"unexpected explicit tensor data for input tensor '{name}' for model '{model}' "
+                f"of type '{_TYPE_OF_FIELD[other]}', expected datatype '{datatype.value}'"
+            )
+    values = getattr(contents, field) if filled else ()
+    if datatype is DataType.BYTES:
+        return _elements(declared, list(values))
+    if len(values) != declared.count:
+        raise declared.size_mismatch(len(values) * datatype.numpy.itemsize)
+    try:
+        return np.array(values, dtype=datatype.numpy)
+    except OverflowError as error:
+        raise InvalidRequest(
+            f"{declared.prefix}a value of input '{name}' for model '{model}' does not fit "
+            f"{datatype.value}: {error}"
+        ) from error
+
+
+def to_raw(tensor: Tensor) -> memoryview:
+    """The tensor's bytes as the protocol lays them out: a view where numpy has them so."""
+    array = tensor.array
+    if tensor.datatype is DataType.BYTES:
+        parts: list[bytes] = []
+        for element in array.reshape(-1):
+            parts += (len(element).to_bytes(4, "little"), element)
+        return memoryview(b"".join(parts))
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+
+
+def _decode_bytes(declared: Declared, raw: memoryview) -> NDArray[np.object_]:
+    """BYTES elements, each behind its 4-byte little-endian length."""
+    prefix, where = declared.prefix, f"'{declared.name}' for model '{declared.model}'"
+    elements: list[bytes] = []
+    offset = 0
+    while offset < len(raw) and len(elements) <= declared.count:
+        left = len(raw) - offset
+        if left < 4:
+            raise InvalidRequest(
+                f"{prefix}incomplete string length indicator for inference input {where}, "
+                f"expecting 4 bytes but only {left} bytes available. Please make sure the string "
+                "length indicator is in one buffer."
+            )
+        length = int.from_bytes(raw[offset : offset + 4], "little")
+        offset += 4
+        if len(raw) - offset < length:
+            raise InvalidRequest(
+                f"{prefix}incomplete string data for inference input {where}, expecting string of "
+                f"length {length} but only {len(raw) - offset} bytes available. Please make sure "
+                "the string data is in one buffer."
+            )
+        elements.append(bytes(raw[offset : offset + length]))
+        offset += length
+    return _elements(declared, elements)
+
+
+def _elements(declared: Declared, elements: list[bytes]) -> NDArray[np.object_]:
+    prefix, where = declared.prefix, f"'{declared.name}' for model '{declared.model}'"
+    if len(elements) > declared.count:
+        raise InvalidRequest(
+            f"{prefix}unexpected number of string elements {len(elements)} for inference input "
+            f"{where}, expecting {declared.count}"
+        )
+    if len(elements) < declared.count:
+        raise InvalidRequest(
+            f"{prefix}expected {declared.count} string elements for inference input {where}, got "
+            f"{len(elements)}"
+        )
+    array = np.empty(declared.count, dtype=np.object_)
+    array[:] = elements
+    return array

@@ -1,0 +1,79 @@
+"""Services' methods over bytes: every one that a service describes answers something."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import grpc
+from google.protobuf.message import DecodeError
+from google.protobuf.message_factory import GetMessageClass
+
+from edge_server.errors import InvalidRequest, Unsupported
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator
+
+    Handler = grpc.RpcMethodHandler[Any, Any]
+
+
+class Methods(grpc.GenericRpcHandler):
+    """The handlers of published services.
+
+    Like the generated `add_…_to_server`, but that messages are parsed within the call, where a
+    damaged one is the caller's error, and that some methods read and write bytes themselves.
+    """
+
+    def __init__(self) -> None:
+        self._handlers: dict[str, Handler] = {}
+
+    def add(self, service: Any, servicer: object, over_bytes: Collection[str] = ()) -> None:
+        """Answer each method of `service`, a descriptor, with that of `servicer`.
+
+        A method that `servicer` itself does not define answers UNIMPLEMENTED by name.
+        """
+        for method in service.methods:
+            path = f"/{service.full_name}/{method.name}"
+            answer = getattr(servicer, method.name, None)
+            if method.name not in vars(type(servicer)) or answer is None:
+                self._handlers[path] = _refusing(method)
+            elif method.name in over_bytes:
+                self._handlers[path] = _handler(method, answer)
+            else:
+                self._handlers[path] = _handler(method, _parsing(method, answer))
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Handler | None:
+        return self._handlers.get(handler_call_details.method)
+
+
+def _handler(method: Any, answer: Callable[..., Any]) -> Handler:
+    if method.server_streaming:
+        return grpc.stream_stream_rpc_method_handler(answer)
+    return grpc.unary_unary_rpc_method_handler(answer)
+
+
+def _parsing(method: Any, answer: Callable[..., Any]) -> Callable[..., bytes]:
+    read = GetMessageClass(method.input_type).FromString
+
+    def answer_parsed(request: bytes, context: grpc.ServicerContext) -> bytes:
+        try:
+            message = read(request)
+        except DecodeError as error:
+            raise InvalidRequest(f"the request is no {method.input_type.name}: {error}") from error
+        written: bytes = answer(message, context).SerializeToString()
+        return written
+
+    return answer_parsed
+
+
+def _refusing(method: Any) -> Handler:
+    text = f"{method.name} is not offered by this server"
+
+    def refuse(request: bytes, context: grpc.ServicerContext) -> bytes:  # noqa: ARG001
+        raise Unsupported(text)
+
+    def refuse_stream(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:  # noqa: ARG001
+        raise Unsupported(text)
+        yield b""
+
+    # To the wire a call with one request is a stream of one.
+    return _handler(method, refuse_stream if method.server_streaming else refuse)

@@ -1,0 +1,112 @@
+"""What the parameters of an inference request say, and the texts for those that say nonsense."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from edge_server.errors import InvalidRequest
+from edge_server.requests import NO_PARAMETERS, Parameters, SequencePlace
+
+if TYPE_CHECKING:
+    from edge_server.requests import Parameter
+
+EMPTY_FINAL_RESPONSE = "triton_enable_empty_final_response"
+
+_LONGEST_SEQUENCE_ID = 128
+
+# The protocol's own parameters, and how each may be given.
+_KINDS = {
+    "sequence_id": ("int64_param", "string_param"),
+    "sequence_start": ("bool_param",),
+    "sequence_end": ("bool_param",),
+    "priority": ("int64_param", "uint64_param"),
+    "timeout": ("int64_param",),
+    EMPTY_FINAL_RESPONSE: ("bool_param",),
+}
+_CUSTOM_KINDS = ("int64_param", "bool_param", "string_param")
+
+
+class RequestParameters(NamedTuple):
+    """The protocol's parameters by name, and the caller's own; see `InferRequest`."""
+
+    priority: int = 0
+    timeout_us: int = 0
+    sequence: SequencePlace | None = None
+    empty_final_response: bool = False
+    custom: Parameters = NO_PARAMETERS
+
+
+def read_parameters(parameters: Any) -> RequestParameters:
+    """What a request's parameter map says.
+
+    Raises:
+        InvalidRequest: a value of a wrong type, out of range, or under a reserved name.
+    """
+    own: dict[str, Any] = {}
+    custom: dict[str, Parameter] = {}
+    for key, value in parameters.items():
+        kind = value.WhichOneof("parameter_choice")
+        kinds = _KINDS.get(key)
+        if kinds is not None:
+            if kind not in kinds:
+                raise InvalidRequest(
+                    f"invalid value type for '{key}' parameter, expected {' or '.join(kinds)}."
+                )
+            own[key] = getattr(value, kind)
+            continue
+        if key.startswith("triton_"):
+            raise InvalidRequest(
+                "parameter keys starting with 'triton_' are reserved for Triton usage. Only the "
+                "following keys starting with 'triton_' are allowed: "
+                f"{EMPTY_FINAL_RESPONSE} "
+            )
+        if kind not in _CUSTOM_KINDS:
+            raise InvalidRequest(
+                f"invalid value type for '{key}' parameter, expected int64_param, bool_param, or "
+                "string_param."
+            )
+        custom[key] = getattr(value, kind)
+    return RequestParameters(
+        priority=_natural(own, "priority"),
+        timeout_us=_natural(own, "timeout"),
+        sequence=_sequence(own),
+        empty_final_response=own.get(EMPTY_FINAL_RESPONSE, False),
+        custom=custom,
+    )
+
+
+def write_parameter(message: Any, value: Parameter) -> None:
+    """Set an `InferParameter` to `value`, in the field for its type."""
+    # A bool is an int to Python.
+    if isinstance(value, bool):
+        message.bool_param = value
+    elif isinstance(value, int):
+        message.int64_param = value
+    elif isinstance(value, float):
+        message.double_param = value
+    else:
+        message.string_param = value
+
+
+def _natural(own: dict[str, Any], key: str) -> int:
+    value: int = own.get(key, 0)
+    if value < 0:
+        raise InvalidRequest(f"invalid value for '{key}', expected value >= 0.")
+    return value
+
+
+def _sequence(own: dict[str, Any]) -> SequencePlace | None:
+    if not own.keys() & {"sequence_id", "sequence_start", "sequence_end"}:
+        return None
+    sequence_id = own.get("sequence_id", 0)
+    if isinstance(sequence_id, int):
+        # int64 carries the 64 bits of what the sequence batcher counts as unsigned.
+        sequence_id %= 2**64
+    elif len(sequence_id) > _LONGEST_SEQUENCE_ID:
+        raise InvalidRequest(
+            f"'sequence_id' has {len(sequence_id)} characters, at most {_LONGEST_SEQUENCE_ID} are "
+            "allowed"
+        )
+    return SequencePlace(
+        sequence_id, own.get("sequence_start", False), own.get("sequence_end", False)
+    )

@@ -1,0 +1,165 @@
+"""A region is a bounded part of one object, and no name or number leads out of it."""
+
+from __future__ import annotations
+
+import gc
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tritonclient.grpc import service_pb2 as pb
+
+from edge_server.errors import AlreadyExists, EdgeServerError, InvalidRequest, NotFound
+from edge_server.grpc_api.shared_memory import SharedMemory, region_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def regions(tmp_path: Path) -> SharedMemory:
+    """Over a directory with one object, `key`, of 100 bytes that count."""
+    directory = tmp_path / "shm"
+    directory.mkdir()
+    (directory / "key").write_bytes(bytes(range(100)))
+    (tmp_path / "outside").write_bytes(bytes(100))
+    (directory / "link").symlink_to(tmp_path / "outside")
+    return SharedMemory(directory)
+
+
+def test_a_slice_is_a_view_at_the_right_place(regions: SharedMemory) -> None:
+    regions.register("r", "/key", 10, 50)
+    view = regions.find("r", 5, 3).read()
+    assert bytes(view) == bytes([15, 16, 17])
+    assert view.readonly
+
+
+def test_what_is_written_is_seen_by_views(regions: SharedMemory) -> None:
+    regions.register("r", "key", 10, 50)
+    view = regions.find("r", 0, 50).read()
+    parameters = pb.ModelInferRequest().parameters
+    regions.find("r", 7, 4).write("y", memoryview(b"abcd"), parameters)
+    assert bytes(view[7:11]) == b"abcd"
+    assert parameters["shared_memory_offset"].int64_param == 7
+
+
+def test_a_region_that_is_unregistered_lives_as_long_as_a_view_on_it(
+    regions: SharedMemory,
+) -> None:
+    regions.register("r", "key", 0, 100)
+    array = np.frombuffer(regions.find("r", 0, 100).read(), np.uint8)
+    regions.unregister("r")
+    gc.collect()
+    assert array.sum() == sum(range(100))
+    with pytest.raises(NotFound, match="Unable to find shared memory region: 'r'"):
+        regions.find("r", 0, 1)
+    regions.unregister("r")
+
+
+def test_an_object_that_has_become_smaller_is_an_error_not_a_crash(
+    regions: SharedMemory, tmp_path: Path
+) -> None:
+    regions.register("r", "key", 0, 100)
+    (tmp_path / "shm" / "key").write_bytes(b"")
+    with pytest.raises(InvalidRequest, match="has become smaller"):
+        regions.find("r", 0, 100).read()
+    with pytest.raises(InvalidRequest, match="has become smaller"):
+        regions.find("r", 0, 100).write("y", memoryview(b"x"), {})
+
+
+@pytest.mark.parametrize(
+    ("key", "offset", "byte_size", "says"),
+    [
+        ("", 0, 1, "cannot register shared memory region 'r' - invalid shm key ''"),
+        ("///", 0, 1, "cannot register shared memory region 'r' - invalid shm key '///'"),
+        ("none", 0, 1, "Unable to open shared memory region: 'none'"),
+        ("../outside", 0, 1, "Unable to open shared memory region: '../outside'"),
+        ("..", 0, 1, "Unable to open shared memory region: '..'"),
+        ("link", 0, 1, "Unable to open shared memory region: 'link'"),
+        ("a\0b", 0, 1, "Unable to open shared memory region: 'a\0b'"),
+        (
+            "/triton_python_backend_shm_region_1",
+            0,
+            1,
+            "cannot register shared memory region 'r' with key "
+            "'/triton_python_backend_shm_region_1' as the key contains the reserved prefix "
+            "'triton_python_backend_shm_region_'",
+        ),
+        ("key", 0, 0, "failed to register shared memory region 'r': invalid args"),
+        ("key", 51, 50, "failed to register shared memory region 'r': invalid args"),
+        ("key", 2**64 - 1, 2**64 - 1, "failed to register shared memory region 'r': invalid args"),
+    ],
+)
+def test_what_cannot_be_a_region_is_refused_in_the_contracts_words(
+    regions: SharedMemory, key: str, offset: int, byte_size: int, says: str
+) -> None:
+    with pytest.raises(EdgeServerError) as caught:
+        regions.register("r", key, offset, byte_size)
+    assert str(caught.value) == says
+    assert regions.regions("") == []
+
+
+def test_a_name_is_given_once(regions: SharedMemory) -> None:
+    regions.register("r", "key", 0, 100)
+    with pytest.raises(AlreadyExists, match="shared memory region 'r' already in manager"):
+        regions.register("r", "key", 0, 100)
+    regions.unregister("")
+    with pytest.raises(NotFound, match="Unable to find system shared memory region: 'r'"):
+        regions.regions("r")
+
+
+@pytest.mark.parametrize(
+    ("offset", "byte_size", "says"),
+    [
+        (51, 0, "Invalid offset for shared memory region: 'r'"),
+        (50, 1, "Invalid offset + byte size for shared memory region: 'r'"),
+        (-1, 0, "Invalid offset for shared memory region: 'r'"),
+        (
+            -1,
+            1,
+            "Integer overflow detected: byte_size (1) + offset (18446744073709551615) exceeds "
+            "maximum value (18446744073709551615) for region 'r'",
+        ),
+    ],
+)
+def test_a_place_outside_of_the_region_is_refused(
+    regions: SharedMemory, offset: int, byte_size: int, says: str
+) -> None:
+    regions.register("r", "key", 10, 50)
+    with pytest.raises(InvalidRequest) as caught:
+        regions.find("r", offset, byte_size)
+    assert str(caught.value) == says
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.integers(-(2**63), 2**63 - 1), st.integers(-(2**63), 2**63 - 1))
+def test_no_numbers_lead_out_of_a_region(
+    regions: SharedMemory, offset: int, byte_size: int
+) -> None:
+    regions.unregister("r")
+    regions.register("r", "key", 10, 50)
+    try:
+        found = regions.find("r", offset, byte_size)
+    except InvalidRequest:
+        return
+    assert found.offset >= 0
+    assert found.byte_size >= 0
+    assert found.offset + found.byte_size <= 50
+
+
+def test_parameters_that_do_not_go_together_are_refused() -> None:
+    parameters = pb.ModelInferRequest().parameters
+    assert region_of("a", parameters) is None
+    parameters["shared_memory_offset"].int64_param = 1
+    with pytest.raises(InvalidRequest, match="'shared_memory_offset' can not be specified without"):
+        region_of("a", parameters)
+    parameters["shared_memory_region"].string_param = "r"
+    with pytest.raises(InvalidRequest, match="'shared_memory_byte_size' must be specified along"):
+        region_of("a", parameters)
+    parameters["shared_memory_byte_size"].int64_param = 2
+    assert region_of("a", parameters) == ("r", 1, 2)
+    parameters["shared_memory_byte_size"].string_param = "2"
+    with pytest.raises(InvalidRequest, match="expected int64_param"):
+        region_of("a", parameters)
