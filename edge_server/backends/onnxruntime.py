@@ -1,23 +1,28 @@
 """`onnxruntime`: ONNX models on the CPU.
 
 Parameters in config.pbtxt: `intra_op_thread_count` (default 0: one per core),
-`inter_op_thread_count` (default 1) and `allow_spinning` (default false: waiting threads sleep, so
-that an idle daemon is idle).
+`inter_op_thread_count` (default 1), `execution_mode` (default 0: one operator after the other; 1:
+in parallel), `enable_mem_arena` and `enable_mem_pattern` (default true),
+`memory.enable_memory_arena_shrinkage` (`cpu:0`: give memory back after each run) and
+`allow_spinning` (default false: waiting threads sleep, so that an idle daemon is idle).
+`optimization.graph.level` is -1 (basic), 1 (extended) or 2 (none); without it, all.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import ctypes
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import msgspec
 import numpy as np
 import onnxruntime as ort
 
 from edge_server.backends.contract import Placement, TensorInstance, Tensors
 from edge_server.backends.parameters import Parameters, check_parameters, read_parameters
 from edge_server.errors import InternalError, InvalidRequest, ModelConfigError
-from edge_server.model_config.files import require_path
-from edge_server.model_config.shapes import unified
-from edge_server.tensors import DataType, Tensor, TensorSpec, shape_text
+from edge_server.model_config.agreement import Signature, complete_from
+from edge_server.model_config.files import reading, require_path
+from edge_server.tensors import DataType, Tensor, TensorSpec, element_count
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,37 +45,64 @@ _ONNX_TYPES = {
     "tensor(float16)": DataType.FP16,
     "tensor(float)": DataType.FP32,
     "tensor(double)": DataType.FP64,
+    "tensor(bfloat16)": DataType.BF16,
     "tensor(string)": DataType.BYTES,
 }
+
+
+# ONNX's own number of the type, which numpy does not have.
+_ONNX_BFLOAT16 = 16
+_GRAPH_LEVELS = {
+    0: ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
+    -1: ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
+    1: ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
+    2: ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
+}
+
+ThreadCount = Annotated[int, msgspec.Meta(ge=0, le=1024)]
 
 
 class OnnxRuntimeParameters(Parameters, frozen=True):
     """See the module."""
 
-    intra_op_thread_count: int = 0
-    inter_op_thread_count: int = 1
+    intra_op_thread_count: ThreadCount = 0
+    inter_op_thread_count: ThreadCount = 1
+    execution_mode: Literal[0, 1] = 0
+    enable_mem_arena: bool = True
+    enable_mem_pattern: bool = True
+    arena_shrinkage: Literal["", "cpu:0"] = msgspec.field(
+        default="", name="memory.enable_memory_arena_shrinkage"
+    )
     allow_spinning: bool = False
 
 
 def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfig:
-    """Names, types and shapes from the ONNX file; what the configuration says must agree.
-
-    A model batches when its first dimension is free, or 1 with `max_batch_size: 1`.
-    """
+    """Names, types, shapes and the batch size from the ONNX file: see `complete_from`."""
     check_parameters(files, config, OnnxRuntimeParameters)
-    path = files.versions[version] / config.default_model_filename
+    level = config.message.optimization.graph.level
+    if level not in _GRAPH_LEVELS:
+        raise ModelConfigError(
+            f"{files.config_path}: optimization.graph.level is {level}; give -1 (basic), 1 "
+            "(extended) or 2 (none), or leave it out for all"
+        )
+    path = _model_path(files.versions[version], config)
     require_path(path, config.name)
     options = ort.SessionOptions()
+    options.log_severity_level = 3
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = _open_session(path, options)
-    batched = config.max_batch_size > 0
-    inputs = tuple(_spec(path, node, batched, config) for node in session.get_inputs())
-    outputs = tuple(_spec(path, node, batched, config) for node in session.get_outputs())
-    where = f"{files.config_path}: model '{config.name}'"
-    return config.with_io(
-        _agreed(where, "input", config.inputs, inputs),
-        _agreed(where, "output", config.outputs, outputs),
+    signature = Signature(
+        tuple(_spec(path, node) for node in session.get_inputs()),
+        tuple(_spec(path, node) for node in session.get_outputs()),
+        tuple(_spec(path, node, default=True) for node in session.get_overridable_initializers()),
     )
+    types = {spec.datatype for spec in (*signature.inputs, *signature.outputs)}
+    if types >= {DataType.BF16, DataType.BYTES}:
+        raise ModelConfigError(
+            f"{path}: model '{config.name}' has both string and bfloat16 tensors, which ONNX "
+            "Runtime does not take from Python together; export it with float tensors instead"
+        )
+    return complete_from(files, config, signature)
 
 
 def load(directory: Path, config: ModelConfig, placement: Placement) -> OnnxModel:
@@ -80,34 +112,56 @@ def load(directory: Path, config: ModelConfig, placement: Placement) -> OnnxMode
     parameters = read_parameters(config, OnnxRuntimeParameters)
     options.intra_op_num_threads = parameters.intra_op_thread_count
     options.inter_op_num_threads = parameters.inter_op_thread_count
+    if parameters.execution_mode:
+        options.execution_mode = ort.ExecutionMode.ORT_PARALLEL
+    options.enable_cpu_mem_arena = parameters.enable_mem_arena
+    options.enable_mem_pattern = parameters.enable_mem_pattern
+    options.graph_optimization_level = _GRAPH_LEVELS[config.message.optimization.graph.level]
     options.add_session_config_entry(
         "session.intra_op.allow_spinning", str(int(parameters.allow_spinning))
     )
-    path = directory / config.default_model_filename
-    return OnnxModel(config, _open_session(path, options))
+    run_options = ort.RunOptions()
+    if parameters.arena_shrinkage:
+        run_options.add_run_config_entry(
+            "memory.enable_memory_arena_shrinkage", parameters.arena_shrinkage
+        )
+    session = _open_session(_model_path(directory, config), options)
+    return OnnxModel(config, session, run_options)
 
 
 class OnnxModel:
     """One ONNX Runtime session; its `run` may be called by several instances at once."""
 
-    def __init__(self, config: ModelConfig, session: Any) -> None:
+    def __init__(self, config: ModelConfig, session: Any, run_options: Any) -> None:
         self._name = config.name
         self._session = session
+        self._run_options = run_options
+        nodes = (*session.get_inputs(), *session.get_outputs())
+        self._has_bf16 = any(_ONNX_TYPES.get(node.type) is DataType.BF16 for node in nodes)
 
     def make_instance(self, name: str) -> TensorInstance:  # noqa: ARG002 - the contract names it
         return TensorInstance(self._run)
+
+    def trouble(self) -> str:
+        return ""
 
     def close(self) -> None:
         self._session = None
 
     def _run(self, inputs: Tensors, outputs: frozenset[str]) -> Tensors:
         names = sorted(outputs)
-        arrays = {name: _for_runtime(name, tensor.array) for name, tensor in inputs.items()}
+        if self._has_bf16:
+            # numpy lacks the type, so that arrays do not carry it: values of the runtime's own do.
+            fed = {name: _to_value(tensor.array) for name, tensor in inputs.items()}
+            run, taken = self._session.run_with_ort_values, _from_value
+        else:
+            fed = {name: _for_runtime(name, tensor.array) for name, tensor in inputs.items()}
+            run, taken = self._session.run, _from_runtime
         try:
-            made = self._session.run(names, arrays)
+            made = run(names, fed, self._run_options)
         except Exception as error:  # ONNX Runtime's exceptions have no common root of their own
             raise InternalError(f"onnxruntime: model '{self._name}' failed: {error}") from error
-        return {name: _from_runtime(array) for name, array in zip(names, made, strict=True)}
+        return {name: taken(value) for name, value in zip(names, made, strict=True)}
 
 
 def _for_runtime(name: str, array: NDArray[Any]) -> NDArray[Any]:
@@ -123,10 +177,34 @@ def _for_runtime(name: str, array: NDArray[Any]) -> NDArray[Any]:
     return np.array(texts, np.object_).reshape(array.shape)
 
 
-def _from_runtime(array: NDArray[Any]) -> Tensor:
-    if array.dtype != np.object_:
-        return Tensor.of(array)
-    return Tensor(np.array([text.encode() for text in array.flat], np.object_).reshape(array.shape))
+def _from_runtime(value: Any) -> Tensor:
+    if value.dtype != np.object_:
+        return Tensor.of(value)
+    return Tensor(np.array([text.encode() for text in value.flat], np.object_).reshape(value.shape))
+
+
+def _to_value(array: NDArray[Any]) -> Any:
+    if DataType.from_numpy(array.dtype) is not DataType.BF16:
+        return ort.OrtValue.ortvalue_from_numpy(array)
+    bits = np.require(array.view("<u2"), requirements=["C", "A"])
+    return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, _ONNX_BFLOAT16)
+
+
+def _from_value(value: Any) -> Tensor:
+    if value.data_type() != "tensor(bfloat16)":
+        return Tensor.of(value.numpy())
+    shape = value.shape()
+    n_bytes = element_count(shape) * DataType.BF16.numpy.itemsize
+    # A copy: the runtime's memory goes with the value. It may have none for an empty tensor.
+    raw = ctypes.string_at(value.data_ptr(), n_bytes) if n_bytes else b""
+    return Tensor(np.frombuffer(raw, DataType.BF16.numpy).reshape(shape))
+
+
+def _model_path(directory: Path, config: ModelConfig) -> Path:
+    """The model's file; a directory of that name holds it beside its external data."""
+    path = directory / config.default_model_filename
+    with reading(path):
+        return path / "model.onnx" if path.is_dir() else path
 
 
 def _open_session(path: Path, options: Any) -> Any:
@@ -140,51 +218,12 @@ def _open_session(path: Path, options: Any) -> Any:
         ) from error
 
 
-def _spec(path: Path, node: Any, batched: bool, config: ModelConfig) -> TensorSpec:
-    datatype = _ONNX_TYPES.get(node.type)
+def _spec(path: Path, node: Any, *, default: bool = False) -> TensorSpec:
+    optional = node.type.startswith("optional(")
+    datatype = _ONNX_TYPES.get(node.type[len("optional(") : -1] if optional else node.type)
     if datatype is None:
         raise ModelConfigError(
             f"{path}: tensor '{node.name}' has type {node.type}, which no protocol type carries"
         )
     shape = tuple(d if isinstance(d, int) and d > 0 else -1 for d in node.shape)
-    if not batched:
-        return TensorSpec(node.name, datatype, shape)
-    if not shape or not (shape[0] == -1 or (shape[0] == 1 and config.max_batch_size == 1)):
-        raise ModelConfigError(
-            f"{path}: autofill failed for model '{config.name}': model does not support batching "
-            f"while non-zero max_batch_size is specified; tensor '{node.name}' has shape "
-            f"{shape_text(shape)}: set max_batch_size to 0, or export with a free first dimension"
-        )
-    return TensorSpec(node.name, datatype, shape[1:])
-
-
-def _agreed(
-    where: str, kind: str, said: tuple[TensorSpec, ...], real: tuple[TensorSpec, ...]
-) -> list[TensorSpec]:
-    """The model's tensors in its order; a size that one side leaves free is the other's."""
-    agreed = {spec.name: spec for spec in real}
-    if len(said) > len(real):
-        raise ModelConfigError(
-            f"{where}: configuration expects {len(said)} {kind}s, model provides {len(real)}"
-        )
-    for spec in said:
-        if spec.name not in agreed:
-            raise ModelConfigError(
-                f"{where}: unexpected inference {kind} '{spec.name}', allowed {kind}s are: "
-                f"{', '.join(agreed)}"
-            )
-        model = agreed[spec.name]
-        if model.datatype != spec.datatype:
-            raise ModelConfigError(
-                f"{where}: configuration expects datatype {spec.datatype.config_name} for {kind} "
-                f"'{spec.name}', model provides {model.datatype.config_name}"
-            )
-        shape = unified(spec.shape, model.shape)
-        if shape is None:
-            raise ModelConfigError(
-                f"{where}, tensor '{spec.name}': the model expects {len(model.shape)} dimensions "
-                f"(shape {shape_text(model.shape)}) but the model configuration specifies "
-                f"{len(spec.shape)} dimensions (shape {shape_text(spec.shape)})"
-            )
-        agreed[spec.name] = TensorSpec(spec.name, spec.datatype, shape)
-    return list(agreed.values())
+    return TensorSpec(node.name, datatype, shape, optional or default)

@@ -30,7 +30,7 @@ def check_parameters(files: ModelFiles, config: ModelConfig, kind: type[Paramete
     try:
         read_parameters(config, kind)
     except msgspec.ValidationError as error:
-        known = ", ".join(kind.__struct_fields__) or "none"
+        known = ", ".join(kind.__struct_encode_fields__) or "none"
         raise ModelConfigError(
             f"{files.config_path}: parameters: {error}; backend '{config.backend}' knows: {known}"
         ) from error

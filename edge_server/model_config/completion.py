@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.errors import ModelConfigError
+from edge_server.model_config.config import Completion
 from edge_server.model_config.files import reading
 
 if TYPE_CHECKING:
@@ -22,49 +23,94 @@ BACKEND_BY_PLATFORM = {
     "tensorrt_plan": "tensorrt",
     "onnxruntime_onnx": "onnxruntime",
 }
-_FILE_BY_BACKEND = {
-    "tensorrt": "model.plan",
-    "onnxruntime": "model.onnx",
-    "python": "model.py",
-}
+_PLATFORM_BY_BACKEND = {backend: platform for platform, backend in BACKEND_BY_PLATFORM.items()}
+_FILE_BY_BACKEND = {backend: file for file, (backend, _) in _BACKEND_BY_FILE.items()}
+_DEFAULT_SEQUENCE_IDLE_US = 1_000_000
 
 
-def complete(message: Any, files: ModelFiles) -> None:
-    """Fill in name, backend, platform, file name, version policy and instance groups, in place.
+def complete(
+    message: Any,
+    files: ModelFiles,
+    *,
+    auto_complete: bool = True,
+    default_max_batch_size: int = Completion.default_max_batch_size,
+) -> Completion:
+    """Fill in name, backend, platform, file name and every default, in place.
 
-    Inputs and outputs are the backend's to complete.
+    Inputs, outputs and `max_batch_size` are the backend's to complete.
+
+    Args:
+        auto_complete: whether it may; without it the configuration must say them, and it must
+            be there.
+        default_max_batch_size: for a model that batches where the configuration does not say.
+
+    Returns:
+        The same two, for `validate` and `ModelConfig.of`, which hand them on to the backend.
 
     Raises:
         ModelConfigError: no backend can be told from configuration, files or name, or the files
             cannot be read.
     """
+    if not auto_complete and not message.ListFields():
+        raise ModelConfigError(
+            f"{files.config_path}: missing or empty; write it, or let the server complete "
+            "configurations from the models' files"
+        )
     if not message.name:
         message.name = files.name
-    _complete_backend(message, files)
-    if not message.WhichOneof("scheduling_choice") and message.platform == "ensemble":
-        message.ensemble_scheduling.SetInParent()
-    if not message.version_policy.WhichOneof("policy_choice"):
-        message.version_policy.latest.num_versions = 1
     if message.platform != "ensemble":
+        _complete_backend(message, files)
         _complete_instance_groups(message)
+        for memory in ("input_pinned_memory", "output_pinned_memory"):
+            if not message.optimization.HasField(memory):
+                getattr(message.optimization, memory).enable = True
+    policy = message.version_policy
+    if not policy.WhichOneof("policy_choice"):
+        policy.latest.SetInParent()
+    if policy.HasField("latest") and not policy.latest.num_versions:
+        policy.latest.num_versions = 1
+    complete_scheduling(message)
+    return Completion(auto_complete, default_max_batch_size)
+
+
+def complete_scheduling(message: Any) -> None:
+    """The scheduler's defaults, some of which are `max_batch_size`, in place."""
+    choice = message.WhichOneof("scheduling_choice")
+    if choice == "dynamic_batching":
+        _complete_preferred(message.dynamic_batching, message.max_batch_size)
+    elif choice == "sequence_batching":
+        batching = message.sequence_batching
+        if not batching.max_sequence_idle_microseconds:
+            batching.max_sequence_idle_microseconds = _DEFAULT_SEQUENCE_IDLE_US
+        if not batching.WhichOneof("strategy_choice"):
+            batching.direct.SetInParent()
+        if batching.HasField("oldest"):
+            _complete_preferred(batching.oldest, message.max_batch_size)
+
+
+def _complete_preferred(batching: Any, max_batch_size: int) -> None:
+    if not batching.preferred_batch_size and max_batch_size > 0:
+        batching.preferred_batch_size.append(max_batch_size)
 
 
 def _complete_backend(message: Any, files: ModelFiles) -> None:
-    if message.platform == "ensemble":
-        return
     if not message.backend and message.platform:
         message.backend = BACKEND_BY_PLATFORM.get(message.platform, "")
     if not message.backend and not message.platform:
-        message.backend, message.platform = _backend_of(files)
+        message.backend, message.platform = _backend_of(message.default_model_filename, files)
+    if not message.platform:
+        message.platform = _PLATFORM_BY_BACKEND.get(message.backend, "")
     if not message.default_model_filename:
         message.default_model_filename = _FILE_BY_BACKEND.get(message.backend, "")
 
 
-def _backend_of(files: ModelFiles) -> tuple[str, str]:
-    for directory in files.versions.values():
-        for filename, found in _BACKEND_BY_FILE.items():
+def _backend_of(filename: str, files: ModelFiles) -> tuple[str, str]:
+    if filename in _BACKEND_BY_FILE:
+        return _BACKEND_BY_FILE[filename]
+    for directory in () if filename else files.versions.values():
+        for known, found in _BACKEND_BY_FILE.items():
             with reading(directory):
-                if (directory / filename).exists():
+                if (directory / known).exists():
                     return found
     stem, dot, suffix = files.name.rpartition(".")
     if dot and stem and suffix:
@@ -79,10 +125,10 @@ def _backend_of(files: ModelFiles) -> tuple[str, str]:
 
 def _complete_instance_groups(message: Any) -> None:
     if not message.instance_group:
-        message.instance_group.add()
+        message.instance_group.add(name=message.name)
     for index, group in enumerate(message.instance_group):
         if not group.name:
-            group.name = f"{message.name}_{index}" if index else message.name
+            group.name = f"{message.name}_{index}"
         if group.kind == pb.ModelInstanceGroup.KIND_AUTO:
             # Where a GPU can be driven, its backend asks for it; everything here runs on the CPU.
             group.kind = pb.ModelInstanceGroup.KIND_CPU

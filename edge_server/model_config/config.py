@@ -13,6 +13,7 @@ from edge_server.model_config.scheduling import (
     dynamic_batching_of,
     sequence_batching_of,
 )
+from edge_server.model_config.warmup import Warmup, warmups_of
 from edge_server.tensors import DataType, TensorSpec
 
 if TYPE_CHECKING:
@@ -63,6 +64,22 @@ class InstanceGroup:
 
 
 @dataclass(frozen=True)
+class Completion:
+    """What a backend may add to a configuration.
+
+    Attributes:
+        auto: inputs, outputs and `max_batch_size`, where they are left out; else it only checks.
+        default_max_batch_size: for a model that batches where the configuration does not say.
+    """
+
+    auto: bool = True
+    default_max_batch_size: int = 4
+
+
+USUAL_COMPLETION = Completion()
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """A completed configuration; `message` is the same in the protocol's own form.
 
@@ -77,6 +94,7 @@ class ModelConfig:
         label_files: output name → file under the model's directory, a label a line.
         decoupled: a request may have any number of answers.
         response_cache: answers may come from the cache.
+        warmups: the samples that each instance runs before it serves.
     """
 
     name: str
@@ -96,11 +114,16 @@ class ModelConfig:
     label_files: Mapping[str, str]
     decoupled: bool
     response_cache: bool
+    warmups: tuple[Warmup, ...]
     message: Any = field(repr=False, compare=False)
+    completion: Completion = field(default=USUAL_COMPLETION, repr=False, compare=False)
 
     @staticmethod
-    def of(message: Any) -> ModelConfig:
-        """The frozen view of a completed `inference.ModelConfig` message."""
+    def of(message: Any, completion: Completion = USUAL_COMPLETION) -> ModelConfig:
+        """The frozen view of a completed and valid `inference.ModelConfig` message.
+
+        Inputs and outputs whose type is still the backend's to tell are in `message` alone.
+        """
         return ModelConfig(
             name=message.name,
             platform=message.platform,
@@ -144,7 +167,9 @@ class ModelConfig:
             label_files={t.name: t.label_filename for t in message.output if t.label_filename},
             decoupled=message.model_transaction_policy.decoupled,
             response_cache=message.response_cache.enable,
+            warmups=warmups_of(message),
             message=message,
+            completion=completion,
         )
 
     @property
@@ -159,13 +184,23 @@ class ModelConfig:
     def with_io(self, inputs: Iterable[TensorSpec], outputs: Iterable[TensorSpec]) -> ModelConfig:
         """The same configuration with these inputs and outputs, in both forms.
 
-        What else the configuration says of a tensor of the same name (labels, format) is kept.
+        What else the configuration says of a tensor of the same name (labels, format) is kept. One
+        number for each element of a batch has dims [1] for clients, reshaped to none.
         """
         message = pb.ModelConfig()
         message.CopyFrom(self.message)
         _rewrite(message.input, self.message.input, inputs)
         _rewrite(message.output, self.message.output, outputs)
-        return ModelConfig.of(message)
+        if self.max_batch_size > 0:
+            for tensor in (*message.input, *message.output):
+                if not tensor.dims:
+                    tensor.dims.append(1)
+                    tensor.reshape.SetInParent()
+        return ModelConfig.of(message, self.completion)
+
+    def model_shape(self, spec: TensorSpec) -> tuple[int, ...]:
+        """The shape that the model itself takes or gives, without the batch dimension."""
+        return self.reshapes.get(spec.name, spec.shape)
 
     def full_shape(self, spec: TensorSpec) -> tuple[int, ...]:
         """The shape that requests carry: with -1 for the batch in front where there is one."""
@@ -182,6 +217,8 @@ def _rewrite(target: Any, source: Any, specs: Iterable[TensorSpec]) -> None:
         tensor.name = spec.name
         tensor.data_type = pb.DataType.Value(spec.datatype.config_name)
         tensor.dims[:] = spec.shape
+        if spec.optional:
+            tensor.optional = True
 
 
 def _specs(tensors: Iterable[Any]) -> tuple[TensorSpec, ...]:

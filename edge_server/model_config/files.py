@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from edge_server.errors import ModelConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-    from pathlib import Path
 
 CONFIG_NAME = "config.pbtxt"
+WARMUP_DIRECTORY = "warmup"
+INITIAL_STATE_DIRECTORY = "initial_state"
 
 
 @dataclass(frozen=True)
@@ -56,3 +58,27 @@ def require_path(path: Path, model: str) -> None:
         if not path.is_file():
             raise ModelConfigError(f"{path}: missing; model '{model}' is loaded from it")
         path.open("rb").close()
+
+
+def is_file_name(name: str) -> bool:
+    """Whether `name` is a relative path that stays below where it starts, symbolic links aside."""
+    path = PurePosixPath(name)
+    return (
+        bool(path.parts) and not path.is_absolute() and ".." not in path.parts and "\0" not in name
+    )
+
+
+def outside(directory: Path, name: str) -> bool:
+    """Whether `name` is absolute, climbs out of `directory`, or is a link that leads out of it.
+
+    Raises:
+        ModelConfigError: a link on the way cannot be followed.
+    """
+    if not is_file_name(name):
+        return True
+    with reading(directory / name):
+        try:
+            real = (directory / name).resolve()
+            return not real.is_relative_to(directory.resolve())
+        except RuntimeError as error:  # a circle of links, as Python says it before 3.13
+            raise OSError(str(error)) from error

@@ -8,11 +8,11 @@ from collections import Counter
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from google.protobuf import descriptor_pb2, descriptor_pool, text_format
+from google.protobuf import descriptor_pb2, descriptor_pool, json_format, text_format
 from google.protobuf.message_factory import GetMessageClass
 from tritonclient.grpc import model_config_pb2 as pb
 
-from edge_server.errors import ModelConfigError
+from edge_server.errors import InvalidRequest, ModelConfigError
 from edge_server.model_config.files import reading
 
 if TYPE_CHECKING:
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 # A configuration is a page of text; a text of this size already takes 0.14 s to parse.
 MAX_CONFIG_BYTES = 256 * 1024
+# The message itself nests eight deep.
+_MAX_JSON_DEPTH = 32
 
 _UNKNOWN_FIELD = re.compile(r'Message type "([\w.]+)" has no field named "(\w+)"')
 _UNKNOWN_VALUE = re.compile(r'Enum type "([\w.]+)" has no value named (\w+)')
@@ -60,6 +62,27 @@ def read_model_config(path: Path) -> Any:
     return pb.ModelConfig.FromString(entries.SerializeToString())
 
 
+def parse_model_config_json(text: str, name: str) -> Any:
+    """The message that `text` is in the protocol's JSON form; `name` where it gives none.
+
+    Raises:
+        InvalidRequest: too large, nested too deeply, or no ModelConfig (Triton's text).
+    """
+    if len(text) > MAX_CONFIG_BYTES:
+        raise InvalidRequest(
+            f"Invalid config override: {len(text)} characters; a model configuration has at most "
+            f"{MAX_CONFIG_BYTES}"
+        )
+    if not text.lstrip().startswith("{"):
+        raise InvalidRequest("Invalid config override: not a JSON object")
+    try:
+        message = json_format.Parse(text, pb.ModelConfig(), max_recursion_depth=_MAX_JSON_DEPTH)
+    except (json_format.ParseError, RecursionError) as error:
+        raise InvalidRequest(f"Invalid config override: {error}") from error
+    message.name = message.name or name
+    return message
+
+
 @cache
 def _message_with_plain_entries() -> Any:
     """`inference.ModelConfig` with lists of entries for maps: a map keeps the last of two only."""
@@ -79,6 +102,11 @@ def _keys_given_twice(entries: Any, path: Path) -> Iterator[str]:
     name = entries.name or path.parent.name
     for key in _repeated(entries.parameters):
         yield f"parameter '{key}' is given more than once for {name}"
+    for level in _repeated(entries.dynamic_batching.priority_queue_policy):
+        yield f"priority queue policy for level {level} is given more than once for {name}"
+    for sample in entries.model_warmup:
+        for key in _repeated(sample.inputs):
+            yield f"input '{key}' is given more than once in warm-up '{sample.name}' for {name}"
     for index, step in enumerate(entries.ensemble_scheduling.step):
         for kind, pairs in (("input", step.input_map), ("output", step.output_map)):
             for key in _repeated(pairs):
@@ -88,7 +116,7 @@ def _keys_given_twice(entries: Any, path: Path) -> Iterator[str]:
                 )
 
 
-def _repeated(pairs: Iterable[Any]) -> list[str]:
+def _repeated(pairs: Iterable[Any]) -> list[Any]:
     return [key for key, count in Counter(pair.key for pair in pairs).items() if count > 1]
 
 

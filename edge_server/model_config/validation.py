@@ -4,77 +4,61 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tritonclient.grpc import model_config_pb2 as pb
-
 from edge_server.errors import ModelConfigError
+from edge_server.model_config.batching_rules import batching_faults, cache_faults
 from edge_server.model_config.completion import BACKEND_BY_PLATFORM
+from edge_server.model_config.config import USUAL_COMPLETION, Completion
+from edge_server.model_config.fields import field_faults, without_effect
+from edge_server.model_config.files import is_file_name
+from edge_server.model_config.instance_group_rules import instance_group_faults
+from edge_server.model_config.io_rules import io_faults
+from edge_server.model_config.labels import read_labels
+from edge_server.model_config.sequence_rules import sequence_faults
+from edge_server.model_config.warmup import warmup_faults
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from edge_server.model_config.files import ModelFiles
 
-# Every field is either acted on, accepted although it changes nothing here, or refused: a field
-# that is silently ignored is a promise that is silently broken.
-ACTED_ON = frozenset(
-    {
-        "name",
-        "platform",
-        "backend",
-        "version_policy",
-        "max_batch_size",
-        "input",
-        "output",
-        "instance_group",
-        "default_model_filename",
-        "parameters",
-        "ensemble_scheduling",
-        "dynamic_batching",
-        "sequence_batching",
-        "model_transaction_policy",
-        "response_cache",
-        "model_warmup",
-    }
-)
-ACCEPTED = {
-    "runtime": "the backend is chosen by its name",
-    "metric_tags": "there are no metrics to tag yet",
-    "optimization": "the backends use their own defaults",
-    "model_metrics": "there are no metrics to shape yet",
-}
+__all__ = ["validate", "without_effect"]
 
-_TENSOR_FIELDS_ACTED_ON = frozenset(
-    {"name", "data_type", "dims", "format", "reshape", "label_filename", "optional"}
-)
+# They fill in what inputs and outputs leave open from the model's file.
+_COMPLETES_IO = frozenset({"onnxruntime", "tensorrt", "python"})
 
 
-def without_effect(message: Any) -> dict[str, str]:
-    """The fields of a valid configuration that change nothing here → why."""
-    return {f.name: ACCEPTED[f.name] for f, _ in message.ListFields() if f.name in ACCEPTED}
-
-
-def validate(message: Any, files: ModelFiles, known_backends: frozenset[str]) -> None:
-    """Hold a completed configuration against the rules.
+def validate(
+    message: Any,
+    files: ModelFiles,
+    known_backends: frozenset[str],
+    completion: Completion = USUAL_COMPLETION,
+) -> None:
+    """Hold a completed configuration against the rules, and its label files with it.
 
     Raises:
         ModelConfigError: names the file, what is wrong and what to do; all faults, one per line.
     """
     path = files.config_path
+    by_backend = completion.auto and message.backend in _COMPLETES_IO
     faults = [
+        *field_faults(message),
         *_general(message, files, known_backends),
-        *_tensors(message, "input"),
-        *_tensors(message, "output"),
-        *(_ensemble(message) if message.platform == "ensemble" else _instance_groups(message)),
+        *io_faults(message, complete=not by_backend),
+        *batching_faults(message),
+        *sequence_faults(message, files),
+        *cache_faults(message),
     ]
+    if message.platform == "ensemble":
+        faults += _ensemble(message)
+    else:
+        faults += [*instance_group_faults(message), *warmup_faults(message, files)]
     if faults:
         raise ModelConfigError("\n".join(f"{path}: {fault}" for fault in faults))
+    read_labels(message, files)
 
 
 def _general(message: Any, files: ModelFiles, known_backends: frozenset[str]) -> Iterator[str]:
     name = message.name
-    for descriptor, _ in message.ListFields():
-        if descriptor.name not in ACTED_ON and descriptor.name not in ACCEPTED:
-            yield f"field '{descriptor.name}' is not supported by this server; remove it"
     if name != files.name:
         yield (
             f"unexpected directory name '{files.name}' for model '{name}', directory name must "
@@ -89,7 +73,7 @@ def _general(message: Any, files: ModelFiles, known_backends: frozenset[str]) ->
         yield (
             f"ensemble scheduling cannot be set for model '{name}' whose platform is not ensemble"
         )
-    if _leaves_directory(message.default_model_filename):
+    if message.default_model_filename and not is_file_name(message.default_model_filename):
         yield (
             f"default_model_filename '{message.default_model_filename}' leaves the version "
             "directory; give a plain file name"
@@ -114,71 +98,25 @@ def _backend(message: Any, known_backends: frozenset[str]) -> Iterator[str]:
         )
 
 
-def _leaves_directory(filename: str) -> bool:
-    return filename != "" and (filename.startswith("/") or ".." in filename.split("/"))
-
-
-def _tensors(message: Any, kind: str) -> Iterator[str]:
-    name = message.name
-    names: set[str] = set()
-    for tensor in getattr(message, kind):
-        where = f"model {kind} '{tensor.name}'"
-        if not tensor.name:
-            yield f"model {kind} must specify 'name' for {name}"
-        elif tensor.name in names:
-            yield f"{where} is given more than once for {name}"
-        names.add(tensor.name)
-        if tensor.data_type == pb.TYPE_INVALID:
-            yield f"{where} must specify 'data_type' for {name}; for example TYPE_FP32"
-        elif tensor.data_type == pb.TYPE_BF16:
-            yield f"{where} has data_type TYPE_BF16, which is not supported here, for {name}"
-        elif tensor.data_type not in pb.DataType.values():
-            yield f"{where} has data_type {tensor.data_type}, which is no data type, for {name}"
-        if not tensor.dims:
-            yield f"{where} must specify 'dims' for {name}"
-        if any(dim < 1 and dim != -1 for dim in tensor.dims):
-            yield (
-                f"{where} dimension must be integer >= 1, or -1 to indicate a variable-size "
-                f"dimension for {name}"
-            )
-        if kind == "input" and tensor.format not in pb.ModelInput.Format.values():
-            yield f"{where} has format {tensor.format}, which is no format, for {name}"
-        elif kind == "input" and tensor.format and len(tensor.dims) != 3:
-            yield f"model input NHWC/NCHW require 3 dims for {name}"
-        for descriptor, _ in tensor.ListFields():
-            if descriptor.name not in _TENSOR_FIELDS_ACTED_ON:
-                yield (
-                    f"{where}: field '{descriptor.name}' is not supported by this server for {name}"
-                )
-
-
-def _instance_groups(message: Any) -> Iterator[str]:
-    for group in message.instance_group:
-        where = f"instance group {group.name} of model {message.name}"
-        if group.kind not in pb.ModelInstanceGroup.Kind.values():
-            yield f"{where} has kind {group.kind}, which is no kind; for example KIND_CPU"
-        elif group.kind == pb.ModelInstanceGroup.KIND_GPU:
-            yield f"{where} has kind KIND_GPU but server does not support GPUs"
-        elif group.gpus:
-            kind = pb.ModelInstanceGroup.Kind.Name(group.kind)
-            yield f"{where} has kind {kind} but specifies one or more GPUs"
-        if group.count < 0:
-            yield f"{where} has a negative count"
-        for descriptor, _ in group.ListFields():
-            if descriptor.name not in {"name", "kind", "count", "gpus", "rate_limiter", "passive"}:
-                yield f"{where}: field '{descriptor.name}' is not supported by this server"
-
-
 def _ensemble(message: Any) -> Iterator[str]:
     name = message.name
+    if message.WhichOneof("scheduling_choice") != "ensemble_scheduling":
+        yield f"ensemble scheduling must be set for ensemble {name} whose platform is ensemble"
+    elif not message.ensemble_scheduling.step:
+        yield f"must specify 'step' for ensemble '{name}'"
     if message.instance_group:
         yield f"instance group should not be specified for ensemble '{name}'"
     if message.HasField("optimization"):
         yield f"optimization should not be specified for ensemble '{name}'"
+    if message.model_warmup:
+        yield f"model_warmup can not be specified for ensemble '{name}'"
     if not message.input or not message.output:
         yield f"ensemble '{name}' must specify its 'input' and 'output' tensors"
-    if not message.ensemble_scheduling.step:
-        yield f"must specify 'step' for ensemble '{name}'"
+    yield from _steps(message)
+
+
+def _steps(message: Any) -> Iterator[str]:
+    name = message.name
     inputs = {tensor.name for tensor in message.input}
     written: set[str] = set()
     for index, step in enumerate(message.ensemble_scheduling.step):

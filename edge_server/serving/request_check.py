@@ -26,8 +26,9 @@ def check_request(config: ModelConfig, request: InferRequest) -> None:
     batch_sizes = {
         spec.name: _check_tensor(config, request, spec, request.inputs[spec.name])
         for spec in config.inputs
+        if spec.name in request.inputs
     }
-    if config.max_batch_size == 0:
+    if config.max_batch_size == 0 or not batch_sizes:
         return
     first = next(iter(batch_sizes.values()))
     for name, batch_size in batch_sizes.items():
@@ -48,18 +49,25 @@ def _check_names(config: ModelConfig, request: InferRequest) -> None:
     for name in request.outputs:
         if name not in known_outputs:
             raise InvalidRequest(f"unexpected inference output '{name}' for model '{config.name}'")
-    wanted = [spec.name for spec in config.inputs]
+    missing = [
+        spec.name for spec in config.inputs if not spec.optional and spec.name not in request.inputs
+    ]
+    known = {spec.name for spec in config.inputs}
+    least = sum(not spec.optional for spec in config.inputs)
+    most, got = len(known), len(request.inputs)
+    unexpected = [name for name in request.inputs if name not in known]
     # The count is compared first: a wrong name among the right number is "unexpected".
-    if len(request.inputs) != len(wanted):
-        missing = [name for name in wanted if name not in request.inputs]
+    if not least <= got <= most or (missing and not unexpected):
+        expected = f"{most} inputs"
+        if least < most:
+            expected = f"number of inputs between {least} and {most}"
         raise InvalidRequest(
-            f"{request.log_prefix}expected {len(wanted)} inputs but got {len(request.inputs)} "
-            f"inputs for model '{config.name}'. Got input(s) {_names(request.inputs)}, but "
-            f"missing required input(s) {_names(missing)}. Please provide all required input(s)."
+            f"{request.log_prefix}expected {expected} but got {got} inputs for model "
+            f"'{config.name}'. Got input(s) {_names(request.inputs)}, but missing required "
+            f"input(s) {_names(missing)}. Please provide all required input(s)."
         )
-    for name in request.inputs:
-        if name not in wanted:
-            raise InvalidRequest(f"unexpected inference input '{name}' for model '{config.name}'")
+    for name in unexpected:
+        raise InvalidRequest(f"unexpected inference input '{name}' for model '{config.name}'")
 
 
 def _check_tensor(

@@ -5,9 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from google.protobuf import json_format
+from tritonclient.grpc import model_config_pb2 as pb
 
-from edge_server.errors import ModelConfigError
-from edge_server.model_config.parse import MAX_CONFIG_BYTES, read_model_config
+from edge_server.errors import InvalidRequest, ModelConfigError
+from edge_server.model_config.parse import (
+    MAX_CONFIG_BYTES,
+    parse_model_config_json,
+    read_model_config,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -74,6 +80,14 @@ STEP = 'name: "e" ensemble_scheduling { step { model_name: "m" %s } }'
             'parameters { key: "scale" value { string_value: "2" } }',
             "parameter 'scale' is given more than once for m",
         ),
+        (
+            "dynamic_batching { priority_queue_policy [ { key: 1 }, { key: 1 } ] }",
+            "priority queue policy for level 1 is given more than once for m",
+        ),
+        (
+            'model_warmup { name: "w" inputs { key: "a" } inputs { key: "a" } }',
+            "input 'a' is given more than once in warm-up 'w' for m",
+        ),
     ],
 )
 def test_a_key_given_twice_is_refused_where_a_map_would_keep_the_last(
@@ -93,3 +107,38 @@ def test_maps_are_read_as_the_published_message_has_them(path: Path) -> None:
     message = read_model_config(path)
     assert dict(message.ensemble_scheduling.step[0].input_map) == {"a": "x", "b": "x"}
     assert message.parameters["scale"].string_value == "1"
+
+
+def test_the_json_form_is_read_and_the_name_may_be_left_out() -> None:
+    message = pb.ModelConfig(name="m", max_batch_size=3)
+    message.version_policy.specific.versions.extend([1, 2**40])
+    message.parameters["scale"].string_value = "1"
+    text = json_format.MessageToJson(message, preserving_proto_field_name=True)
+    assert parse_model_config_json(text, "m") == message
+    assert parse_model_config_json("{}", "m") == pb.ModelConfig(name="m")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "nonsense",
+        "[]",
+        "null",
+        '"x"',
+        "{",
+        '{"max_batchsize": 1}',
+        '{"max_batch_size": "x"}',
+        '{"name": "a", "name": "b"}',
+        '{"name": "\\ud800"}',
+        '{"parameters": {"a": 1}}',
+        '{"input": [{"data_type": "TYPE_FP33"}]}',
+        '{"max_batch_size": ' + "9" * 5000 + "}",
+        '{"a":' * 10_000,
+        '{"input": [' + "[" * 10_000,
+        "{}" + " " * MAX_CONFIG_BYTES,
+    ],
+)
+def test_what_is_no_configuration_in_json_is_the_callers_fault(text: str) -> None:
+    with pytest.raises(InvalidRequest, match=r"^Invalid config override: .+"):
+        parse_model_config_json(text, "m")

@@ -120,7 +120,8 @@ def test_an_onnx_file_alone_is_a_model(repository: Path, write_onnx: Callable[..
     registry, failed = load(repository)
     assert failed == {}
     config = registry.snapshot.find("adds").config
-    assert [(s.name, s.shape) for s in config.inputs] == [("x", (-1, 4))]
+    assert [(s.name, s.shape) for s in config.inputs] == [("x", (4,))]
+    assert config.max_batch_size == 4
 
 
 def test_a_model_in_two_repositories_is_unavailable_without_a_version(tmp_path: Path) -> None:
@@ -137,8 +138,8 @@ def test_a_model_in_two_repositories_is_unavailable_without_a_version(tmp_path: 
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        (IDENTITY.replace("TYPE_FP32", "99"), "model input 'a' has data_type 99"),
-        (IDENTITY + "instance_group { kind: 77 }", "has kind 77, which is no kind"),
+        (IDENTITY.replace("TYPE_FP32", "99"), "'input[0].data_type' has value 99"),
+        (IDENTITY + "instance_group { kind: 77 }", "'instance_group[0].kind' has value 77"),
     ],
 )
 def test_a_number_that_no_enum_has_is_that_models_fault(

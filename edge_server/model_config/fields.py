@@ -1,0 +1,171 @@
+"""What becomes of each field of `inference.ModelConfig`: acted on, accepted, or refused.
+
+A field that is silently ignored is a promise that is silently broken, so the tables cover every
+field at every depth. A path leads through messages, lists and map values alike; in `ACCEPTED` and
+`REFUSED` it stands for all that is under it, in `ACTED_ON` for itself alone, so that a field that
+a later protocol adds is refused until it has been thought about.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def _under(prefix: str, names: str) -> set[str]:
+    return {f"{prefix}.{name}" for name in names.split()}
+
+
+_QUEUE_POLICY = "timeout_action default_timeout_microseconds allow_timeout_override max_queue_size"
+
+ACTED_ON = frozenset(
+    {"name", "platform", "backend", "max_batch_size", "default_model_filename"}
+    | _under("version_policy", "latest.num_versions all specific.versions")
+    | _under(
+        "input",
+        "name data_type format dims reshape.shape is_shape_tensor optional is_non_linear_format_io",
+    )
+    | _under(
+        "output",
+        "name data_type dims reshape.shape label_filename is_shape_tensor is_non_linear_format_io",
+    )
+    | _under("optimization", "graph.level input_pinned_memory.enable output_pinned_memory.enable")
+    | _under(
+        "dynamic_batching",
+        "preferred_batch_size max_queue_delay_microseconds preserve_ordering priority_levels "
+        "default_priority_level",
+    )
+    | _under("dynamic_batching.default_queue_policy", _QUEUE_POLICY)
+    | _under("dynamic_batching.priority_queue_policy", _QUEUE_POLICY)
+    | _under("sequence_batching", "max_sequence_idle_microseconds iterative_sequence")
+    | _under("sequence_batching.direct", "max_queue_delay_microseconds minimum_slot_utilization")
+    | _under(
+        "sequence_batching.oldest",
+        "max_candidate_sequences preferred_batch_size max_queue_delay_microseconds "
+        "preserve_ordering",
+    )
+    | _under(
+        "sequence_batching.control_input",
+        "name control.kind control.int32_false_true control.fp32_false_true "
+        "control.bool_false_true control.data_type",
+    )
+    | _under("sequence_batching.state", "input_name output_name data_type dims")
+    | _under("sequence_batching.state.initial_state", "name data_type dims zero_data data_file")
+    | _under("ensemble_scheduling", "max_inflight_requests")
+    | _under("ensemble_scheduling.step", "model_name model_version input_map output_map")
+    | _under("instance_group", "name kind count gpus profile passive rate_limiter.priority")
+    | _under("instance_group.rate_limiter.resources", "name global count")
+    | _under("model_warmup", "name batch_size count")
+    | _under("model_warmup.inputs", "data_type dims zero_data random_data input_data_file")
+    | {"parameters.string_value", "model_transaction_policy.decoupled", "response_cache.enable"}
+)
+
+_GPU_ONLY = "it is about GPU execution, and models run on the CPU here"
+_STATE_BUFFERS = "a state is handed on in memory that the server chooses"
+ACCEPTED = {
+    "runtime": "the backend is chosen by its name",
+    "cc_model_filenames": "they are chosen by a GPU's capability, and models run on the CPU here",
+    "metric_tags": "metrics carry the model's name and version only",
+    "model_metrics": "histograms have fixed buckets",
+    "model_operations": "no libraries of custom operators are loaded",
+    "optimization.priority": _GPU_ONLY,
+    "optimization.cuda": _GPU_ONLY,
+    "optimization.gather_kernel_buffer_threshold": _GPU_ONLY,
+    "optimization.eager_batching": _GPU_ONLY,
+    "sequence_batching.state.use_same_buffer_for_input_output": _STATE_BUFFERS,
+    "sequence_batching.state.use_growable_memory": _STATE_BUFFERS,
+    "ensemble_scheduling.step.model_namespace": "there are no model namespaces here",
+    "instance_group.host_policy": "instances are not bound to cores or memory nodes",
+}
+REFUSED = {
+    "input.allow_ragged_batch": "requests are batched only where their shapes are equal; remove it "
+    "and pad the input, or leave batching out",
+    "batch_input": "nothing makes these tensors without ragged batches; remove it",
+    "batch_output": "nothing splits these tensors without ragged batches; remove it",
+    "optimization.execution_accelerators": "ONNX Runtime runs on its CPU provider here; remove it",
+    "instance_group.secondary_devices": "no GPU, and so no DLA beside it, can be driven; remove it",
+    "model_repository_agents": "there are no repository agents here; remove it, and check "
+    "the files before they come into the repository",
+}
+
+_ENSEMBLE_HANDS_ON = "an ensemble hands tensors from model to model as they are"
+# Acted on for other models, without effect for an ensemble.
+_WITHOUT_EFFECT_FOR_ENSEMBLES = {
+    "parameters": "an ensemble has no backend that reads them",
+    "input.reshape": _ENSEMBLE_HANDS_ON,
+    "output.reshape": _ENSEMBLE_HANDS_ON,
+    "input.format": _ENSEMBLE_HANDS_ON,
+    "default_model_filename": "an ensemble has no file of its own",
+}
+# Path → the backends that act on it; for the others it is without effect.
+_ACTED_ON_BY = {
+    "optimization.graph": frozenset({"onnxruntime"}),
+    "default_model_filename": frozenset({"onnxruntime", "tensorrt", "python"}),
+}
+
+
+def without_effect(message: Any) -> dict[str, str]:
+    """The fields of a completed, valid configuration that change nothing here → why."""
+    found = {}
+    for path, _, _, _ in _fields(message, "", ""):
+        if path in ACCEPTED:
+            found[path] = ACCEPTED[path]
+        elif message.platform == "ensemble":
+            if path in _WITHOUT_EFFECT_FOR_ENSEMBLES:
+                found[path] = _WITHOUT_EFFECT_FOR_ENSEMBLES[path]
+        elif message.backend not in _ACTED_ON_BY.get(path, {message.backend}):
+            found[path] = f"backend '{message.backend}' does not use it"
+    batching = message.dynamic_batching
+    if not batching.priority_levels and (
+        batching.default_priority_level or batching.priority_queue_policy
+    ):
+        found["dynamic_batching.priority_queue_policy"] = "'priority_levels' is 0"
+    return found
+
+
+def field_faults(message: Any) -> Iterator[str]:
+    """Fields that this server refuses, and enum values that nobody knows."""
+    for path, shown, descriptor, value in _fields(message, "", ""):
+        if path in REFUSED:
+            yield f"field '{shown}' is not supported by this server: {REFUSED[path]}"
+        elif descriptor.enum_type is not None:
+            if value not in descriptor.enum_type.values_by_number:
+                known = ", ".join(descriptor.enum_type.values_by_name)
+                yield f"field '{shown}' has value {value}, which means nothing; known: {known}"
+        elif not (_is_message(descriptor) or path in ACTED_ON or path in ACCEPTED):
+            yield f"field '{shown}' is not supported by this server; remove it"
+
+
+def _fields(message: Any, path: str, shown: str) -> Iterator[tuple[str, str, Any, Any]]:
+    """Each field that is set: its path in the tables, what people call it, descriptor, value.
+
+    What stands under a path of `ACCEPTED` or `REFUSED` is left out.
+    """
+    for descriptor, value in message.ListFields():
+        here = f"{path}.{descriptor.name}" if path else descriptor.name
+        name = f"{shown}.{descriptor.name}" if shown else descriptor.name
+        yield here, name, descriptor, value
+        if here in ACCEPTED or here in REFUSED or not _is_message(descriptor):
+            continue
+        if is_map(descriptor):
+            for key, element in sorted(value.items()):
+                yield from _fields(element, here, f"{name}[{key!r}]")
+        elif descriptor.is_repeated:
+            for index, element in enumerate(value):
+                yield from _fields(element, here, f"{name}[{index}]")
+        else:
+            yield from _fields(value, here, name)
+
+
+def is_map(descriptor: Any) -> bool:
+    """Whether a field is a map: the protocol has it as a list of entries."""
+    return descriptor.message_type is not None and descriptor.message_type.GetOptions().map_entry
+
+
+def _is_message(descriptor: Any) -> bool:
+    """Whether a field's values have fields of their own: not so for a map from text to text."""
+    if is_map(descriptor):
+        return descriptor.message_type.fields_by_name["value"].message_type is not None
+    return descriptor.message_type is not None

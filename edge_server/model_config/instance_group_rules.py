@@ -1,0 +1,46 @@
+"""The rules for `instance_group`; the texts are Triton's where it has one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tritonclient.grpc import model_config_pb2 as pb
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# Each instance holds a thread, a process or a copy of the model; more is a slip of the keyboard.
+MAX_INSTANCES = 1024
+
+
+def instance_group_faults(message: Any) -> Iterator[str]:
+    """Faults of a completed configuration's instance groups, of which there is at least one."""
+    for group in message.instance_group:
+        where = f"instance group {group.name} of model {message.name}"
+        if group.kind == pb.ModelInstanceGroup.KIND_GPU:
+            yield f"{where} has kind KIND_GPU but server does not support GPUs"
+        elif group.gpus:
+            kind = pb.ModelInstanceGroup.Kind
+            name = kind.Name(group.kind) if group.kind in kind.values() else group.kind
+            yield f"{where} has kind {name} but specifies one or more GPUs"
+        if group.count < 0:
+            yield f"{where} has a negative count"
+        for profile in group.profile:
+            if message.platform != "tensorrt_plan":
+                yield (
+                    f"{where} and platform {message.platform}specifies profile field which is only "
+                    "supported for TensorRT models"
+                )
+                break
+            if not (profile.isascii() and profile.isdigit()):
+                yield (
+                    f"{where} and platform {message.platform} specifies invalid profile {profile}. "
+                    "The field should contain the string representation of a non-negative integer."
+                )
+        if any(not resource.name for resource in group.rate_limiter.resources):
+            yield f"{where} has a rate limiter resource without 'name'"
+    count = sum(max(group.count, 0) for group in message.instance_group)
+    if count > MAX_INSTANCES:
+        yield f"model {message.name} asks for {count} instances; at most {MAX_INSTANCES} can be"
+    if all(group.passive for group in message.instance_group):
+        yield f"every instance group of model {message.name} is passive, so that nothing would run"

@@ -1,0 +1,121 @@
+"""Every field of the published message, at every depth, is acted on, accepted or refused."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2 as pb
+
+from edge_server.model_config.fields import (
+    ACCEPTED,
+    ACTED_ON,
+    REFUSED,
+    field_faults,
+    is_map,
+    without_effect,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+
+def leaves(descriptor: Any, path: str = "") -> Iterator[str]:
+    for field in descriptor.fields:
+        here = f"{path}.{field.name}" if path else field.name
+        inner = field.message_type
+        if inner is not None and is_map(field):
+            inner = inner.fields_by_name["value"].message_type
+        if inner is None or not inner.fields:
+            yield here
+        else:
+            yield from leaves(inner, here)
+
+
+def above(path: str) -> set[str]:
+    """The path itself and all that it is under."""
+    parts = path.split(".")
+    return {".".join(parts[: i + 1]) for i in range(len(parts))}
+
+
+def test_each_field_has_exactly_one_fate() -> None:
+    for path in leaves(pb.ModelConfig.DESCRIPTOR):
+        fates = [
+            path in ACTED_ON,
+            bool(above(path) & ACCEPTED.keys()),
+            bool(above(path) & REFUSED.keys()),
+        ]
+        assert fates.count(True) == 1, path
+
+
+def test_the_tables_name_no_field_that_does_not_exist() -> None:
+    every = {prefix for path in leaves(pb.ModelConfig.DESCRIPTOR) for prefix in above(path)}
+    assert every >= ACTED_ON
+    assert every >= ACCEPTED.keys()
+    assert every >= REFUSED.keys()
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (
+            'input { name: "a" } input { allow_ragged_batch: true }',
+            "field 'input[1].allow_ragged_batch' is not supported by this server: requests are",
+        ),
+        ("batch_input {}", "field 'batch_input' is not supported by this server"),
+        ("batch_output {}", "field 'batch_output' is not supported by this server"),
+        (
+            'optimization { execution_accelerators { gpu_execution_accelerator { name: "x" } } }',
+            "field 'optimization.execution_accelerators' is not supported by this server: ONNX",
+        ),
+        (
+            "instance_group { secondary_devices { kind: KIND_NVDLA } }",
+            "field 'instance_group[0].secondary_devices' is not supported by this server: no GPU",
+        ),
+        (
+            'model_repository_agents { agents { name: "checksum" } }',
+            "field 'model_repository_agents' is not supported by this server",
+        ),
+        (
+            "dynamic_batching { priority_queue_policy { key: 3 value { timeout_action: 9 } } }",
+            "field 'dynamic_batching.priority_queue_policy[3].timeout_action' has value 9, which "
+            "means nothing; known: REJECT, DELAY",
+        ),
+    ],
+)
+def test_what_cannot_be_done_is_refused_with_its_place_and_the_reason(text: str, says: str) -> None:
+    (fault,) = field_faults(text_format.Parse(text, pb.ModelConfig()))
+    assert fault.startswith(says)
+
+
+@pytest.mark.parametrize(
+    ("text", "paths"),
+    [
+        ('backend: "identity" runtime: "x" model_metrics {}', ["model_metrics", "runtime"]),
+        ('backend: "identity" optimization { graph { level: 1 } }', ["optimization.graph"]),
+        ('backend: "onnxruntime" optimization { graph { level: 1 } }', []),
+        ('backend: "identity" default_model_filename: "x"', ["default_model_filename"]),
+        ('backend: "identity" optimization { cuda { graphs: true } }', ["optimization.cuda"]),
+        ('backend: "identity" optimization { input_pinned_memory { enable: true } }', []),
+        ('backend: "identity" parameters { key: "a" value { string_value: "b" } }', []),
+        ('platform: "ensemble" parameters { key: "a" }', ["parameters"]),
+        ('platform: "ensemble" input { reshape { shape: 1 } }', ["input.reshape"]),
+        (
+            'backend: "identity" dynamic_batching { default_priority_level: 1 }',
+            ["dynamic_batching.priority_queue_policy"],
+        ),
+        (
+            'backend: "identity" cc_model_filenames { key: "8.7" value: "x" } '
+            'instance_group { host_policy: "big" }',
+            ["cc_model_filenames", "instance_group.host_policy"],
+        ),
+    ],
+)
+def test_what_changes_nothing_here_is_named_with_the_reason(text: str, paths: list[str]) -> None:
+    message = text_format.Parse(text, pb.ModelConfig())
+    found = without_effect(message)
+    assert sorted(found) == paths
+    assert list(field_faults(message)) == []
+    assert all(found.values())
