@@ -133,7 +133,7 @@ class RepositoryLoader:
         config = backend.complete(files, version, config)
         model = backend.load(files.versions[version], config, Placement())
         try:
-            return self._scheduling.model(config, version, model)
+            return self._scheduling.model(config, version, model, files.directory)
         except BaseException:
             model.close()
             raise

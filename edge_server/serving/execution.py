@@ -19,7 +19,7 @@ from edge_server.serving.statistics import Failure
 from edge_server.tensors import Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from edge_server.backends.contract import Instance, Tensors
     from edge_server.model_config.config import ModelConfig
@@ -38,12 +38,17 @@ class Job:
         outputs: what is wanted of the model; likewise.
         batch_size: 0 where the model does not batch.
         queued_at_ns: `time.monotonic_ns()`.
+        made: hears everything that the model made for it before its caller is answered; an
+            `EdgeServerError` that it raises is the answer.
+        padding: it only fills a row of a batch: nobody is answered and nothing is counted.
     """
 
     __slots__ = (
         "batch_size",
         "inputs",
+        "made",
         "outputs",
+        "padding",
         "queued_at_ns",
         "request",
         "respond",
@@ -61,6 +66,8 @@ class Job:
         batched = config.max_batch_size > 0 and request.inputs
         self.batch_size = next(iter(request.inputs.values())).shape[0] if batched else 0
         self.queued_at_ns = time.monotonic_ns()
+        self.made: Callable[[Tensors], None] | None = None
+        self.padding = False
 
     def death(self) -> EdgeServerError | None:
         """Why nobody waits for this any more; None where somebody does."""
@@ -102,7 +109,8 @@ class Executor:
         if phases is None:
             phases = Phases(0, time.monotonic_ns() - began_ns, 0)
         if failure is None:
-            self.statistics.executed(max(1, sum(job.batch_size for job in jobs)), phases)
+            batch_size = max(1, sum(job.batch_size for job in jobs))
+            self.statistics.executed(batch_size, phases, sum(job.padding for job in jobs))
         for turn in turns:
             turn.end(failure, phases)
 
@@ -177,6 +185,8 @@ class _Turn:
         final: bool,
         parameters: Parameters = NO_PARAMETERS,
     ) -> None:
+        if self._job.padding:
+            return
         if self._over:
             log.warning("model %s: an answer after the last one", self._executor.config.name)
         elif self._executor.config.decoupled:
@@ -187,6 +197,8 @@ class _Turn:
 
     def end(self, failure: EdgeServerError | None, phases: Phases) -> None:
         """The instance is through with the batch."""
+        if self._job.padding:
+            return
         if self._executor.config.decoupled:
             if failure is not None and not self._over:
                 self._over = True
@@ -227,6 +239,8 @@ class _Turn:
         executor, job = self._executor, self._job
         if not isinstance(answer, EdgeServerError):
             try:
+                if job.made is not None:
+                    job.made(answer)
                 response = executor.response(job, answer, parameters, phases.infer)
             except EdgeServerError as error:
                 answer = error

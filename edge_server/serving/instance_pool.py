@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING
+from itertools import zip_longest
+from typing import TYPE_CHECKING, NamedTuple
 
 from edge_server.errors import DeadlineExceeded, ModelConfigError
 
@@ -51,31 +52,35 @@ class InstancePool:
             ModelConfigError: none of them may run, or the limiter has too little for one.
             EdgeServerError: one cannot be made; those before it are closed again.
         """
-        groups = config.instance_groups
-        if groups and all(group.passive for group in groups):
-            raise ModelConfigError(
-                f"model '{config.name}' has only passive instances, which never run; let one "
-                "instance_group be not passive"
-            )
-        shares = limiter.enrol(groups) if limiter is not None else []
-        names = [f"{group.name}_{i}" for group in groups for i in range(group.count)]
-        made: list[Instance] = []
-        try:
-            for name in names:
-                # One by one, so that those before a failure are known.
-                made.append(model.make_instance(name))  # noqa: PERF401
-        except BaseException:
-            for instance in made:
-                instance.close()
-            if limiter is not None:
-                limiter.leave(shares)
-            raise
-        passive = [group.passive for group in groups for _ in range(group.count)]
+        made = _make(config, model, limiter)
         return InstancePool(
-            [instance for instance, kept in zip(made, passive, strict=True) if not kept],
-            [instance for instance, kept in zip(made, passive, strict=True) if kept],
-            LimitedInstances(limiter, shares, made) if limiter is not None else None,
+            [each.instance for each in made if not each.passive],
+            [each.instance for each in made if each.passive],
+            _limited(limiter, made),
         )
+
+    @staticmethod
+    def each_of(
+        config: ModelConfig, model: Model, limiter: RateLimiter | None = None
+    ) -> list[InstancePool]:
+        """A pool for each instance that runs; those that never do are closed with the first.
+
+        Raises: as `of`.
+        """
+        made = _make(config, model, limiter)
+        passive = [each for each in made if each.passive]
+        pools: list[InstancePool] = []
+        for each in made:
+            if not each.passive:
+                kept = [] if pools else passive
+                pools.append(
+                    InstancePool(
+                        [each.instance],
+                        [other.instance for other in kept],
+                        _limited(limiter, [each, *kept]),
+                    )
+                )
+        return pools
 
     def __len__(self) -> int:
         """How many may run at once."""
@@ -182,6 +187,42 @@ class LimitedInstances:
 
     def close(self) -> None:
         self._limiter.leave(self._shares)
+
+
+class _Made(NamedTuple):
+    instance: Instance
+    passive: bool
+    share: Share | None
+
+
+def _make(config: ModelConfig, model: Model, limiter: RateLimiter | None) -> list[_Made]:
+    groups = config.instance_groups
+    if groups and all(group.passive for group in groups):
+        raise ModelConfigError(
+            f"model '{config.name}' has only passive instances, which never run; let one "
+            "instance_group be not passive"
+        )
+    shares = limiter.enrol(groups) if limiter is not None else []
+    names = [(f"{group.name}_{i}", group.passive) for group in groups for i in range(group.count)]
+    made: list[_Made] = []
+    try:
+        # One by one, so that those before a failure are known.
+        for (name, passive), share in zip_longest(names, shares):
+            made.append(_Made(model.make_instance(name), passive, share))
+    except BaseException:
+        for each in made:
+            each.instance.close()
+        if limiter is not None:
+            limiter.leave(shares)
+        raise
+    return made
+
+
+def _limited(limiter: RateLimiter | None, made: Sequence[_Made]) -> LimitedInstances | None:
+    if limiter is None:
+        return None
+    shares = [each.share for each in made if each.share is not None]
+    return LimitedInstances(limiter, shares, [each.instance for each in made])
 
 
 def _left_s(deadline: float | None) -> float | None:

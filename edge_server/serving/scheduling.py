@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge_server.serving.direct import DirectScheduler
@@ -9,6 +10,7 @@ from edge_server.serving.dynamic_batch import DynamicBatchScheduler
 from edge_server.serving.ensemble import EnsembleScheduler
 from edge_server.serving.execution import Executor
 from edge_server.serving.instance_pool import InstancePool
+from edge_server.serving.sequence import SequenceScheduler
 from edge_server.serving.snapshot import LoadedModel
 from edge_server.serving.statistics import ModelStatistics
 
@@ -35,21 +37,29 @@ class Scheduling:
         scheduler = EnsembleScheduler(config, version, statistics)
         return LoadedModel(config, version, scheduler, statistics)
 
-    def model(self, config: ModelConfig, version: int, model: Model) -> LoadedModel:
+    def model(
+        self, config: ModelConfig, version: int, model: Model, directory: Path = Path()
+    ) -> LoadedModel:
         """A model of a backend; it is closed with the loaded model.
+
+        Args:
+            directory: the model's, for the files of initial states.
 
         Raises:
             EdgeServerError: an instance cannot be made, or would never run; nothing is left open.
         """
         statistics = ModelStatistics()
         executor = Executor(config, version, statistics)
-        pool = InstancePool.of(config, model, self._limiter)
-        scheduler = _scheduler(executor, pool)
+        scheduler = self._scheduler(executor, model, directory)
         return LoadedModel(config, version, scheduler, statistics, model)
 
-
-def _scheduler(executor: Executor, pool: InstancePool) -> Scheduler:
-    batching = executor.config.dynamic_batching
-    if batching is not None:
-        return DynamicBatchScheduler(executor, pool, batching)
-    return DirectScheduler(executor, pool)
+    def _scheduler(self, executor: Executor, model: Model, directory: Path) -> Scheduler:
+        config = executor.config
+        if config.sequence_batching is not None:
+            return SequenceScheduler(
+                executor, config.sequence_batching, model, directory, self._limiter
+            )
+        pool = InstancePool.of(config, model, self._limiter)
+        if config.dynamic_batching is not None:
+            return DynamicBatchScheduler(executor, pool, config.dynamic_batching)
+        return DirectScheduler(executor, pool)

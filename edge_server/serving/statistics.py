@@ -97,12 +97,16 @@ class ModelStatistics:
         with self._lock:
             return deepcopy(self._counts)
 
-    def executed(self, batch_size: int, phases: Phases) -> None:
-        """A run of the model on `batch_size` elements (1 where the model does not batch)."""
+    def executed(self, batch_size: int, phases: Phases, padding: int = 0) -> None:
+        """A run of the model on `batch_size` elements (1 where the model does not batch).
+
+        Args:
+            padding: how many of them were no request's.
+        """
         with self._lock:
             counts = self._counts
             counts.execution_count += 1
-            counts.inference_count += batch_size
+            counts.inference_count += batch_size - padding
             counts.last_inference_ms = time.time_ns() // 1_000_000
             batch = counts.batches.get(batch_size)
             if batch is None:
