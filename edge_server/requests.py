@@ -114,6 +114,7 @@ class InferResponse:
 
 # Takes one answer of a request, and whether it was the last. An error is always the last; None is
 # nothing but the end, which only a decoupled model may say. Called on any thread, never twice at
-# once for one request, and it returns at once.
+# once for one request, and it returns at once, but that an ensemble with `max_inflight_requests`
+# holds a decoupled member back in it.
 Answer = InferResponse | EdgeServerError | None
 Respond = Callable[[Answer, bool], None]

@@ -28,12 +28,27 @@ class EnsembleStep:
         model_version: -1 is the latest.
         input_map: the model's input → the ensemble's tensor.
         output_map: the model's output → the ensemble's tensor.
+        decoupled: whether the model is; known once the graph has been resolved.
     """
 
     model_name: str
     model_version: int
     input_map: Mapping[str, str]
     output_map: Mapping[str, str]
+    decoupled: bool = False
+
+
+@dataclass(frozen=True)
+class LabelSource:
+    """The output of an ensemble's member, near or far, whose labels are the ensemble's too.
+
+    Attributes:
+        model_version: -1 is the latest.
+    """
+
+    model_name: str
+    model_version: int
+    output: str
 
 
 @dataclass(frozen=True)
@@ -95,6 +110,8 @@ class ModelConfig:
         decoupled: a request may have any number of answers.
         response_cache: answers may come from the cache.
         warmups: the samples that each instance runs before it serves.
+        label_sources: of an ensemble whose graph has been resolved: output name → where its
+            labels come from, for those that `label_files` does not name.
     """
 
     name: str
@@ -117,6 +134,7 @@ class ModelConfig:
     warmups: tuple[Warmup, ...]
     message: Any = field(repr=False, compare=False)
     completion: Completion = field(default=USUAL_COMPLETION, repr=False, compare=False)
+    label_sources: Mapping[str, LabelSource] = field(default_factory=dict)
 
     @staticmethod
     def of(message: Any, completion: Completion = USUAL_COMPLETION) -> ModelConfig:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from tritonclient.grpc import model_config_pb2 as pb
+
 from edge_server.errors import ModelConfigError
+from edge_server.model_config.config import LabelSource
 from edge_server.model_config.shapes import unified
 from edge_server.tensors import shape_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
     from edge_server.model_config.config import EnsembleStep, ModelConfig
@@ -28,8 +31,10 @@ class _End:
     shape: tuple[int, ...]
 
 
-def validate_graph(config: ModelConfig, path: Path, find_member: FindMember) -> None:
-    """Hold an ensemble's steps against the configurations of its members.
+def resolve_graph(config: ModelConfig, path: Path, find_member: FindMember) -> ModelConfig:
+    """The ensemble's configuration with what only its members know: who is decoupled, and labels.
+
+    An ensemble with a decoupled member is decoupled itself.
 
     Args:
         config: of the ensemble.
@@ -45,8 +50,83 @@ def validate_graph(config: ModelConfig, path: Path, find_member: FindMember) -> 
         *_batch_faults(config, members),
         *_connection_faults(config),
         *_agreement_faults(config, members),
+        *_decoupled_faults(config, members),
     ):
         raise ModelConfigError(f"{path}: {fault}")
+    decoupled = any(member.decoupled for _, member in members)
+    if decoupled and config.response_cache:
+        raise ModelConfigError(
+            f"{path}: Response Cache does not currently support model {config.name} with "
+            "'decoupled' transaction policy. Please disable the response cache."
+        )
+    message = pb.ModelConfig()
+    message.CopyFrom(config.message)
+    if decoupled or message.HasField("model_transaction_policy"):
+        message.model_transaction_policy.decoupled = decoupled
+    return replace(
+        config,
+        steps=tuple(replace(step, decoupled=member.decoupled) for step, member in members),
+        decoupled=decoupled,
+        label_sources=_label_sources(config, members),
+        message=message,
+    )
+
+
+def _label_sources(
+    config: ModelConfig, members: list[tuple[EnsembleStep, ModelConfig]]
+) -> dict[str, LabelSource]:
+    sources: dict[str, LabelSource] = {}
+    for step, member in members:
+        for name, tensor in step.output_map.items():
+            if name in member.label_files:
+                sources[tensor] = LabelSource(member.name, step.model_version, name)
+            elif name in member.label_sources:
+                sources[tensor] = member.label_sources[name]
+    return {
+        spec.name: sources[spec.name]
+        for spec in config.outputs
+        if spec.name in sources and spec.name not in config.label_files
+    }
+
+
+def _decoupled_faults(
+    config: ModelConfig, members: list[tuple[EnsembleStep, ModelConfig]]
+) -> Iterator[str]:
+    """What is read together must come once per request, or once per response of one model.
+
+    The ensemble's outputs are read together too.
+    """
+    # Tensor → the step, by its place, whose responses it comes with; none is once per request.
+    origins: dict[str, int | None] = {spec.name: None for spec in config.inputs}
+    waiting = list(enumerate(members))
+    while ready := [
+        entry for entry in waiting if origins.keys() >= set(entry[1][0].input_map.values())
+    ]:
+        for place, (step, member) in ready:
+            waiting.remove((place, (step, member)))
+            origin = _one_origin(origins[tensor] for tensor in step.input_map.values())
+            if origin == _SEVERAL:
+                yield _of_several(config, member.name)
+            origin = place if member.decoupled else origin
+            origins.update(dict.fromkeys(step.output_map.values(), origin))
+    if _one_origin(origins.get(spec.name) for spec in config.outputs) == _SEVERAL:
+        yield _of_several(config, config.name)
+
+
+_SEVERAL = -1
+
+
+def _one_origin(origins: Iterable[int | None]) -> int | None:
+    """The origin that is there beside None; `_SEVERAL` for several."""
+    found = {origin for origin in origins if origin is not None}
+    return _SEVERAL if len(found) > 1 else next(iter(found), None)
+
+
+def _of_several(config: ModelConfig, reader: str) -> str:
+    return (
+        f"in ensemble {config.name}, step of model '{reader}' receives inputs originated from "
+        "different decoupled models"
+    )
 
 
 def _mapping_faults(
@@ -55,6 +135,7 @@ def _mapping_faults(
     where = f"in ensemble {config.name}"
     for step, member in members:
         inputs = {spec.name for spec in member.inputs}
+        required = {spec.name for spec in member.inputs if not spec.optional}
         outputs = {spec.name for spec in member.outputs}
         for name, tensor in step.input_map.items():
             if name not in inputs:
@@ -68,7 +149,7 @@ def _mapping_faults(
                     f"{where}, ensemble tensor {tensor} is mapped from non-existing output {name} "
                     f"in model {member.name}"
                 )
-        for name in sorted(inputs - step.input_map.keys()):
+        for name in sorted(required - step.input_map.keys()):
             yield (
                 f"{where}, input {name} in model {member.name} is not mapped to any "
                 "ensemble tensors"
@@ -159,7 +240,9 @@ def _ends(
 ) -> Iterator[tuple[str, _End]]:
     """Every end of every edge, with the name of its ensemble tensor."""
     for spec in (*config.inputs, *config.outputs):
-        yield spec.name, _End(config.name, spec, config.full_shape(spec))
+        # The steps see the ensemble's own tensors as it reshapes them.
+        inside = replace(spec, shape=config.reshapes.get(spec.name, spec.shape))
+        yield spec.name, _End(config.name, inside, config.full_shape(inside))
     for step, member in members:
         for specs, tensors in ((member.outputs, step.output_map), (member.inputs, step.input_map)):
             for spec in specs:

@@ -12,7 +12,7 @@ from edge_server.backends.contract import Placement
 from edge_server.errors import EdgeServerError, ModelConfigError
 from edge_server.model_config.completion import complete
 from edge_server.model_config.config import ModelConfig
-from edge_server.model_config.ensemble_graph import validate_graph
+from edge_server.model_config.ensemble_graph import resolve_graph
 from edge_server.model_config.parse import read_model_config
 from edge_server.model_config.validation import validate, without_effect
 from edge_server.model_config.version_policy import select_versions
@@ -127,7 +127,9 @@ class RepositoryLoader:
     def _load_version(self, files: ModelFiles, message: Any, version: int) -> LoadedModel:
         config = ModelConfig.of(message)
         if config.is_ensemble:
-            validate_graph(config, files.config_path, lambda step: self._find_member(files, step))
+            config = resolve_graph(
+                config, files.config_path, lambda step: self._find_member(files, step)
+            )
             return self._scheduling.ensemble(config, version)
         backend = find_backend(config.backend)
         config = backend.complete(files, version, config)

@@ -3,77 +3,65 @@
 from __future__ import annotations
 
 import time
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
 from edge_server.backends.contract import Phases
 from edge_server.errors import EdgeServerError
-from edge_server.requests import InferRequest, InferResponse, StepTiming
+from edge_server.requests import InferResponse
+from edge_server.serving.ensemble_plan import plan_of
+from edge_server.serving.ensemble_run import EnsembleRun
+from edge_server.serving.execution import in_shape
 from edge_server.serving.statistics import Failure
+from edge_server.serving.step_slots import StepSlots
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from edge_server.model_config.config import EnsembleStep, ModelConfig
-    from edge_server.requests import Respond
+    from edge_server.model_config.config import ModelConfig
+    from edge_server.requests import InferRequest, Respond, StepTiming
     from edge_server.serving.snapshot import Snapshot
     from edge_server.serving.statistics import ModelStatistics
+    from edge_server.serving.step_threads import StepThreads
     from edge_server.tensors import Tensor
+
+# Plans that are kept; a client may want any subset of the outputs.
+_PLANS = 64
 
 
 class EnsembleScheduler:
     """Runs the steps that the wanted outputs need, each as soon as its tensors are there.
 
-    The graph was validated before it came here, so an order exists; it is worked out once. Steps
-    run on the caller's thread, in the snapshot that the request's lease pinned, so that no request
-    sees two versions of one member.
+    The graph was resolved before it came here, so an order exists. Steps run in the snapshot that
+    the request's lease pinned, so that no request sees two versions of one member. With a
+    decoupled step in it, it answers once for each response of that step, in their order.
     """
 
-    def __init__(self, config: ModelConfig, version: int, statistics: ModelStatistics) -> None:
-        self._config = config
+    def __init__(
+        self, config: ModelConfig, version: int, statistics: ModelStatistics, threads: StepThreads
+    ) -> None:
+        self.config = config
         self._version = str(version)
         self._statistics = statistics
+        self._threads = threads
         self._output_names = tuple(spec.name for spec in config.outputs)
-        self._steps = _in_order(config)
+        self._plan = lru_cache(_PLANS)(partial(plan_of, config))
+        limit = config.max_inflight_requests
+        self._slots = [StepSlots(limit) for _ in config.steps] if limit else []
 
     def submit(self, request: InferRequest, snapshot: Snapshot, respond: Respond) -> None:
-        began_ns = time.monotonic_ns()
-        try:
-            response = self._run(request, snapshot)
-        except EdgeServerError as error:
-            self._statistics.failed(Failure.OTHER, time.monotonic_ns() - began_ns)
-            respond(error, True)
-            return
-        phases = Phases(0, time.monotonic_ns() - began_ns, 0)
-        self._statistics.executed(1, phases)
-        self._statistics.succeeded(phases.infer, 0, phases)
-        respond(response, True)
-
-    def _run(self, request: InferRequest, snapshot: Snapshot) -> InferResponse:
         names = request.outputs or self._output_names
-        tensors: dict[str, Tensor] = dict(request.inputs)
-        timings: list[StepTiming] = []
-        for step, wanted in self._plan(names):
-            response = snapshot.infer(
-                InferRequest(
-                    model_name=step.model_name,
-                    model_version="" if step.model_version == -1 else str(step.model_version),
-                    inputs={name: tensors[tensor] for name, tensor in step.input_map.items()},
-                    outputs=wanted,
-                    id=request.id,
-                    deadline=request.deadline,
-                    urgent=request.urgent,
-                )
-            )
-            for name in wanted:
-                tensors[step.output_map[name]] = response.outputs[name]
-            timings += response.timings
-        return InferResponse(
-            self._config.name,
-            self._version,
-            request.id,
-            {name: tensors[name] for name in names},
-            tuple(timings),
+        answers = _Answers(self.config, self._version, self._statistics, request, respond)
+        run = EnsembleRun(
+            self._plan(frozenset(names)),
+            request,
+            snapshot,
+            ensemble=self.config.name,
+            tensors=answers.inputs(),
+            names=names,
+            threads=self._threads,
+            slots=self._slots,
+            leave=answers,
         )
+        run.start()
 
     def pending(self) -> int:
         """None: its members tell."""
@@ -85,26 +73,78 @@ class EnsembleScheduler:
     def close(self) -> None:
         """An ensemble holds nothing: its members are models of their own."""
 
-    def _plan(self, names: Iterable[str]) -> list[tuple[EnsembleStep, tuple[str, ...]]]:
-        """The steps that `names` need, in order, each with the outputs that are wanted of it."""
-        needed = set(names)
-        plan: list[tuple[EnsembleStep, tuple[str, ...]]] = []
-        for step in reversed(self._steps):
-            wanted = tuple(name for name, tensor in step.output_map.items() if tensor in needed)
-            if wanted:
-                needed.update(step.input_map.values())
-                plan.append((step, wanted))
-        return plan[::-1]
 
+class _Answers:
+    """Turns what a run gives into responses, and counts them before the caller hears."""
 
-def _in_order(config: ModelConfig) -> list[EnsembleStep]:
-    """The steps so that each comes after those that write what it reads."""
-    written = {spec.name for spec in config.inputs}
-    waiting = list(config.steps)
-    ordered: list[EnsembleStep] = []
-    while ready := [step for step in waiting if written.issuperset(step.input_map.values())]:
-        for step in ready:
-            written.update(step.output_map.values())
-            waiting.remove(step)
-        ordered += ready
-    return ordered
+    def __init__(
+        self,
+        config: ModelConfig,
+        version: str,
+        statistics: ModelStatistics,
+        request: InferRequest,
+        respond: Respond,
+    ) -> None:
+        self._config = config
+        self._version = version
+        self._statistics = statistics
+        self._request = request
+        self._respond = respond
+        self._began_ns = self._last_ns = time.monotonic_ns()
+        self._responses = 0
+        self._over = False
+        batched = config.max_batch_size > 0 and request.inputs
+        self._batch_size = next(iter(request.inputs.values())).shape[0] if batched else 0
+
+    def inputs(self) -> dict[str, Tensor]:
+        """The request's tensors in the shapes that the steps take."""
+        shapes = self._config.reshapes
+        if not shapes:
+            return dict(self._request.inputs)
+        return {
+            name: in_shape(tensor, shapes.get(name), self._batch_size)
+            for name, tensor in self._request.inputs.items()
+        }
+
+    def _response(
+        self, tensors: dict[str, Tensor], timings: tuple[StepTiming, ...]
+    ) -> InferResponse | EdgeServerError:
+        config = self._config
+        if config.reshapes:
+            shapes = {s.name: s.shape for s in config.outputs if s.name in config.reshapes}
+            try:
+                tensors = {
+                    name: in_shape(tensor, shapes.get(name), self._batch_size)
+                    for name, tensor in tensors.items()
+                }
+            except EdgeServerError as error:
+                return error
+        return InferResponse(config.name, self._version, self._request.id, tensors, timings)
+
+    def __call__(
+        self,
+        answer: tuple[dict[str, Tensor], tuple[StepTiming, ...]] | EdgeServerError | None,
+        *,
+        final: bool,
+    ) -> None:
+        if self._over:
+            return
+        response = self._response(*answer) if isinstance(answer, tuple) else answer
+        self._over = final = final or isinstance(response, EdgeServerError)
+        now_ns = time.monotonic_ns()
+        if self._config.decoupled:
+            self._statistics.responded(
+                self._responses,
+                now_ns - self._last_ns,
+                empty=response is None,
+                failed=isinstance(response, EdgeServerError),
+            )
+            self._responses += 1
+            self._last_ns = now_ns
+        if isinstance(response, EdgeServerError):
+            self._statistics.failed(Failure.OTHER, now_ns - self._began_ns)
+        elif final:
+            phases = Phases(0, now_ns - self._began_ns, 0)
+            self._statistics.executed(max(1, self._batch_size), phases)
+            self._statistics.succeeded(phases.infer, 0, phases)
+        self._respond(response, final)

@@ -124,7 +124,7 @@ class Executor:
         if not self._model_shapes:
             return job.inputs
         return {
-            name: _in_shape(tensor, self._model_shapes.get(name), job.batch_size)
+            name: in_shape(tensor, self._model_shapes.get(name), job.batch_size)
             for name, tensor in job.inputs.items()
         }
 
@@ -139,7 +139,7 @@ class Executor:
         names = job.request.outputs or self._output_names
         try:
             outputs = {
-                name: _in_shape(made[name], self._client_shapes.get(name), job.batch_size)
+                name: in_shape(made[name], self._client_shapes.get(name), job.batch_size)
                 for name in names
             }
         except KeyError as error:
@@ -270,7 +270,7 @@ def _reason(error: EdgeServerError) -> Failure:
     return Failure.BACKEND
 
 
-def _in_shape(tensor: Tensor, shape: tuple[int, ...] | None, batch_size: int) -> Tensor:
+def in_shape(tensor: Tensor, shape: tuple[int, ...] | None, batch_size: int) -> Tensor:
     """`tensor` seen in another shape of as many elements; one -1 in it is worked out."""
     if shape is None:
         return tensor

@@ -36,6 +36,13 @@ class ModelRegistry:
             self._current.leases += 1
             return Lease(self, self._current)
 
+    def _keep(self, snapshot: Snapshot) -> Lease:
+        """One lease more on a snapshot that is leased already."""
+        with self._lock:
+            pinned = next(p for p in (self._current, *self._superseded) if p.snapshot is snapshot)
+            pinned.leases += 1
+            return Lease(self, pinned)
+
     def end(self, pinned: _Pinned) -> None:
         """One lease less on `pinned`."""
         with self._lock:
@@ -59,7 +66,7 @@ class ModelRegistry:
 
     def _publish(self, entries: Mapping[tuple[str, int], ModelEntry]) -> list[LoadedModel]:
         self._superseded.append(self._current)
-        self._current = _Pinned(Snapshot(entries))
+        self._current = _Pinned(Snapshot(entries, self._keep))
         return self._release()
 
     def _release(self) -> list[LoadedModel]:

@@ -10,9 +10,12 @@ from edge_server.serving.dynamic_batch import DynamicBatchScheduler
 from edge_server.serving.ensemble import EnsembleScheduler
 from edge_server.serving.execution import Executor
 from edge_server.serving.instance_pool import InstancePool
+from edge_server.serving.response_cache import CachingScheduler, ResponseCache, is_cacheable
 from edge_server.serving.sequence import SequenceScheduler
 from edge_server.serving.snapshot import LoadedModel
 from edge_server.serving.statistics import ModelStatistics
+from edge_server.serving.step_threads import StepThreads
+from edge_server.serving.warm_up import warmed_up
 
 if TYPE_CHECKING:
     from edge_server.backends.contract import Model
@@ -24,33 +27,54 @@ if TYPE_CHECKING:
 class Scheduling:
     """Makes loaded models: instances, statistics and the scheduler, together.
 
+    To be closed when none of them runs any more.
+
     Args:
         limiter: decides which instances of all models run at once; None lets all run.
+        cache_bytes: for the answers of models that allow it; 0 is no cache.
     """
 
-    def __init__(self, limiter: RateLimiter | None = None) -> None:
+    def __init__(self, limiter: RateLimiter | None = None, cache_bytes: int = 0) -> None:
         self._limiter = limiter
+        self._step_threads = StepThreads()
+        self._cache = ResponseCache(cache_bytes) if cache_bytes > 0 else None
+
+    def close(self) -> None:
+        self._step_threads.close()
 
     def ensemble(self, config: ModelConfig, version: int) -> LoadedModel:
-        """An ensemble whose graph has been validated."""
+        """An ensemble whose graph has been resolved."""
         statistics = ModelStatistics()
-        scheduler = EnsembleScheduler(config, version, statistics)
-        return LoadedModel(config, version, scheduler, statistics)
+        scheduler = EnsembleScheduler(config, version, statistics, self._step_threads)
+        return self._loaded(config, version, scheduler, statistics)
 
     def model(
         self, config: ModelConfig, version: int, model: Model, directory: Path = Path()
     ) -> LoadedModel:
-        """A model of a backend; it is closed with the loaded model.
+        """A model of a backend, warmed up; it is closed with the loaded model.
 
         Args:
-            directory: the model's, for the files of initial states.
+            directory: the model's, for the files of its warm-up and of initial states.
 
         Raises:
-            EdgeServerError: an instance cannot be made, or would never run; nothing is left open.
+            EdgeServerError: an instance cannot be made or warmed up, or would never run; nothing
+                is left open.
         """
         statistics = ModelStatistics()
         executor = Executor(config, version, statistics)
-        scheduler = self._scheduler(executor, model, directory)
+        scheduler = self._scheduler(executor, warmed_up(config, model, directory), directory)
+        return self._loaded(config, version, scheduler, statistics, model)
+
+    def _loaded(
+        self,
+        config: ModelConfig,
+        version: int,
+        scheduler: Scheduler,
+        statistics: ModelStatistics,
+        model: Model | None = None,
+    ) -> LoadedModel:
+        if self._cache is not None and is_cacheable(config):
+            scheduler = CachingScheduler(scheduler, self._cache, config, version, statistics)
         return LoadedModel(config, version, scheduler, statistics, model)
 
     def _scheduler(self, executor: Executor, model: Model, directory: Path) -> Scheduler:

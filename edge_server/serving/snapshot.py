@@ -13,7 +13,7 @@ from edge_server.serving.pending import PendingAnswer
 from edge_server.serving.request_check import check_request
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from edge_server.backends.contract import Model
     from edge_server.model_config.config import ModelConfig
@@ -104,10 +104,27 @@ class ModelEntry:
     loaded: LoadedModel | None = None
 
 
-class Snapshot:
-    """All entries at one moment. Immutable; safe to read from any thread."""
+class Kept(Protocol):
+    """A right to go on using the models of a snapshot."""
 
-    def __init__(self, entries: Mapping[tuple[str, int], ModelEntry]) -> None:
+    def release(self) -> None:
+        """To be called once."""
+        ...
+
+
+class Snapshot:
+    """All entries at one moment. Immutable; safe to read from any thread.
+
+    Args:
+        keep: takes a lease of its own on this snapshot; None where nobody closes its models.
+    """
+
+    def __init__(
+        self,
+        entries: Mapping[tuple[str, int], ModelEntry],
+        keep: Callable[[Snapshot], Kept] | None = None,
+    ) -> None:
+        self._keep = keep
         self.entries = MappingProxyType(dict(entries))
         by_name: dict[str, dict[int, ModelEntry]] = {}
         for (name, version), entry in sorted(self.entries.items()):
@@ -134,6 +151,10 @@ class Snapshot:
         pending = PendingAnswer()
         self.submit(request, pending)
         return pending.wait(request)
+
+    def keep(self) -> Kept | None:
+        """Keep its models open beyond the lease that the caller runs under."""
+        return None if self._keep is None else self._keep(self)
 
     def find(self, name: str, version: str = "") -> LoadedModel:
         """The loaded model; an empty version is the highest that is ready.

@@ -125,6 +125,18 @@ class ModelStatistics:
             counts.compute_infer.add(phases.infer)
             counts.compute_output.add(phases.output)
 
+    def hit(self, total_ns: int) -> None:
+        """A request has got its answer from the cache: a success that computed nothing."""
+        with self._lock:
+            self._counts.success.add(total_ns)
+            self._counts.queue.add(0)
+            self._counts.cache_hit.add(total_ns)
+
+    def missed(self, ns: int) -> None:
+        """An answer has been looked for in the cache and then put there, which took `ns`."""
+        with self._lock:
+            self._counts.cache_miss.add(ns)
+
     def failed(self, reason: Failure, total_ns: int) -> None:
         with self._lock:
             self._counts.fail.add(total_ns)

@@ -9,11 +9,13 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.errors import ModelConfigError
-from edge_server.model_config.config import EnsembleStep, ModelConfig
-from edge_server.model_config.ensemble_graph import validate_graph
+from edge_server.model_config.config import EnsembleStep, LabelSource, ModelConfig
+from edge_server.model_config.ensemble_graph import resolve_graph
 
 
-def member(name: str, inputs: str, outputs: str, max_batch_size: int = 0) -> ModelConfig:
+def member(
+    name: str, inputs: str, outputs: str, max_batch_size: int = 0, extra: str = ""
+) -> ModelConfig:
     """`inputs` and `outputs` as `name:TYPE:dims`, several separated by blanks."""
     text = f'name: "{name}" backend: "identity" max_batch_size: {max_batch_size}\n'
     for kind, tensors in (("input", inputs), ("output", outputs)):
@@ -22,9 +24,12 @@ def member(name: str, inputs: str, outputs: str, max_batch_size: int = 0) -> Mod
             text += (
                 f'{kind} {{ name: "{tensor_name}" data_type: TYPE_{datatype} dims: [{dims}] }}\n'
             )
-    return ModelConfig.of(text_format.Parse(text, pb.ModelConfig()))
+    return ModelConfig.of(text_format.Parse(text + extra, pb.ModelConfig()))
 
 
+DECOUPLED = "model_transaction_policy { decoupled: true }"
+LABELLED = 'output { name: "l" data_type: TYPE_FP32 dims: 4 label_filename: "labels.txt" }'
+OPTIONAL = 'input { name: "o" data_type: TYPE_FP32 dims: 4 optional: true }'
 MEMBERS = {
     "first": member("first", "a:FP32:4", "b:FP32:-1,2 size:INT32:2"),
     "second": member("second", "c:FP32:3,-1", "d:FP32:4"),
@@ -35,6 +40,10 @@ MEMBERS = {
     "four": member("four", "a:FP32:4", "b:FP32:1"),
     "same_name": member("same_name", "t:FP32:4", "t:FP32:2"),
     "two_inputs": member("two_inputs", "c:FP32:-1,2 e:FP32:4", "d:FP32:4"),
+    "streams": member("streams", "a:FP32:4", "b:FP32:4", extra=DECOUPLED),
+    "labelled": member("labelled", "a:FP32:4", "b:FP32:4", extra=LABELLED),
+    "optional": member("optional", "a:FP32:4", "b:FP32:4", extra=OPTIONAL),
+    "adds": member("adds", "a:FP32:4 c:FP32:4", "b:FP32:4"),
     "batches_2": member("batches_2", "a:FP32:4", "d:FP32:4", max_batch_size=2),
 }
 
@@ -57,8 +66,9 @@ def ensemble(*steps: str, inputs: str = "x:FP32:4", outputs: str = "z:FP32:4") -
     return ModelConfig(**{**vars(base), "platform": "ensemble", "steps": tuple(parsed)})
 
 
-def validated(config: ModelConfig) -> None:
-    validate_graph(config, Path("e/config.pbtxt"), lambda step: MEMBERS[step.model_name])
+def validated(config: ModelConfig, **more: ModelConfig) -> ModelConfig:
+    members = {**MEMBERS, **more}
+    return resolve_graph(config, Path("e/config.pbtxt"), lambda step: members[step.model_name])
 
 
 GOOD = ("first a=x > b=y", "second c=y > d=z")
@@ -149,3 +159,63 @@ def test_a_free_size_is_one_size_for_all_who_read_it(readers: tuple[str, str]) -
 
 def test_a_models_input_and_output_of_one_name_are_two_tensors() -> None:
     validated(ensemble("same_name t=x > t=z", outputs="z:FP32:2"))
+
+
+def test_an_optional_input_needs_no_tensor() -> None:
+    validated(ensemble("optional a=x > b=z"))
+
+
+def test_an_ensemble_with_a_decoupled_member_is_decoupled_and_says_so() -> None:
+    config = validated(ensemble("streams a=x > b=y", "any a=y > b=z", outputs="z:FP32:-1"))
+    assert config.decoupled
+    assert config.message.model_transaction_policy.decoupled
+    assert [step.decoupled for step in config.steps] == [True, False]
+    plain = validated(ensemble(*GOOD))
+    assert not plain.decoupled
+    assert not plain.message.HasField("model_transaction_policy")
+
+
+@pytest.mark.parametrize(
+    ("steps", "outputs", "reader"),
+    [
+        (("streams a=x > b=t", "streams a=x > b=u", "adds a=t c=u > b=z"), "z", "adds"),
+        (("streams a=x > b=t", "streams a=t > b=u", "adds a=t c=u > b=z"), "z", "adds"),
+        (("streams a=x > b=t", "streams a=x > b=u"), "t u", "e"),
+    ],
+)
+def test_what_is_read_together_comes_from_one_decoupled_model(
+    steps: tuple[str, ...], outputs: str, reader: str
+) -> None:
+    config = ensemble(*steps, outputs=" ".join(f"{name}:FP32:4" for name in outputs.split()))
+    with pytest.raises(ModelConfigError) as caught:
+        validated(config)
+    assert str(caught.value).endswith(
+        f"in ensemble e, step of model '{reader}' receives inputs originated from different "
+        "decoupled models"
+    )
+
+
+def test_a_tensor_of_the_request_may_meet_each_response() -> None:
+    assert validated(ensemble("streams a=x > b=t", "adds a=t c=x > b=z")).decoupled
+
+
+def test_a_decoupled_ensemble_cannot_be_cached() -> None:
+    base = ensemble("streams a=x > b=z")
+    with pytest.raises(ModelConfigError, match="with 'decoupled' transaction policy"):
+        validated(ModelConfig(**{**vars(base), "response_cache": True}))
+
+
+def test_labels_come_from_the_member_that_has_them_however_deep_or_from_the_ensemble() -> None:
+    inner = validated(ensemble("labelled a=x > l=z"))
+    assert inner.label_sources == {"z": LabelSource("labelled", -1, "l")}
+    outer = ensemble("inner x=x > z=z")
+    assert validated(outer, inner=inner).label_sources == inner.label_sources
+    own = ModelConfig(**{**vars(outer), "label_files": {"z": "own.txt"}})
+    assert validated(own, inner=inner).label_sources == {}
+
+
+def test_the_ensembles_own_tensors_are_held_against_its_steps_as_it_reshapes_them() -> None:
+    base = ensemble("first a=x > b=z", inputs="x:FP32:2,2", outputs="z:FP32:-1,2")
+    with pytest.raises(ModelConfigError, match="inconsistent shape"):
+        validated(base)
+    validated(ModelConfig(**{**vars(base), "reshapes": {"x": (4,)}}))

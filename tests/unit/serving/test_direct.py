@@ -1,4 +1,4 @@
-"""Direct scheduling runs on the caller's thread; an ensemble runs what its outputs need."""
+"""Direct scheduling runs on the caller's thread."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from edge_server.serving.snapshot import ModelEntry, ModelState, Snapshot
 from edge_server.tensors import Tensor
 
 if TYPE_CHECKING:
-    from edge_server.backends.contract import Run, Tensors
+    from edge_server.backends.contract import Tensors
 
 
 def config(name: str, inputs: str, outputs: str, extra: str = "") -> ModelConfig:
@@ -28,11 +28,6 @@ def config(name: str, inputs: str, outputs: str, extra: str = "") -> ModelConfig
         for tensor in names.split():
             text += f'{kind} {{ name: "{tensor}" data_type: TYPE_FP32 dims: -1 }}\n'
     return ModelConfig.of(text_format.Parse(text + extra, pb.ModelConfig()))
-
-
-def entry(model_config: ModelConfig, run: Run) -> ModelEntry:
-    loaded = Scheduling().model(model_config, 1, TensorModel(run))
-    return ModelEntry(model_config.name, 1, ModelState.READY, loaded=loaded)
 
 
 def world(model: TensorModel) -> Snapshot:
@@ -107,48 +102,3 @@ def test_what_an_instance_raises_unforeseen_is_an_internal_error_by_name(
     with pytest.raises(InternalError, match=r"model 'm' failed: ValueError\('odd'\)"):
         snapshot.infer(InferRequest("m", {"a": VALUE}))
     assert "an instance raised" in caplog.text
-
-
-def ensemble_snapshot(calls: list[tuple[str, frozenset[str]]]) -> Snapshot:
-    """`e`: x → left → y; x → right → z. Each member notes its calls and passes its input on."""
-
-    def noting(name: str) -> Run:
-        def run(inputs: Tensors, outputs: frozenset[str]) -> Tensors:
-            calls.append((name, outputs))
-            return dict.fromkeys(outputs, inputs["a"])
-
-        return run
-
-    steps = "".join(
-        f'step {{ model_name: "{name}" model_version: -1 input_map {{ key: "a" value: "x" }} '
-        f'output_map {{ key: "b" value: "{tensor}" }} }}'
-        for name, tensor in (("left", "y"), ("right", "z"))
-    )
-    ensemble = config("e", "x", "y z", "ensemble_scheduling { " + steps + " }")
-    loaded = Scheduling().ensemble(ensemble, 1)
-    entries = [
-        entry(config("left", "a", "b unwanted"), noting("left")),
-        entry(config("right", "a", "b"), noting("right")),
-        ModelEntry("e", 1, ModelState.READY, loaded=loaded),
-    ]
-    return Snapshot({(e.name, e.version): e for e in entries})
-
-
-def test_steps_hand_each_other_tensors_without_a_copy() -> None:
-    snapshot = ensemble_snapshot([])
-    response = snapshot.infer(InferRequest("e", {"x": VALUE}))
-    assert response.outputs["y"].array is VALUE.array
-    assert [timing.model_name for timing in response.timings] == ["left", "right"]
-
-
-def test_only_the_steps_that_the_wanted_outputs_need_run() -> None:
-    calls: list[tuple[str, frozenset[str]]] = []
-    response = ensemble_snapshot(calls).infer(InferRequest("e", {"x": VALUE}, outputs=("z",)))
-    assert list(response.outputs) == ["z"]
-    assert calls == [("right", frozenset({"b"}))]
-
-
-def test_a_step_is_asked_only_for_outputs_that_something_reads() -> None:
-    calls: list[tuple[str, frozenset[str]]] = []
-    ensemble_snapshot(calls).infer(InferRequest("e", {"x": VALUE}, outputs=("y",)))
-    assert calls == [("left", frozenset({"b"}))]

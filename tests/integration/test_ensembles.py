@@ -1,0 +1,127 @@
+"""Ensembles over the wire: a stock client asks, a real daemon walks the graph."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+from tritonclient.utils import InferenceServerException
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.integration.conftest import Process
+
+PATIENCE_S = 30.0
+
+
+def write(repository: Path, name: str, config: str) -> Path:
+    directory = repository / name
+    (directory / "1").mkdir(parents=True)
+    (directory / "config.pbtxt").write_text(config)
+    return directory
+
+
+def tensor(kind: str, name: str, dims: str = "-1") -> str:
+    return f'{kind} {{ name: "{name}" data_type: TYPE_FP32 dims: [ {dims} ] }}\n'
+
+
+def step(model: str, reads: dict[str, str], writes: dict[str, str]) -> str:
+    text = f'step {{ model_name: "{model}" model_version: -1 '
+    for kind, pairs in (("input_map", reads), ("output_map", writes)):
+        for key, value in pairs.items():
+            text += f'{kind} {{ key: "{key}" value: "{value}" }} '
+    return text + "}\n"
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """`inner`: x → any → p, x → three → q. `outer`: x → inner → p → any → y, and q → z."""
+    models = tmp_path / "models"
+    for name, dims in (("any", "-1"), ("three", "3")):
+        warm = (
+            'model_warmup { name: "w" inputs { key: "a" value { data_type: TYPE_FP32 dims: 3 '
+            'input_data_file: "data" } } }'
+        )
+        config = 'backend: "identity" response_cache { enable: true }'
+        directory = write(
+            models, name, config + tensor("input", "a", dims) + tensor("output", "b", dims) + warm
+        )
+        (directory / "warmup").mkdir()
+        np.zeros(3, "<f4").tofile(directory / "warmup" / "data")
+    inner = step("any", {"a": "x"}, {"b": "p"}) + step("three", {"a": "x"}, {"b": "q"})
+    outer = step("inner", {"x": "x"}, {"p": "t", "q": "z"}) + step("any", {"a": "t"}, {"b": "y"})
+    for name, outputs, steps in (("inner", "pq", inner), ("outer", "yz", outer)):
+        io = tensor("input", "x") + "".join(tensor("output", output) for output in outputs)
+        write(models, name, f'platform: "ensemble" {io} ensemble_scheduling {{ {steps} }}')
+    return models
+
+
+def ask(
+    server: triton.InferenceServerClient, numbers: list[float], *outputs: str
+) -> triton.InferResult:
+    given = triton.InferInput("x", [len(numbers)], "FP32")
+    given.set_data_from_numpy(np.array(numbers, np.float32))
+    wanted = [triton.InferRequestedOutput(name) for name in outputs] or None
+    return server.infer("outer", [given], outputs=wanted, client_timeout=PATIENCE_S)
+
+
+def test_nested_and_parallel_steps_answer_many_clients_at_once(
+    repository: Path,
+    start: Callable[..., Process],
+    client: Callable[[Process], triton.InferenceServerClient],
+) -> None:
+    server = client(start("--model-repository", str(repository)))
+    wrong: list[object] = []
+
+    def many(first: int) -> None:
+        for number in range(first, first + 20):
+            result = ask(server, [number, 1, 2])
+            if [result.as_numpy(name).tolist() for name in "yz"] != [[number, 1, 2]] * 2:
+                wrong.append(result.get_response())
+
+    callers = [threading.Thread(target=many, args=(100 * index,)) for index in range(6)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join(PATIENCE_S)
+    assert not any(caller.is_alive() for caller in callers)
+    assert wrong == []
+
+
+def test_an_output_alone_needs_only_its_own_branch_and_an_error_is_the_steps_own(
+    repository: Path,
+    start: Callable[..., Process],
+    client: Callable[[Process], triton.InferenceServerClient],
+) -> None:
+    server = client(start("--model-repository", str(repository)))
+    # `three` would refuse this length, and is not asked.
+    result = ask(server, [1, 2], "y")
+    assert result.as_numpy("y").tolist() == [1, 2]
+    assert result.as_numpy("z") is None
+    with pytest.raises(InferenceServerException) as caught:
+        ask(server, [1, 2])
+    assert caught.value.status() == "StatusCode.INVALID_ARGUMENT"
+    assert "unexpected shape for input 'a' for model 'three'. Expected [3], got [2]" in str(
+        caught.value
+    )
+
+
+def test_a_model_that_cannot_be_warmed_up_does_not_load(repository: Path) -> None:
+    (repository / "three" / "warmup" / "data").write_bytes(b"1234")
+    done = subprocess.run(
+        [sys.executable, "-m", "edge_server", "check", "--model-repository", str(repository)],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert done.returncode != 0
+    said = done.stdout + done.stderr
+    assert "model 'three': warm-up sample 'w': warmup setting expects 12 bytes" in said

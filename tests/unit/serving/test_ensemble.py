@@ -1,0 +1,661 @@
+"""An ensemble runs what its outputs need, as soon as it can, and answers once or in order."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edge_server.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    EdgeServerError,
+    InternalError,
+    NotFound,
+    Unavailable,
+)
+from edge_server.requests import InferRequest, InferResponse, SequencePlace
+from edge_server.serving.data_plane import DataPlane
+from edge_server.serving.registry import ModelRegistry
+from edge_server.serving.statistics import Failure
+from edge_server.serving.step_threads import StepThreads
+from edge_server.tensors import Tensor
+from tests.unit.serving.ensembles import (
+    PATIENCE_S,
+    Heard,
+    Queueing,
+    World,
+    answer_to,
+    counting,
+    ensemble_config,
+    plus,
+    queueing,
+    running,
+    streaming,
+    value,
+    world,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from edge_server.backends.contract import Run, Tensors
+    from edge_server.requests import Respond
+
+VALUE = value(0, 1, 2)
+
+
+def passing_on(calls: list[tuple[str, frozenset[str]]], name: str) -> Run:
+    def run(inputs: Tensors, outputs: frozenset[str]) -> Tensors:
+        calls.append((name, outputs))
+        return dict.fromkeys(outputs, inputs["a"])
+
+    return run
+
+
+def two_branches(calls: list[tuple[str, frozenset[str]]]) -> World:
+    """`e`: x → left → y; x → right → z. Each member notes its calls and passes its input on."""
+    return world(
+        ensemble_config("e", "x", "y z", "left a=x > b=y", "right a=x > b=z"),
+        running("left", passing_on(calls, "left"), outputs="b unwanted"),
+        running("right", passing_on(calls, "right")),
+        threads=StepThreads(0),
+    )
+
+
+def chain(length: int, run: Run) -> World:
+    steps = [f"m a=t{index} > b=t{index + 1}" for index in range(length)]
+    return world(ensemble_config("e", "t0", f"t{length}", *steps), running("m", run))
+
+
+def submitted(snapshot_of: World, request: InferRequest) -> Heard:
+    heard = Heard()
+    snapshot_of.snapshot.submit(request, heard)
+    return heard
+
+
+def test_steps_hand_each_other_tensors_without_a_copy() -> None:
+    response = two_branches([]).snapshot.infer(InferRequest("e", {"x": VALUE}))
+    assert response.outputs["y"].array is VALUE.array
+    assert [timing.model_name for timing in response.timings] == ["left", "right"]
+
+
+def test_only_the_steps_that_the_wanted_outputs_need_run() -> None:
+    calls: list[tuple[str, frozenset[str]]] = []
+    response = two_branches(calls).snapshot.infer(InferRequest("e", {"x": VALUE}, outputs=("z",)))
+    assert list(response.outputs) == ["z"]
+    assert calls == [("right", frozenset({"b"}))]
+
+
+def test_a_step_is_asked_only_for_outputs_that_something_reads() -> None:
+    calls: list[tuple[str, frozenset[str]]] = []
+    two_branches(calls).snapshot.infer(InferRequest("e", {"x": VALUE}, outputs=("y",)))
+    assert calls == [("left", frozenset({"b"}))]
+
+
+def test_outputs_come_in_the_order_of_the_request() -> None:
+    response = two_branches([]).snapshot.infer(InferRequest("e", {"x": VALUE}, outputs=("z", "y")))
+    assert list(response.outputs) == ["z", "y"]
+
+
+def test_an_output_that_is_an_input_needs_no_step() -> None:
+    calls: list[tuple[str, frozenset[str]]] = []
+    ensemble = ensemble_config("e", "x", "x y", "m a=x > b=y")
+    response = world(ensemble, running("m", passing_on(calls, "m"))).snapshot.infer(
+        InferRequest("e", {"x": VALUE}, outputs=("x",))
+    )
+    assert response.outputs["x"].array is VALUE.array
+    assert calls == []
+
+
+def test_a_chain_runs_on_the_callers_thread_at_one_depth_however_long_it_is() -> None:
+    ran_on: set[int] = set()
+
+    def run(inputs: Tensors, outputs: frozenset[str]) -> Tensors:
+        ran_on.add(threading.get_ident())
+        return {"b": inputs["a"]}
+
+    response = chain(300, run).snapshot.infer(InferRequest("e", {"t0": VALUE}))
+    assert response.outputs["t300"].array is VALUE.array
+    assert ran_on == {threading.get_ident()}
+
+
+def test_steps_that_are_ready_together_run_side_by_side() -> None:
+    together = threading.Barrier(3)
+
+    def run(inputs: Tensors, outputs: frozenset[str]) -> Tensors:
+        together.wait(PATIENCE_S)
+        return {"b": inputs["a"]}
+
+    steps = [f"m{index} a=x > b=y{index}" for index in range(3)]
+    ensemble = ensemble_config("e", "x", "y0 y1 y2", *steps)
+    models = world(ensemble, *(running(f"m{index}", run) for index in range(3)))
+    assert models.snapshot.infer(InferRequest("e", {"x": VALUE})).outputs.keys() == {
+        "y0",
+        "y1",
+        "y2",
+    }
+    models.threads.close()
+
+
+def test_a_member_that_queues_needs_no_thread_to_run_beside_another() -> None:
+    queue, ran = Queueing(), threading.Event()
+
+    def run(inputs: Tensors, outputs: frozenset[str]) -> Tensors:
+        request, respond = queue.next()
+        respond(answer_to(request, b=request.inputs["a"]), True)
+        ran.set()
+        return {"b": inputs["a"]}
+
+    ensemble = ensemble_config("e", "x", "y z", "runs a=x > b=y", "queues a=x > b=z")
+    models = world(
+        ensemble, running("runs", run), queueing("queues", queue), threads=StepThreads(0)
+    )
+    models.snapshot.infer(InferRequest("e", {"x": VALUE}))
+    assert ran.is_set()
+
+
+def test_what_an_answer_from_another_thread_makes_ready_does_not_run_on_that_thread() -> None:
+    queue, ran_on = Queueing(), list[int]()
+
+    def run(inputs: Tensors, outputs: frozenset[str]) -> Tensors:
+        ran_on.append(threading.get_ident())
+        return {"b": inputs["a"]}
+
+    ensemble = ensemble_config("e", "x", "y", "queues a=x > b=t", "runs a=t > b=y")
+    models = world(ensemble, queueing("queues", queue), running("runs", run))
+    heard = submitted(models, InferRequest("e", {"x": VALUE}))
+    request, respond = queue.next()
+    respond(answer_to(request, b=VALUE), True)
+    assert heard.numbers("y") == [[0, 1, 2]]
+    assert threading.get_ident() not in ran_on
+    models.threads.close()
+
+
+@pytest.mark.parametrize("limit", [0, 1, 2])
+def test_nested_ensembles_end_however_few_threads_there_are(limit: int) -> None:
+    inner = ensemble_config("inner", "x", "y z", "m a=x > b=y", "n a=x > b=z")
+    outer = ensemble_config(
+        "outer", "x", "s", "inner x=x > y=p z=q", "inner x=x > y=r z=t", "sum a=p c=q d=r e=t > b=s"
+    )
+    members = (
+        running("m", plus(1)),
+        running("n", plus(2)),
+        running("sum", plus(0), "a c d e"),
+    )
+    models = World((inner, outer), members, StepThreads(limit))
+    heard = [Heard() for _ in range(8)]
+    callers = [
+        threading.Thread(
+            target=models.snapshot.submit, args=(InferRequest("outer", {"x": value(index)}), each)
+        )
+        for index, each in enumerate(heard)
+    ]
+    for caller in callers:
+        caller.start()
+    assert [each.numbers("s") for each in heard] == [[[4 * index + 6]] for index in range(8)]
+    for caller in callers:
+        caller.join(PATIENCE_S)
+    models.threads.close()
+
+
+def test_the_first_error_is_the_answer_at_once_and_nothing_later_is_heard() -> None:
+    slow, broken = Queueing(), Queueing()
+    ensemble = ensemble_config("e", "x", "y z", "slow a=x > b=y", "broken a=x > b=z")
+    models = world(ensemble, queueing("slow", slow), queueing("broken", broken))
+    heard = submitted(models, InferRequest("e", {"x": VALUE}))
+    _, respond = broken.next()
+    respond(Unavailable("out of order"), True)
+    (answer,) = heard.wait()
+    assert isinstance(answer, Unavailable)
+    request, respond = slow.next()
+    respond(answer_to(request, b=VALUE), True)
+    assert len(heard.wait()) == 1
+    assert models.statistics("e").counts().failures[Failure.OTHER] == 1
+    assert models.statistics("e").counts().execution_count == 0
+
+
+def test_a_step_that_still_runs_after_an_error_keeps_its_model_open() -> None:
+    slow, broken = Queueing(), Queueing()
+    ensemble = ensemble_config("e", "x", "y z", "slow a=x > b=y", "broken a=x > b=z")
+    models = world(ensemble, queueing("slow", slow), queueing("broken", broken))
+    registry, heard = ModelRegistry(), Heard()
+    for entry in models.entries.values():
+        registry.replace(entry.name, [entry])
+    DataPlane(registry).submit(InferRequest("e", {"x": VALUE}), heard)
+    registry.clear()
+    _, respond = broken.next()
+    respond(Unavailable("out of order"), True)
+    heard.wait()
+    assert not slow.closed.is_set()
+    request, respond = slow.next()
+    respond(answer_to(request, b=VALUE), True)
+    assert slow.closed.wait(PATIENCE_S)
+
+
+def test_a_member_that_is_gone_or_raises_is_an_answer_too() -> None:
+    models = chain(2, plus(1))
+    del models.entries["m"]
+    gone = World((), tuple(models.entries.values()), models.threads)
+    with pytest.raises(NotFound, match="unknown model: 'm' is not found"):
+        gone.snapshot.infer(InferRequest("e", {"t0": VALUE}))
+
+
+def test_what_a_scheduler_raises_unforeseen_is_an_internal_error_by_name(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def tell(request: InferRequest, respond: Respond) -> None:
+        raise ValueError("odd")
+
+    models = world(ensemble_config("e", "x", "y", "m a=x > b=y"), streaming("m", tell))
+    with pytest.raises(InternalError, match=r"model 'm' failed: ValueError\('odd'\)"):
+        models.snapshot.infer(InferRequest("e", {"x": VALUE}))
+    assert "model m raised" in caplog.text
+
+
+def test_a_step_that_ends_without_its_one_answer_is_a_deadlock_in_the_contracts_words() -> None:
+    queue = Queueing()
+    models = world(ensemble_config("e", "x", "y", "m a=x > b=y"), queueing("m", queue))
+    heard = submitted(models, InferRequest("e", {"x": VALUE}, id="7"))
+    queue.next()[1](None, True)
+    (answer,) = heard.wait()
+    assert str(answer) == (
+        "in ensemble 'e', [request id: 7] unexpected deadlock, at least one output is not set "
+        "while no more ensemble steps can be made"
+    )
+
+
+class Switch:
+    """A caller that can go."""
+
+    cancelled = False
+
+    def when_cancelled(self, callback: Callable[[], None]) -> None: ...
+
+
+def test_steps_know_all_of_the_request_but_its_tensors() -> None:
+    queue, switch = Queueing(), Switch()
+    models = world(ensemble_config("e", "x", "y", "m a=x > b=y"), queueing("m", queue))
+    request = InferRequest(
+        "e",
+        {"x": VALUE},
+        id="7",
+        deadline=time.monotonic() + 60,
+        urgent=True,
+        priority=2,
+        timeout_us=5,
+        sequence=SequencePlace(9, start=True),
+        parameters={"k": 1},
+        cancellation=switch,
+    )
+    submitted(models, request)
+    step, _ = queue.next()
+    same = ("id", "deadline", "urgent", "priority", "timeout_us", "sequence", "parameters")
+    assert {n: getattr(step, n) for n in same} == {n: getattr(request, n) for n in same}
+    assert step.cancellation is switch
+
+
+def test_work_that_nobody_waits_for_is_not_begun() -> None:
+    switch, calls = Switch(), list[int]()
+
+    def run(inputs: Tensors, outputs: frozenset[str]) -> Tensors:
+        calls.append(1)
+        switch.cancelled = True
+        return {"b": inputs["a"]}
+
+    heard = submitted(chain(3, run), InferRequest("e", {"t0": VALUE}, cancellation=switch))
+    (answer,) = heard.wait()
+    assert isinstance(answer, Cancelled)
+    assert calls == [1]
+
+
+def test_a_deadline_that_has_passed_names_the_step_that_did_not_begin() -> None:
+    queue, deadline = Queueing(), time.monotonic() + 0.02
+    ensemble = ensemble_config("e", "x", "y", "q a=x > b=t", "m a=t > b=y")
+    models = world(ensemble, queueing("q", queue), running("m", plus(0)))
+    heard = submitted(models, InferRequest("e", {"x": VALUE}, deadline=deadline))
+    request, respond = queue.next()
+    threading.Event().wait(max(0.0, deadline - time.monotonic()))
+    respond(answer_to(request, b=VALUE), True)
+    (answer,) = heard.wait()
+    assert isinstance(answer, DeadlineExceeded)
+    assert "before model 'm' of ensemble 'e' began" in str(answer)
+    models.threads.close()
+
+
+def test_an_ensemble_counts_its_own_executions_and_batch_elements() -> None:
+    ensemble = ensemble_config("e", "x", "y", "m a=x > b=y", extra="max_batch_size: 4")
+    models = world(ensemble, running("m", plus(0), extra="max_batch_size: 4"))
+    models.snapshot.infer(InferRequest("e", {"x": Tensor(np.zeros((3, 2), np.float32))}))
+    counts = models.statistics("e").counts()
+    assert (counts.inference_count, counts.execution_count) == (3, 1)
+    assert (counts.success.count, counts.queue.count, counts.fail.count) == (1, 1, 0)
+
+
+def test_the_ensembles_own_reshapes_lie_between_its_callers_and_its_steps() -> None:
+    seen: list[tuple[int, ...]] = []
+
+    def run(inputs: Tensors, outputs: frozenset[str]) -> Tensors:
+        seen.append(inputs["a"].shape)
+        return {"b": inputs["a"]}
+
+    def tensor(kind: str, name: str, said: str) -> str:
+        return f'{kind} {{ name: "{name}" data_type: TYPE_FP32 {said} }} '
+
+    reshaped, batched = "dims: [ 4 ] reshape { shape: [ 2, 2 ] }", "max_batch_size: 4 "
+    ensemble = ensemble_config(
+        "e",
+        "",
+        "",
+        "m a=x > b=y",
+        extra=batched + tensor("input", "x", reshaped) + tensor("output", "y", reshaped),
+    )
+    square = tensor("input", "a", "dims: [ 2, 2 ]") + tensor("output", "b", "dims: [ 2, 2 ]")
+    models = world(ensemble, running("m", run, "", "", batched + square))
+    response = models.snapshot.infer(InferRequest("e", {"x": Tensor(np.zeros((3, 4), np.float32))}))
+    assert seen == [(3, 2, 2)]
+    assert response.outputs["y"].shape == (3, 4)
+
+
+# Decoupled members.
+
+
+def test_each_response_of_a_decoupled_step_goes_its_own_way_and_answers_in_order() -> None:
+    ensemble = ensemble_config("e", "x", "y", "s a=x > b=t", "m a=t > b=y")
+    models = world(ensemble, streaming("s", counting(3)), running("m", plus(10)))
+    heard = submitted(models, InferRequest("e", {"x": value(0)}))
+    assert heard.numbers("y") == [[10], [11], [12]]
+    assert [final for _, final in heard.answers] == [False, False, True]
+    counts = models.statistics("e").counts()
+    assert (counts.success.count, counts.execution_count) == (1, 1)
+    assert [counts.responses[key].success.count for key in ("0", "1", "2")] == [1, 1, 1]
+    assert models.snapshot.find("e").config.decoupled
+    models.threads.close()
+
+
+def test_answers_keep_their_order_when_the_steps_behind_do_not() -> None:
+    queue = Queueing()
+    ensemble = ensemble_config("e", "x", "y", "s a=x > b=t", "q a=t > b=y")
+    models = world(ensemble, streaming("s", counting(3, end=True)), queueing("q", queue))
+    heard = submitted(models, InferRequest("e", {"x": value(0)}))
+    for request, respond in reversed([queue.next() for _ in range(3)]):
+        respond(answer_to(request, b=request.inputs["a"]), True)
+    assert heard.numbers("y") == [[0], [1], [2]]
+
+
+def test_a_decoupled_step_without_a_response_is_an_ensemble_without_one() -> None:
+    ensemble = ensemble_config("e", "x", "y", "s a=x > b=t", "m a=t > b=y")
+    models = world(ensemble, streaming("s", counting(0)), running("m", plus(0)))
+    assert submitted(models, InferRequest("e", {"x": value(0)})).wait() == [None]
+
+
+def test_tensors_from_elsewhere_are_used_for_each_response_whenever_they_come() -> None:
+    late = Queueing()
+    ensemble = ensemble_config(
+        "e", "x", "y z", "s a=x > b=t", "late a=x > b=z", "sum a=t c=z > b=y"
+    )
+    members = (
+        streaming("s", counting(3, end=True)),
+        queueing("late", late),
+        running("sum", plus(0), "a c"),
+    )
+    models = world(ensemble, *members)
+    heard = submitted(models, InferRequest("e", {"x": value(1)}))
+    assert heard.answers == []
+    request, respond = late.next()
+    respond(answer_to(request, b=value(100)), True)
+    assert heard.numbers("y") == [[101], [102], [103]]
+    assert heard.numbers("z") == [[100]] * 3
+    models.threads.close()
+
+
+def test_outputs_that_no_decoupled_step_leads_to_come_once() -> None:
+    ensemble = ensemble_config("e", "x", "y z", "s a=x > b=y", "m a=x > b=z")
+    models = world(ensemble, streaming("s", counting(3)), running("m", plus(5)))
+    heard = submitted(models, InferRequest("e", {"x": value(0)}, outputs=("z",)))
+    assert heard.numbers("z") == [[5]]
+
+
+def test_decoupled_steps_behind_each_other_answer_in_the_order_of_both() -> None:
+    queue = Queueing()
+    ensemble = ensemble_config("e", "x", "y", "s a=x > b=t", "u a=t > b=v", "q a=v > b=y")
+
+    def hundreds(request: InferRequest, respond: Respond) -> None:
+        start = request.inputs["a"].array
+        if start[0] == 1:  # a response without responses
+            respond(None, True)
+            return
+        for index in range(2):
+            respond(answer_to(request, b=Tensor(start + np.float32(100 * index))), False)
+        respond(None, True)
+
+    models = world(
+        ensemble, streaming("s", counting(3)), streaming("u", hundreds), queueing("q", queue)
+    )
+    heard = submitted(models, InferRequest("e", {"x": value(0)}))
+    for request, respond in reversed([queue.next() for _ in range(4)]):
+        respond(answer_to(request, b=request.inputs["a"]), True)
+    assert heard.numbers("y") == [[0], [100], [2], [102]]
+    models.threads.close()
+
+
+def test_what_follows_a_response_does_not_wait_for_the_next_one() -> None:
+    heard = Heard()
+
+    def tell(request: InferRequest, respond: Respond) -> None:
+        respond(answer_to(request, b=value(1)), False)
+        assert heard.came.acquire(timeout=PATIENCE_S)
+        respond(answer_to(request, b=value(2)), True)
+
+    ensemble = ensemble_config("e", "x", "y", "s a=x > b=t", "m a=t > b=y")
+    models = world(ensemble, streaming("s", tell), running("m", plus(0)))
+    models.snapshot.submit(InferRequest("e", {"x": value(0)}), heard)
+    assert heard.numbers("y") == [[1], [2]]
+    models.threads.close()
+
+
+@pytest.mark.parametrize("max_inflight", [0, 1])
+def test_without_an_idle_thread_the_responses_wait_for_the_end_of_the_decoupled_step(
+    max_inflight: int,
+) -> None:
+    ensemble = ensemble_config(
+        "e", "x", "y", "s a=x > b=t", "m a=t > b=y", max_inflight=max_inflight
+    )
+    models = world(
+        ensemble, streaming("s", counting(4)), running("m", plus(0)), threads=StepThreads(0)
+    )
+    heard = submitted(models, InferRequest("e", {"x": value(0)}))
+    assert heard.numbers("y") == [[0], [1], [2], [3]]
+
+
+def test_an_error_in_a_stream_comes_after_the_answers_before_it_and_ends_it() -> None:
+    def tell(request: InferRequest, respond: Respond) -> None:
+        respond(answer_to(request, b=value(1)), False)
+        respond(InternalError("torn"), True)
+
+    models = world(ensemble_config("e", "x", "y", "s a=x > b=y"), streaming("s", tell))
+    heard = submitted(models, InferRequest("e", {"x": value(0)}))
+    assert [str(a) for a in heard.wait() if isinstance(a, EdgeServerError)] == ["torn"]
+    assert heard.numbers("y") == [[1]]
+
+
+# Back-pressure.
+
+
+class Producer(threading.Thread):
+    """Streams five responses from a thread of its own, and counts those it got rid of."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.given = 0
+        self.step = threading.Semaphore(0)
+        self._asked: tuple[InferRequest, Respond] | None = None
+
+    def tell(self, request: InferRequest, respond: Respond) -> None:
+        self._asked = (request, respond)
+        self.start()
+
+    def run(self) -> None:
+        assert self._asked is not None
+        request, respond = self._asked
+        for index in range(5):
+            respond(answer_to(request, b=value(index)), False)
+            self.given += 1
+            self.step.release()
+        respond(None, True)
+
+
+def test_a_decoupled_step_is_held_while_too_many_of_its_responses_are_in_flight() -> None:
+    queue, producer = Queueing(), Producer()
+    ensemble = ensemble_config("e", "x", "y", "s a=x > b=t", "q a=t > b=y", max_inflight=2)
+    models = world(ensemble, streaming("s", producer.tell), queueing("q", queue))
+    heard = submitted(models, InferRequest("e", {"x": value(0)}))
+    in_flight = [queue.next(), queue.next()]
+    for _ in range(2):
+        assert producer.step.acquire(timeout=PATIENCE_S)
+    assert not producer.step.acquire(timeout=0.05)
+    while in_flight:
+        request, respond = in_flight.pop(0)
+        respond(answer_to(request, b=request.inputs["a"]), True)
+        if producer.given < 5 or queue.jobs:
+            in_flight.append(queue.next())
+        assert len(queue.jobs) + len(in_flight) <= 2
+    assert heard.numbers("y") == [[0], [1], [2], [3], [4]]
+
+
+def test_a_held_step_is_let_go_when_the_request_fails() -> None:
+    queue, producer = Queueing(), Producer()
+    ensemble = ensemble_config("e", "x", "y", "s a=x > b=t", "q a=t > b=y", max_inflight=1)
+    models = world(ensemble, streaming("s", producer.tell), queueing("q", queue))
+    heard = submitted(models, InferRequest("e", {"x": value(0)}))
+    queue.next()[1](InternalError("broken"), True)
+    (answer,) = heard.wait()
+    assert str(answer) == "broken"
+    producer.join(PATIENCE_S)
+    assert producer.given == 5
+
+
+def test_the_limit_is_one_for_all_requests_and_a_step_holds_nobodys_thread() -> None:
+    queue = Queueing()
+    ensemble = ensemble_config("e", "x", "y", "q a=x > b=y", max_inflight=1)
+    models = world(ensemble, queueing("q", queue))
+    heard = [submitted(models, InferRequest("e", {"x": value(n)})) for n in range(3)]
+    urgent = submitted(models, InferRequest("e", {"x": value(9)}, urgent=True))
+    order = []
+    for _ in range(4):
+        request, respond = queue.next()
+        assert not queue.jobs
+        order.append(request.inputs["a"].array.tolist())
+        respond(answer_to(request, b=request.inputs["a"]), True)
+    assert order == [[0], [9], [1], [2]]
+    assert [each.numbers("y") for each in [*heard, urgent]] == [[[0]], [[1]], [[2]], [[9]]]
+    models.threads.close()
+
+
+@pytest.mark.parametrize("limit", [0, 1, 3])
+@pytest.mark.parametrize("threads", [1, 4])
+def test_streams_through_nested_ensembles_end_in_order_whatever_is_scarce(
+    limit: int, threads: int
+) -> None:
+    queue, stop = Queueing(), threading.Event()
+
+    def answer_all() -> None:
+        while True:
+            queue.came.acquire()
+            if stop.is_set():
+                return
+            request, respond = queue.jobs.popleft()
+            respond(answer_to(request, b=request.inputs["a"]), True)
+
+    def tell(request: InferRequest, respond: Respond) -> None:
+        threading.Thread(target=counting(5), args=(request, respond), daemon=True).start()
+
+    answering = [threading.Thread(target=answer_all) for _ in range(2)]
+    for thread in answering:
+        thread.start()
+    inner = ensemble_config(
+        "inner", "x", "y", "s a=x > b=t", "q a=t > b=u", "m a=u > b=y", max_inflight=limit
+    )
+    outer = ensemble_config("outer", "x", "y", "inner x=x > y=t", "q a=t > b=y", max_inflight=limit)
+    members = (streaming("s", tell), queueing("q", queue), running("m", plus(0)))
+    models = World((inner, outer), members, StepThreads(threads))
+    heard = [submitted(models, InferRequest("outer", {"x": value(10 * n)})) for n in range(12)]
+    assert [each.numbers("y") for each in heard] == [
+        [[10 * n + index] for index in range(5)] for n in range(12)
+    ]
+    stop.set()
+    queue.came.release(len(answering))
+    for thread in answering:
+        thread.join(PATIENCE_S)
+    models.threads.close()
+
+
+# Any graph.
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_any_graph_gives_what_its_steps_say_in_whatever_order_they_answer(
+    data: st.DataObject,
+) -> None:
+    count = data.draw(st.integers(1, 7))
+    reads = [
+        data.draw(st.lists(st.integers(0, index), min_size=1, max_size=3, unique=True))
+        for index in range(count)
+    ]
+    queued = data.draw(st.lists(st.booleans(), min_size=count, max_size=count))
+    read = {tensor for each in reads for tensor in each}
+    ends = [index + 1 for index in range(count) if index + 1 not in read]
+    outputs = sorted({*ends, *data.draw(st.sets(st.sampled_from(range(1, count + 1))))})
+    wanted = data.draw(st.lists(st.sampled_from(outputs), min_size=1, unique=True))
+    queue, calls = Queueing(), list[int]()
+
+    def step(index: int) -> Run:
+        def run(inputs: Tensors, names: frozenset[str]) -> Tensors:
+            calls.append(index)
+            return plus(index)(inputs, names)
+
+        return run
+
+    letters = "acd"
+    members = [
+        queueing(f"m{i}", queue, " ".join(letters[: len(reads[i])]))
+        if queued[i]
+        else running(f"m{i}", step(i), " ".join(letters[: len(reads[i])]))
+        for i in range(count)
+    ]
+    maps = [
+        " ".join(f"{name}=t{tensor}" for name, tensor in zip(letters, each, strict=False))
+        for each in reads
+    ]
+    steps = [f"m{i} {maps[i]} > b=t{i + 1}" for i in data.draw(st.permutations(range(count)))]
+    ensemble = ensemble_config("e", "t0", " ".join(f"t{n}" for n in outputs), *steps)
+    models = world(ensemble, *members, threads=StepThreads(data.draw(st.integers(1, 2))))
+    heard = submitted(
+        models, InferRequest("e", {"t0": value(1)}, outputs=tuple(f"t{n}" for n in wanted))
+    )
+    while not heard.over.is_set():
+        if queue.came.acquire(timeout=0.01):
+            at = data.draw(st.integers(0, len(queue.jobs) - 1))
+            queue.jobs.rotate(-at)
+            request, respond = queue.jobs.popleft()
+            index = int(request.model_name[1:])
+            respond(answer_to(request, **step(index)(request.inputs, frozenset("b"))), True)
+    expected = {0: 1.0}
+    for index in range(count):
+        expected[index + 1] = sum(expected[tensor] for tensor in reads[index]) + index
+    needed = set(wanted)
+    for index in reversed(range(count)):
+        needed |= set(reads[index]) if index + 1 in needed else set()
+    assert sorted(calls) == sorted(tensor - 1 for tensor in needed if tensor)
+    (answer,) = heard.wait()
+    assert isinstance(answer, InferResponse)
+    assert {n: t.array.tolist() for n, t in answer.outputs.items()} == {
+        f"t{n}": [expected[n]] for n in wanted
+    }
+    models.threads.close()
