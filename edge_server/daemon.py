@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Literal
 from edge_server.appliance.sd_notify import notify, watchdog_period_s
 from edge_server.appliance.supervisor import Supervisor
 from edge_server.cameras.camera import Camera, CameraState
-from edge_server.errors import ModelConfigError, StageStuck
+from edge_server.errors import StageStuck
 from edge_server.grpc_api.server import GrpcServer
 from edge_server.mqtt.broker_address import BrokerAddress
 from edge_server.mqtt.identity import Identity
 from edge_server.mqtt.publisher import Publisher
 from edge_server.pipeline import LanePipeline
+from edge_server.repository.control import RepositoryControl
 from edge_server.repository.loader import RepositoryLoader
 from edge_server.serving.data_plane import DataPlane
 from edge_server.serving.registry import ModelRegistry
@@ -61,9 +62,10 @@ class Daemon:
         self._registry = ModelRegistry()
         self.data_plane = DataPlane(self._registry)
         self._grpc = GrpcServer(self.data_plane, settings.grpc.host, settings.grpc.port, VERSION)
-        self._loader = RepositoryLoader(
+        loader = RepositoryLoader(
             self._registry, [Path(path) for path in settings.repository.paths]
         )
+        self.control = RepositoryControl(loader, self._registry)
         self._publisher: Publisher | None = None
         if settings.mqtt is not None:
             identity = Identity.of_this_host(settings.device.id, VERSION)
@@ -96,12 +98,12 @@ class Daemon:
             SourceError: a camera's recording cannot be opened.
         """
         with ExitStack() as started:
-            started.callback(self._registry.clear)
+            started.callback(lambda: self.control.close(self._left_s()))
             # From here on a client that asks is told "live, not ready" instead of nothing.
             started.callback(lambda: self._grpc.stop(self._left_s()))
             self._grpc.start()
             started.callback(self._stop_pipelines)
-            self._load_models(stop)
+            self.control.start(stop)
             for pipeline in self.pipelines:
                 if stop.is_set():
                     break
@@ -164,12 +166,6 @@ class Daemon:
 
     def _left_s(self) -> float:
         return max(0.0, self._stop_by - time.monotonic())
-
-    def _load_models(self, stop: threading.Event) -> None:
-        failed = self._loader.load_all(stop)
-        if failed:
-            names = ", ".join(entry.name for entry in failed)
-            raise ModelConfigError(f"models that cannot be loaded: {names}")
 
     def _publish_states(self) -> None:
         """Tell the broker what has changed since the last look."""

@@ -109,7 +109,9 @@ def output_forms(
             forms[output.name] = place
         elif count is not None:
             batched = loaded.config.max_batch_size > 0
-            forms[output.name] = Classification(count, batched, loaded.labels.get(output.name, ()))
+            forms[output.name] = Classification(
+                count, batched, loaded.config.labels.get(output.name, ())
+            )
     return forms or AS_IT_IS
 
 

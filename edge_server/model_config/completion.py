@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.errors import ModelConfigError
-from edge_server.model_config.config import Completion
+from edge_server.model_config.config import USUAL_COMPLETION
 from edge_server.model_config.files import reading
 
 if TYPE_CHECKING:
+    from edge_server.model_config.config import Completion
     from edge_server.model_config.files import ModelFiles
 
 # A file in a version directory → (backend, platform) that loads it; the first that exists counts.
@@ -28,30 +29,16 @@ _FILE_BY_BACKEND = {backend: file for file, (backend, _) in _BACKEND_BY_FILE.ite
 _DEFAULT_SEQUENCE_IDLE_US = 1_000_000
 
 
-def complete(
-    message: Any,
-    files: ModelFiles,
-    *,
-    auto_complete: bool = True,
-    default_max_batch_size: int = Completion.default_max_batch_size,
-) -> Completion:
+def complete(message: Any, files: ModelFiles, completion: Completion = USUAL_COMPLETION) -> None:
     """Fill in name, backend, platform, file name and every default, in place.
 
     Inputs, outputs and `max_batch_size` are the backend's to complete.
 
-    Args:
-        auto_complete: whether it may; without it the configuration must say them, and it must
-            be there.
-        default_max_batch_size: for a model that batches where the configuration does not say.
-
-    Returns:
-        The same two, for `validate` and `ModelConfig.of`, which hand them on to the backend.
-
     Raises:
-        ModelConfigError: no backend can be told from configuration, files or name, or the files
-            cannot be read.
+        ModelConfigError: no backend can be told from configuration, files or name, the files
+            cannot be read, or there is nothing to complete and completion is off.
     """
-    if not auto_complete and not message.ListFields():
+    if not completion.auto and not message.ListFields():
         raise ModelConfigError(
             f"{files.config_path}: missing or empty; write it, or let the server complete "
             "configurations from the models' files"
@@ -70,7 +57,6 @@ def complete(
     if policy.HasField("latest") and not policy.latest.num_versions:
         policy.latest.num_versions = 1
     complete_scheduling(message)
-    return Completion(auto_complete, default_max_batch_size)
 
 
 def complete_scheduling(message: Any) -> None:

@@ -17,7 +17,7 @@ from edge_server.model_config.warmup import Warmup, warmups_of
 from edge_server.tensors import DataType, TensorSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
 
 @dataclass(frozen=True)
@@ -36,19 +36,6 @@ class EnsembleStep:
     input_map: Mapping[str, str]
     output_map: Mapping[str, str]
     decoupled: bool = False
-
-
-@dataclass(frozen=True)
-class LabelSource:
-    """The output of an ensemble's member, near or far, whose labels are the ensemble's too.
-
-    Attributes:
-        model_version: -1 is the latest.
-    """
-
-    model_name: str
-    model_version: int
-    output: str
 
 
 @dataclass(frozen=True)
@@ -110,8 +97,8 @@ class ModelConfig:
         decoupled: a request may have any number of answers.
         response_cache: answers may come from the cache.
         warmups: the samples that each instance runs before it serves.
-        label_sources: of an ensemble whose graph has been resolved: output name → where its
-            labels come from, for those that `label_files` does not name.
+        labels: output name → what its classes are called, by place; an ensemble's may come from
+            its members.
     """
 
     name: str
@@ -134,7 +121,7 @@ class ModelConfig:
     warmups: tuple[Warmup, ...]
     message: Any = field(repr=False, compare=False)
     completion: Completion = field(default=USUAL_COMPLETION, repr=False, compare=False)
-    label_sources: Mapping[str, LabelSource] = field(default_factory=dict)
+    labels: Mapping[str, Sequence[str]] = field(default_factory=dict, repr=False, compare=False)
 
     @staticmethod
     def of(message: Any, completion: Completion = USUAL_COMPLETION) -> ModelConfig:

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.errors import ModelConfigError
-from edge_server.model_config.config import LabelSource
 from edge_server.model_config.shapes import unified
 from edge_server.tensors import shape_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
     from edge_server.model_config.config import EnsembleStep, ModelConfig
@@ -67,26 +66,22 @@ def resolve_graph(config: ModelConfig, path: Path, find_member: FindMember) -> M
         config,
         steps=tuple(replace(step, decoupled=member.decoupled) for step, member in members),
         decoupled=decoupled,
-        label_sources=_label_sources(config, members),
+        labels=_labels(config, members),
         message=message,
     )
 
 
-def _label_sources(
+def _labels(
     config: ModelConfig, members: list[tuple[EnsembleStep, ModelConfig]]
-) -> dict[str, LabelSource]:
-    sources: dict[str, LabelSource] = {}
-    for step, member in members:
-        for name, tensor in step.output_map.items():
-            if name in member.label_files:
-                sources[tensor] = LabelSource(member.name, step.model_version, name)
-            elif name in member.label_sources:
-                sources[tensor] = member.label_sources[name]
-    return {
-        spec.name: sources[spec.name]
-        for spec in config.outputs
-        if spec.name in sources and spec.name not in config.label_files
+) -> dict[str, Sequence[str]]:
+    """The members' labels for the ensemble's outputs, and in their place its own."""
+    found = {
+        tensor: member.labels[name]
+        for step, member in members
+        for name, tensor in step.output_map.items()
+        if name in member.labels
     }
+    return {**found, **config.labels}
 
 
 def _decoupled_faults(

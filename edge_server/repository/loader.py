@@ -1,178 +1,215 @@
-"""From files to models that answer: read, complete, validate, load, publish."""
+"""From files to models that answer: read, build beside the registry, publish."""
 
 from __future__ import annotations
 
 import logging
-import time
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from edge_server.backends import BACKENDS, find_backend
-from edge_server.backends.contract import Placement
-from edge_server.errors import EdgeServerError, ModelConfigError
-from edge_server.model_config.completion import complete
-from edge_server.model_config.config import ModelConfig
-from edge_server.model_config.ensemble_graph import resolve_graph
-from edge_server.model_config.parse import read_model_config
-from edge_server.model_config.validation import validate, without_effect
-from edge_server.model_config.version_policy import select_versions
-from edge_server.repository.load_order import circle_through, members_first
-from edge_server.repository.scan import scan_repositories
+from edge_server.errors import ModelConfigError, NotFound
+from edge_server.model_config.config import USUAL_COMPLETION
+from edge_server.repository.build import Build, Built, Failure
+from edge_server.repository.draft import Draft
+from edge_server.repository.lifecycle import ModelLifecycle
+from edge_server.repository.scan import (
+    NAME_RULE,
+    files_in,
+    find_model,
+    is_model_name,
+    model_names,
+    scan_repositories,
+)
+from edge_server.repository.turns import Turns
 from edge_server.serving.scheduling import Scheduling
-from edge_server.serving.snapshot import ModelEntry, ModelState
+from edge_server.serving.snapshot import ModelState
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
     from pathlib import Path
-    from typing import Any
 
-    from edge_server.model_config.config import EnsembleStep
+    from edge_server.model_config.config import Completion
     from edge_server.model_config.files import ModelFiles
+    from edge_server.repository.draft import Override
     from edge_server.serving.registry import ModelRegistry
-    from edge_server.serving.snapshot import LoadedModel
+    from edge_server.serving.snapshot import ModelEntry
+
+    Found = dict[str, Draft | Failure]
 
 log = logging.getLogger(__name__)
 
 
 class RepositoryLoader:
-    """Loads what the repositories hold into the registry.
+    """Loads models of the repositories into the registry, and takes them out again.
 
-    One model's fault is that model's: it becomes UNAVAILABLE with the reason, the others load.
+    One model's fault is that model's: what serves goes on serving, what does not is UNAVAILABLE
+    with the reason, the others load. The versions that a model's policy asks for are published
+    together or not at all, and with them whatever else one `load` brings.
+
+    Calls for one model wait for each other, those for different models do not.
+
+    Args:
+        registry: where the models go; nobody else writes there.
+        scheduling: what the models' schedulers share.
+        completion: what a configuration may leave out.
+        load_threads: how many models one call loads at once.
     """
 
-    def __init__(self, registry: ModelRegistry, repositories: Sequence[Path]) -> None:
+    def __init__(
+        self,
+        registry: ModelRegistry,
+        repositories: Sequence[Path],
+        *,
+        scheduling: Scheduling | None = None,
+        completion: Completion = USUAL_COMPLETION,
+        load_threads: int = 4,
+    ) -> None:
         self._registry = registry
-        self._scheduling = Scheduling()
         self._repositories = repositories
+        self._completion = completion
+        self._load_threads = load_threads
+        self._build = Build(scheduling or Scheduling())
+        self._lifecycle = ModelLifecycle(registry, self._build)
+        self._turns = Turns()
 
     def load_all(self, stop: threading.Event | None = None) -> list[ModelEntry]:
-        """Load every model, members before the ensembles that use them.
+        """Load every model there is; see `load_named`.
+
+        Raises:
+            ModelConfigError: a repository itself cannot be read.
+        """
+        models = scan_repositories(self._repositories)
+        return self._load_each(
+            {n: self._read(n, files) for n, files in models.items()}, models, stop
+        )
+
+    def load_named(
+        self, names: Collection[str], stop: threading.Event | None = None
+    ) -> list[ModelEntry]:
+        """Load these models and what they depend on, each published as soon as it is there.
 
         Args:
             stop: once it is set no further model is loaded; those not reached stay LOADING.
 
         Returns:
-            The models that failed.
+            The models that failed, one entry for each.
+        """
+        found = self._read_with_members(names)
+        absent = {n: Failure(self._absent(n)) for n in names if n not in found}
+        return self._load_each({**found, **absent}, names, stop)
+
+    def load(self, name: str, override: Override | None = None) -> dict[str, Failure]:
+        """Load or reload `name` and what it depends on; what has not changed stays as it is.
+
+        Returns:
+            Those of them that failed; what served before them still does.
+
+        Raises:
+            NotFound: no repository has it.
+            Unavailable: the loader is closed.
+        """
+        names = {name}
+        while True:
+            with self._turns.hold(names):
+                found = self._read_with_members([name], override)
+                if name not in found:
+                    raise self._absent(name)
+                if found.keys() <= names:
+                    due = self._lifecycle.begin(found, {name})
+                    with ThreadPoolExecutor(self._load_threads, "load") as pool:
+                        results = pool.map(self._make, due.values())
+                        built = dict(zip(due, results, strict=True))
+                    return self._lifecycle.publish(built)
+            # Others may be at work on its members; their turns come first.
+            names |= found.keys()
+
+    def unload(self, name: str, *, unload_dependents: bool = False) -> None:
+        """Let nobody new use `name`; see `ModelLifecycle.unload`."""
+        self._lifecycle.unload(name, with_members=unload_dependents)
+
+    def names_on_disk(self) -> Mapping[str, int]:
+        """Model name → in how many repositories it is, at this moment.
 
         Raises:
             ModelConfigError: a repository itself cannot be read.
         """
-        found = scan_repositories(self._repositories)
-        for name in found:
-            self._registry.replace(name, [ModelEntry(name, 0, ModelState.LOADING)])
-        read: dict[str, tuple[ModelFiles, Any]] = {}
-        for name, files in found.items():
-            with self._blaming(name):
-                if isinstance(files, ModelConfigError):
-                    raise files
-                read[name] = (files, _read(files))
-        for name in self._in_order(read):
-            if stop is not None and stop.is_set():
-                break
-            with self._blaming(name):
-                self._load(*read[name])
-        return [
-            entry
-            for entry in self._registry.snapshot.entries.values()
-            if entry.state is ModelState.UNAVAILABLE
-        ]
+        return model_names(self._repositories)
 
-    def _in_order(self, read: Mapping[str, tuple[ModelFiles, Any]]) -> list[str]:
-        """Model names, members first; ensembles that depend on themselves fail here."""
-        members = {
-            name: [step.model_name for step in message.ensemble_scheduling.step]
-            for name, (_, message) in read.items()
+    def close(self, timeout_s: float) -> None:
+        """Load nothing more, forget every model, and wait that long for what is still loading."""
+        self._lifecycle.end()
+        if not self._turns.end(timeout_s):
+            log.warning("repository: still loading after %.1f s", timeout_s)
+
+    def _load_each(
+        self, found: Found, explicit: Collection[str], stop: threading.Event | None
+    ) -> list[ModelEntry]:
+        publish = self._lifecycle.publish
+        with self._turns.hold(found):
+            due = self._lifecycle.begin(found, explicit)
+            publish({name: read for name, read in due.items() if isinstance(read, Failure)})
+            models = [d for d in due.values() if isinstance(d, Draft) and not d.is_ensemble]
+
+            def load(draft: Draft) -> None:
+                if stop is None or not stop.is_set():
+                    publish({draft.name: self._make(draft)})
+
+            with ThreadPoolExecutor(self._load_threads, "load") as pool:
+                list(pool.map(load, models))
+            # The ensembles that none of these has brought along.
+            publish({})
+        entries = self._registry.snapshot.entries.values()
+        failed = {
+            entry.name: entry
+            for entry in entries
+            if entry.name in found and entry.state is ModelState.UNAVAILABLE
         }
-        circles = {name: way for name in members if (way := circle_through(name, members))}
-        for name, way in circles.items():
-            files, _ = read[name]
-            self._fail(
-                name,
-                f"{files.config_path}: circular dependency between ensembles: {' -> '.join(way)}",
-            )
-        return members_first({n: used for n, used in members.items() if n not in circles})
+        return list(failed.values())
 
-    @contextmanager
-    def _blaming(self, name: str) -> Iterator[None]:
-        """Whatever goes wrong inside is that model's fault and nobody else's."""
+    def _read_with_members(self, names: Collection[str], override: Override | None = None) -> Found:
+        """`names` and the members that they use, all the way down, as far as they exist."""
+        found: Found = {}
+        todo = list(names)
+        for name in todo:  # grows while it is walked
+            if name in found:
+                continue
+            read = self._find(name, override) if name in names else self._find_member(name)
+            if read is not None:
+                found[name] = read
+            if isinstance(read, Draft):
+                todo += sorted(read.members)
+        return found
+
+    def _find_member(self, name: str) -> Draft | Failure | None:
+        serving = self._lifecycle.serves(name)
+        if serving is not None and serving.is_overridden:
+            # It goes back to what is on disk when it is asked for itself.
+            return serving
+        return self._find(name, None)
+
+    def _find(self, name: str, override: Override | None) -> Draft | Failure | None:
+        if override is not None and override.staged is not None:
+            return self._read(name, files_in(override.staged.directory), override)
+        files = find_model(self._repositories, name)
+        return None if files is None else self._read(name, files, override)
+
+    def _read(
+        self, name: str, files: ModelFiles | ModelConfigError, override: Override | None = None
+    ) -> Draft | Failure:
+        if isinstance(files, ModelConfigError):
+            return Failure(files)
         try:
-            yield
-        except EdgeServerError as error:
-            self._fail(name, str(error))
-        except Exception as error:  # noqa: BLE001 - a backend may raise anything
-            reason = f"model '{name}': unexpected {type(error).__name__}: {error}; see the log"
-            self._fail(name, reason, trace=error)
+            return Draft.read(files, override, self._completion)
+        except Exception as error:  # noqa: BLE001 - a configuration may be wrong in unforeseen ways
+            return Failure.of(error, name)
 
-    def _load(self, files: ModelFiles, message: Any) -> None:
-        """Load the versions that the policy asks for and publish them together, or none."""
-        started = time.monotonic()
-        loaded = [
-            self._load_version(files, message, version)
-            for version in select_versions(message, files)
-        ]
-        self._registry.replace(
-            files.name,
-            [ModelEntry(m.config.name, m.version, ModelState.READY, loaded=m) for m in loaded],
-        )
-        for field, reason in without_effect(message).items():
-            log.warning("model %s: field '%s' has no effect here: %s", files.name, field, reason)
-        log.info(
-            "model %s: READY, version %s, %.0f ms",
-            files.name,
-            ", ".join(str(m.version) for m in loaded),
-            1e3 * (time.monotonic() - started),
-        )
+    def _make(self, read: Draft | Failure) -> Built | Failure:
+        if isinstance(read, Failure):
+            return read
+        return Built(read) if read.is_ensemble else self._build.model(read)
 
-    def _load_version(self, files: ModelFiles, message: Any, version: int) -> LoadedModel:
-        config = ModelConfig.of(message)
-        if config.is_ensemble:
-            config = resolve_graph(
-                config, files.config_path, lambda step: self._find_member(files, step)
-            )
-            return self._scheduling.ensemble(config, version)
-        backend = find_backend(config.backend)
-        config = backend.complete(files, version, config)
-        model = backend.load(files.versions[version], config, Placement())
-        try:
-            return self._scheduling.model(config, version, model, files.directory)
-        except BaseException:
-            model.close()
-            raise
-
-    def _find_member(self, files: ModelFiles, step: EnsembleStep) -> ModelConfig:
-        ensemble, member = files.name, step.model_name
-        snapshot = self._registry.snapshot
-        entries = {v: e for (name, v), e in snapshot.entries.items() if name == member}
-        if not entries:
-            raise ModelConfigError(
-                f"{files.config_path}: ensemble {ensemble} contains models that are not "
-                f"available or ambiguous: {member}"
-            )
-        if step.model_version == -1:
-            ready = snapshot.ready_versions(member)
-            if ready:
-                return snapshot.find(member).config
-            reason = next(iter(entries.values())).reason
-            raise ModelConfigError(
-                f"{files.config_path}: ensemble '{ensemble}' depends on '{member}' which has no "
-                f"loaded version. Model '{member}' loading failed with error: {reason}"
-            )
-        entry = entries.get(step.model_version)
-        if entry is None or entry.loaded is None:
-            raise ModelConfigError(
-                f"{files.config_path}: ensemble '{ensemble}' depends on '{member}' whose required "
-                f"version {step.model_version} is not loaded."
-            )
-        return entry.loaded.config
-
-    def _fail(self, name: str, reason: str, trace: Exception | None = None) -> None:
-        log.error("model %s: UNAVAILABLE: %s", name, reason, exc_info=trace)
-        self._registry.replace(name, [ModelEntry(name, 0, ModelState.UNAVAILABLE, reason=reason)])
-
-
-def _read(files: ModelFiles) -> Any:
-    message = read_model_config(files.config_path)
-    complete(message, files)
-    validate(message, files, frozenset(BACKENDS))
-    return message
+    def _absent(self, name: str) -> NotFound:
+        if not is_model_name(name):
+            return NotFound(f"'{name}' is no model: {NAME_RULE}")
+        where = ", ".join(map(str, self._repositories))
+        return NotFound(f"no model '{name}' in {where}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from edge_server.errors import ModelConfigError
@@ -17,6 +18,11 @@ log = logging.getLogger(__name__)
 
 # Names that can never walk out of a directory, a log line or a topic.
 _MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\Z")
+NAME_RULE = (
+    "a model name has at most 64 letters, digits, '_', '.' and '-' and starts with a letter or "
+    "digit"
+)
+APPEARS_TWICE = "model appears in two or more repositories"
 _VERSION = re.compile(r"[1-9][0-9]{0,17}\Z")
 
 
@@ -30,33 +36,64 @@ def scan_repositories(paths: Iterable[Path]) -> dict[str, ModelFiles | ModelConf
     """
     directories: dict[str, list[Path]] = {}
     for path in paths:
-        for directory in _model_directories(path):
-            directories.setdefault(directory.name, []).append(directory)
+        for directory in _directories(path):
+            # What file systems, editors and Python leave behind.
+            if directory.name.startswith((".", "_")) or directory.name == "lost+found":
+                log.debug("repository %s: %r is no model", path, directory.name)
+            elif not is_model_name(directory.name):
+                log.warning(
+                    "repository %s: directory %r is left out: %s; rename it",
+                    path,
+                    directory.name,
+                    NAME_RULE,
+                )
+            else:
+                directories.setdefault(directory.name, []).append(directory)
     return {name: _files(name, found) for name, found in sorted(directories.items())}
 
 
-def _model_directories(repository: Path) -> Iterator[Path]:
+def model_names(paths: Iterable[Path]) -> dict[str, int]:
+    """Model name → in how many repositories it is.
+
+    Raises:
+        ModelConfigError: a repository itself cannot be read.
+    """
+    directories = (directory for path in paths for directory in _directories(path))
+    return Counter(d.name for d in directories if is_model_name(d.name))
+
+
+def find_model(paths: Iterable[Path], name: str) -> ModelFiles | ModelConfigError | None:
+    """One model's files, or why they cannot be used; None where no repository has it.
+
+    The file system is not asked for a name that no model can have.
+    """
+    if not is_model_name(name):
+        return None
+    found = [path / name for path in paths if _may_be_directory(path / name)]
+    return _files(name, found) if found else None
+
+
+def files_in(directory: Path) -> ModelFiles:
+    """The files of the model in `directory`, which has its name.
+
+    Raises:
+        ModelConfigError: it cannot be read.
+    """
+    return ModelFiles(directory.name, directory, _versions(directory))
+
+
+def is_model_name(name: str) -> bool:
+    return _MODEL_NAME.match(name) is not None
+
+
+def _directories(repository: Path) -> Iterator[Path]:
     try:
         entries = sorted(repository.iterdir())
     except OSError as error:
         raise ModelConfigError(
             f"{repository}: the model repository cannot be read: {error.strerror}"
         ) from error
-    for entry in entries:
-        if not _may_be_directory(entry):
-            continue
-        # What file systems, editors and Python leave behind.
-        if entry.name.startswith((".", "_")) or entry.name == "lost+found":
-            log.debug("repository %s: %r is no model", repository, entry.name)
-        elif not _MODEL_NAME.match(entry.name):
-            log.warning(
-                "repository %s: directory %r is left out: a model name has at most 64 letters, "
-                "digits, '_', '.' and '-' and starts with a letter or digit; rename it",
-                repository,
-                entry.name,
-            )
-        else:
-            yield entry
+    return (entry for entry in entries if _may_be_directory(entry))
 
 
 def _may_be_directory(entry: Path) -> bool:
@@ -71,11 +108,9 @@ def _files(name: str, directories: list[Path]) -> ModelFiles | ModelConfigError:
     if len(directories) > 1:
         found = ", ".join(map(str, directories))
         log.error("model %s: not unique across all model repositories: %s", name, found)
-        return ModelConfigError(
-            f"model appears in two or more repositories: {found}; rename or remove all but one"
-        )
+        return ModelConfigError(f"{APPEARS_TWICE}: {found}; rename or remove all but one")
     try:
-        return ModelFiles(name, directories[0], _versions(directories[0]))
+        return files_in(directories[0])
     except ModelConfigError as error:
         return error
 

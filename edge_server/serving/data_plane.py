@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from edge_server.serving.pending import PendingAnswer
-from edge_server.serving.snapshot import ModelState
+from edge_server.serving.snapshot import UNLOADED, ModelState
 
 if TYPE_CHECKING:
     from edge_server.model_config.config import ModelConfig
@@ -24,10 +24,15 @@ class ModelMetadata:
 
 
 class DataPlane:
-    """Answers requests from the registry; knows no transport."""
+    """Answers requests from the registry; knows no transport.
 
-    def __init__(self, registry: ModelRegistry) -> None:
+    Args:
+        strict_readiness: the server is ready only with every model that was asked for.
+    """
+
+    def __init__(self, registry: ModelRegistry, *, strict_readiness: bool = True) -> None:
         self._registry = registry
+        self._strict_readiness = strict_readiness
         self._open = False
 
     def infer(self, request: InferRequest) -> InferResponse:
@@ -89,9 +94,14 @@ class DataPlane:
         self._open = False
 
     def server_ready(self) -> bool:
-        """Started, not stopping, and every model that was asked for is ready."""
+        """Started, not stopping, and no model loads for the first time or failed to.
+
+        What was unloaded, or is being, is nobody's wish any more.
+        """
+        if not self._strict_readiness:
+            return self._open
         entries = self._registry.snapshot.entries.values()
-        return self._open and all(entry.state is ModelState.READY for entry in entries)
+        return self._open and not any(_keeps_waiting(entry) for entry in entries)
 
     def model_ready(self, name: str, version: str) -> bool:
         """See `Snapshot.model_ready`."""
@@ -112,3 +122,9 @@ class DataPlane:
             for _, entry in sorted(entries.items())
             if entry.state is ModelState.READY or not only_ready
         ]
+
+
+def _keeps_waiting(entry: ModelEntry) -> bool:
+    if entry.state is ModelState.UNAVAILABLE:
+        return entry.reason != UNLOADED
+    return entry.state is ModelState.LOADING

@@ -2,28 +2,41 @@
 
 from __future__ import annotations
 
+import logging
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from edge_server.serving.snapshot import Snapshot
+from edge_server.serving.snapshot import UNLOADED, ModelEntry, ModelState, Snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from edge_server.serving.snapshot import LoadedModel, ModelEntry
+    from edge_server.serving.snapshot import LoadedModel
+
+    Entries = Mapping[tuple[str, int], ModelEntry]
+
+log = logging.getLogger(__name__)
 
 
 class ModelRegistry:
     """Holds the current snapshot; readers lease it, one writer at a time replaces it.
 
-    A model that a new snapshot no longer names is closed when the last lease on a snapshot that
-    still names it ends, so a request never loses the model it runs on.
+    A model that a new snapshot no longer names is closed, once, when the last lease on a snapshot
+    that still names it ends, so a request never loses the model it runs on. Until it is closed
+    its version is UNLOADING, then UNAVAILABLE for the reason "unloaded".
+
+    Models are closed on a thread of their own: the last lease may end on a thread of the very
+    model that is to be closed, and closing may take its time.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._none_left = threading.Condition(self._lock)
         self._current = _Pinned(Snapshot({}))
         self._superseded: list[_Pinned] = []
+        self._leaving: dict[int, ModelEntry] = {}
+        self._closing = 0
 
     @property
     def snapshot(self) -> Snapshot:
@@ -48,28 +61,63 @@ class ModelRegistry:
         with self._lock:
             pinned.leases -= 1
             # Whoever superseded it found a lease on it, and left it to the last one.
-            released = self._release() if pinned is not self._current else []
-        _close(released)
+            if pinned is not self._current:
+                self._release()
 
     def replace(self, name: str, entries: Sequence[ModelEntry]) -> None:
         """Make `entries` all that is known of model `name`, in one step."""
+        self.publish({name: entries})
+
+    def publish(self, changes: Mapping[str, Sequence[ModelEntry]]) -> None:
+        """Make `changes` all that is known of these models, in one step.
+
+        A version that was loaded, and that they do not name any more, is UNLOADING.
+        """
+        new = {(e.name, e.version): e for entries in changes.values() for e in entries}
         with self._lock:
-            others = {k: e for k, e in self._current.snapshot.entries.items() if k[0] != name}
-            released = self._publish(others | {(e.name, e.version): e for e in entries})
-        _close(released)
+            entries = {}
+            for key, old in self._current.snapshot.entries.items():
+                if key[0] not in changes or old.state is ModelState.UNLOADING:
+                    entries[key] = old
+                elif old.loaded is not None and key not in new:
+                    leaving = replace(old, state=ModelState.UNLOADING, reason="", loaded=None)
+                    entries[key] = self._leaving[id(old.loaded)] = leaving
+            self._supersede({**entries, **new})
 
     def clear(self) -> None:
-        """Forget every model; each is closed with its last lease."""
+        """Forget every model; each is closed with its last lease, or before this returns."""
         with self._lock:
-            released = self._publish({})
-        _close(released)
+            self._leaving.clear()
+            self._superseded.append(self._current)
+            self._current = _Pinned(Snapshot({}))
+            released = self._released()
+            self._closing += 1
+        self._close(released)
 
-    def _publish(self, entries: Mapping[tuple[str, int], ModelEntry]) -> list[LoadedModel]:
+    def wait_closed(self, timeout_s: float | None = None) -> bool:
+        """Whether, within that time, nobody uses an earlier snapshot and what left is closed."""
+        with self._none_left:
+            return self._none_left.wait_for(
+                lambda: not self._closing and not self._superseded, timeout_s
+            )
+
+    def _supersede(self, entries: Entries) -> None:
         self._superseded.append(self._current)
         self._current = _Pinned(Snapshot(entries, self._keep))
-        return self._release()
+        self._release()
 
-    def _release(self) -> list[LoadedModel]:
+    def _release(self) -> None:
+        """Close what only superseded snapshots name that nobody leases."""
+        released = self._released()
+        if released:
+            self._closing += 1
+            threading.Thread(
+                target=self._close, args=(released,), name="close-models", daemon=True
+            ).start()
+        elif not self._superseded:
+            self._none_left.notify_all()
+
+    def _released(self) -> list[LoadedModel]:
         """Drop superseded snapshots that nobody leases; the models only they named."""
         dead = [pinned for pinned in self._superseded if pinned.leases == 0]
         if not dead:
@@ -79,6 +127,25 @@ class ModelRegistry:
         return list(
             {id(m): m for pinned in dead for m in pinned.models if id(m) not in alive}.values()
         )
+
+    def _close(self, models: Sequence[LoadedModel]) -> None:
+        for model in models:
+            try:
+                model.close()
+            except Exception:
+                log.exception("model %s: closing version %d failed", model.name, model.version)
+        with self._lock:
+            entries = dict(self._current.snapshot.entries)
+            for model in models:
+                gone = self._leaving.pop(id(model), None)
+                # It may have been loaded anew meanwhile.
+                if gone is not None and entries.get((gone.name, gone.version)) is gone:
+                    log.info("model %s: version %d unloaded", gone.name, gone.version)
+                    entries[gone.name, gone.version] = replace(
+                        gone, state=ModelState.UNAVAILABLE, reason=UNLOADED
+                    )
+            self._closing -= 1
+            self._supersede(entries)
 
 
 class Lease:
@@ -103,8 +170,3 @@ class _Pinned:
         self.snapshot = snapshot
         self.models = [e.loaded for e in snapshot.entries.values() if e.loaded]
         self.leases = 0
-
-
-def _close(models: list[LoadedModel]) -> None:
-    for model in models:
-        model.close()

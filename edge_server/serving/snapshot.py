@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
@@ -13,7 +13,7 @@ from edge_server.serving.pending import PendingAnswer
 from edge_server.serving.request_check import check_request
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
     from edge_server.backends.contract import Model
     from edge_server.model_config.config import ModelConfig
@@ -23,10 +23,17 @@ if TYPE_CHECKING:
 
 _VERSION = re.compile(r"-?[0-9]{1,18}\Z")
 
+# Why a model is UNAVAILABLE that was unloaded: Triton's word, which no readiness counts.
+UNLOADED = "unloaded"
+
 
 class ModelState(Enum):
-    """Where a model version is in its life; the values are the protocol's."""
+    """Where a model version is in its life; the values are the protocol's.
 
+    UNKNOWN is a model on disk that was never loaded: of it the protocol tells the name only.
+    """
+
+    UNKNOWN = ""
     LOADING = "LOADING"
     READY = "READY"
     UNLOADING = "UNLOADING"
@@ -66,7 +73,7 @@ class LoadedModel:
 
     Attributes:
         model: what the scheduler's instances are of; an ensemble has none.
-        labels: output name → what its classes are called, by place.
+        after_close: called once all that it holds is released.
     """
 
     config: ModelConfig
@@ -74,7 +81,11 @@ class LoadedModel:
     scheduler: Scheduler
     statistics: ModelStatistics
     model: Model | None = None
-    labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    after_close: Callable[[], None] | None = None
+
+    @property
+    def name(self) -> str:
+        return self.config.name
 
     def trouble(self) -> str:
         """Why it cannot answer at this moment; empty where it can."""
@@ -82,9 +93,15 @@ class LoadedModel:
 
     def close(self) -> None:
         """Release what it holds; nothing is running any more."""
-        self.scheduler.close()
-        if self.model is not None:
-            self.model.close()
+        try:
+            self.scheduler.close()
+        finally:
+            try:
+                if self.model is not None:
+                    self.model.close()
+            finally:
+                if self.after_close is not None:
+                    self.after_close()
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +110,7 @@ class ModelEntry:
 
     Attributes:
         version: 0 where the model failed before a version could be told.
-        reason: why it is in this state; empty when READY.
+        reason: why it is in this state; of a READY one, why it could not be loaded anew.
         loaded: present when READY.
     """
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.backends.contract import ExecuteRequest
 from edge_server.errors import EdgeServerError, InternalError, ModelConfigError
 from edge_server.model_config.files import reading
+from edge_server.model_config.warmup import WarmupData
 from edge_server.requests import NO_PARAMETERS, InferRequest
 from edge_server.serving.snapshot import Snapshot
 from edge_server.tensors import DataType, Tensor, element_count, shape_fits, shape_text
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from edge_server.backends.contract import Instance, Model, Tensors
     from edge_server.model_config.config import ModelConfig
+    from edge_server.model_config.warmup import Warmup, WarmupInput
     from edge_server.requests import Parameters
 
 # A decoupled model may answer after `execute` has returned; this long it may take.
@@ -64,14 +65,14 @@ def read_samples(config: ModelConfig, folder: Path) -> list[WarmUpSample]:
             sample and remedy.
     """
     samples = []
-    for setting in config.message.model_warmup:
+    for warmup in config.warmups:
         try:
-            inputs = _inputs(config, setting, folder)
+            inputs = _inputs(config, warmup, folder)
         except ModelConfigError as error:
             raise ModelConfigError(
-                f"model '{config.name}': warm-up sample '{setting.name}': {error}"
+                f"model '{config.name}': warm-up sample '{warmup.name}': {error}"
             ) from error
-        samples.append(WarmUpSample(setting.name, setting.count or 1, inputs))
+        samples.append(WarmUpSample(warmup.name, warmup.count, inputs))
     return samples
 
 
@@ -145,31 +146,27 @@ def _run(config: ModelConfig, instance: Instance, sample: WarmUpSample) -> None:
         raise answered.error
 
 
-def _inputs(config: ModelConfig, setting: Any, folder: Path) -> dict[str, Tensor]:
-    batch_size = max(1, setting.batch_size)
+def _inputs(config: ModelConfig, warmup: Warmup, folder: Path) -> dict[str, Tensor]:
+    batch_size = max(1, warmup.batch_size)
     if batch_size > max(1, config.max_batch_size):
         raise ModelConfigError(
             f"batch_size {batch_size} is more than max_batch_size {config.max_batch_size} allows"
         )
-    missing = [
-        spec.name for spec in config.inputs if not spec.optional and spec.name not in setting.inputs
-    ]
+    missing = [s.name for s in config.inputs if not s.optional and s.name not in warmup.inputs]
     if missing:
         raise ModelConfigError(f"gives no data for input '{missing[0]}'; every input needs some")
     specs = {spec.name: spec for spec in config.inputs}
     inputs = {}
-    for name in sorted(setting.inputs):
-        data = setting.inputs[name]
-        datatype, shape = _type_and_shape(name, data)
+    for name, data in sorted(warmup.inputs.items()):
         spec = specs.get(name)
         if spec is not None and (
-            datatype is not spec.datatype or not shape_fits(shape, spec.shape)
+            data.datatype is not spec.datatype or not shape_fits(data.shape, spec.shape)
         ):
             raise ModelConfigError(
-                f"input '{name}' is {datatype.config_name} {shape_text(shape)}, the model takes "
-                f"{spec.datatype.config_name} {shape_text(spec.shape)}"
+                f"input '{name}' is {data.datatype.config_name} {shape_text(data.shape)}, the "
+                f"model takes {spec.datatype.config_name} {shape_text(spec.shape)}"
             )
-        array = _array(name, data, datatype, shape, folder)
+        array = _array(data, folder)
         if config.max_batch_size > 0:
             array = np.repeat(array[np.newaxis], batch_size, axis=0)
         inputs[name] = Tensor.of(_for_model(config, name, array))
@@ -189,33 +186,12 @@ def _for_model(config: ModelConfig, name: str, array: NDArray[Any]) -> NDArray[A
         ) from error
 
 
-def _type_and_shape(name: str, data: Any) -> tuple[DataType, tuple[int, ...]]:
-    datatype = None
-    if data.data_type in pb.DataType.values():
-        datatype = DataType.from_config(pb.DataType.Name(data.data_type))
-    if datatype is None:
-        raise ModelConfigError(f"input '{name}' must specify 'data_type'; for example TYPE_FP32")
-    shape = tuple(data.dims)
-    if any(dim < 1 for dim in shape):
-        raise ModelConfigError(
-            f"warmup setting expects all variable-size dimensions are specified for input '{name}'"
-        )
-    return datatype, shape
-
-
-def _array(
-    name: str, data: Any, datatype: DataType, shape: tuple[int, ...], folder: Path
-) -> NDArray[Any]:
-    kind = data.WhichOneof("input_data_type")
-    if kind == "input_data_file":
-        return _from_file(data.input_data_file, datatype, shape, folder)
-    if kind == "zero_data":
-        return _zeros(datatype, shape)
-    if kind == "random_data":
-        return _random(datatype, shape)
-    raise ModelConfigError(
-        f"input '{name}' says nothing of its data; give zero_data, random_data or input_data_file"
-    )
+def _array(data: WarmupInput, folder: Path) -> NDArray[Any]:
+    if data.file is not None:
+        return _from_file(data.file, data.datatype, data.shape, folder)
+    if data.data is WarmupData.RANDOM:
+        return _random(data.datatype, data.shape)
+    return _zeros(data.datatype, data.shape)
 
 
 def _zeros(datatype: DataType, shape: tuple[int, ...]) -> NDArray[Any]:

@@ -10,16 +10,18 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.errors import ModelConfigError
 from edge_server.model_config.completion import complete
-from edge_server.model_config.config import Completion
+from edge_server.model_config.config import USUAL_COMPLETION, Completion
 from edge_server.model_config.files import ModelFiles
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
-def completed(directory: Path, text: str, name: str = "m", **options: bool | int) -> pb.ModelConfig:
+def completed(
+    directory: Path, text: str, name: str = "m", completion: Completion = USUAL_COMPLETION
+) -> pb.ModelConfig:
     message = text_format.Parse(text, pb.ModelConfig())
-    complete(message, ModelFiles(name, directory, {1: directory / "1"}), **options)  # type: ignore[arg-type]
+    complete(message, ModelFiles(name, directory, {1: directory / "1"}), completion)
     return message
 
 
@@ -160,14 +162,6 @@ def test_completing_twice_changes_nothing(tmp_path: Path) -> None:
     assert twice == once
 
 
-def test_what_the_backend_may_add_is_handed_on(tmp_path: Path) -> None:
-    message = pb.ModelConfig(backend="identity")
-    files = ModelFiles("m", tmp_path, {})
-    assert complete(message, files) == Completion(auto=True, default_max_batch_size=4)
-    said = complete(message, files, auto_complete=False, default_max_batch_size=16)
-    assert said == Completion(auto=False, default_max_batch_size=16)
-
-
 def test_without_completion_there_must_be_a_configuration(tmp_path: Path) -> None:
     with pytest.raises(ModelConfigError, match=r"config\.pbtxt: missing or empty; write it"):
-        completed(tmp_path, "", auto_complete=False)
+        completed(tmp_path, "", completion=Completion(auto=False))

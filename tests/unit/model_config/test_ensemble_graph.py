@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.errors import ModelConfigError
-from edge_server.model_config.config import EnsembleStep, LabelSource, ModelConfig
+from edge_server.model_config.config import EnsembleStep, ModelConfig
 from edge_server.model_config.ensemble_graph import resolve_graph
 
 
@@ -41,7 +42,9 @@ MEMBERS = {
     "same_name": member("same_name", "t:FP32:4", "t:FP32:2"),
     "two_inputs": member("two_inputs", "c:FP32:-1,2 e:FP32:4", "d:FP32:4"),
     "streams": member("streams", "a:FP32:4", "b:FP32:4", extra=DECOUPLED),
-    "labelled": member("labelled", "a:FP32:4", "b:FP32:4", extra=LABELLED),
+    "labelled": replace(
+        member("labelled", "a:FP32:4", "b:FP32:4", extra=LABELLED), labels={"l": ("left", "right")}
+    ),
     "optional": member("optional", "a:FP32:4", "b:FP32:4", extra=OPTIONAL),
     "adds": member("adds", "a:FP32:4 c:FP32:4", "b:FP32:4"),
     "batches_2": member("batches_2", "a:FP32:4", "d:FP32:4", max_batch_size=2),
@@ -207,15 +210,8 @@ def test_a_decoupled_ensemble_cannot_be_cached() -> None:
 
 def test_labels_come_from_the_member_that_has_them_however_deep_or_from_the_ensemble() -> None:
     inner = validated(ensemble("labelled a=x > l=z"))
-    assert inner.label_sources == {"z": LabelSource("labelled", -1, "l")}
+    assert inner.labels == {"z": ("left", "right")}
     outer = ensemble("inner x=x > z=z")
-    assert validated(outer, inner=inner).label_sources == inner.label_sources
-    own = ModelConfig(**{**vars(outer), "label_files": {"z": "own.txt"}})
-    assert validated(own, inner=inner).label_sources == {}
-
-
-def test_the_ensembles_own_tensors_are_held_against_its_steps_as_it_reshapes_them() -> None:
-    base = ensemble("first a=x > b=z", inputs="x:FP32:2,2", outputs="z:FP32:-1,2")
-    with pytest.raises(ModelConfigError, match="inconsistent shape"):
-        validated(base)
-    validated(ModelConfig(**{**vars(base), "reshapes": {"x": (4,)}}))
+    assert validated(outer, inner=inner).labels == inner.labels
+    own = replace(outer, labels={"z": ("mine",)})
+    assert validated(own, inner=inner).labels == {"z": ("mine",)}

@@ -196,4 +196,4 @@ def test_loading_ends_between_two_models_once_stop_is_set(
     stop.set()
     failed = RepositoryLoader(registry, [repository]).load_all(stop)
     assert [entry.name for entry in failed] == ["odd"]
-    assert registry.snapshot.entries["good", 0].state is ModelState.LOADING
+    assert registry.snapshot.entries["good", 1].state is ModelState.LOADING

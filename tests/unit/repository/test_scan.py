@@ -9,7 +9,7 @@ import pytest
 
 from edge_server.errors import ModelConfigError
 from edge_server.model_config.files import ModelFiles
-from edge_server.repository.scan import scan_repositories
+from edge_server.repository.scan import find_model, model_names, scan_repositories
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -91,3 +91,23 @@ def test_a_model_that_cannot_be_read_says_so_and_the_others_are_found(
         f"{tmp_path / odd}: cannot be read: File name too long; the user that the daemon runs as "
         "must be able to read it"
     )
+
+
+def test_one_model_is_found_by_its_name_and_by_no_other(tmp_path: Path) -> None:
+    for directory in ("one/m/1", "one/m/3", "two/m2/1", ".git/1"):
+        (tmp_path / directory).mkdir(parents=True)
+    paths = [tmp_path / "one", tmp_path / "two"]
+    found = find_model(paths, "m")
+    assert isinstance(found, ModelFiles)
+    assert list(found.versions) == [1, 3]
+    for name in ("no", "..", "../.git", ".git", "", "m\0"):
+        assert find_model(paths, name) is None
+
+
+def test_names_are_counted_over_all_repositories_without_a_word(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for directory in ("one/m/01", "one/my model", "two/m", "two/n"):
+        (tmp_path / directory).mkdir(parents=True)
+    assert model_names([tmp_path / "one", tmp_path / "two"]) == {"m": 2, "n": 1}
+    assert caplog.text == ""

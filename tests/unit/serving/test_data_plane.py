@@ -55,6 +55,26 @@ def test_ready_is_open_with_every_model_ready(registry: ModelRegistry) -> None:
     assert not door.server_ready()
 
 
+@pytest.mark.parametrize(
+    ("state", "reason", "is_ready"),
+    [
+        (ModelState.LOADING, "", False),
+        (ModelState.UNAVAILABLE, "it fails", False),
+        (ModelState.UNAVAILABLE, "unloaded", True),
+        (ModelState.UNLOADING, "", True),
+    ],
+)
+def test_what_was_unloaded_is_nobodys_wish_and_lenient_readiness_counts_nothing(
+    registry: ModelRegistry, state: ModelState, reason: str, is_ready: bool
+) -> None:
+    registry.replace("m", [ready("m"), ModelEntry("m", 2, state, reason)])
+    strict, lenient = DataPlane(registry), DataPlane(registry, strict_readiness=False)
+    assert not lenient.server_ready()
+    for door in (strict, lenient):
+        door.open()
+    assert (strict.server_ready(), lenient.server_ready()) == (is_ready, True)
+
+
 def test_who_asks_after_the_door_is_shut_is_still_answered(registry: ModelRegistry) -> None:
     registry.replace("m", [ready("m")])
     door = DataPlane(registry)

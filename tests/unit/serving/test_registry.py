@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from edge_server.requests import InferRequest, Respond
 
 CONFIG = ModelConfig.of(text_format.Parse('name: "m" backend: "identity"', pb.ModelConfig()))
+
+
+PATIENCE_S = 30.0
 
 
 class CountsCloses:
@@ -53,6 +57,7 @@ def test_a_replaced_model_is_closed_with_its_last_lease() -> None:
     assert outer.snapshot.find("m").scheduler is old
     assert registry.snapshot.find("m").scheduler is new
     outer.release()
+    assert registry.wait_closed(PATIENCE_S)
     assert (old.closed, new.closed) == (1, 0)
 
 
@@ -61,8 +66,65 @@ def test_replacing_one_model_leaves_the_others() -> None:
     registry.replace("kept", [ready(kept, "kept")])
     registry.replace("other", [ready(other, "other")])
     registry.replace("other", [])
+    assert registry.wait_closed(PATIENCE_S)
     assert (kept.closed, other.closed) == (0, 1)
     assert registry.snapshot.find("kept").scheduler is kept
+
+
+def test_what_is_named_no_more_is_unloading_until_its_last_lease_ends_then_unloaded() -> None:
+    registry, old, other = ModelRegistry(), CountsCloses(), CountsCloses()
+    registry.publish({"m": [ready(old)], "n": [ready(other, "n")]})
+    lease = registry.lease()
+    registry.publish({"m": [ready(CountsCloses(), version=2)]})
+    assert registry.snapshot.entries["m", 1].state is ModelState.UNLOADING
+    lease.release()
+    assert registry.wait_closed(PATIENCE_S)
+    entry = registry.snapshot.entries["m", 1]
+    assert (entry.state, entry.reason) == (ModelState.UNAVAILABLE, "unloaded")
+    assert registry.snapshot.ready_versions("m") == [2]
+    assert (old.closed, other.closed) == (1, 0)
+
+
+def test_a_version_that_is_loaded_anew_before_the_old_one_is_gone_stays_ready() -> None:
+    registry = ModelRegistry()
+    registry.replace("m", [ready(CountsCloses())])
+    lease = registry.lease()
+    registry.replace("m", [])
+    registry.replace("m", [ready(CountsCloses())])
+    lease.release()
+    assert registry.wait_closed(PATIENCE_S)
+    assert registry.snapshot.entries["m", 1].state is ModelState.READY
+
+
+def test_a_model_whose_last_lease_ends_on_its_own_thread_is_closed_on_another() -> None:
+    class KnowsItsCloser(CountsCloses):
+        def close(self) -> None:
+            super().close()
+            self.closer = threading.current_thread()
+
+    registry, old = ModelRegistry(), KnowsItsCloser()
+    registry.replace("m", [ready(old)])
+    lease = registry.lease()
+    registry.replace("m", [])
+    lease.release()
+    assert registry.wait_closed(PATIENCE_S)
+    assert old.closer is not threading.current_thread()
+
+
+def test_a_model_that_cannot_be_closed_does_not_keep_others_from_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Stubborn(CountsCloses):
+        def close(self) -> None:
+            raise ZeroDivisionError
+
+    registry, other = ModelRegistry(), CountsCloses()
+    registry.replace("m", [ready(Stubborn()), ready(other, version=2)])
+    registry.replace("m", [])
+    assert registry.wait_closed(PATIENCE_S)
+    assert other.closed == 1
+    assert registry.snapshot.entries["m", 1].reason == "unloaded"
+    assert "model m: closing version 1 failed" in caplog.text
 
 
 @given(st.lists(st.sampled_from(["swap", "lease", "release", "clear"]), max_size=40))
@@ -86,6 +148,7 @@ def test_no_model_is_closed_under_a_lease_nor_twice_nor_never(actions: list[str]
                 assert entry.loaded.scheduler.closed == 0  # type: ignore[attr-defined]
     for lease in leases:
         lease.release()
+    assert registry.wait_closed(PATIENCE_S)
     assert [scheduler.closed for scheduler in made] == [1] * len(made)
 
 

@@ -496,7 +496,7 @@ def test_close_answers_what_waits_and_closes_the_instances() -> None:
     assert model.closed == ["m_0", "model"]
 
 
-def test_the_last_answer_of_a_replaced_model_closes_it_on_its_own_thread() -> None:
+def test_the_last_answer_of_a_replaced_model_closes_it() -> None:
     run = Accumulate()
     run.allowed.clear()
     model = Closes(run)
@@ -521,7 +521,7 @@ def test_the_last_answer_of_a_replaced_model_closes_it_on_its_own_thread() -> No
     assert model.closed == []
     run.allowed.set()
     assert answered.wait(PATIENCE_S)
-    # The lease is released before the caller hears.
+    assert registry.wait_closed(PATIENCE_S)
     assert model.closed == ["m_0", "model"]
 
 

@@ -1,15 +1,10 @@
-"""Members load before the ensembles that use them; a circle is found from each of its members."""
+"""A circle of ensembles is found from each of its members."""
 
 from __future__ import annotations
 
 import pytest
 
-from edge_server.repository.load_order import circle_through, members_first
-
-
-def test_members_come_first_and_what_is_no_model_is_left_out() -> None:
-    order = members_first({"a": ["b", "nowhere"], "b": ["d", "c"], "c": ["d"], "d": []})
-    assert order == ["d", "c", "b", "a"]
+from edge_server.repository.circle import circle_through
 
 
 @pytest.mark.parametrize(

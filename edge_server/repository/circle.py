@@ -1,26 +1,14 @@
-"""In which order models load: the members of an ensemble before the ensemble."""
+"""Ensembles that use each other in a circle can never load."""
 
 from __future__ import annotations
 
-from graphlib import TopologicalSorter
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    Members = Mapping[str, Sequence[str]]
 
-
-def members_first(members: Members) -> list[str]:
-    """The models so that each comes after its members.
-
-    Args:
-        members: model → the models that it uses, without circles; who is no key is left out.
-    """
-    return [name for name in TopologicalSorter(members).static_order() if name in members]
-
-
-def circle_through(name: str, members: Members) -> list[str]:
+def circle_through(name: str, members: Mapping[str, Sequence[str]]) -> list[str]:
     """The shortest way from `name` through members back to itself, both ends included.
 
     Empty where there is none.

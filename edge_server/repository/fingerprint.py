@@ -1,0 +1,53 @@
+"""Whether a model's files are still those that were loaded."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+# (path, size in bytes, mtime in ns, inode) of every file of a model; -1 where it cannot be told.
+# Two are compared for equality only: a clock that was set back and an older file copied over a
+# newer one are changes too.
+Fingerprint = frozenset[tuple[str, int, int, int]]
+
+
+def fingerprint(directory: Path) -> Fingerprint:
+    """The files below `directory` as they are now; links are followed, once.
+
+    What editors and Python leave behind while a model is used does not count.
+    """
+    return frozenset(_files(str(directory), "", set()))
+
+
+def _files(
+    root: str, below: str, seen: set[tuple[int, int]]
+) -> Iterator[tuple[str, int, int, int]]:
+    directory = os.path.join(root, below)  # noqa: PTH118 - a Path per file would cost as much again
+    try:
+        status = os.stat(directory)  # noqa: PTH116
+        entries = list(os.scandir(directory))
+    except OSError:
+        yield below, -1, -1, -1
+        return
+    if (status.st_dev, status.st_ino) in seen:
+        return
+    seen.add((status.st_dev, status.st_ino))
+    for entry in entries:
+        if entry.name.startswith(".") or entry.name.endswith("~") or entry.name == "__pycache__":
+            continue
+        path = f"{below}/{entry.name}".lstrip("/")
+        try:
+            if entry.is_dir():
+                # An empty version directory counts too.
+                yield path, 0, 0, 0
+                yield from _files(root, path, seen)
+                continue
+            status = entry.stat()
+        except OSError:
+            yield path, -1, -1, -1
+        else:
+            yield path, status.st_size, status.st_mtime_ns, status.st_ino

@@ -1,0 +1,196 @@
+"""Models are loaded, reloaded and unloaded over the wire, by the stock client."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+from tritonclient.utils import InferenceServerException
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+IDENTITY = (
+    'backend: "identity" input { name: "a" data_type: TYPE_FP32 dims: -1 } '
+    'output { name: "b" data_type: TYPE_FP32 dims: -1 }'
+)
+ENSEMBLE = (
+    'platform: "ensemble" input { name: "x" data_type: TYPE_FP32 dims: -1 } '
+    'output { name: "z" data_type: TYPE_FP32 dims: -1 } '
+    'ensemble_scheduling { step { model_name: "echo" model_version: -1 '
+    'input_map { key: "a" value: "x" } output_map { key: "b" value: "z" } } }'
+)
+OVERRIDE = {
+    "backend": "identity",
+    "input": [{"name": "p", "data_type": "TYPE_INT32", "dims": [-1]}],
+    "output": [{"name": "q", "data_type": "TYPE_INT32", "dims": [-1]}],
+}
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Path:
+    """`echo`, an ensemble `relay` of it, and `broken`."""
+    directory = tmp_path / "models"
+    for name, config in (("echo", IDENTITY), ("relay", ENSEMBLE), ("broken", "no such field")):
+        (directory / name / "1").mkdir(parents=True)
+        (directory / name / "config.pbtxt").write_text(config)
+    return directory
+
+
+@pytest.fixture
+def server(
+    models: Path, start: Callable[..., Any], client: Callable[..., triton.InferenceServerClient]
+) -> triton.InferenceServerClient:
+    """In explicit mode, with nothing loaded."""
+    return client(start("--model-repository", str(models), "--model-control-mode", "explicit"))
+
+
+def index(server: triton.InferenceServerClient) -> dict[tuple[str, str], tuple[str, str]]:
+    models = server.get_model_repository_index().models
+    return {(m.name, m.version): (m.state, m.reason) for m in models}
+
+
+def ask(server: triton.InferenceServerClient, model: str, tensor: str = "a") -> list[float]:
+    values = triton.InferInput(tensor, [2], "FP32")
+    values.set_data_from_numpy(np.array([1.0, 2.0], np.float32))
+    response = server.infer(model, [values])
+    found: list[float] = response.as_numpy("z" if tensor == "x" else "b").tolist()
+    return found
+
+
+def refusal(call: Callable[..., object], *arguments: object, **named: object) -> tuple[str, str]:
+    with pytest.raises(InferenceServerException) as caught:
+        call(*arguments, **named)
+    return caught.value.status(), caught.value.message()
+
+
+def wait_until_unloaded(server: triton.InferenceServerClient, *names: str) -> None:
+    """Unloading returns at once; nothing here is in flight, so it ends within a few looks."""
+    for _ in range(1000):
+        states = index(server)
+        if all(states[name, "1"] == ("UNAVAILABLE", "unloaded") for name in names):
+            return
+    raise AssertionError(states)
+
+
+def test_an_explicit_server_loads_on_request_and_lists_what_it_could_load(
+    server: triton.InferenceServerClient,
+) -> None:
+    assert server.is_server_ready()
+    nothing = ("", "")
+    assert index(server) == {
+        ("broken", ""): nothing,
+        ("echo", ""): nothing,
+        ("relay", ""): nothing,
+    }
+    assert not server.is_model_ready("relay")
+    server.load_model("relay")
+    assert ask(server, "relay", "x") == [1.0, 2.0]
+    ready = ("READY", "")
+    assert index(server) == {("broken", ""): nothing, ("echo", "1"): ready, ("relay", "1"): ready}
+
+
+def test_an_unloaded_member_takes_its_ensemble_along_and_brings_it_back(
+    server: triton.InferenceServerClient,
+) -> None:
+    server.load_model("relay")
+    server.unload_model("echo")
+    status, text = refusal(ask, server, "relay", "x")
+    assert status == "StatusCode.NOT_FOUND"
+    assert "Request for unknown model: 'relay' has no available versions" in text
+    wait_until_unloaded(server, "echo", "relay")
+    assert server.is_server_ready()
+    assert not server.is_model_ready("echo")
+    server.load_model("echo")
+    assert ask(server, "relay", "x") == [1.0, 2.0]
+
+
+def test_unload_dependents_takes_the_members_that_nobody_asked_for(
+    server: triton.InferenceServerClient,
+) -> None:
+    server.load_model("relay")
+    server.unload_model("relay", unload_dependents=True)
+    wait_until_unloaded(server, "relay", "echo")
+    server.unload_model("nowhere")
+
+
+def test_loads_that_cannot_be_done_say_why_in_tritons_words(
+    server: triton.InferenceServerClient,
+) -> None:
+    not_polled = "failed to load '{}', failed to poll from model repository"
+    assert refusal(server.load_model, "nowhere") == (
+        "StatusCode.INTERNAL",
+        not_polled.format("nowhere"),
+    )
+    status, text = refusal(server.load_model, "broken")
+    assert status == "StatusCode.INTERNAL"
+    assert text.startswith(not_polled.format("broken"))
+    assert not server.is_server_ready()
+    assert refusal(server.load_model, " ") == (
+        "StatusCode.INVALID_ARGUMENT",
+        "Model name cannot be empty. Please enter a valid name to deploy.",
+    )
+    assert refusal(server.load_model, "../echo") == (
+        "StatusCode.INVALID_ARGUMENT",
+        "invalid model name '../echo', model name must not contain path traversal characters",
+    )
+
+
+def test_a_reload_that_fails_leaves_what_serves(
+    server: triton.InferenceServerClient, models: Path
+) -> None:
+    server.load_model("echo")
+    (models / "echo" / "config.pbtxt").write_text(IDENTITY.replace("identity", "onnxruntime"))
+    status, text = refusal(server.load_model, "echo")
+    assert status == "StatusCode.INVALID_ARGUMENT"
+    assert text.startswith("load failed for model 'echo': version 1 is at UNAVAILABLE state: ")
+    assert ask(server, "echo") == [1.0, 2.0]
+    assert server.is_server_ready()
+
+
+def test_a_clients_configuration_and_files_serve_until_the_next_plain_load(
+    server: triton.InferenceServerClient,
+) -> None:
+    server.load_model("echo", config=json.dumps(OVERRIDE))
+    assert server.get_model_metadata("echo").inputs[0].name == "p"
+    server.load_model("echo", config=json.dumps(OVERRIDE), files={"file:5/any": b"x"})
+    assert list(server.get_model_metadata("echo").versions) == ["5"]
+    server.load_model("echo")
+    assert list(server.get_model_metadata("echo").versions) == ["1"]
+    assert ask(server, "echo") == [1.0, 2.0]
+
+
+def test_overrides_that_are_wrong_are_refused(server: triton.InferenceServerClient) -> None:
+    status, text = refusal(server.load_model, "echo", config="{")
+    assert (status, text[:25]) == ("StatusCode.INVALID_ARGUMENT", "Invalid config override: ")
+    config = json.dumps(OVERRIDE)
+    assert refusal(server.load_model, "echo", config=config, files={"file:../x": b""}) == (
+        "StatusCode.INVALID_ARGUMENT",
+        "Invalid file parameter 'file:../x' with normalized path '../x' must stay within model "
+        "directory.",
+    )
+
+
+def test_a_server_without_explicit_control_refuses_with_tritons_text(
+    models: Path, start: Callable[..., Any], client: Callable[..., triton.InferenceServerClient]
+) -> None:
+    (models / "broken" / "config.pbtxt").write_text(IDENTITY)
+    server = client(start("--model-repository", str(models)))
+    text = "explicit model load / unload is not allowed if polling is enabled"
+    for call in (server.load_model, server.unload_model):
+        assert refusal(call, "echo") == ("StatusCode.UNAVAILABLE", text)
+    assert ask(server, "echo") == [1.0, 2.0]
+
+
+def test_what_is_named_at_the_start_is_loaded_and_nothing_else(
+    models: Path, start: Callable[..., Any], client: Callable[..., triton.InferenceServerClient]
+) -> None:
+    flags = ["--model-control-mode", "explicit", "--load-model", "relay"]
+    server = client(start("--model-repository", str(models), *flags))
+    assert server.is_server_ready()
+    ready = {m.name for m in server.get_model_repository_index().models if m.state == "READY"}
+    assert ready == {"echo", "relay"}
