@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from edge_server.cameras.camera import Camera
 from edge_server.errors import ModelConfigError, SettingsError, SourceError
+from edge_server.grpc_api.credentials import server_credentials
 from edge_server.mqtt.broker_address import BrokerAddress
 from edge_server.pipeline import LanePipeline
 from edge_server.repository.loader import RepositoryLoader
@@ -39,6 +40,13 @@ def check(settings: chosen.Settings) -> list[str]:
             faults += found
             if not found:
                 lines.append(f"camera {name}: {camera.uri}: gives frames to {camera.model}")
+        if settings.grpc.tls.on:
+            try:
+                server_credentials(settings.grpc.tls)
+            except SettingsError as error:
+                faults.append(str(error))
+            else:
+                lines.append(f"grpc: {settings.grpc.tls.certificate} is shown to clients")
         if settings.mqtt is not None:
             found = _check_broker(settings.mqtt)
             faults += found

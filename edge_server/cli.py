@@ -6,8 +6,6 @@ Nothing heavy is imported here: a verb imports what it needs when it runs.
 from __future__ import annotations
 
 import argparse
-import contextlib
-import ipaddress
 import logging
 import os
 import signal
@@ -15,20 +13,25 @@ import sys
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
-from urllib.parse import urlsplit
 
 from edge_server import errors
 from edge_server.appliance.logs import journal_prefix, set_up_logging
+from edge_server.flags.chosen import choose, nearest
+from edge_server.flags.table import GROUPS
+from edge_server.flags.texts import address
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from edge_server.settings import Settings
+    from edge_server.settings import Log, Settings
+
+log = logging.getLogger(__name__)
 
 OK = 0
 FAILED = 1
 USAGE = 2
 UNAVAILABLE = 69
+ALREADY_RUNNING = 75
 CONFIGURATION = 78
 RESTART_ME = 87
 
@@ -37,16 +40,21 @@ EXIT_CODES = {
     errors.ModelConfigError: CONFIGURATION,
     errors.SourceError: UNAVAILABLE,
     errors.Unavailable: UNAVAILABLE,
+    errors.AlreadyRunning: ALREADY_RUNNING,
     errors.StageStuck: RESTART_ME,
 }
 
 _EPILOG = """exit codes: 0 ended as asked, 1 failed, 2 usage, 69 something required is unavailable,
-78 configuration or model repository is wrong, 87 a stage hung: restart me"""
+75 another daemon holds the socket, 78 configuration or model repository is wrong,
+87 a stage hung: restart me"""
 
 
 def run_command(argv: Sequence[str]) -> int:
     """Run one verb; the exit code. Errors of ours end as one line, without a traceback."""
-    arguments = _parser().parse_args(argv)
+    parser = _parser()
+    arguments, unknown = parser.parse_known_args(argv)
+    if unknown:
+        parser.error(nearest(unknown, arguments.flags))
     try:
         code: int = arguments.verb(arguments)
     except errors.EdgeServerError as error:
@@ -75,12 +83,17 @@ def _parser() -> argparse.ArgumentParser:
     )
     verbs = parser.add_subparsers(required=True, metavar="VERB")
 
-    run = verbs.add_parser("run", help="the daemon", allow_abbrev=False)
+    run = verbs.add_parser(
+        "run", help="the daemon", usage="edge-server run [FLAG ...]", allow_abbrev=False
+    )
     _add_settings_flags(run)
     run.set_defaults(verb=_run)
 
     check = verbs.add_parser(
-        "check", help="validate settings and model repository, start nothing", allow_abbrev=False
+        "check",
+        help="validate settings and model repository, start nothing",
+        usage="edge-server check [FLAG ...]",
+        allow_abbrev=False,
     )
     _add_settings_flags(check)
     check.set_defaults(verb=_check)
@@ -95,50 +108,61 @@ def _parser() -> argparse.ArgumentParser:
     )
     demo.add_argument("--json", action="store_true", help="one JSON object per frame")
     demo.add_argument("--model-repository", action="append", metavar="DIR")
-    demo.set_defaults(verb=_demo)
+    demo.set_defaults(
+        verb=_demo, flags=("--source", "--frames", "--mqtt", "--json", "--model-repository")
+    )
     return parser
 
 
 def _add_settings_flags(parser: argparse.ArgumentParser) -> None:
-    """The common choices of the configuration file, by tritonserver's names where it has them."""
+    """What a configuration file can say, and all that tritonserver takes."""
+    known = ["--config", "--camera", "--mqtt"]
     parser.add_argument("--config", type=Path, metavar="FILE", help="settings in TOML")
-    parser.add_argument("--model-repository", action="append", metavar="DIR", help="repeatable")
-    parser.add_argument("--model-control-mode", metavar="MODE", help="none")
-    parser.add_argument("--grpc-address", metavar="HOST")
-    parser.add_argument("--grpc-port", type=int, metavar="PORT")
-    parser.add_argument(
-        "--grpc-insecure", action="store_true", help="allow plain text beyond the loopback"
-    )
-    parser.add_argument("--mqtt", metavar="HOST[:PORT]", help="the broker")
-    parser.add_argument("--device-id", metavar="ID", help="part of every topic")
     parser.add_argument(
         "--camera", action="append", default=[], metavar="NAME=URI", help="repeatable"
     )
-    parser.add_argument("--log-verbose", type=int, metavar="LEVEL")
+    parser.add_argument("--mqtt", metavar="HOST[:PORT]", help="the broker")
+    for title, flags in GROUPS.items():
+        group = parser.add_argument_group(title)
+        for flag in flags:
+            known.append(f"--{flag.name}")
+            taken: dict[str, Any] = {"dest": flag.name, "help": flag.help.replace("%", "%%")}
+            if flag.value:
+                group.add_argument(known[-1], action="append", metavar=flag.value, **taken)
+            else:
+                group.add_argument(known[-1], action="append_const", const="true", **taken)
+    parser.set_defaults(flags=known)
 
 
-def _settings(arguments: argparse.Namespace) -> Settings:
+def _settings(arguments: argparse.Namespace) -> tuple[Settings, list[str]]:
+    """What is chosen, and what is to be told of it."""
     from edge_server.settings import read_settings  # noqa: PLC0415
 
-    overrides: dict[str, Any] = {
-        "repository": _given(paths=arguments.model_repository, mode=arguments.model_control_mode),
-        "grpc": _given(
-            host=_host(arguments.grpc_address),
-            port=arguments.grpc_port,
-            insecure=arguments.grpc_insecure or None,
-        ),
-        "device": _given(id=arguments.device_id),
-        "log": _given(verbose=arguments.log_verbose),
-        "cameras": _cameras(arguments.camera),
-        "mqtt": {} if arguments.mqtt is None else _address("--mqtt", arguments.mqtt),
-    }
-    return read_settings(
-        arguments.config, {name: table for name, table in overrides.items() if table}
-    )
+    chosen = choose({name: values for name, values in vars(arguments).items() if values})
+    for table, values in (
+        ("cameras", _cameras(arguments.camera)),
+        ("mqtt", {} if arguments.mqtt is None else _address("--mqtt", arguments.mqtt)),
+    ):
+        if values:
+            chosen.overrides[table] = values
+    settings = read_settings(arguments.config, chosen.overrides)
+    return settings, chosen.notes + settings.without_effect()
 
 
-def _given(**values: Any) -> dict[str, Any]:
-    return {key: value for key, value in values.items() if value is not None}
+def _log_to(log: Log) -> None:
+    try:
+        set_up_logging(
+            log.verbose,
+            info=log.info,
+            warning=log.warning,
+            error=log.error,
+            iso8601=log.format == "ISO8601",
+            path=log.file,
+        )
+    except OSError as error:
+        raise errors.SettingsError(
+            f"log.file: {log.file}: cannot be written: {error.strerror}"
+        ) from error
 
 
 def _cameras(texts: Sequence[str]) -> dict[str, dict[str, str]]:
@@ -153,31 +177,11 @@ def _cameras(texts: Sequence[str]) -> dict[str, dict[str, str]]:
     return cameras
 
 
-def _host(text: str | None) -> str | None:
-    """The host that `--grpc-address` names, an IPv6 address without its brackets."""
-    if text is None:
-        return None
-    address = _address("--grpc-address", text)
-    if "port" in address:
-        raise errors.SettingsError(f"--grpc-address {text}: the port goes with --grpc-port")
-    host: str = address["host"]
-    return host
-
-
 def _address(flag: str, text: str) -> dict[str, Any]:
-    """`text` as `host` and, where it has one, `port`; a bare IPv6 address is all host."""
-    with contextlib.suppress(ValueError):
-        return {"host": str(ipaddress.ip_address(text))}
     try:
-        parts = urlsplit(f"//{text}")
-        host, port = parts.hostname or "", parts.port
-    except ValueError:
-        host, port = "", None
-    # urlsplit is lenient, by version: only what it was put together from counts.
-    spelt = (f"[{host}]" if ":" in host else host) + ("" if port is None else f":{port}")
-    if not host or spelt != text.lower():
-        raise errors.SettingsError(f"{flag} {text}: give it as HOST, HOST:PORT or [IPV6]:PORT")
-    return _given(host=host, port=port)
+        return address(text)
+    except ValueError as error:
+        raise errors.SettingsError(f"{flag} {text}: {error}") from None
 
 
 def _positive(text: str) -> int:
@@ -205,8 +209,10 @@ def _stop_on_signals() -> threading.Event:
 
 def _run(arguments: argparse.Namespace) -> NoReturn:
     stop = _stop_on_signals()
-    settings = _settings(arguments)
-    set_up_logging(settings.log.verbose)
+    settings, notes = _settings(arguments)
+    _log_to(settings.log)
+    for note in notes:
+        log.warning("%s", note)
 
     from edge_server.daemon import Daemon  # noqa: PLC0415
 
@@ -226,12 +232,14 @@ def _run(arguments: argparse.Namespace) -> NoReturn:
 def _check(arguments: argparse.Namespace) -> int:
     from edge_server.check import check  # noqa: PLC0415
 
-    settings = _settings(arguments)
+    settings, notes = _settings(arguments)
     set_up_logging(settings.log.verbose)
     # What is wrong comes as the error itself, without a second telling in the log.
     logging.getLogger().setLevel(logging.CRITICAL)
     for line in check(settings):
         print(line)
+    for note in notes:
+        print(f"note: {note}")
     return OK
 
 

@@ -9,11 +9,18 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from edge_server.appliance.allocator import keep_large_buffers
 from edge_server.appliance.sd_notify import notify, watchdog_period_s
 from edge_server.appliance.supervisor import Supervisor
 from edge_server.cameras.camera import Camera, CameraState
 from edge_server.errors import StageStuck
 from edge_server.grpc_api.server import GrpcServer
+from edge_server.grpc_api.shared_memory import SharedMemory
+from edge_server.http_api.lane_latency import LaneLatency
+from edge_server.http_api.metrics import MetricsServer
+from edge_server.http_api.processor_use import ProcessorUse
+from edge_server.http_api.sources import Sources
+from edge_server.model_config.config import Completion
 from edge_server.mqtt.broker_address import BrokerAddress
 from edge_server.mqtt.identity import Identity
 from edge_server.mqtt.publisher import Publisher
@@ -21,63 +28,85 @@ from edge_server.pipeline import LanePipeline
 from edge_server.repository.control import RepositoryControl
 from edge_server.repository.loader import RepositoryLoader
 from edge_server.serving.data_plane import DataPlane
+from edge_server.serving.rate_limiter import RateLimiter, ResourceLimit
 from edge_server.serving.registry import ModelRegistry
+from edge_server.serving.scheduling import Scheduling
 
 if TYPE_CHECKING:
     import threading
     from collections.abc import Sequence
 
     from edge_server.pipeline import Listener
-    from edge_server.settings import Settings
+    from edge_server.settings import Repository, Serving, Settings
 
 log = logging.getLogger(__name__)
 
 VERSION = version("edge-server")
 
-# What a request in flight may still take when the daemon is asked to end; systemd allows 10 s.
-GRACE_S = 3.0
 # A model that computes for longer than this hangs, as far as a vehicle is concerned.
 MODEL_STUCK_S = 60.0
 # The main loop looks at the workers this often.
 LOOK_S = 0.5
+# What is left to do once requests have had their time: the farewell, closing models.
+FAREWELL_S = 5.0
 # An open camera that gives nothing for this long has stalled.
 STALLED_S = 1.0
+# What can be chosen and nothing here heeds yet: choosing it is told in the log.
+NOT_WIRED = {
+    "trace": ("level", "rate", "count", "log_frequency", "file"),
+}
 
 
 class Daemon:
     """One appliance: models, cameras, gRPC and MQTT, from `start` to `stop`.
 
-    Construction opens nothing but the gRPC port, so a taken port shows before anything else runs.
+    Construction opens nothing but the ports, so a taken one shows before anything else runs.
 
     Args:
         settings: what was chosen.
         listeners: told of every LaneFrame, beside the MQTT publisher.
 
     Raises:
-        Unavailable: the gRPC address cannot be bound.
-        SettingsError: the broker's settings do not fit together.
+        Unavailable: the gRPC or the metrics address cannot be bound.
+        AlreadyRunning: another daemon holds the Unix socket.
+        SettingsError: the broker's settings do not fit together, or a certificate is of no use.
     """
 
     def __init__(self, settings: Settings, listeners: Sequence[Listener] = ()) -> None:
+        keep_large_buffers()
         self._registry = ModelRegistry()
-        self.data_plane = DataPlane(self._registry)
-        self._grpc = GrpcServer(self.data_plane, settings.grpc.host, settings.grpc.port, VERSION)
-        loader = RepositoryLoader(
-            self._registry, [Path(path) for path in settings.repository.paths]
+        self._settings = settings
+        self.data_plane = DataPlane(
+            self._registry, strict_readiness=settings.repository.strict_readiness
         )
-        self.control = RepositoryControl(loader, self._registry)
+        self._scheduling = _scheduling(settings.serving)
+        self.control = _control(self._registry, self._scheduling, settings.repository)
+        self._grpc = GrpcServer(
+            self.data_plane,
+            settings.grpc,
+            settings.serving.name,
+            VERSION,
+            control=self.control,
+            shared_memory=SharedMemory() if settings.serving.client_shared_memory else None,
+        )
         self._publisher: Publisher | None = None
         if settings.mqtt is not None:
             identity = Identity.of_this_host(settings.device.id, VERSION)
             publisher = self._publisher = Publisher(BrokerAddress.of(settings.mqtt), identity)
             listeners = (*listeners, lambda lane_frame, _frame: publisher.publish_lanes(lane_frame))
+        latency = LaneLatency()
         self.pipelines = [
-            LanePipeline(Camera(name, camera.uri), self.data_plane, camera.model, listeners)
+            LanePipeline(
+                Camera(name, camera.uri), self.data_plane, camera.model, (*listeners, latency)
+            )
             for name, camera in settings.cameras.items()
         ]
+        self._metrics = self._metrics_server(settings, latency)
         workers = [w for p in self.pipelines for w in (p.camera.worker, p.worker)]
         if self._publisher is not None:
             workers.append(self._publisher.worker)
+        if self._metrics is not None:
+            workers.append(self._metrics.worker)
         self._supervisor = Supervisor(workers)
         self._running = ExitStack()
         self._told: dict[str, str] = {}
@@ -86,6 +115,11 @@ class Daemon:
     @property
     def grpc_port(self) -> int:
         return self._grpc.port
+
+    @property
+    def metrics_port(self) -> int:
+        """0 where there are no metrics."""
+        return 0 if self._metrics is None else self._metrics.port
 
     def start(self, stop: threading.Event) -> None:
         """Start every part; if one fails, those before it are stopped again.
@@ -97,11 +131,17 @@ class Daemon:
             SettingsError: a camera's model is no lane model.
             SourceError: a camera's recording cannot be opened.
         """
+        for name in _not_wired(self._settings):
+            log.warning("setting %s has no effect yet", name)
         with ExitStack() as started:
+            started.callback(self._scheduling.close)
             started.callback(lambda: self.control.close(self._left_s()))
             # From here on a client that asks is told "live, not ready" instead of nothing.
             started.callback(lambda: self._grpc.stop(self._left_s()))
             self._grpc.start()
+            if (metrics := self._metrics) is not None:
+                started.callback(lambda: metrics.stop(self._left_s()))
+                metrics.start()
             started.callback(self._stop_pipelines)
             self.control.start(stop)
             for pipeline in self.pipelines:
@@ -144,15 +184,18 @@ class Daemon:
     def stop(self) -> None:
         """Not ready at once; what is in flight finishes; `offline` is published; all is closed.
 
-        Takes no longer than `GRACE_S` and what the broker's farewell takes, whatever hangs.
+        Takes no longer than `serving.exit_timeout_s` and what the broker's farewell takes,
+        whatever hangs.
         """
-        notify("STOPPING=1")
+        # systemd's own patience may be shorter than what was chosen.
+        patience_us = round(1e6 * (self._settings.serving.exit_timeout_s + FAREWELL_S))
+        notify("STOPPING=1", f"EXTEND_TIMEOUT_USEC={patience_us}")
         self._running.close()
         log.info("edge-server: stopped")
 
     def _say_goodbye(self) -> None:
         """Tell everyone, before anyone is waited for."""
-        self._stop_by = time.monotonic() + GRACE_S
+        self._stop_by = time.monotonic() + self._settings.serving.exit_timeout_s
         self.data_plane.shut()
         self._grpc.drain()
         for pipeline in self.pipelines:
@@ -166,6 +209,19 @@ class Daemon:
 
     def _left_s(self) -> float:
         return max(0.0, self._stop_by - time.monotonic())
+
+    def _metrics_server(self, settings: Settings, latency: LaneLatency) -> MetricsServer | None:
+        if not settings.metrics.enabled:
+            return None
+        sources = Sources(
+            VERSION,
+            lambda: self.data_plane.index(only_ready=False),
+            self.pipelines,
+            latency,
+            self._publisher,
+            ProcessorUse() if settings.metrics.cpu else None,
+        )
+        return MetricsServer(settings.metrics, sources)
 
     def _publish_states(self) -> None:
         """Tell the broker what has changed since the last look."""
@@ -195,6 +251,48 @@ class Daemon:
             broker = f"{state}, {self._publisher.dropped} lanes dropped"
         ready = len(self.data_plane.index(only_ready=True))
         return f"{ready} models; cameras: {cameras or 'none'}; mqtt: {broker}"
+
+
+def _not_wired(settings: Settings) -> list[str]:
+    """The settings of `NOT_WIRED` that were chosen, and not as they are by default."""
+    found = []
+    for table, keys in NOT_WIRED.items():
+        section = getattr(settings, table)
+        usual = type(section)()
+        found += [f"{table}.{key}" for key in keys if getattr(section, key) != getattr(usual, key)]
+    return found
+
+
+def _scheduling(settings: Serving) -> Scheduling:
+    """Raises: SettingsError: see `RateLimiter`."""
+    limiter = None
+    if settings.rate_limit != "off":
+        limiter = RateLimiter(
+            [
+                ResourceLimit(each.name, each.count, each.device if each.device >= 0 else None)
+                for each in settings.rate_limit_resources
+            ]
+        )
+    return Scheduling(limiter, settings.cache_bytes)
+
+
+def _control(
+    registry: ModelRegistry, scheduling: Scheduling, settings: Repository
+) -> RepositoryControl:
+    loader = RepositoryLoader(
+        registry,
+        [Path(path) for path in settings.paths],
+        scheduling=scheduling,
+        completion=Completion(settings.auto_complete, settings.default_max_batch_size),
+        load_threads=settings.load_threads,
+    )
+    return RepositoryControl(
+        loader,
+        registry,
+        explicit=settings.mode == "explicit",
+        load=settings.load,
+        exit_on_error=settings.exit_on_error,
+    )
 
 
 def _camera_state(state: CameraState, age_s: float | None) -> Literal["ok", "stalled", "lost"]:

@@ -127,6 +127,7 @@ def _settings(
         "device": {"id": DEVICE},
         "repository": {"paths": list(repositories or (str(SHIPPED_MODELS),))},
         "grpc": {"port": 0},
+        "metrics": {"enabled": False},
         "cameras": {"road": {"uri": source}},
     }
     if broker is not None:

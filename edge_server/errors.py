@@ -11,6 +11,7 @@
     ├── DeadlineExceeded     too late
     ├── Cancelled            the caller no longer wants the answer
     ├── InternalError        a model or a backend failed while it ran
+    ├── AlreadyRunning       another daemon has what this one would take
     ├── SourceError          a camera or a file gives no frames
     └── StageStuck           a part of the daemon never returned; only a restart helps
 
@@ -63,6 +64,10 @@ class Cancelled(EdgeServerError):
 
 class InternalError(EdgeServerError):
     """A model or a backend failed while it ran."""
+
+
+class AlreadyRunning(EdgeServerError):
+    """Another daemon of this kind holds what this one would take; that one goes on."""
 
 
 class SourceError(EdgeServerError):

@@ -9,6 +9,7 @@ from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
 from edge_server.errors import InvalidRequest, Unsupported
+from edge_server.grpc_api.status import streaming, unary
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -46,9 +47,8 @@ class Methods(grpc.GenericRpcHandler):
 
 
 def _handler(method: Any, answer: Callable[..., Any]) -> Handler:
-    if method.server_streaming:
-        return grpc.stream_stream_rpc_method_handler(answer)
-    return grpc.unary_unary_rpc_method_handler(answer)
+    # Errors become statuses here rather than in an interceptor, which would cost every call.
+    return (streaming if method.server_streaming else unary)(answer, method.full_name)
 
 
 def _parsing(method: Any, answer: Callable[..., Any]) -> Callable[..., bytes]:

@@ -1,26 +1,29 @@
-"""The gRPC server: synchronous, bounded, bound before anything else starts."""
+"""The gRPC servers: synchronous, bounded, bound before anything else starts."""
 
 from __future__ import annotations
 
 import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import grpc
 
 from edge_server.errors import Unavailable
+from edge_server.grpc_api.access import AccessCheck, AccessRules
 from edge_server.grpc_api.admission import Admission
-from edge_server.grpc_api.interceptors import ErrorsToStatus
+from edge_server.grpc_api.credentials import server_credentials
 from edge_server.grpc_api.triton import TritonServicer, method_handlers
+from edge_server.grpc_api.unix_socket import UnixSocket
 
 if TYPE_CHECKING:
+    from edge_server.grpc_api.shared_memory import SharedMemory
+    from edge_server.serving.control import ModelControl
     from edge_server.serving.data_plane import DataPlane
+    from edge_server.settings import Grpc
 
 log = logging.getLogger(__name__)
 
-# A 4K BGR frame has 25 MB; the protocol's own 2 GiB would let one client fill the board's memory.
-MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 # Calls wait in their thread for an instance, and each stream has one for as long as it is open;
 # the spare ones keep answering how the server is.
 _THREADS = 40
@@ -28,46 +31,66 @@ _INFERENCES_AT_ONCE = 28
 # Long enough for clients that ask without pause to hear the refusal before the connection ends.
 _LAST_WORDS_S = 0.1
 
-_OPTIONS = (
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.so_reuseport", 0),
-    ("grpc.max_concurrent_streams", 16),
-    ("grpc.server_handshake_timeout_ms", 2000),
-)
-
 
 class GrpcServer:
-    """Serves the Triton protocol on `host:port`.
+    """Serves the Triton protocol on TCP and, where one is chosen, on a Unix socket.
+
+    Each side is a server of its own, with its own connections, streams and threads: whoever holds
+    all of the TCP side takes nothing from the socket. Behind them is one servicer and one gate
+    for inferences.
 
     Binding happens at once, so that a taken port is known before any model is loaded; calls are
     answered after `start`.
 
+    Args:
+        name: what clients are told the server is called.
+        control, shared_memory: see `TritonServicer`.
+
     Raises:
         Unavailable: the address cannot be bound.
+        AlreadyRunning: another daemon holds the socket.
+        SettingsError: a certificate or the socket's path is of no use.
     """
 
-    def __init__(self, data_plane: DataPlane, host: str, port: int, version: str) -> None:
+    def __init__(
+        self,
+        data_plane: DataPlane,
+        settings: Grpc,
+        name: str,
+        version: str,
+        *,
+        control: ModelControl | None = None,
+        shared_memory: SharedMemory | None = None,
+    ) -> None:
+        self.port = 0
         self._admission = Admission(_INFERENCES_AT_ONCE)
-        self._server = grpc.server(
-            ThreadPoolExecutor(_THREADS, thread_name_prefix="grpc"),
-            interceptors=[ErrorsToStatus()],
-            options=_OPTIONS,
+        self._socket: UnixSocket | None = None
+        self._servers: list[grpc.Server] = []
+        self._listening: list[str] = []
+        if not settings.enabled:
+            return
+        servicer = TritonServicer(
+            data_plane,
+            name,
+            version,
+            self._admission,
+            control=control,
+            shared_memory=shared_memory,
         )
-        servicer = TritonServicer(data_plane, "triton", version, self._admission)
-        self._server.add_generic_rpc_handlers([method_handlers(servicer)])
-        self.address = f"[{host}]" if ":" in host else host
+        handlers = method_handlers(servicer)
         try:
-            self.port = self._server.add_insecure_port(f"{self.address}:{port}")
-        except RuntimeError as error:
-            raise Unavailable(
-                f"gRPC cannot listen on {host}:{port}: {_reason(error)}; another process may hold "
-                "the port: stop it, or choose another with --grpc-port"
-            ) from error
+            if settings.socket is not None:
+                self._socket = UnixSocket(settings.socket)
+                self._listen_on_socket(self._socket, self._server(handlers, settings, unix=True))
+            self._listen_on_tcp(settings, self._server(handlers, settings, unix=False))
+        except BaseException:
+            self.close()
+            raise
 
     def start(self) -> None:
-        self._server.start()
-        log.info("grpc: listening on %s:%d", self.address, self.port)
+        for server, where in zip(self._servers, self._listening, strict=True):
+            server.start()
+            log.info("grpc: listening on %s", where)
 
     def drain(self) -> None:
         """Refuse new inferences from now on, in words; all else is still answered."""
@@ -75,11 +98,101 @@ class GrpcServer:
 
     def stop(self, grace_s: float) -> None:
         """Refuse new calls, give those in flight `grace_s` to finish, then return."""
+        if not self._servers:
+            return
         self.drain()
         stop_by = time.monotonic() + grace_s
         self._admission.wait_until_empty(grace_s)
         time.sleep(_LAST_WORDS_S)
-        self._server.stop(max(0.0, stop_by - time.monotonic())).wait()
+        left_s = max(0.0, stop_by - time.monotonic())
+        for ended in [server.stop(left_s) for server in self._servers]:
+            ended.wait()
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the addresses, started or not."""
+        for server in self._servers:
+            server.stop(None).wait()
+        self._servers.clear()
+        if self._socket is not None:
+            self._socket.release()
+            self._socket = None
+
+    def _server(
+        self, handlers: grpc.GenericRpcHandler, settings: Grpc, *, unix: bool
+    ) -> grpc.Server:
+        rules = AccessRules.of(settings, unix=unix)
+        server = grpc.server(
+            ThreadPoolExecutor(_THREADS, thread_name_prefix="grpc-unix" if unix else "grpc"),
+            # An interceptor costs every call.
+            interceptors=[AccessCheck(rules)] if rules.refuse_any else [],
+            options=channel_options(settings, unix=unix),
+        )
+        server.add_generic_rpc_handlers([handlers])
+        self._servers.append(server)
+        return server
+
+    def _listen_on_tcp(self, settings: Grpc, server: grpc.Server) -> None:
+        host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        address = f"{host}:{settings.port}"
+        credentials = server_credentials(settings.tls) if settings.tls.on else None
+        try:
+            if credentials is None:
+                self.port = server.add_insecure_port(address)
+            else:
+                self.port = server.add_secure_port(address, credentials)
+        except RuntimeError as error:
+            raise Unavailable(
+                f"gRPC cannot listen on {settings.host}:{settings.port}: {_reason(error)}; another "
+                "process may hold the port: stop it, or choose another with --grpc-port"
+            ) from error
+        trust = (
+            " with mutual TLS" if settings.tls.mutual else " with TLS" if settings.tls.on else ""
+        )
+        self._listening.append(f"{host}:{self.port}{trust}")
+
+    def _listen_on_socket(self, socket: UnixSocket, server: grpc.Server) -> None:
+        try:
+            server.add_insecure_port(socket.address)
+        except RuntimeError as error:
+            raise Unavailable(
+                f"gRPC cannot listen on {socket.path}: {_reason(error)}; choose another path with "
+                "--grpc-socket"
+            ) from error
+        socket.let_group_in()
+        self._listening.append(str(socket.path))
+
+
+def channel_options(settings: Grpc, *, unix: bool) -> list[tuple[str, Any]]:
+    """gRPC's options for the limits of one side.
+
+    `maximum_concurrent_rpcs` is not among them: it counts calls whose request has not arrived,
+    so that a few connections with half-sent ones would close the server to everyone.
+    """
+    options = {
+        "grpc.so_reuseport": 0,
+        "grpc.max_receive_message_length": settings.max_message_bytes,
+        "grpc.max_send_message_length": settings.max_message_bytes,
+        "grpc.max_concurrent_streams": settings.max_streams,
+        "grpc.max_allowed_incoming_connections": settings.max_connections,
+        # The second is the hard limit; between them gRPC refuses by chance.
+        "grpc.max_metadata_size": settings.max_metadata_bytes,
+        "grpc.absolute_max_metadata_size": settings.max_metadata_bytes,
+        "grpc.server_handshake_timeout_ms": settings.handshake_timeout_ms,
+        "grpc.max_connection_idle_ms": settings.idle_timeout_ms,
+        "grpc.keepalive_time_ms": settings.keepalive_time_ms,
+        "grpc.keepalive_timeout_ms": settings.keepalive_timeout_ms,
+        "grpc.keepalive_permit_without_calls": int(settings.keepalive_without_calls),
+        "grpc.http2.max_pings_without_data": settings.max_pings_without_data,
+        "grpc.http2.min_recv_ping_interval_without_data_ms": (
+            settings.min_ping_interval_without_data_ms
+        ),
+        "grpc.http2.max_ping_strikes": settings.max_ping_strikes,
+    }
+    if not unix:
+        options["grpc.max_connection_age_ms"] = settings.max_connection_age_ms
+        options["grpc.max_connection_age_grace_ms"] = settings.max_connection_age_grace_ms
+    return list(options.items())
 
 
 def _reason(error: RuntimeError) -> str:

@@ -90,6 +90,11 @@ class Publisher:
         return self._connected
 
     @property
+    def waiting(self) -> int:
+        """Messages that wait for the broker; never more than there are topics."""
+        return self._outbox.waiting
+
+    @property
     def published(self) -> int:
         """Lane messages written to a broker's connection."""
         return self._published

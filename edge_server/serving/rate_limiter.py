@@ -8,14 +8,13 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from edge_server.errors import DeadlineExceeded, ModelConfigError, SettingsError
+from edge_server.errors import DeadlineExceeded, ModelConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from edge_server.model_config.config import InstanceGroup
 
-MODES = ("off", "execution_count")
 # The device of everything that runs on the CPU, as Triton counts it.
 _CPU_DEVICE = 0
 
@@ -27,21 +26,6 @@ class ResourceLimit:
     name: str
     count: int
     device: int | None = None
-
-    @staticmethod
-    def parse(text: str) -> ResourceLimit:
-        """The limit that `NAME:COUNT[:DEVICE]` says.
-
-        Raises:
-            SettingsError: it is none.
-        """
-        name, *numbers = text.split(":")
-        if not name or len(numbers) not in {1, 2} or not all(_is_number(n) for n in numbers):
-            raise SettingsError(
-                f"rate limit resource '{text}' is not of the form NAME:COUNT or NAME:COUNT:DEVICE; "
-                "for example R1:10, or R1:10:0 for device 0 alone"
-            )
-        return ResourceLimit(name, *map(int, numbers))
 
 
 class Resource(NamedTuple):
@@ -96,22 +80,6 @@ class RateLimiter:
         self._waiters: list[_Waiter] = []
         # The turn that was last given, of each resource: where newcomers and returners join.
         self._turns: dict[Resource, int] = {}
-
-    @staticmethod
-    def of(mode: str, resources: Sequence[str]) -> RateLimiter | None:
-        """The limiter that settings ask for; None where it is off.
-
-        Args:
-            mode: one of `MODES`.
-            resources: each `NAME:COUNT[:DEVICE]`.
-
-        Raises:
-            SettingsError: no such mode, or a resource is not of that form.
-        """
-        if mode not in MODES:
-            raise SettingsError(f"rate limit '{mode}' is not known; choose {' or '.join(MODES)}")
-        limits = [ResourceLimit.parse(text) for text in resources]
-        return None if mode == "off" else RateLimiter(limits)
 
     def enrol(self, groups: Sequence[InstanceGroup]) -> list[Share]:
         """A share for each instance of these groups, in order; passive ones hold theirs now.
@@ -261,7 +229,3 @@ def _largest_needs(shares: Sequence[Share]) -> dict[Resource, int]:
         else:
             largest |= Counter(share.needs)
     return {resource: largest[resource] + held[resource] for resource in {**largest, **held}}
-
-
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdigit()

@@ -138,6 +138,7 @@ class Process:
         self._socket.settimeout(PATIENCE_S)
         self.log = folder / "log"
         self.port = _free_port()
+        self.metrics_port = _free_port()
         with self.log.open("w") as log:
             self.popen = subprocess.Popen(
                 [
@@ -146,6 +147,7 @@ class Process:
                     "edge_server",
                     "run",
                     f"--grpc-port={self.port}",
+                    f"--metrics-port={self.metrics_port}",
                     *arguments,
                 ],
                 stderr=log,

@@ -29,7 +29,6 @@ from edge_server.backends import identity
 from edge_server.backends.contract import ExecuteRequest, TensorModel
 from edge_server.errors import InternalError
 from edge_server.grpc_api.admission import Admission
-from edge_server.grpc_api.interceptors import ErrorsToStatus
 from edge_server.grpc_api.shared_memory import SharedMemory
 from edge_server.grpc_api.triton import TritonServicer, method_handlers
 from edge_server.model_config.config import ModelConfig
@@ -122,7 +121,7 @@ class Server:
         data_plane = DataPlane(self.registry)
         data_plane.open()
         self.admission = Admission(28, streams=2)
-        self._server = grpc.server(ThreadPoolExecutor(40), interceptors=[ErrorsToStatus()])
+        self._server = grpc.server(ThreadPoolExecutor(40))
         servicer = TritonServicer(
             data_plane, "triton", "1", self.admission, shared_memory=shared_memory
         )

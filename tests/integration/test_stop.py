@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from edge_server.daemon import GRACE_S, Daemon
-from edge_server.settings import read_settings
+from edge_server.daemon import Daemon
+from edge_server.settings import Serving, read_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 MODELS = Path(__file__).parents[2] / "models"
 PATIENCE_S = 30.0
+GRACE_S = Serving().exit_timeout_s
 
 
 @pytest.fixture
@@ -29,6 +30,7 @@ def two_cameras() -> Iterator[Callable[..., Daemon]]:
         overrides = {
             "repository": {"paths": [str(MODELS)]},
             "grpc": {"port": 0},
+            "metrics": {"enabled": False},
             "cameras": {"left": camera, "right": camera},
         }
         daemon = Daemon(read_settings(None, overrides), listeners)

@@ -300,7 +300,10 @@ def test_a_pipeline_that_hangs_ends_the_daemon_instead_of_feeding_the_watchdog(
     let_go, stop = threading.Event(), threading.Event()
     give_up = threading.Timer(30, stop.set)
     config = tmp_path / "config.toml"
-    config.write_text(ROAD.replace(SHIPPED_MODELS, str(CHECKOUT / "models")) + "[grpc]\nport = 0\n")
+    config.write_text(
+        ROAD.replace(SHIPPED_MODELS, str(CHECKOUT / "models"))
+        + "[grpc]\nport = 0\n[metrics]\nport = 0\n"
+    )
     daemon = Daemon(read_settings(config, {}), [lambda *_: let_go.wait(60)])
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(str(tmp_path / "notify"))

@@ -70,7 +70,7 @@ def test_a_broken_repository_ends_with_78_and_the_fault_by_name(
     broken_models: Path, verb: str, damage: Callable[[Path], None], says: str
 ) -> None:
     damage(broken_models)
-    port = ["--grpc-port=0"] if verb == "run" else []
+    port = ["--grpc-port=0", "--metrics-port=0"] if verb == "run" else []
     done = run_to_its_end(verb, "--model-repository", str(broken_models), *port)
     assert done.returncode == 78
     assert says in done.stderr
@@ -91,7 +91,12 @@ def test_an_unreadable_video_ends_with_69_and_its_path(tmp_path: Path) -> None:
     video = tmp_path / "road.mp4"
     video.write_bytes(b"\0" * 1000)
     done = run_to_its_end(
-        "run", "--model-repository", str(MODELS), "--grpc-port=0", f"--camera=front={video}"
+        "run",
+        "--model-repository",
+        str(MODELS),
+        "--grpc-port=0",
+        "--metrics-port=0",
+        f"--camera=front={video}",
     )
     assert done.returncode == 69
     assert str(video) in done.stderr

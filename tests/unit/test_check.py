@@ -13,6 +13,7 @@ from edge_server.settings import read_settings
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tests.conftest import Authority
     from tests.unit.conftest import WriteModel
 
 IDENTITY = """
@@ -101,3 +102,13 @@ def test_what_was_found_well_is_told(repository: Path, write_model: WriteModel) 
         "model echo version 1: READY",
         "mqtt broker:1883: lanes and status go there",
     ]
+
+
+def test_certificates_are_tried(repository: Path, authority: Authority, tmp_path: Path) -> None:
+    certificate, key = authority.issue("server")
+    tls = {"enabled": True, "certificate": str(certificate), "key": str(key)}
+    found = check_with(repository, grpc={"tls": tls})
+    assert f"grpc: {certificate} is shown to clients" in found
+    tls["key"] = str(tmp_path / "gone")
+    (fault,) = faults_of(repository, grpc={"tls": tls})
+    assert fault.startswith(f"grpc.tls.key: {tmp_path}/gone: cannot be read")

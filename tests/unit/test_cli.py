@@ -65,10 +65,37 @@ def test_the_first_signal_asks_and_the_second_one_ends_the_process(name: str) ->
     assert done.returncode == -{"SIGTERM": 15, "SIGINT": 2}[name]
 
 
-def test_a_wrong_flag_is_a_usage_error() -> None:
-    with pytest.raises(SystemExit) as caught:
-        run_command(["run", "--grpc-prot", "1"])
-    assert caught.value.code == 2
+def test_a_wrong_flag_is_a_usage_error_and_names_the_nearest(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for arguments, says in (
+        (["run", "--grpc-prot", "1"], "did you mean --grpc-port?"),
+        (["run", "--model-repo=/m"], "did you mean --model-repository?"),
+        (["demo", "--fames", "1"], "did you mean --frames?"),
+        (["check", "8001"], "unknown argument 8001"),
+    ):
+        with pytest.raises(SystemExit) as caught:
+            run_command(arguments)
+        assert caught.value.code == 2
+        assert says in capsys.readouterr().err
+
+
+def test_help_groups_the_flags_and_says_which_have_no_effect(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        run_command(["run", "--help"])
+    text = capsys.readouterr().out
+    for said in ("Model repository:", "gRPC:", "Metrics:", "Deprecated:", "no effect: "):
+        assert said in text
+
+
+def test_check_tells_of_flags_without_effect(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--model-repository", str(tmp_path), "--backend-directory", "/opt"]
+    assert run_command(["check", *arguments]) == 0
+    assert "note: --backend-directory=/opt has no effect: " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -78,12 +105,20 @@ def test_a_wrong_flag_is_a_usage_error() -> None:
         (["check", "--model-repository", "/nowhere"], 78, "model repository cannot be read"),
         (["check", "--camera", "front"], 78, "give it as NAME=URI"),
         (["check", "--camera", "a=x", "--camera", "a=y"], 78, "camera 'a' is given twice"),
+        (["check", "--mqtt="], 78, "--mqtt : give it as HOST"),
         (["check", "--mqtt", "host:port"], 78, "--mqtt host:port: give it as HOST"),
         (["demo", "--mqtt", ":1883"], 78, "--mqtt :1883: give it as HOST"),
         (["demo", "--mqtt", "broker:99999"], 78, "--mqtt broker:99999: give it as HOST, HOST:PORT"),
         (["demo", "--mqtt", "broker:0"], 78, "mqtt: port must be 1 to 65535"),
-        (["check", "--grpc-address", "host:1"], 78, "the port goes with --grpc-port"),
-        (["check", "--model-control-mode", "poll"], 78, "repository.mode: Invalid enum value"),
+        (["check", "--http-port", "8000"], 78, "there is no HTTP front end"),
+        (["check", "--grpc-port", "http"], 78, "--grpc-port=http: give it as a whole number"),
+        (["check", "--load-model=*", "--load-model=a"], 78, "Wildcard model name '*' must be"),
+        (
+            ["check", "--grpc-address", "host:1"],
+            78,
+            "--grpc-address=host:1: the port has a flag of its own",
+        ),
+        (["check", "--model-control-mode", "poll"], 78, "poll comes with hot reload"),
     ],
 )
 def test_each_kind_of_failure_has_its_exit_code(
@@ -106,18 +141,17 @@ def test_each_kind_of_failure_has_its_exit_code(
     ],
 )
 def test_an_address_is_a_host_and_perhaps_a_port(text: str, address: dict[str, object]) -> None:
-    from edge_server.cli import _address
+    from edge_server.flags import texts
 
-    assert _address("--mqtt", text) == address
+    assert texts.address(text) == address
 
 
 @pytest.mark.parametrize("text", ["", ":1", "host:", "host:1:2", "[::1", "[]:1", "::1]:1", "[a]1"])
 def test_what_is_no_address_is_refused(text: str) -> None:
-    from edge_server.cli import _address
-    from edge_server.errors import SettingsError
+    from edge_server.flags import texts
 
-    with pytest.raises(SettingsError, match="give it as HOST, HOST:PORT or"):
-        _address("--mqtt", text)
+    with pytest.raises(ValueError, match="give it as HOST, HOST:PORT or"):
+        texts.address(text)
 
 
 @pytest.mark.parametrize(

@@ -111,3 +111,70 @@ def test_the_loopback_needs_no_leave(host: str) -> None:
 def test_plain_text_beyond_the_loopback_is_served_where_it_is_asked_for_by_name() -> None:
     grpc = read_settings(None, {"grpc": {"host": "0.0.0.0", "insecure": True}}).grpc  # noqa: S104
     assert grpc.insecure
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[grpc.tls]\ncertificat = 'x'", 'grpc.tls.certificat: unknown key; did you mean "certi'),
+        ("[grpc.tls]\nenabled = true", "grpc.tls: TLS needs certificate (--grpc-server-cert)"),
+        (
+            "[grpc.tls]\nmutual = true\ncertificate = 'c'\nkey = 'k'",
+            "grpc.tls: mutual TLS needs client_ca (--grpc-root-cert)",
+        ),
+        ('[grpc]\ncontrol = "unix"', 'control = "unix" needs a socket (--grpc-socket)'),
+        (f'[grpc]\nsocket = "/{"x" * 107}"', "grpc: socket: the path must have 1 to 107 bytes"),
+        ("[grpc]\nmax_connections = 0", "grpc.max_connections: Expected `int` >= 1"),
+        (
+            '[[grpc.restricted]]\nprotocols = ["healt"]\nheader = "h"\nvalue = "v"',
+            "Invalid enum value 'healt'",
+        ),
+        (
+            '[[grpc.restricted]]\nprotocols = ["health", "health"]\nheader = "h"\nvalue = "v"',
+            "restricted protocol 'health' can not be specified in multiple config groups",
+        ),
+        ('[[grpc.restricted]]\nprotocol = ["health"]', 'did you mean "protocols"?'),
+        ('[metrics]\nhost = "0.0.0.0"', "metrics: 0.0.0.0 is beyond the loopback"),
+        ('[repository]\nload = ["*", "a"]', "repository: Wildcard model name '*' must be the ONLY"),
+        ('[serving]\nrate_limit = "on"', "serving.rate_limit: Invalid enum value 'on'"),
+        ('[[serving.rate_limit_resources]]\nnam = "x"', 'did you mean "name"?'),
+    ],
+)
+def test_settings_that_do_not_fit_together_are_told_by_name(
+    path: Path, text: str, says: str
+) -> None:
+    path.write_text(text)
+    with pytest.raises(SettingsError) as caught:
+        read_settings(path, {})
+    assert says in str(caught.value)
+
+
+def test_tls_needs_no_leave_beyond_the_loopback() -> None:
+    tls = {"enabled": True, "certificate": "c", "key": "k"}
+    grpc = read_settings(None, {"grpc": {"host": "0.0.0.0", "tls": tls}}).grpc  # noqa: S104
+    assert grpc.tls.on
+
+
+def test_metrics_beyond_the_loopback_are_nobodys_fault_where_there_are_none() -> None:
+    metrics = {"enabled": False, "host": "0.0.0.0"}  # noqa: S104
+    assert not read_settings(None, {"metrics": metrics}).metrics.enabled
+
+
+@pytest.mark.parametrize(
+    ("chosen", "says"),
+    [
+        ({"repository": {"load": ["a"]}}, "repository.load: no effect"),
+        ({"grpc": {"tls": {"certificate": "c"}}}, "grpc.tls: no effect"),
+        (
+            {"grpc": {"tls": {"enabled": True, "certificate": "c", "key": "k", "client_ca": "a"}}},
+            "grpc.tls.client_ca: no effect",
+        ),
+    ],
+)
+def test_what_means_nothing_beside_the_rest_is_told(chosen: dict, says: str) -> None:
+    (line,) = read_settings(None, chosen).without_effect()
+    assert line.startswith(says)
+
+
+def test_the_defaults_leave_nothing_to_tell() -> None:
+    assert read_settings(None, {}).without_effect() == []

@@ -14,8 +14,8 @@ from tritonclient.grpc import service_pb2 as pb
 
 from edge_server.backends.contract import TensorModel
 from edge_server.grpc_api.admission import Admission
-from edge_server.grpc_api.interceptors import STATUS
 from edge_server.grpc_api.shared_memory import SharedMemory
+from edge_server.grpc_api.status import STATUS
 from edge_server.grpc_api.triton import TritonServicer
 from edge_server.model_config.config import ModelConfig
 from edge_server.serving.data_plane import DataPlane

@@ -425,7 +425,7 @@ def test_closing_refuses_who_still_waits_and_who_comes_later(
 
 
 def test_a_batch_grows_while_the_rate_limiter_holds_it_back(worlds: Callable[..., World]) -> None:
-    limiter = RateLimiter.of("execution_count", [])
+    limiter = RateLimiter()
     resources = 'rate_limiter { resources { name: "R" global: true count: 1 } }'
     one = worlds(limiter=limiter, resources=resources)
     other = worlds(limiter=limiter, resources=resources)

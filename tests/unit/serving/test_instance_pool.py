@@ -15,7 +15,7 @@ from edge_server.backends.contract import TensorInstance, TensorModel
 from edge_server.errors import DeadlineExceeded, InternalError, ModelConfigError
 from edge_server.model_config.config import ModelConfig
 from edge_server.serving.instance_pool import InstancePool
-from edge_server.serving.rate_limiter import RateLimiter
+from edge_server.serving.rate_limiter import RateLimiter, ResourceLimit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -175,7 +175,7 @@ def test_without_a_limiter_resources_change_nothing() -> None:
 
 
 def test_the_limiter_chooses_an_instance_whose_resources_are_free() -> None:
-    limiter = RateLimiter.of("execution_count", ["R:3"])
+    limiter = RateLimiter([ResourceLimit("R", 3)])
     model = Making()
     pool = InstancePool.of(config(f"count: 2 {need(2)}", f"count: 1 {need(1)}"), model, limiter)
     taken = [pool.take(urgent=False, deadline=time.monotonic() + PATIENCE_S) for _ in range(2)]
@@ -190,7 +190,7 @@ def test_the_limiter_chooses_an_instance_whose_resources_are_free() -> None:
 
 
 def test_who_waits_for_an_instance_or_its_resources_is_counted() -> None:
-    limiter = RateLimiter.of("execution_count", ["R:1"])
+    limiter = RateLimiter([ResourceLimit("R", 1)])
     pool = InstancePool.of(config(f"count: 2 {need(1)}"), Making(), limiter)
 
     def ask() -> None:
@@ -210,7 +210,7 @@ def test_who_waits_for_an_instance_or_its_resources_is_counted() -> None:
 
 
 def test_closing_and_failing_to_open_leave_nothing_reserved() -> None:
-    limiter = RateLimiter.of("execution_count", ["R:2"])
+    limiter = RateLimiter([ResourceLimit("R", 2)])
     held = f"count: 2 passive: true {need(1)}"
     model = Making(fails="g0_1")
     for _ in range(3):

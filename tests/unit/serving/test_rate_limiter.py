@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from edge_server.errors import DeadlineExceeded, ModelConfigError, SettingsError
+from edge_server.errors import DeadlineExceeded, ModelConfigError
 from edge_server.model_config.config import InstanceGroup, RateLimitResource
 from edge_server.serving.rate_limiter import RateLimiter, ResourceLimit, Share
 
@@ -33,9 +33,9 @@ def group(
 
 
 def limiter(*resources: str) -> RateLimiter:
-    made = RateLimiter.of("execution_count", resources)
-    assert made is not None
-    return made
+    """Each resource as NAME:COUNT or NAME:COUNT:DEVICE."""
+    parts = [text.split(":") for text in resources]
+    return RateLimiter([ResourceLimit(name, *map(int, numbers)) for name, *numbers in parts])
 
 
 def one(limit: RateLimiter, of: InstanceGroup) -> Share:
@@ -72,27 +72,6 @@ class Taker:
         self._thread.join(PATIENCE_S)
         assert self.got is not None
         return self.got
-
-
-def test_it_is_off_by_default_and_then_nothing_is_limited() -> None:
-    assert RateLimiter.of("off", []) is None
-    assert RateLimiter.of("off", ["R1:10"]) is None
-
-
-@pytest.mark.parametrize("text", ["", "R1", "R1:", ":1", "R1:x", "R1:1:x", "R1:1:0:0", "R1:-1"])
-def test_what_is_no_resource_is_refused_with_the_form_it_should_have(text: str) -> None:
-    with pytest.raises(SettingsError, match=r"NAME:COUNT or NAME:COUNT:DEVICE; for example R1:10"):
-        RateLimiter.of("execution_count", [text])
-
-
-def test_a_resource_is_read_with_and_without_a_device() -> None:
-    assert ResourceLimit.parse("R1:10") == ResourceLimit("R1", 10, None)
-    assert ResourceLimit.parse("R1:10:1") == ResourceLimit("R1", 10, 1)
-
-
-def test_an_unknown_mode_is_refused_with_those_there_are() -> None:
-    with pytest.raises(SettingsError, match=r"rate limit 'on' .* off or execution_count"):
-        RateLimiter.of("on", [])
 
 
 def test_without_limits_there_is_as_much_as_the_largest_need() -> None:

@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from edge_server import errors
-from edge_server.grpc_api.interceptors import ErrorsToStatus
+from edge_server.grpc_api.status import streaming, unary
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,14 +34,14 @@ class Raises(grpc.GenericRpcHandler):
             raise error
 
         if handler_call_details.method.startswith("/stream/"):
-            return grpc.stream_stream_rpc_method_handler(answer_stream)
-        return grpc.unary_unary_rpc_method_handler(answer)
+            return streaming(answer_stream, "stream.Method")
+        return unary(answer, "test.Method")
 
 
 @pytest.fixture
 def call() -> Iterator[object]:
     failures: dict[str, Exception] = {}
-    server = grpc.server(ThreadPoolExecutor(1), interceptors=[ErrorsToStatus()])
+    server = grpc.server(ThreadPoolExecutor(1))
     server.add_generic_rpc_handlers([Raises(failures)])
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()

@@ -36,24 +36,9 @@ def status_of(error: errors.EdgeServerError) -> grpc.StatusCode:
     return STATUS.get(type(error), grpc.StatusCode.INTERNAL)
 
 
-class ErrorsToStatus(grpc.ServerInterceptor):
-    """Wraps every method: our errors, and anything unforeseen, end as a clear status."""
+def unary(behaviour: Callable[..., Any], method: str) -> grpc.RpcMethodHandler[Any, Any]:
+    """A handler that answers as `behaviour`, but whatever it raises ends as a clear status."""
 
-    def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], grpc.RpcMethodHandler[Any, Any] | None],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler[Any, Any] | None:
-        handler = continuation(handler_call_details)
-        method = handler_call_details.method
-        if handler is not None and handler.unary_unary is not None:
-            return _wrap_unary(handler.unary_unary, method)
-        if handler is not None and handler.stream_stream is not None:
-            return _wrap_stream(handler.stream_stream, method)
-        return handler
-
-
-def _wrap_unary(behaviour: Callable[..., Any], method: str) -> grpc.RpcMethodHandler[Any, Any]:
     def answer(request: bytes, context: grpc.ServicerContext) -> Any:
         try:
             return behaviour(request, context)
@@ -63,7 +48,9 @@ def _wrap_unary(behaviour: Callable[..., Any], method: str) -> grpc.RpcMethodHan
     return grpc.unary_unary_rpc_method_handler(answer)
 
 
-def _wrap_stream(behaviour: Callable[..., Any], method: str) -> grpc.RpcMethodHandler[Any, Any]:
+def streaming(behaviour: Callable[..., Any], method: str) -> grpc.RpcMethodHandler[Any, Any]:
+    """As `unary`, for a behaviour that takes and gives streams."""
+
     def answer(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[Any]:
         try:
             yield from behaviour(requests, context)

@@ -1,17 +1,18 @@
-"""The daemon's own configuration: TOML → frozen structs; an error names file, key and remedy."""
+"""TOML → frozen structs; an error names file, key and remedy."""
 
 from __future__ import annotations
 
 import difflib
-import ipaddress
 import re
-import socket
 import sys
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from edge_server.errors import SettingsError
+from edge_server.settings.sections import NAME, Camera, Device, Log, Mqtt, Repository, Settings
+from edge_server.settings.serving import Metrics, RateLimitResource, Serving, Trace
+from edge_server.settings.transport import Grpc, Restriction, Tls
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -22,93 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
-_NAME = r"^[a-z0-9_-]{1,64}$"
-Name = Annotated[str, msgspec.Meta(pattern=_NAME)]
-
-
-class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A table of the file: immutable, and a key that nobody knows is an error."""
-
-
-def _host_name() -> str:
-    """The host's name as a topic may spell it."""
-    return re.sub(r"[^a-z0-9_-]+", "-", socket.gethostname().lower())[:64] or "edge"
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-class Device(Section, frozen=True):
-    """`[device]`: who this appliance is; its id is part of every topic."""
-
-    id: Name = msgspec.field(default_factory=_host_name)
-
-
-class Repository(Section, frozen=True):
-    """`[repository]`: where the models are, and whether changes are followed.
-
-    `none` loads at start and never again; `poll` and `explicit` come with hot reload.
-    """
-
-    paths: tuple[str, ...] = ("models",)
-    mode: Literal["none"] = "none"
-
-
-class Grpc(Section, frozen=True):
-    """`[grpc]`: where the Triton protocol is served; port 0 takes a free one.
-
-    `insecure` allows another address than the loopback without TLS, which is not there yet.
-    """
-
-    host: str = "127.0.0.1"
-    port: Port = 8001
-    insecure: bool = False
-
-    def __post_init__(self) -> None:
-        if not self.insecure and not _is_loopback(self.host):
-            raise ValueError(
-                f"{self.host} is beyond the loopback, where anybody could ask and listen in plain "
-                "text; say insecure = true (--grpc-insecure) if that is meant"
-            )
-
-
-class Mqtt(Section, frozen=True):
-    """`[mqtt]`: the broker; without this table nothing is published."""
-
-    host: str
-    port: Port = 1883
-    username: str | None = None
-    password_file: str | None = None
-    ca_file: str | None = None
-
-
-class Camera(Section, frozen=True):
-    """`[cameras.NAME]`: where frames come from and which model sees lanes in them."""
-
-    uri: str
-    model: str = "lane_detection"
-
-
-class Log(Section, frozen=True):
-    """`[log]`: `verbose` 1 and more adds debug lines."""
-
-    verbose: Annotated[int, msgspec.Meta(ge=0)] = 0
-
-
-class Settings(Section, frozen=True):
-    """Everything that can be chosen."""
-
-    device: Device = Device()
-    repository: Repository = Repository()
-    grpc: Grpc = Grpc()
-    mqtt: Mqtt | None = None
-    cameras: dict[Name, Camera] = {}
-    log: Log = Log()
+    from edge_server.settings.section import Section
 
 
 def read_settings(path: Path | None, overrides: Mapping[str, Any]) -> Settings:
@@ -169,7 +84,7 @@ def _explain(text: str, camera_names: Iterable[str]) -> str:
     """msgspec's message as `grpc.port: what is wrong`, with the nearest key for an unknown one."""
     message, _, location = text.partition(" - at ")
     if location.startswith("`key`"):
-        names = ", ".join(name for name in camera_names if not re.search(_NAME, name))
+        names = ", ".join(name for name in camera_names if not re.search(NAME, name))
         return f"cameras: a name has at most 64 of a-z, 0-9, '_' and '-'; got: {names}"
     message = message.replace("`object`", "a table")
     path = location.strip("`").removeprefix("$").lstrip(".")
@@ -186,7 +101,13 @@ def _explain(text: str, camera_names: Iterable[str]) -> str:
 _KEYS: dict[str, type[Section]] = {
     "device": Device,
     "repository": Repository,
+    "serving": Serving,
+    "serving.rate_limit_resources": RateLimitResource,
     "grpc": Grpc,
+    "grpc.tls": Tls,
+    "grpc.restricted": Restriction,
+    "metrics": Metrics,
+    "trace": Trace,
     "mqtt": Mqtt,
     "cameras": Camera,
     "log": Log,

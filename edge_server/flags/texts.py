@@ -1,0 +1,135 @@
+"""What the texts on a command line mean. Every reader raises ValueError with the right form."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_BOOLEANS = {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}
+
+
+def text(given: str) -> str:
+    if not given:
+        raise ValueError("must not be empty")
+    return given
+
+
+def boolean(given: str) -> bool:
+    """Triton's spellings: true, on, 1 and false, off, 0, in any case."""
+    try:
+        return _BOOLEANS[given.lower()]
+    except KeyError:
+        raise ValueError("give it as true or false") from None
+
+
+def opposite(given: str) -> bool:
+    return not boolean(given)
+
+
+def whole(given: str) -> int:
+    try:
+        return int(given)
+    except ValueError:
+        raise ValueError("give it as a whole number") from None
+
+
+def number(given: str) -> float:
+    try:
+        return float(given)
+    except ValueError:
+        raise ValueError("give it as a number") from None
+
+
+def verbosity(given: str) -> int:
+    """Triton takes a level, and true and false for 1 and 0."""
+    try:
+        return int(_BOOLEANS.get(given.lower(), given))
+    except ValueError:
+        raise ValueError("give it as a whole number, or as true or false") from None
+
+
+def one_of(*words: str) -> Callable[[str], str]:
+    """Reads one of `words` in any case, as it is spelt here."""
+    spelt = {word.lower(): word for word in words}
+
+    def read(given: str) -> str:
+        try:
+            return spelt[given.lower()]
+        except KeyError:
+            raise ValueError(f"give it as one of {', '.join(words)}") from None
+
+    return read
+
+
+def pair(form: str, separator: str) -> Callable[[str], tuple[str, str]]:
+    """Reads two texts around the first `separator`; `form` is how a person would write them."""
+
+    def read(given: str) -> tuple[str, str]:
+        first, _, second = given.partition(separator)
+        if not first or not second:
+            raise ValueError(f"give it as {form}")
+        return first, second
+
+    return read
+
+
+def named_setting(given: str) -> tuple[str, str, str]:
+    """`name,key=value`, or `key=value` with no name, as Triton's `…-config` flags take it."""
+    name, comma, setting = given.partition(",")
+    if not comma or "=" in name:
+        name, setting = "", given
+    key, _, value = setting.partition("=")
+    if given.startswith(",") or not key or not value:
+        raise ValueError("give it as <name>,<setting>=<value>")
+    return name, key, value
+
+
+def rate_limit_resource(given: str) -> dict[str, Any]:
+    """`name:count` or `name:count:device`."""
+    name, *numbers = given.split(":")
+    if not name or len(numbers) not in (1, 2):
+        raise ValueError("give it as <resource>:<count> or <resource>:<count>:<device>")
+    return {"name": name, **dict(zip(("count", "device"), map(whole, numbers), strict=False))}
+
+
+def restriction(given: str) -> dict[str, Any]:
+    """`protocol,protocol:key=value`; the header is Triton's for that key."""
+    protocols, _, header = given.partition(":")
+    key, _, value = header.partition("=")
+    if not protocols or not key or not value:
+        raise ValueError("give it as <protocol>[,<protocol>]:<key>=<value>")
+    return {
+        "protocols": protocols.split(","),
+        "header": f"triton-grpc-protocol-{key.lower()}",
+        "value": value,
+    }
+
+
+def host(given: str) -> str:
+    """A host without a port, an IPv6 address without its brackets."""
+    found = address(given)
+    if "port" in found:
+        raise ValueError("the port has a flag of its own")
+    name: str = found["host"]
+    return name
+
+
+def address(given: str) -> dict[str, Any]:
+    """`host` and, where there is one, `port`; a bare IPv6 address is all host."""
+    with contextlib.suppress(ValueError):
+        return {"host": str(ipaddress.ip_address(given))}
+    try:
+        parts = urlsplit(f"//{given}")
+        name, port = parts.hostname or "", parts.port
+    except ValueError:
+        name, port = "", None
+    # urlsplit is lenient, by version: only what it was put together from counts.
+    spelt = (f"[{name}]" if ":" in name else name) + ("" if port is None else f":{port}")
+    if not name or spelt != given.lower():
+        raise ValueError("give it as HOST, HOST:PORT or [IPV6]:PORT")
+    return {"host": name} if port is None else {"host": name, "port": port}

@@ -1,0 +1,116 @@
+"""The tables of the configuration file that say what there is: models, cameras, broker, log."""
+
+from __future__ import annotations
+
+import re
+import socket
+from typing import Annotated, Literal
+
+import msgspec
+
+from edge_server.settings.section import Count, Port, Positive, Section
+from edge_server.settings.serving import Metrics, Serving, Trace
+from edge_server.settings.transport import Grpc, Tls
+
+NAME = r"^[a-z0-9_-]{1,64}$"
+Name = Annotated[str, msgspec.Meta(pattern=NAME)]
+
+
+def _host_name() -> str:
+    """The host's name as a topic may spell it."""
+    return re.sub(r"[^a-z0-9_-]+", "-", socket.gethostname().lower())[:64] or "edge"
+
+
+class Device(Section, frozen=True):
+    """`[device]`: who this appliance is; its id is part of every topic."""
+
+    id: Name = msgspec.field(default_factory=_host_name)
+
+
+class Repository(Section, frozen=True):
+    """`[repository]`: where the models are, which are loaded, and what their faults mean.
+
+    Attributes:
+        mode: `none` loads all at start and never again; `explicit` loads `load` at start and the
+            rest on request; `poll` comes with hot reload.
+        load: names to load at start in mode `explicit`; `*` alone is all.
+        exit_on_error: a model that cannot be loaded at start ends the daemon.
+        strict_readiness: the server is ready only while every model is.
+        auto_complete: what a config.pbtxt leaves out is taken from the model's files.
+        default_max_batch_size: of a model that can batch where nobody says how far.
+        load_threads: how many models are loaded at once.
+    """
+
+    paths: tuple[str, ...] = ("models",)
+    mode: Literal["none", "explicit"] = "none"
+    load: tuple[str, ...] = ()
+    exit_on_error: bool = True
+    strict_readiness: bool = True
+    auto_complete: bool = True
+    default_max_batch_size: Positive = 4
+    load_threads: Positive = 4
+
+    def __post_init__(self) -> None:
+        if "*" in self.load and len(self.load) > 1:
+            raise ValueError(
+                "Wildcard model name '*' must be the ONLY startup model if specified at all."
+            )
+
+
+class Mqtt(Section, frozen=True):
+    """`[mqtt]`: the broker; without this table nothing is published."""
+
+    host: str
+    port: Port = 1883
+    username: str | None = None
+    password_file: str | None = None
+    ca_file: str | None = None
+
+
+class Camera(Section, frozen=True):
+    """`[cameras.NAME]`: where frames come from and which model sees lanes in them."""
+
+    uri: str
+    model: str = "lane_detection"
+
+
+class Log(Section, frozen=True):
+    """`[log]`: what is told and where; `verbose` 1 and more adds debug lines.
+
+    Attributes:
+        info: lines about what goes on as it should; likewise `warning` and `error`.
+        format: `default` is short times for a terminal and priorities for the journal.
+        file: lines are appended there, not written to stderr.
+    """
+
+    verbose: Count = 0
+    info: bool = True
+    warning: bool = True
+    error: bool = True
+    format: Literal["default", "ISO8601"] = "default"
+    file: str | None = None
+
+
+class Settings(Section, frozen=True):
+    """Everything that can be chosen."""
+
+    device: Device = Device()
+    repository: Repository = Repository()
+    serving: Serving = Serving()
+    grpc: Grpc = Grpc()
+    metrics: Metrics = Metrics()
+    trace: Trace = Trace()
+    mqtt: Mqtt | None = None
+    cameras: dict[Name, Camera] = msgspec.field(default_factory=dict)
+    log: Log = Log()
+
+    def without_effect(self) -> list[str]:
+        """What was chosen and means nothing beside the rest, a line for each."""
+        lines = []
+        if self.repository.load and self.repository.mode != "explicit":
+            lines.append("repository.load: no effect: every model is loaded in mode 'none'")
+        if self.grpc.tls != Tls() and not self.grpc.tls.on:
+            lines.append("grpc.tls: no effect: neither enabled nor mutual (--grpc-use-ssl=true)")
+        elif self.grpc.tls.client_ca and not self.grpc.tls.mutual:
+            lines.append("grpc.tls.client_ca: no effect: mutual is false, no client is asked")
+        return lines

@@ -1,0 +1,74 @@
+"""The tables of the configuration file that say how models serve and what is told of them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from edge_server.settings.section import Count, Port, Positive, Section, is_loopback
+
+
+class RateLimitResource(Section, frozen=True):
+    """So many of a resource there are; `device` -1 says it of each device."""
+
+    name: str
+    count: Positive
+    device: int = -1
+
+
+class Serving(Section, frozen=True):
+    """`[serving]`: how requests are answered.
+
+    Attributes:
+        name: what clients are told the server is called.
+        exit_timeout_s: how long requests in flight may still take when the daemon ends.
+        client_shared_memory: clients on this machine may register shared memory.
+        rate_limit: whether `rate_limiter` of instance groups counts.
+        rate_limit_resources: how many there are; where nothing is said, the most any model wants.
+        cache_bytes: for answers of models with `response_cache`; 0 is no cache.
+    """
+
+    name: str = "triton"
+    exit_timeout_s: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 3.0
+    client_shared_memory: bool = False
+    rate_limit: Literal["off", "execution_count"] = "off"
+    rate_limit_resources: tuple[RateLimitResource, ...] = ()
+    cache_bytes: Count = 0
+
+
+class Trace(Section, frozen=True):
+    """`[trace]`: Triton's trace settings as they are at start.
+
+    Attributes:
+        rate: one of so many requests is traced.
+        count: so many at most; -1 is no end.
+        log_frequency: traces in a file before the next is begun; 0 is one file.
+        file: where they go; empty is nowhere.
+    """
+
+    level: tuple[Literal["OFF", "TIMESTAMPS", "TENSORS"], ...] = ("OFF",)
+    rate: Positive = 1000
+    count: Annotated[int, msgspec.Meta(ge=-1)] = -1
+    log_frequency: Count = 0
+    file: str = ""
+
+
+class Metrics(Section, frozen=True):
+    """`[metrics]`: where Prometheus asks; port 0 takes a free one.
+
+    `insecure` allows another address than the loopback; metrics have no encryption.
+    """
+
+    enabled: bool = True
+    host: str = "127.0.0.1"
+    port: Port = 8002
+    insecure: bool = False
+    cpu: bool = True
+
+    def __post_init__(self) -> None:
+        if self.enabled and not self.insecure and not is_loopback(self.host):
+            raise ValueError(
+                f"{self.host} is beyond the loopback, where anybody could read in plain text what "
+                "this appliance does; say insecure = true (--metrics-insecure) if that is meant"
+            )

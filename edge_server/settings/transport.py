@@ -1,0 +1,129 @@
+"""The tables of the configuration file that say how gRPC is spoken: addresses, limits, trust."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from edge_server.settings.section import Count, Port, Positive, Section, is_loopback
+
+MIB = 1024 * 1024
+# sockaddr_un has 108 bytes, one of them for the end of the text.
+_LONGEST_SOCKET_PATH_BYTES = 107
+
+# gRPC counts milliseconds in 32 bits; Triton's INT_MAX for "never" is one of them.
+Milliseconds = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+
+Protocol = Literal[
+    "health",
+    "metadata",
+    "inference",
+    "shared-memory",
+    "model-config",
+    "model-repository",
+    "statistics",
+    "trace",
+    "logging",
+]
+
+
+class Tls(Section, frozen=True):
+    """`[grpc.tls]`: encryption of the TCP side, all files in PEM form.
+
+    Attributes:
+        enabled: clients see `certificate` and everything is encrypted.
+        mutual: a client must also show a certificate signed by `client_ca`; implies `enabled`.
+        key: the private key of `certificate`; readable by its owner, and by its group at most.
+    """
+
+    enabled: bool = False
+    mutual: bool = False
+    certificate: str = ""
+    key: str = ""
+    client_ca: str = ""
+
+    @property
+    def on(self) -> bool:
+        return self.enabled or self.mutual
+
+    def __post_init__(self) -> None:
+        if self.on and not (self.certificate and self.key):
+            raise ValueError(
+                "TLS needs certificate (--grpc-server-cert) and key (--grpc-server-key)"
+            )
+        if self.mutual and not self.client_ca:
+            raise ValueError("mutual TLS needs client_ca (--grpc-root-cert)")
+
+
+class Restriction(Section, frozen=True):
+    """`[[grpc.restricted]]`: `protocols` are for calls whose `header` says `value`."""
+
+    protocols: Annotated[tuple[Protocol, ...], msgspec.Meta(min_length=1)]
+    header: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9_.-]+$")]
+    value: Annotated[str, msgspec.Meta(min_length=1)]
+
+
+class Grpc(Section, frozen=True):
+    """`[grpc]`: where the Triton protocol is served, to whom, and how much of it at once.
+
+    Attributes:
+        port: of TCP; 0 takes a free one.
+        insecure: allows another address than the loopback without TLS.
+        socket: path of a Unix socket that serves beside TCP, with limits of its own.
+        control: where calls that change the server (load, unload, shared memory, trace and log
+            settings) are answered.
+        max_message_bytes: a 4K BGR frame has 25 MB; the protocol's own 2 GiB would let one client
+            fill the board's memory.
+        max_connections: on TCP, and as many again on the socket.
+        max_streams: calls at once on one connection.
+        max_metadata_bytes: headers of one call.
+        idle_timeout_ms: a connection without a call is closed.
+        max_connection_age_ms: a TCP connection is closed and made anew, so that one who holds
+            half-sent requests loses them; its calls get `max_connection_age_grace_ms` to finish.
+        keepalive_time_ms: a silent connection is asked whether it lives, and given up after
+            `keepalive_timeout_ms`.
+    """
+
+    enabled: bool = True
+    host: str = "127.0.0.1"
+    port: Port = 8001
+    insecure: bool = False
+    socket: str | None = None
+    control: Literal["everywhere", "unix", "off"] = "everywhere"
+    tls: Tls = Tls()
+    restricted: tuple[Restriction, ...] = ()
+    max_message_bytes: Annotated[int, msgspec.Meta(ge=64 * 1024, le=2**31 - 1)] = 64 * MIB
+    max_connections: Positive = 64
+    max_streams: Positive = 16
+    max_metadata_bytes: Annotated[int, msgspec.Meta(ge=1024, le=MIB)] = 8192
+    handshake_timeout_ms: Milliseconds = 2000
+    idle_timeout_ms: Milliseconds = 300_000
+    max_connection_age_ms: Milliseconds = 600_000
+    max_connection_age_grace_ms: Milliseconds = 30_000
+    keepalive_time_ms: Milliseconds = 20_000
+    keepalive_timeout_ms: Milliseconds = 10_000
+    keepalive_without_calls: bool = False
+    max_pings_without_data: Count = 2
+    min_ping_interval_without_data_ms: Count = 10_000
+    max_ping_strikes: Count = 2
+
+    def __post_init__(self) -> None:
+        if not self.insecure and not self.tls.on and not is_loopback(self.host):
+            raise ValueError(
+                f"{self.host} is beyond the loopback, where anybody could ask and listen in plain "
+                "text; encrypt it with [grpc.tls] (--grpc-use-ssl=true), or say insecure = true "
+                "(--grpc-insecure) if that is meant"
+            )
+        if self.socket is not None and not (
+            0 < len(self.socket.encode()) <= _LONGEST_SOCKET_PATH_BYTES
+        ):
+            raise ValueError(f"socket: the path must have 1 to {_LONGEST_SOCKET_PATH_BYTES} bytes")
+        if self.control == "unix" and self.socket is None:
+            raise ValueError('control = "unix" needs a socket (--grpc-socket)')
+        protocols = [name for each in self.restricted for name in each.protocols]
+        for name in protocols:
+            if protocols.count(name) > 1:
+                raise ValueError(
+                    f"restricted protocol '{name}' can not be specified in multiple config groups"
+                )

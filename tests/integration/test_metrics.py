@@ -1,0 +1,102 @@
+"""What Prometheus would scrape from a daemon that serves."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+from tritonclient.utils import InferenceServerException
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import tritonclient.grpc as triton
+
+    from tests.integration.conftest import Process
+
+MODELS = Path(__file__).parents[2] / "models"
+PATIENCE_S = 30.0
+
+
+def scrape(process: Process) -> dict[tuple[str, str], float]:
+    """(name, model or camera) → the sum of its samples."""
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{process.metrics_port}/metrics",
+        headers={"Accept": "application/openmetrics-text; version=1.0.0"},
+    )
+    with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:  # noqa: S310
+        text = answer.read().decode()
+    found: dict[tuple[str, str], float] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            key = sample.name, sample.labels.get("model", sample.labels.get("camera", ""))
+            found[key] = found.get(key, 0) + sample.value
+    return found
+
+
+def test_each_request_is_counted_with_each_model_that_ran_for_it(
+    start: Callable[..., Process],
+    client: Callable[..., triton.InferenceServerClient],
+    road_input: triton.InferInput,
+) -> None:
+    process = start("--model-repository", str(MODELS))
+    before = scrape(process)
+    for _ in range(3):
+        client(process).infer("lane_detection", [road_input])
+    with pytest.raises(InferenceServerException):
+        client(process).infer("lane_detection", [])
+    after = scrape(process)
+    for model in ("lane_detection", "lane_preprocess", "laneDetect_model", "lane_decode"):
+        key = "nv_inference_request_success", model
+        assert after[key] - before[key] == 3
+        assert after["nv_inference_request_duration_us", model] > 0
+    assert ("edge_mqtt_connected", "") not in after
+
+
+def test_a_camera_and_its_lanes_are_counted(
+    start: Callable[..., Process], road_image: object, tmp_path: Path, mosquitto: object
+) -> None:
+    process = start(
+        "--model-repository",
+        str(MODELS),
+        f"--camera=front=file://{tmp_path}/road?loop=true&fps=20",
+        f"--mqtt=127.0.0.1:{mosquitto.port}",  # type: ignore[attr-defined]
+    )
+    found = scrape(process)
+    while ("edge_end_to_end_latency_seconds_count", "front") not in found:
+        found = scrape(process)
+    assert found["edge_frames_total", "front"] > 0
+    assert found["edge_camera_up", "front"] == 1
+    assert found["edge_stage_latency_seconds_sum", "front"] > 0
+    assert ("edge_mqtt_connected", "") in found
+    assert process.terminate() == 0
+
+
+def test_a_taken_port_ends_with_69_and_the_remedy(start: Callable[..., Process]) -> None:
+    taken = start("--model-repository", str(MODELS)).metrics_port
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "edge_server", "run", "--model-repository", str(MODELS)),
+            *("--grpc-port=0", f"--metrics-port={taken}"),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert done.returncode == 69
+    assert f"metrics cannot listen on 127.0.0.1:{taken}" in done.stderr
+    assert "--allow-metrics=false" in done.stderr
+    assert "READY" not in done.stderr
+
+
+def test_without_metrics_nothing_listens_there(start: Callable[..., Process]) -> None:
+    process = start("--model-repository", str(MODELS), "--allow-metrics=false")
+    with pytest.raises(urllib.error.URLError, match="refused"):
+        scrape(process)
