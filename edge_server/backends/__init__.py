@@ -15,6 +15,7 @@ BACKENDS = {
     "image_preprocess": "edge_server.backends.image_preprocess",
     "lane_decode": "edge_server.backends.lane_decode",
     "identity": "edge_server.backends.identity",
+    "python": "edge_server.backends.python.backend",
 }
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -112,6 +112,27 @@ class Instance(Protocol):
     def close(self) -> None: ...
 
 
+MetricKind = Literal["counter", "gauge", "histogram"]
+
+
+@dataclass(frozen=True)
+class ModelMetric:
+    """One metric of a model's own, at one moment.
+
+    Attributes:
+        value: of a histogram, the sum of what it observed.
+        buckets: of a histogram: upper bound → how many observations are not above it; the last
+            bound is infinity.
+    """
+
+    name: str
+    description: str
+    kind: MetricKind
+    labels: Mapping[str, str]
+    value: float
+    buckets: Mapping[float, int] = field(default_factory=dict)
+
+
 class Model(Protocol):
     """One loaded version; it makes instances and is closed once, after the last of them."""
 
@@ -120,6 +141,10 @@ class Model(Protocol):
     def trouble(self) -> str:
         """Why it cannot answer at this moment (a model process that restarts); empty where it
         can."""
+        ...
+
+    def metrics(self) -> Sequence[ModelMetric]:
+        """What it measures of its own accord."""
         ...
 
     def close(self) -> None: ...
@@ -223,6 +248,9 @@ class TensorModel:
 
     def trouble(self) -> str:
         return ""
+
+    def metrics(self) -> Sequence[ModelMetric]:
+        return ()
 
     def close(self) -> None:
         """Nothing to release."""

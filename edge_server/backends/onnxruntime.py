@@ -145,6 +145,9 @@ class OnnxModel:
     def trouble(self) -> str:
         return ""
 
+    def metrics(self) -> tuple[()]:
+        return ()
+
     def close(self) -> None:
         self._session = None
 

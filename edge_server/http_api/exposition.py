@@ -9,13 +9,14 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import choose_encoder
 
 from edge_server.http_api.appliance_metrics import ApplianceMetrics
+from edge_server.http_api.custom_metrics import CustomMetrics
 from edge_server.http_api.model_metrics import ModelMetrics
 
 if TYPE_CHECKING:
     from edge_server.http_api.sources import Sources
 
 # prometheus_client can name a counter without `_total` only where it does not know it for one.
-_UNTYPED = re.compile(rb"^(# TYPE nv_\w+) untyped$", re.MULTILINE)
+_UNTYPED = re.compile(rb"^(# TYPE [\w:]+) untyped$", re.MULTILINE)
 
 
 class Exposition:
@@ -25,6 +26,7 @@ class Exposition:
         self._registry = CollectorRegistry()
         self._registry.register(ModelMetrics(sources))
         self._registry.register(ApplianceMetrics(sources))
+        self._registry.register(CustomMetrics(sources))
         ProcessCollector(registry=self._registry)
 
     def write(self, accept: str) -> tuple[bytes, str]:

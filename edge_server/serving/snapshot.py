@@ -13,9 +13,9 @@ from edge_server.serving.pending import PendingAnswer
 from edge_server.serving.request_check import check_request
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
-    from edge_server.backends.contract import Model
+    from edge_server.backends.contract import Model, ModelMetric
     from edge_server.model_config.config import ModelConfig
     from edge_server.requests import InferRequest, InferResponse, Respond
     from edge_server.serving.statistics import ModelStatistics
@@ -90,6 +90,10 @@ class LoadedModel:
     def trouble(self) -> str:
         """Why it cannot answer at this moment; empty where it can."""
         return "" if self.model is None else self.model.trouble()
+
+    def metrics(self) -> Sequence[ModelMetric]:
+        """What the model measures of its own accord."""
+        return () if self.model is None else self.model.metrics()
 
     def close(self) -> None:
         """Release what it holds; nothing is running any more."""

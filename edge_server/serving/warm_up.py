@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from edge_server.backends.contract import Instance, Model, Tensors
+    from edge_server.backends.contract import Instance, Model, ModelMetric, Tensors
     from edge_server.model_config.config import ModelConfig
     from edge_server.model_config.warmup import Warmup, WarmupInput
     from edge_server.requests import Parameters
@@ -101,6 +101,9 @@ class _WarmingModel:
 
     def trouble(self) -> str:
         return self._model.trouble()
+
+    def metrics(self) -> Sequence[ModelMetric]:
+        return self._model.metrics()
 
     def close(self) -> None:
         self._model.close()

@@ -11,6 +11,7 @@ import queue
 import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import grpc
@@ -35,7 +36,7 @@ from edge_server.model_config.config import ModelConfig
 from edge_server.serving.data_plane import DataPlane
 from edge_server.serving.registry import ModelRegistry
 from edge_server.serving.scheduling import Scheduling
-from edge_server.serving.snapshot import LoadedModel, ModelEntry, ModelState
+from edge_server.serving.snapshot import ModelEntry, ModelState
 from edge_server.tensors import Tensor
 
 if TYPE_CHECKING:
@@ -82,6 +83,9 @@ class Repeats:
 
     def trouble(self) -> str:
         return ""
+
+    def metrics(self) -> tuple[()]:
+        return ()
 
     def close(self) -> None: ...
 
@@ -130,15 +134,8 @@ class Server:
         self._server.start()
 
     def add(self, model_config: ModelConfig, model: Model) -> None:
-        made = Scheduling().model(model_config, 1, model)
-        loaded = LoadedModel(
-            made.config,
-            1,
-            made.scheduler,
-            made.statistics,
-            made.model,
-            labels={"b0": ("cat", "dog")},
-        )
+        labelled = replace(model_config, labels={"b0": ("cat", "dog")})
+        loaded = Scheduling().model(labelled, 1, model)
         entry = ModelEntry(model_config.name, 1, ModelState.READY, loaded=loaded)
         self.registry.replace(model_config.name, [entry])
 

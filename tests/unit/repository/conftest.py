@@ -39,6 +39,9 @@ class Counted:
     def trouble(self) -> str:
         return ""
 
+    def metrics(self) -> tuple[()]:
+        return ()
+
     def close(self) -> None:
         self.closed += 1
 

@@ -66,6 +66,9 @@ class Model:
     def trouble(self) -> str:
         return ""
 
+    def metrics(self) -> tuple[()]:
+        return ()
+
     def close(self) -> None: ...
 
 

@@ -1,0 +1,172 @@
+"""`python`: somebody's `model.py`, unchanged, in a process of its own.
+
+A process that crashes, hangs or never returns costs the requests it was running; it is killed,
+and started again with growing pauses. Meanwhile the model is not ready.
+
+Parameters in config.pbtxt that are ours; all others are the model's own:
+`execution_timeout_s` (default 30, at most 50): an `execute` that takes longer is killed.
+`initialize_timeout_s` (default 120): likewise `initialize` and `auto_complete_config`.
+`shared_memory_limit_mib` (default 256): how much memory the tensors of one instance may take in
+each direction. It grows from nothing as needed, and stays until the process ends.
+`FORCE_CPU_ONLY_INPUT_TENSORS` is taken: tensors are always in host memory.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+from google.protobuf import json_format
+
+from edge_server.backends.parameters import Parameters
+from edge_server.backends.python.arena import MIB
+from edge_server.backends.python.channel import ChannelClosed
+from edge_server.backends.python.config_json import config_of
+from edge_server.backends.python.instance import Limits
+from edge_server.backends.python.messages import LogLine, Started
+from edge_server.backends.python.model import PythonModel, start_message
+from edge_server.backends.python.process import ChildProcess
+from edge_server.errors import ModelConfigError
+from edge_server.model_config.completion import complete_scheduling
+from edge_server.model_config.config import Completion, ModelConfig
+from edge_server.model_config.files import require_path
+from edge_server.model_config.validation import validate
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from edge_server.backends.contract import Placement
+    from edge_server.model_config.files import ModelFiles
+
+log = logging.getLogger(__name__)
+
+
+class PythonParameters(Parameters, frozen=True):
+    """See the module."""
+
+    execution_timeout_s: float = 30.0
+    initialize_timeout_s: float = 120.0
+    shared_memory_limit_mib: int = 256
+
+
+# The daemon ends itself where a run takes longer than a minute.
+_LONGEST_EXECUTION_S = 50.0
+
+
+def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfig:
+    """What the model's `auto_complete_config` makes of the configuration, held against the rules.
+
+    It runs in a process of its own, within `initialize_timeout_s`.
+    """
+    directory = files.versions[version]
+    filename = config.default_model_filename
+    if "/" in filename or not filename.endswith(".py") or not filename[:-3].isidentifier():
+        raise ModelConfigError(
+            f"{files.config_path}: default_model_filename '{filename}': a Python model is a file "
+            "of the version directory that can be imported, such as model.py"
+        )
+    require_path(directory / filename, config.name)
+    limits = _limits(files, config)
+    if config.completion.auto and (completed := _auto_complete(directory, config, limits)):
+        config = _merged(files, config, completed)
+    if not config.outputs or (config.max_batch_size > 0 and not config.inputs):
+        missing = "inputs" if config.outputs else "outputs"
+        raise ModelConfigError(
+            f"{files.config_path}: model '{config.name}' has no {missing}: name them in "
+            "config.pbtxt, or in its auto_complete_config"
+        )
+    validate(config.message, files, frozenset({config.backend}), Completion(auto=False))
+    return config
+
+
+def load(directory: Path, config: ModelConfig, placement: Placement) -> PythonModel:
+    """The model; nothing runs before its first instance is made."""
+    del placement
+    return PythonModel(directory, config, _limits_of(config))
+
+
+def _limits(files: ModelFiles, config: ModelConfig) -> Limits:
+    """Raises: ModelConfigError: a parameter is not what it may be; names the file."""
+    where = f"{files.config_path}: parameters"
+    if "EXECUTION_ENV_PATH" in config.parameters:
+        raise ModelConfigError(
+            f"{where}: EXECUTION_ENV_PATH: this server runs every Python model on its own "
+            "interpreter; install what the model needs there, and remove the parameter"
+        )
+    try:
+        limits = _limits_of(config)
+    except msgspec.ValidationError as error:
+        raise ModelConfigError(f"{where}: {error}") from error
+    for name, value, most in (
+        ("execution_timeout_s", limits.execution_s, _LONGEST_EXECUTION_S),
+        ("initialize_timeout_s", limits.initialize_s, 3600.0),
+        ("shared_memory_limit_mib", limits.arena_bytes / MIB, 1 << 16),
+    ):
+        if not 0 < value <= most:
+            raise ModelConfigError(
+                f"{where}: {name} is {value:g}; it must be above 0 and at most {most:g}"
+            )
+    return limits
+
+
+def _limits_of(config: ModelConfig) -> Limits:
+    ours = {k: v for k, v in config.parameters.items() if k in PythonParameters.__struct_fields__}
+    parameters = msgspec.convert(ours, PythonParameters, strict=False)
+    return Limits(
+        parameters.execution_timeout_s,
+        parameters.initialize_timeout_s,
+        parameters.shared_memory_limit_mib * MIB,
+    )
+
+
+def _auto_complete(directory: Path, config: ModelConfig, limits: Limits) -> str:
+    """The completed configuration as JSON; empty where the model does not complete it."""
+    path = directory / config.default_model_filename
+    try:
+        process = ChildProcess(config.name, limits.arena_bytes)
+    except OSError as error:
+        raise ModelConfigError(f"{path}: no process can be started: {error}") from error
+    try:
+        process.channel.send(start_message(directory, config, complete=True))
+        until = time.monotonic() + limits.initialize_s
+        while (left_s := until - time.monotonic()) > 0:
+            for message in process.receive(left_s):
+                if isinstance(message, Started):
+                    if message.failure:
+                        raise ModelConfigError(f"{path}: {message.failure}")
+                    return message.completed
+                if isinstance(message, LogLine):
+                    log.log(message.level, "model %s: %s", config.name, message.text)
+    except ChannelClosed:
+        raise ModelConfigError(f"{path}: auto_complete_config: {process.close()}") from None
+    finally:
+        process.kill()
+        process.close()
+    raise ModelConfigError(
+        f"{path}: auto_complete_config did not return within {limits.initialize_s:g} s"
+    )
+
+
+def _merged(files: ModelFiles, config: ModelConfig, completed: str) -> ModelConfig:
+    """The configuration with what a model may say of itself, and nothing else."""
+    try:
+        theirs = config_of(json.loads(completed))
+    except (json_format.ParseError, ValueError) as error:
+        raise ModelConfigError(
+            f"{files.config_path}: what auto_complete_config returned is no configuration: {error}"
+        ) from error
+    message = type(theirs)()
+    message.CopyFrom(config.message)
+    message.max_batch_size = theirs.max_batch_size
+    for field in ("input", "output"):
+        message.ClearField(field)
+        getattr(message, field).extend(getattr(theirs, field))
+    for field in ("dynamic_batching", "model_transaction_policy"):
+        if theirs.HasField(field):
+            getattr(message, field).CopyFrom(getattr(theirs, field))
+            getattr(message, field).SetInParent()
+    complete_scheduling(message)
+    return ModelConfig.of(message, config.completion)

@@ -1,0 +1,75 @@
+"""The process that one instance of a Python model lives in.
+
+    python -m edge_server.backends.python.child NAME CONNECTION OUTBOX INBOX LIFELINE LIMIT
+
+The numbers are inherited descriptors and the limit of the outbox in bytes; NAME is for people who
+look at the list of processes. Only the daemon starts this.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import importlib
+import os
+import signal
+import socket
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from edge_server.backends.python.arena import ArenaReader, ArenaWriter
+from edge_server.backends.python.channel import ChannelClosed
+from edge_server.backends.python.child import link as links
+from edge_server.backends.python.child.runner import ModelRunner
+
+_WRITER_PATIENCE_S = 5.0
+
+
+def main(arguments: list[str]) -> None:
+    name = arguments[0]
+    connection, outbox, inbox, lifeline, limit_bytes = map(int, arguments[1:])
+    _die_with_daemon(lifeline)
+    # systemd tells every process of the unit to stop; the daemon lets requests finish first. A
+    # function rather than SIG_IGN, which what the model starts would inherit.
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    # What the model prints is log, and shows at once.
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    # The repository is not ours to write to; a watcher would take that for a change of the model.
+    sys.dont_write_bytecode = True
+    for module in ("triton_python_backend_utils", "c_python_backend_utils"):
+        sys.modules[module] = importlib.import_module(f"edge_server.backends.python.child.{module}")
+    # `-m` put the directory of edge_server in front of everything.
+    if sys.path[0] == str(Path.cwd()):
+        del sys.path[0]
+    link = links.DaemonLink(
+        socket.socket(fileno=connection),
+        ArenaWriter(outbox, limit_bytes, _WRITER_PATIENCE_S),
+        ArenaReader(inbox, writable=True),
+        on_end=_kill_group,
+    )
+    links.here.link = link
+    link.start()
+    with suppress(ChannelClosed):
+        ModelRunner(name, link).run()
+    # Threads that the model has started, and left, end here too.
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def _die_with_daemon(lifeline: int) -> None:
+    """Let the kernel kill this process and what it starts when the daemon's end closes.
+
+    It does so whatever code runs here, even where no Python thread gets its turn.
+    """
+    fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
+    fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
+    flags = fcntl.fcntl(lifeline, fcntl.F_GETFL)
+    fcntl.fcntl(lifeline, fcntl.F_SETFL, flags | os.O_ASYNC)
+
+
+def _kill_group() -> None:
+    os.killpg(0, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,132 @@
+"""The model process's end: messages, shared memory, and calls that wait for their answer."""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import threading
+from typing import TYPE_CHECKING
+
+from edge_server.backends.python.channel import Channel, ChannelClosed
+from edge_server.backends.python.messages import (
+    CallAnswered,
+    CallReturned,
+    Cancel,
+    Execute,
+    FromDaemon,
+)
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable
+
+    from edge_server.backends.python.arena import ArenaReader, ArenaWriter
+    from edge_server.backends.python.messages import Message
+
+
+class DaemonLink:
+    """Says things to the daemon from any thread, and hears it on a thread of its own.
+
+    Args:
+        connection: to the daemon.
+        outbox: where this process puts its tensors.
+        inbox: where the daemon's are.
+        on_end: called when the daemon is gone, on the thread that heard it.
+    """
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        outbox: ArenaWriter,
+        inbox: ArenaReader,
+        on_end: Callable[[], None],
+    ) -> None:
+        self.outbox = outbox
+        self.inbox = inbox
+        # What the main thread does, one after the other.
+        self.work: queue.SimpleQueue[FromDaemon] = queue.SimpleQueue()
+        # Other models may be called in `execute`, and while a request waits for its last answer.
+        self.executing = False
+        self.unanswered: set[int] = set()
+        self.cancelled: set[int] = set()
+        self._channel: Channel[FromDaemon] = Channel(connection, FromDaemon)
+        self._on_end = on_end
+        self._numbers = itertools.count(1)
+        self._calls: dict[int, Callable[[CallAnswered | CallReturned], None]] = {}
+        self._thread = threading.Thread(target=self._listen, name="daemon-link", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def send(self, message: Message) -> None:
+        """Raises: ChannelClosed: the daemon is gone."""
+        # A daemon that does not listen for a while is busy; one that is gone shows by itself.
+        self._channel.send(message, patience_s=60.0)
+
+    def call(
+        self, message: Callable[[int], Message], hear: Callable[[CallAnswered | CallReturned], None]
+    ) -> int:
+        """Send `message(number)`; `hear` gets what comes back, on the link's thread."""
+        number = next(self._numbers)
+        self._calls[number] = hear
+        try:
+            self.send(message(number))
+        except BaseException:
+            self._calls.pop(number, None)
+            raise
+        return number
+
+    def ask(self, message: Callable[[int], Message]) -> CallReturned:
+        """Send `message(number)` and wait for the value that comes back."""
+        returned: queue.SimpleQueue[CallReturned] = queue.SimpleQueue()
+        self.call(message, returned.put)  # type: ignore[arg-type]
+        return returned.get()
+
+    def answered(self, number: int) -> None:
+        """That request has its last answer."""
+        self.unanswered.discard(number)
+        self.cancelled.discard(number)
+
+    def _listen(self) -> None:
+        try:
+            while True:
+                for message in self._channel.receive():
+                    self._take(message)
+        except ChannelClosed:
+            pass
+        finally:
+            self._on_end()
+
+    def _take(self, message: FromDaemon) -> None:
+        if isinstance(message, Cancel):
+            if message.number in self.unanswered:
+                self.cancelled.add(message.number)
+        elif isinstance(message, CallAnswered):
+            ended = message.final
+            hear = self._calls.pop(message.call, None) if ended else self._calls.get(message.call)
+            if hear is not None:
+                hear(message)
+        elif isinstance(message, CallReturned):
+            if (hear := self._calls.pop(message.call, None)) is not None:
+                hear(message)
+        else:
+            if isinstance(message, Execute):
+                self.unanswered.update(asked.number for asked in message.requests)
+            self.work.put(message)
+
+
+class _Here:
+    """Where the process keeps its one link: the functions of `pb_utils` take none."""
+
+    link: DaemonLink | None = None
+    model_directory = ""
+
+
+here = _Here()
+
+
+def daemon() -> DaemonLink:
+    """Raises: RuntimeError: outside a model's process."""
+    if here.link is None:
+        raise RuntimeError("this works only in the process that edge_server runs a model in")
+    return here.link

@@ -1,0 +1,84 @@
+"""`pb_utils.MetricFamily` and `Metric`: the values live in the daemon, and outlive this process."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from edge_server.backends.python.child.errors import TritonModelException
+from edge_server.backends.python.child.link import daemon
+from edge_server.backends.python.messages import AskMetric, ChangeMetric, MakeMetric
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+Kind = Literal["counter", "gauge", "histogram"]
+
+
+class MetricFamily:
+    """Metrics of one name, which differ in their labels."""
+
+    COUNTER: Kind = "counter"
+    GAUGE: Kind = "gauge"
+    HISTOGRAM: Kind = "histogram"
+
+    def __init__(self, name: str, description: str, kind: Kind = COUNTER) -> None:
+        self._name = name
+        self._description = description
+        self._kind: Kind = kind
+
+    def Metric(  # noqa: N802 - Triton's name
+        self, labels: Mapping[str, str] | None = None, buckets: Sequence[float] | None = None
+    ) -> Metric:
+        """The metric with these labels; the same one for everybody who asks for them.
+
+        Args:
+            buckets: upper bounds, ascending; of a histogram only, which must have them.
+        """
+        if (self._kind == "histogram") != bool(buckets):
+            raise TritonModelException(
+                "Histogram requires buckets, and no other kind of metric takes them."
+            )
+        returned = daemon().ask(
+            lambda call: MakeMetric(
+                call,
+                self._name,
+                self._description,
+                self._kind,
+                dict(labels or {}),
+                None if buckets is None else list(buckets),
+            )
+        )
+        if returned.failure:
+            raise TritonModelException(returned.failure)
+        return Metric(int(returned.value), self._kind)
+
+
+class Metric:
+    """One value, or one histogram."""
+
+    def __init__(self, number: int, kind: Kind) -> None:
+        self._number = number
+        self._kind = kind
+
+    def increment(self, value: float) -> None:
+        if self._kind == "histogram" or (self._kind == "counter" and value < 0):
+            raise TritonModelException(f"a {self._kind} cannot be incremented by {value}")
+        daemon().send(ChangeMetric(self._number, "increment", value))
+
+    def set(self, value: float) -> None:
+        if self._kind != "gauge":
+            raise TritonModelException(f"a {self._kind} cannot be set")
+        daemon().send(ChangeMetric(self._number, "set", value))
+
+    def observe(self, value: float) -> None:
+        if self._kind != "histogram":
+            raise TritonModelException(f"a {self._kind} cannot observe")
+        daemon().send(ChangeMetric(self._number, "observe", value))
+
+    def value(self) -> float:
+        if self._kind == "histogram":
+            raise TritonModelException("a histogram has no single value")
+        returned = daemon().ask(lambda call: AskMetric(call, self._number))
+        if returned.failure:
+            raise TritonModelException(returned.failure)
+        return returned.value

@@ -1,0 +1,83 @@
+"""`pb_utils.InferenceResponse`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from edge_server.backends.python.arena import ArenaFull
+from edge_server.backends.python.child.errors import TritonError, TritonModelException
+from edge_server.backends.python.child.tensor import Tensor
+from edge_server.backends.python.codes import Code
+from edge_server.backends.python.messages import Answer, Failure
+from edge_server.backends.python.packing import pack_all
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from edge_server.backends.python.arena import ArenaWriter
+    from edge_server.backends.python.messages import Value
+
+
+class InferenceResponse:
+    """One answer: tensors, or an error."""
+
+    def __init__(
+        self,
+        output_tensors: Sequence[Tensor] = (),
+        error: TritonError | None = None,
+        parameters: Mapping[str, Value] | None = None,
+    ) -> None:
+        for tensor in output_tensors:
+            if not isinstance(tensor, Tensor):
+                raise TypeError(
+                    f"output_tensors must be Tensor objects, found type '{type(tensor)}'"
+                )
+        if error is not None and not isinstance(error, TritonError):
+            raise TypeError(f"error must be a TritonError, found type '{type(error)}'")
+        self._tensors = list(output_tensors)
+        self._error = error
+        self._parameters = dict(parameters or {})
+        check_parameters(self._parameters)
+
+    def output_tensors(self) -> list[Tensor]:
+        return self._tensors
+
+    def has_error(self) -> bool:
+        return self._error is not None
+
+    def error(self) -> TritonError | None:
+        return self._error
+
+    def parameters(self) -> dict[str, Value]:
+        return self._parameters
+
+    def answer(self, outbox: ArenaWriter, wanted: frozenset[str]) -> Answer:
+        """What travels to the daemon: the tensors that somebody wants, copied into `outbox`."""
+        if self._error is not None:
+            return Answer(failure=Failure(self._error.code(), self._error.message()))
+        try:
+            places = pack_all(
+                [(t.name(), *t.content) for t in self._tensors if t.name() in wanted], outbox
+            )
+        except ArenaFull as error:
+            return Answer(
+                failure=Failure(
+                    Code.INTERNAL,
+                    f"the outputs: {error}; parameter 'shared_memory_limit_mib' allows more",
+                )
+            )
+        return Answer(places, parameters=self._parameters)
+
+
+def check_parameters(parameters: dict[Any, Any]) -> None:
+    """Raises: TritonModelException: a key or a value has a type that does not travel."""
+    for key, value in parameters.items():
+        if not isinstance(key, str):
+            raise TritonModelException(
+                f"Expect parameters keys to have type str, found type {type(key)}"
+            )
+        if not isinstance(value, (bool, int, float, str)):
+            raise TritonModelException(
+                "Expect parameters values to have type bool, int, float or str, found type "
+                f"{type(value)}"
+            )

@@ -1,0 +1,91 @@
+"""`pb_utils.InferenceResponseSender`."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from edge_server.backends.python.child.errors import TritonModelException
+from edge_server.backends.python.messages import Answered
+
+if TYPE_CHECKING:
+    from edge_server.backends.python.child.link import DaemonLink
+    from edge_server.backends.python.child.response import InferenceResponse
+
+COMPLETE_FINAL = 1
+
+
+class InferenceResponseSender:
+    """Answers one request, from any thread.
+
+    Attributes:
+        taken: the model has asked for it, so it may answer whenever it likes.
+    """
+
+    def __init__(
+        self, link: DaemonLink, number: int, outputs: frozenset[str], *, decoupled: bool
+    ) -> None:
+        self.taken = False
+        self._link = link
+        self._number = number
+        self._outputs = outputs
+        self._decoupled = decoupled
+        self._lock = threading.Lock()
+        self._sent = 0
+        self._closed = False
+
+    @property
+    def closed(self) -> bool:
+        """The last answer is given."""
+        return self._closed
+
+    def is_cancelled(self) -> bool:
+        """Whether nobody waits for the answer any more."""
+        return self._number in self._link.cancelled
+
+    def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
+        """Give an answer, or with `TRITONSERVER_RESPONSE_COMPLETE_FINAL` the last one, or both."""
+        with self._lock:
+            self._link.send(self._message(response, flags))
+
+    def last(self, response: InferenceResponse) -> Answered:
+        """`response` as the last answer, for whoever sends it."""
+        with self._lock:
+            return self._message(response, COMPLETE_FINAL)
+
+    def nothing(self) -> Answered:
+        """The end without an answer, likewise."""
+        self._closed = True
+        self._link.answered(self._number)
+        return Answered(self._number, None, final=True)
+
+    def _message(self, response: InferenceResponse | None, flags: int) -> Answered:
+        if flags not in (0, COMPLETE_FINAL):
+            raise TritonModelException("Unable to send response. Unsupported flag provided.")
+        if flags == 0 and response is None:
+            raise TritonModelException(
+                "Inference Response object must be provided when the response flags is set to zero."
+            )
+        self._check(response)
+        final = flags == COMPLETE_FINAL
+        answer = None if response is None else response.answer(self._link.outbox, self._outputs)
+        self._sent += 1
+        self._closed = final
+        if final:
+            self._link.answered(self._number)
+        return Answered(self._number, answer, final)
+
+    def _check(self, response: InferenceResponse | None) -> None:
+        if self._closed:
+            raise TritonModelException("Unable to send response. Response sender has been closed.")
+        if self._decoupled:
+            return
+        if response is not None and self._sent:
+            raise TritonModelException(
+                "Unable to send response. Non-decoupled model cannot send more than one response."
+            )
+        if response is None and not self._sent:
+            raise TritonModelException(
+                "Unable to send response. Non-decoupled model cannot send complete final before "
+                "sending a response."
+            )

@@ -1,0 +1,243 @@
+"""Runs `model.py`: its life from import to `finalize`, and what it returns."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edge_server.backends.python.child.errors import TritonModelException
+from edge_server.backends.python.child.inference import InferenceRequest
+from edge_server.backends.python.child.link import here
+from edge_server.backends.python.child.model_config import ModelConfig
+from edge_server.backends.python.child.response import InferenceResponse
+from edge_server.backends.python.codes import Code
+from edge_server.backends.python.messages import (
+    Answer,
+    Answered,
+    AskReady,
+    Execute,
+    Executed,
+    Failure,
+    Finish,
+    ReadyIs,
+    Start,
+    Started,
+)
+
+if TYPE_CHECKING:
+    import asyncio
+    import concurrent.futures
+    from collections.abc import Sequence
+
+    from edge_server.backends.python.child.link import DaemonLink
+
+_CLASS = "TritonPythonModel"
+_READY_S = 5.0
+# Frames in here are C++ in Triton: no model's author looks for a fault in them.
+_OURS = str(Path(__file__).parent)
+
+
+class _Refused(Exception):
+    """What `execute` returned is not what it must return; the text is Triton's."""
+
+
+class ModelRunner:
+    """Does what the daemon says, on the main thread, one thing after the other.
+
+    Args:
+        name: of the instance.
+        link: to the daemon.
+    """
+
+    def __init__(self, name: str, link: DaemonLink) -> None:
+        self._name = name
+        self._link = link
+        self._model: Any = None
+        self._decoupled = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def run(self) -> None:
+        """Until the daemon says `Finish`.
+
+        Raises:
+            ChannelClosed: the daemon is gone.
+        """
+        while True:
+            message = self._link.work.get()
+            if isinstance(message, Execute):
+                self._execute(message)
+            elif isinstance(message, AskReady):
+                self._link.send(ReadyIs(self._ready()))
+            elif isinstance(message, Start):
+                self._link.send(self._start(message))
+            elif isinstance(message, Finish):
+                self._finish()
+                return
+
+    def _start(self, start: Start) -> Started:
+        self._decoupled = start.decoupled
+        try:
+            model_class = getattr(self._import(start), _CLASS)
+            if start.complete:
+                return Started(completed=_completed(model_class, start.arguments["model_config"]))
+            self._model = model_class()
+            if hasattr(self._model, "initialize"):
+                self._model.initialize(start.arguments)
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the model raised it
+            return Started(failure=_text_of(error))
+        if not hasattr(self._model, "execute"):
+            return Started(failure=f"class {_CLASS} has no method 'execute'")
+        return Started(asks_ready=hasattr(self._model, "is_ready"))
+
+    def _import(self, start: Start) -> Any:
+        """The model's module, as a part of the package that its version directory is."""
+        os.chdir(start.working_directory)
+        version_directory = Path(start.directory)
+        here.model_directory = start.directory
+        sys.path += [str(version_directory), str(version_directory.parent)]
+        return importlib.import_module(f"{version_directory.name}.{Path(start.filename).stem}")
+
+    def _execute(self, message: Execute) -> None:
+        link = self._link
+        requests = [
+            InferenceRequest.of(asked, link, decoupled=self._decoupled)
+            for asked in message.requests
+        ]
+        numbers = [asked.number for asked in message.requests]
+        failure = ""
+        answers: list[Answered] = []
+        link.executing = True
+        began_ns = time.monotonic_ns()
+        try:
+            returned = self._model.execute(requests)
+            if isinstance(returned, Coroutine) and self._decoupled:
+                self._run_on(returned, numbers)
+                execute_ns = time.monotonic_ns() - began_ns
+            else:
+                if isinstance(returned, Coroutine):
+                    returned = self._run(returned).result()
+                execute_ns = time.monotonic_ns() - began_ns
+                answers = self._answers(requests, returned)
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the model raised it
+            execute_ns = time.monotonic_ns() - began_ns
+            failure = self._failure(error)
+            for number in numbers:
+                link.answered(number)
+        finally:
+            link.executing = False
+        # A model that has gone wrong may keep the traceback, and with it the inputs, for long.
+        del requests
+        link.send(Executed(message.batch, execute_ns, failure, answers))
+
+    def _run(self, coroutine: Coroutine[Any, Any, Any]) -> concurrent.futures.Future[Any]:
+        """Start it on the loop that all coroutines of the model run on, a thread of its own."""
+        import asyncio  # noqa: PLC0415 - a third of the time that this process takes to start
+
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            thread = threading.Thread(target=self._loop.run_forever, name="asyncio", daemon=True)
+            thread.start()
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    def _run_on(self, execution: Coroutine[Any, Any, Any], numbers: Sequence[int]) -> None:
+        """Let a decoupled execution go on by itself; if it fails, whoever waits is told."""
+
+        def answer_failed(done: concurrent.futures.Future[Any]) -> None:
+            try:
+                done.result()
+            except BaseException as error:  # noqa: BLE001 - whatever it is, the model raised it
+                answer = Answer(failure=Failure(Code.INTERNAL, self._failure(error)))
+            else:
+                return
+            for number in numbers:
+                if number in self._link.unanswered:
+                    self._link.answered(number)
+                    self._link.send(Answered(number, answer, final=True))
+
+        self._run(execution).add_done_callback(answer_failed)
+
+    def _answers(self, requests: Sequence[InferenceRequest], returned: Any) -> list[Answered]:
+        """What `execute` returned, where it is what it must be; the texts are Triton's.
+
+        Raises:
+            _Refused: it is not.
+        """
+        if returned is None:
+            returned = [None] * len(requests)
+        elif self._decoupled:
+            raise _Refused(
+                f"Python model '{self._name}' is using the decoupled mode and the execute "
+                "function must return None."
+            )
+        if not isinstance(returned, list):
+            raise _Refused(f"Expected a list in the execute return, found type '{type(returned)}'.")
+        if len(returned) != len(requests):
+            raise _Refused(
+                "Number of InferenceResponse objects do not match the number of InferenceRequest "
+                f"objects. InferenceRequest(s) size is:{len(requests)}, and InferenceResponse(s) "
+                f"size is:{len(returned)}\n"
+            )
+        for response in returned:
+            if response is not None and not isinstance(response, InferenceResponse):
+                raise _Refused(
+                    "Expected an 'InferenceResponse' object in the execute function return list, "
+                    f"found type '{type(response)}'."
+                )
+        answers = [
+            request.last_answer(response)
+            for request, response in zip(requests, returned, strict=True)
+        ]
+        return [answer for answer in answers if answer is not None]
+
+    def _failure(self, error: BaseException) -> str:
+        text = str(error) if isinstance(error, _Refused) else _text_of(error)
+        return f"Failed to process the request(s) for model '{self._name}', message: {text}"
+
+    def _ready(self) -> bool:
+        try:
+            ready = self._model.is_ready()
+            if isinstance(ready, Coroutine):
+                ready = self._run(ready).result(_READY_S)
+        except Exception as error:  # noqa: BLE001 - a model that cannot tell is not ready
+            print(f"is_ready: {_text_of(error)}", file=sys.stderr)
+            return False
+        return bool(ready)
+
+    def _finish(self) -> None:
+        if not hasattr(self._model, "finalize"):
+            return
+        try:
+            self._model.finalize()
+        except BaseException as error:  # noqa: BLE001 - it ends all the same
+            print(f"finalize: {_text_of(error)}", file=sys.stderr)
+
+
+def _completed(model_class: Any, model_config: str) -> str:
+    """The configuration as `auto_complete_config` leaves it, as JSON; empty where it has none."""
+    if not hasattr(model_class, "auto_complete_config"):
+        return ""
+    completed = model_class.auto_complete_config(ModelConfig(model_config))
+    if not isinstance(completed, ModelConfig):
+        raise TritonModelException(
+            f"auto_complete_config must return the ModelConfig, found type '{type(completed)}'"
+        )
+    return json.dumps(completed.as_dict())
+
+
+def _text_of(error: BaseException) -> str:
+    """Type, message and where, innermost first, as Triton prints it."""
+    frames = [
+        frame
+        for frame in reversed(traceback.extract_tb(error.__traceback__))
+        if not frame.filename.startswith((_OURS, "<frozen "))
+    ]
+    at = "".join(f"  {frame.filename}({frame.lineno}): {frame.name}\n" for frame in frames)
+    return f"{type(error).__name__}: {error}" + (f"\n\nAt:\n{at}" if at else "")

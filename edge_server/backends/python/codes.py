@@ -1,0 +1,46 @@
+"""The protocol's error codes, as `model.py` knows them, and our errors."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from edge_server import errors
+
+
+class Code(IntEnum):
+    """Numbers as in Triton's C API."""
+
+    UNKNOWN = 0
+    INTERNAL = 1
+    NOT_FOUND = 2
+    INVALID_ARG = 3
+    UNAVAILABLE = 4
+    UNSUPPORTED = 5
+    ALREADY_EXISTS = 6
+    CANCELLED = 7
+
+
+_ERRORS = {
+    Code.INTERNAL: errors.InternalError,
+    Code.NOT_FOUND: errors.NotFound,
+    Code.INVALID_ARG: errors.InvalidRequest,
+    Code.UNAVAILABLE: errors.Unavailable,
+    Code.UNSUPPORTED: errors.Unsupported,
+    Code.ALREADY_EXISTS: errors.AlreadyExists,
+    Code.CANCELLED: errors.Cancelled,
+}
+_CODES = {error: code for code, error in _ERRORS.items()} | {
+    # The nearest that the protocol has.
+    errors.DeadlineExceeded: Code.UNAVAILABLE,
+}
+
+
+def error_of(code: int, text: str) -> errors.EdgeServerError:
+    """The error that a model's code stands for; unknown ones are the model's own failures."""
+    return _ERRORS.get(Code(code) if code in set(Code) else Code.UNKNOWN, errors.InternalError)(
+        text
+    )
+
+
+def code_of(error: errors.EdgeServerError) -> Code:
+    return _CODES.get(type(error), Code.INTERNAL)

@@ -1,0 +1,55 @@
+"""A configuration in the JSON form that Triton gives to `model.py`, and back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from google.protobuf import json_format
+from tritonclient.grpc import model_config_pb2 as pb
+
+# Protobuf writes 64-bit integers as strings. In these Triton makes numbers of them again, so a
+# model may use `dims` as they are.
+_INTEGERS = frozenset(
+    {
+        "dims",
+        "shape",
+        "versions",
+        "model_version",
+        "max_queue_delay_microseconds",
+        "default_timeout_microseconds",
+        "max_sequence_idle_microseconds",
+    }
+)
+
+
+def config_json(message: Any) -> dict[str, Any]:
+    """The configuration as a dict; fields that are not set are there with their defaults."""
+    whole = json_format.MessageToDict(
+        message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+    )
+    made: dict[str, Any] = _with_integers(whole)
+    return made
+
+
+def config_of(completed: dict[str, Any]) -> Any:
+    """The `inference.ModelConfig` that a dict of that form says.
+
+    Raises:
+        google.protobuf.json_format.ParseError: it says none.
+    """
+    return json_format.ParseDict(completed, pb.ModelConfig())
+
+
+def _with_integers(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_with_integers(element) for element in value]
+    if not isinstance(value, dict):
+        return value
+    return {k: _integers(v) if k in _INTEGERS else _with_integers(v) for k, v in value.items()}
+
+
+def _integers(value: Any) -> Any:
+    if isinstance(value, dict):
+        # Not the field, but a parameter of that name.
+        return _with_integers(value)
+    return [int(element) for element in value] if isinstance(value, list) else int(value)

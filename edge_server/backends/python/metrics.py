@@ -1,0 +1,111 @@
+"""Metrics of a model's own: they live in the daemon, so that they outlive its processes."""
+
+from __future__ import annotations
+
+import re
+import threading
+from bisect import bisect_left
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING
+
+from edge_server.backends.contract import ModelMetric
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from edge_server.backends.contract import MetricKind
+
+# As Prometheus writes them.
+_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
+_LABEL = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
+# The server's own; two metrics of one name make the whole page unreadable.
+_TAKEN = ("nv_", "edge_", "process_")
+
+
+class MetricBook:
+    """The metrics of one model, shared by its instances; each has a number. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._families: dict[str, tuple[str, MetricKind]] = {}
+        self._numbers: dict[tuple[str, tuple[tuple[str, str], ...]], int] = {}
+        self._metrics: list[_Metric] = []
+
+    def make(
+        self,
+        name: str,
+        description: str,
+        kind: MetricKind,
+        labels: Mapping[str, str],
+        buckets: Sequence[float] | None = None,
+    ) -> int:
+        """The number of that metric; of the one there is, where there is one.
+
+        Raises:
+            ValueError: the name or a label cannot be one, the name is taken by metrics of another
+                kind or by the server's own, or the buckets do not ascend.
+        """
+        _check_names(name, labels)
+        bounds = tuple(buckets or ())
+        if any(a >= b for a, b in pairwise(bounds)):
+            raise ValueError(f"metric '{name}': its buckets do not ascend: {list(bounds)}")
+        with self._lock:
+            _, known = self._families.setdefault(name, (description, kind))
+            if known != kind:
+                raise ValueError(f"metric '{name}' is a {known} already, no {kind}")
+            key = (name, tuple(sorted(labels.items())))
+            if key not in self._numbers:
+                self._numbers[key] = len(self._metrics)
+                self._metrics.append(_Metric(name, dict(labels), bounds))
+            return self._numbers[key]
+
+    def change(self, number: int, action: str, value: float) -> None:
+        """`increment` it by `value`, `set` it, or let it `observe`.
+
+        Raises:
+            LookupError: there is no such metric.
+        """
+        with self._lock:
+            metric = self._metrics[number]
+            if action == "set":
+                metric.value = value
+                return
+            metric.value += value
+            if action == "observe":
+                metric.counts[bisect_left(metric.bounds, value)] += 1
+
+    def value(self, number: int) -> float:
+        """Raises: LookupError: there is no such metric."""
+        with self._lock:
+            return self._metrics[number].value
+
+    def metrics(self) -> tuple[ModelMetric, ...]:
+        with self._lock:
+            return tuple(
+                ModelMetric(m.name, *self._families[m.name], m.labels, m.value, m.buckets())
+                for m in self._metrics
+            )
+
+
+def _check_names(name: str, labels: Mapping[str, str]) -> None:
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"'{name}' cannot be a metric's name: letters, digits, '_' and ':'")
+    if name.startswith(_TAKEN):
+        raise ValueError(f"metric '{name}': names with {', '.join(_TAKEN)} are the server's own")
+    for label in labels:
+        if not _LABEL.fullmatch(label):
+            raise ValueError(f"metric '{name}': '{label}' cannot be a label: letters, digits, '_'")
+
+
+class _Metric:
+    def __init__(self, name: str, labels: Mapping[str, str], bounds: tuple[float, ...]) -> None:
+        self.name = name
+        self.labels = labels
+        self.bounds = bounds
+        self.value = 0.0
+        self.counts = [0] * (len(bounds) + 1)
+
+    def buckets(self) -> dict[float, int]:
+        if not self.bounds:
+            return {}
+        return dict(zip((*self.bounds, float("inf")), accumulate(self.counts), strict=True))

@@ -1,0 +1,94 @@
+"""A loaded Python model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edge_server.backends.python.config_json import config_json
+from edge_server.backends.python.instance import PythonInstance
+from edge_server.backends.python.messages import Start
+from edge_server.backends.python.metrics import MetricBook
+from edge_server.backends.python.turns import Turns
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from edge_server.backends.contract import ModelMetric
+    from edge_server.backends.python.instance import Limits
+    from edge_server.model_config.config import ModelConfig
+
+
+class PythonModel:
+    """One version of a Python model; each of its instances is a process.
+
+    Args:
+        directory: the version directory.
+        config: completed.
+    """
+
+    def __init__(self, directory: Path, config: ModelConfig, limits: Limits) -> None:
+        self._directory = directory
+        self._config = config
+        self._limits = limits
+        self._metrics = MetricBook()
+        self._turns: Turns[PythonInstance] = Turns(stand_in=config.sequence_batching is None)
+        self._instances: list[PythonInstance] = []
+
+    def make_instance(self, name: str) -> PythonInstance:
+        """Raises: ModelConfigError: its process does not start, or `initialize` fails."""
+        instance = PythonInstance(
+            name,
+            start_message(self._directory, self._config, name),
+            self._config,
+            self._directory.name,
+            limits=self._limits,
+            metrics=self._metrics,
+            turns=self._turns,
+        )
+        instance.open()
+        self._turns.add(instance)
+        self._instances.append(instance)
+        return instance
+
+    def trouble(self) -> str:
+        """Why none of its instances can execute now; empty where one can."""
+        reasons = []
+        for instance in self._instances:
+            if not (reason := instance.trouble()):
+                return ""
+            reasons.append(reason)
+        return "; ".join(reasons)
+
+    def metrics(self) -> Sequence[ModelMetric]:
+        """What the model's own metrics say at this moment."""
+        return self._metrics.metrics()
+
+    def close(self) -> None:
+        """Nothing of its own to release: the instances are closed before it."""
+
+
+def start_message(
+    directory: Path, config: ModelConfig, instance: str = "", *, complete: bool = False
+) -> Start:
+    """What a process is told first: the arguments of `initialize` are Triton's, all strings."""
+    directory = directory.resolve()
+    kind = config.instance_groups[0].kind if config.instance_groups else "CPU"
+    arguments = {
+        "model_config": json.dumps(config_json(config.message)),
+        "model_instance_kind": kind,
+        "model_instance_name": instance,
+        "model_instance_device_id": "0",
+        "model_repository": str(directory.parent),
+        "model_version": directory.name,
+        "model_name": config.name,
+    }
+    return Start(
+        complete,
+        arguments,
+        str(directory),
+        config.default_model_filename,
+        str(Path.cwd()),
+        config.decoupled,
+    )

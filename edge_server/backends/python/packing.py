@@ -1,0 +1,89 @@
+"""Tensors ↔ places in shared memory: one copy on the way in, views on the way out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from edge_server.backends.python.messages import TensorPlace
+from edge_server.tensors import DataType, element_count
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from numpy.typing import NDArray
+
+    from edge_server.backends.python.arena import ArenaReader, ArenaWriter
+
+_LENGTH_BYTES = 4
+# A tensor on its way out: name, type, array.
+
+
+Content = tuple[str, DataType, "NDArray[Any]"]
+
+
+def pack_all(tensors: Iterable[Content], arena: ArenaWriter) -> list[TensorPlace]:
+    """Copy tensors into `arena`: all, or none.
+
+    Raises:
+        ArenaFull: they do not fit.
+    """
+    places: list[TensorPlace] = []
+    try:
+        for name, datatype, array in tensors:
+            stored = encode_bytes(array) if datatype is DataType.BYTES else array
+            offset = arena.put(stored)
+            places.append(TensorPlace(name, datatype.value, array.shape, offset, stored.nbytes))
+    except BaseException:
+        take_back(places, arena)
+        raise
+    return places
+
+
+def take_back(places: Iterable[TensorPlace], arena: ArenaWriter) -> None:
+    """Free what the reader will never hear of."""
+    for place in places:
+        arena.take_back(place.offset)
+
+
+def unpack(place: TensorPlace, arena: ArenaReader) -> NDArray[Any]:
+    """The tensor at `place`, a view on the memory; BYTES are copies.
+
+    Raises:
+        ValueError: there is none, or it is not what `place` says.
+    """
+    datatype = DataType(place.datatype)
+    stored = arena.view(place.offset, place.size_bytes)
+    if datatype is DataType.BYTES:
+        return decode_bytes(stored, place.shape)
+    return stored.view(datatype.numpy).reshape(place.shape)
+
+
+def encode_bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
+    """BYTES elements in C order, each behind its 4-byte little-endian length.
+
+    Elements that are not `bytes` go as the UTF-8 of their `str`, as Triton's clients do it.
+    """
+    parts: list[bytes] = []
+    for element in array.flat:
+        data = element if isinstance(element, bytes) else str(element).encode()
+        parts += (len(data).to_bytes(_LENGTH_BYTES, "little"), data)
+    return np.frombuffer(b"".join(parts), np.uint8)
+
+
+def decode_bytes(stored: NDArray[np.uint8], shape: tuple[int, ...]) -> NDArray[np.object_]:
+    """Raises: ValueError: not as many elements as `shape` has, or one is cut short."""
+    data = stored.tobytes()
+    elements = np.empty(element_count(shape), np.object_)
+    begin = 0
+    for index in range(elements.size):
+        first = begin + _LENGTH_BYTES
+        length = int.from_bytes(data[begin:first], "little")
+        begin = first + length
+        if begin > len(data):
+            raise ValueError(f"BYTES element {index} is cut short")
+        elements[index] = data[first:begin]
+    if begin != len(data):
+        raise ValueError(f"{len(data) - begin} bytes more than {elements.size} elements have")
+    return elements.reshape(shape)

@@ -1,0 +1,144 @@
+"""Python models, loaded as the daemon loads them, in processes of their own."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from edge_server.repository.loader import RepositoryLoader
+from edge_server.requests import InferRequest, InferResponse
+from edge_server.serving.data_plane import DataPlane
+from edge_server.serving.registry import ModelRegistry
+from edge_server.tensors import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from edge_server.backends.python.model import PythonModel
+    from edge_server.requests import Answer
+    from edge_server.serving.snapshot import ModelEntry
+
+PATIENCE_S = 20.0
+IO = (
+    'input { name: "x" data_type: TYPE_INT32 dims: -1 } '
+    'output { name: "y" data_type: TYPE_INT32 dims: -1 } '
+)
+
+
+class Served:
+    """A loaded repository, and short ways to ask its models."""
+
+    def __init__(self, directory: Path) -> None:
+        self.registry = ModelRegistry()
+        self.failed = RepositoryLoader(self.registry, [directory]).load_all()
+        self.plane = DataPlane(self.registry)
+
+    def infer(self, model: str, *values: int, **request: object) -> InferResponse:
+        return self.plane.infer(request_of(model, *values, **request))
+
+    def values(self, model: str, *values: int, **request: object) -> list[int]:
+        """`y` for `x`."""
+        return y_of(self.infer(model, *values, **request))
+
+    def submit(self, model: str, *values: int, **request: object) -> Answers:
+        answers = Answers()
+        self.plane.submit(request_of(model, *values, **request), answers)
+        return answers
+
+    def entry(self, name: str) -> ModelEntry:
+        return self.registry.snapshot.entries[(name, 1)]
+
+    def model(self, name: str) -> PythonModel:
+        loaded = self.entry(name).loaded
+        assert loaded is not None
+        return loaded.model  # type: ignore[return-value]
+
+    def wait_until_ready(self, name: str) -> None:
+        end = time.monotonic() + PATIENCE_S
+        while not self.plane.model_ready(name, ""):
+            assert time.monotonic() < end, self.model(name).trouble()
+            time.sleep(0.01)
+
+
+def request_of(model: str, *values: int, **request: object) -> InferRequest:
+    tensor = Tensor(np.array(values, np.int32))
+    return InferRequest(model, {"x": tensor}, **request)  # type: ignore[arg-type]
+
+
+def y_of(answer: Answer) -> list[int]:
+    assert isinstance(answer, InferResponse), answer
+    made: list[int] = answer.outputs["y"].array.tolist()
+    return made
+
+
+class Answers:
+    """A `Respond` that keeps what it hears."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[Answer, bool]] = []
+        self._change = threading.Condition()
+
+    def __call__(self, answer: Answer, final: bool) -> None:
+        with self._change:
+            self.heard.append((answer, final))
+            self._change.notify_all()
+
+    def wait_for(self, count: int) -> None:
+        with self._change:
+            assert self._change.wait_for(lambda: len(self.heard) >= count, PATIENCE_S), self.heard
+
+    def last(self) -> Answer:
+        """The last answer, once it has come."""
+        return self.all()[-1]
+
+    def values(self) -> list[list[int]]:
+        """`y` of each answer that has one, once the last has come."""
+        return [y_of(answer) for answer in self.all() if answer is not None]
+
+    def all(self) -> list[Answer]:
+        with self._change:
+            assert self._change.wait_for(lambda: self.heard and self.heard[-1][1], PATIENCE_S)
+        return [answer for answer, _ in self.heard]
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Callable[..., Served]]:
+    """Loads models of `x` and `y`: name = body of the class, or (more of config.pbtxt, body)."""
+    made: list[Served] = []
+
+    def load(**models: str | tuple[str, str]) -> Served:
+        for name, model in models.items():
+            config, source = ("", model) if isinstance(model, str) else model
+            directory = tmp_path / "models" / name
+            (directory / "1").mkdir(parents=True, exist_ok=True)
+            (directory / "config.pbtxt").write_text(f'backend: "python" {IO} {config}')
+            (directory / "1" / "model.py").write_text(model_source(source))
+        made.append(Served(tmp_path / "models"))
+        return made[-1]
+
+    yield load
+    for served in made:
+        served.registry.clear()
+
+
+def model_source(body: str) -> str:
+    """A model.py around the methods of its class, with what most of them need."""
+    head = (
+        "import json, os, signal, sys, threading, time\n"
+        "import numpy as np\n"
+        "import triton_python_backend_utils as pb_utils\n\n"
+        "def x(request):\n"
+        "    return pb_utils.get_input_tensor_by_name(request, 'x').as_numpy()\n\n"
+        "def y(values, **more):\n"
+        "    tensor = pb_utils.Tensor('y', np.array(values, np.int32))\n"
+        "    return pb_utils.InferenceResponse([tensor], **more)\n\n"
+        "class TritonPythonModel:\n"
+    )
+    lines = body.strip("\n").split("\n")
+    indent = len(lines[0]) - len(lines[0].lstrip())
+    return head + "".join(f"    {line[indent:]}\n" for line in lines)

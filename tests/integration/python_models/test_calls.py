@@ -1,0 +1,195 @@
+"""A model that asks other models (Triton's BLS), from its own process."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from edge_server.errors import InternalError, InvalidRequest
+
+Serve = Any
+
+DOUBLE = "def execute(self, requests):\n    return [y(x(r) * 2) for r in requests]"
+COUNT = (
+    "model_transaction_policy { decoupled: true }",
+    """
+    def execute(self, requests):
+        for r in requests:
+            sender = r.get_response_sender()
+            for value in x(r):
+                sender.send(y([value]))
+            sender.send(flags=1)
+    """,
+)
+ASK = """
+def ask(self, model, values, **more):
+    return pb_utils.InferenceRequest(
+        model_name=model, requested_output_names=["y"],
+        inputs=[pb_utils.Tensor("x", np.array(values, np.int32))], **more)
+"""
+
+
+def test_a_model_runs_another_one(serve: Serve) -> None:
+    served = serve(
+        double=DOUBLE,
+        m=ASK
+        + """
+def execute(self, requests):
+    made = [self.ask("double", x(r)).exec() for r in requests]
+    assert not any(m.has_error() for m in made)
+    return [y(pb_utils.get_output_tensor_by_name(m, "y").as_numpy() + 1) for m in made]
+""",
+    )
+    assert [served.values("m", n, 2) for n in range(20)] == [[2 * n + 1, 5] for n in range(20)]
+    assert [t.name for t in threading.enumerate() if "calls of" in t.name] == ["calls of m_0"]
+
+
+def test_threads_and_coroutines_ask_side_by_side(serve: Serve) -> None:
+    served = serve(
+        double=("instance_group { count: 2 kind: KIND_CPU }", DOUBLE),
+        coroutines=ASK
+        + """
+async def execute(self, requests):
+    import asyncio
+    made = await asyncio.gather(*(self.ask("double", [n]).async_exec() for n in range(30)))
+    return [y([m.output_tensors()[0].as_numpy()[0] for m in made])]
+""",
+        threads=ASK
+        + """
+def execute(self, requests):
+    from concurrent.futures import ThreadPoolExecutor
+    with ThreadPoolExecutor(8) as pool:
+        made = list(pool.map(lambda n: self.ask("double", [n]).exec(), range(30)))
+    return [y([m.output_tensors()[0].as_numpy()[0] for m in made])]
+""",
+    )
+    wanted = [2 * n for n in range(30)]
+    assert served.values("coroutines", 1) == wanted
+    assert served.values("threads", 1) == wanted
+
+
+def test_the_answers_of_a_decoupled_model_come_one_by_one(serve: Serve) -> None:
+    served = serve(
+        count=COUNT,
+        m=ASK
+        + """
+async def execute(self, requests):
+    sync = list(self.ask("count", [1, 2, 3]).exec(decoupled=True))
+    awaited = list(await self.ask("count", [4]).async_exec(decoupled=True))
+    return [y([t.as_numpy()[0] for m in sync + awaited for t in m.output_tensors()])]
+""",
+        single=ASK
+        + """
+def execute(self, requests):
+    made = self.ask("count", [1, 2]).exec()
+    raise pb_utils.TritonModelException(made.error().message())
+""",
+    )
+    assert served.values("m", 1) == [1, 2, 3, 4]
+    with pytest.raises(
+        InternalError, match=r"Model count is using the decoupled\. The current BLS"
+    ):
+        served.infer("single", 1)
+
+
+@pytest.mark.parametrize(
+    ("ask", "text", "code"),
+    [
+        (
+            "self.ask('nobody', [1])",
+            "Failed for execute the inference request. Model 'nobody' is not ready.",
+            "INTERNAL",
+        ),
+        (
+            "pb_utils.InferenceRequest(model_name='double')",
+            "expected 1 inputs but got 0 inputs",
+            "INVALID_ARG",
+        ),
+        ("self.ask('fails', [1])", "message: ValueError: bad", "INTERNAL"),
+    ],
+)
+def test_a_call_that_fails_is_an_answer_with_an_error(
+    serve: Serve, ask: str, text: str, code: str
+) -> None:
+    served = serve(
+        double=DOUBLE,
+        fails="def execute(self, requests):\n    raise ValueError('bad')",
+        m=ASK
+        + f"""
+def execute(self, requests):
+    made = {ask}.exec()
+    assert made.error().code() == pb_utils.TritonError.{code}
+    return [pb_utils.InferenceResponse(error=made.error())]
+""",
+    )
+    with pytest.raises(InvalidRequest if code == "INVALID_ARG" else InternalError) as raised:
+        served.infer("m", 1)
+    assert text in str(raised.value)
+
+
+def test_calls_work_in_execute_only(serve: Serve) -> None:
+    served = serve(
+        double=DOUBLE,
+        m=ASK
+        + """
+def initialize(self, args):
+    try:
+        self.ask("double", [1]).exec()
+    except pb_utils.TritonModelException as error:
+        self.said = str(error)
+def execute(self, requests):
+    raise pb_utils.TritonModelException(self.said)
+""",
+    )
+    with pytest.raises(InternalError, match="BLS is only supported during the 'execute' function"):
+        served.infer("m", 1)
+
+
+def test_a_model_asks_whether_another_is_ready(serve: Serve) -> None:
+    served = serve(
+        double=DOUBLE,
+        m="""
+def execute(self, requests):
+    return [y([pb_utils.is_model_ready("double"), pb_utils.is_model_ready("double", "1"),
+               pb_utils.is_model_ready("double", "2"), pb_utils.is_model_ready("nobody")])]
+""",
+    )
+    assert served.values("m", 1) == [1, 1, 0, 0]
+
+
+def test_a_call_carries_what_the_model_says_of_it(serve: Serve) -> None:
+    served = serve(
+        says="""
+        def execute(self, requests):
+            (r,) = requests
+            return [y([r.correlation_id(), r.flags(), json.loads(r.parameters())["gain"]])]
+        """,
+        m=ASK
+        + """
+def execute(self, requests):
+    made = self.ask("says", [1], correlation_id=7, flags=1, parameters={"gain": 3}).exec()
+    return [y(made.output_tensors()[0].as_numpy())]
+""",
+    )
+    assert served.values("m", 1) == [7, 1, 3]
+
+
+def test_calls_that_are_refused_leave_no_memory_in_use(serve: Serve) -> None:
+    limit = 'parameters { key: "shared_memory_limit_mib" value { string_value: "4" } }'
+    served = serve(
+        double=DOUBLE,
+        m=(
+            limit,
+            ASK
+            + """
+def execute(self, requests):
+    large = np.zeros(300_000)
+    for _ in range(10):
+        assert "not ready" in str(self.ask("nobody", large).exec().error())
+    return [y([len(self.ask("double", large).exec().output_tensors()[0].as_numpy())])]
+""",
+        ),
+    )
+    assert served.values("m", 1) == [300_000]

@@ -1,0 +1,476 @@
+"""Requests through a model's own process: what it sees, what it answers, what it may not."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from edge_server.backends.contract import ExecuteRequest
+from edge_server.errors import EdgeServerError, InternalError, NotFound
+from edge_server.requests import InferRequest, SequencePlace
+from edge_server.tensors import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Serve = Any
+DECOUPLED = "model_transaction_policy { decoupled: true }"
+
+
+def text_of(infer: Callable[[], object]) -> str:
+    with pytest.raises(EdgeServerError) as raised:
+        infer()
+    assert type(raised.value) is InternalError
+    return str(raised.value)
+
+
+def test_initialize_gets_tritons_arguments_and_finalize_is_called(
+    serve: Serve, tmp_path: Any
+) -> None:
+    served = serve(
+        m="""
+        def initialize(self, args):
+            self.args = args
+            config = json.loads(args["model_config"])
+            assert pb_utils.get_input_config_by_name(config, "x")["dims"] == [-1]
+            assert pb_utils.get_output_config_by_name(config, "nothing") is None
+            assert not pb_utils.using_decoupled_model_transaction_policy(config)
+            assert pb_utils.get_model_dir() == os.path.dirname(os.path.abspath(__file__))
+            assert all(type(value) is str for value in args.values())
+        def execute(self, requests):
+            answer = {k: v for k, v in self.args.items() if k != "model_config"}
+            return [y(x(r), parameters=answer) for r in requests]
+        def finalize(self):
+            open(os.path.join(pb_utils.get_model_dir(), "finalized"), "w")
+        """
+    )
+    directory = tmp_path / "models" / "m"
+    assert served.infer("m", 1).parameters == {
+        "model_name": "m",
+        "model_version": "1",
+        "model_instance_name": "m_0",
+        "model_instance_kind": "CPU",
+        "model_instance_device_id": "0",
+        "model_repository": str(directory),
+    }
+    served.registry.clear()
+    assert (directory / "1" / "finalized").exists()
+
+
+def test_a_model_sees_all_that_a_request_says(serve: Serve) -> None:
+    served = serve(
+        m="""
+        def execute(self, requests):
+            (r,) = requests
+            return [y(x(r), parameters={
+                "id": r.request_id(), "correlation": r.correlation_id(), "flags": r.flags(),
+                "timeout": r.timeout(), "parameters": r.parameters(),
+                "names": ",".join(r.requested_output_names()), "cancelled": r.is_cancelled(),
+                "model": f"{r.model_name()} {r.model_version()}",
+            })]
+        """
+    )
+    said = served.infer(
+        "m",
+        1,
+        id="seven",
+        timeout_us=50,
+        sequence=SequencePlace("cam", start=True, end=True),
+        parameters={"gain": 1.5, "on": True},
+    ).parameters
+    assert said == {
+        "id": "seven",
+        "correlation": "cam",
+        "flags": 3,
+        "timeout": 50,
+        "parameters": '{"gain": 1.5, "on": true}',
+        "names": "y",
+        "cancelled": False,
+        "model": "m 1",
+    }
+
+
+def test_an_input_is_the_models_to_keep_and_to_change(serve: Serve) -> None:
+    served = serve(
+        m="""
+        kept = None
+        def execute(self, requests):
+            values = x(requests[0])
+            before = [] if self.kept is None else self.kept
+            self.kept = values
+            answer = y(before)
+            values += 100
+            return [answer]
+        """
+    )
+    assert served.values("m", 1, 2) == []
+    assert served.values("m", 3, 4) == [101, 102]
+    assert served.values("m", 5, 6) == [103, 104]
+
+
+def test_siblings_and_both_spellings_of_an_import_work(serve: Serve, tmp_path: Any) -> None:
+    version = tmp_path / "models" / "m" / "1"
+    version.mkdir(parents=True)
+    (version / "sibling.py").write_text("FACTOR = 3\n")
+    (version / "other.py").write_text("OFFSET = 1\n")
+    served = serve(
+        m="""
+        import c_python_backend_utils
+        import sibling
+        from . import other
+        def execute(self, requests):
+            assert self.c_python_backend_utils.Tensor is pb_utils.Tensor
+            return [y(x(r) * self.sibling.FACTOR + self.other.OFFSET) for r in requests]
+        """
+    )
+    assert served.values("m", 1, 2) == [4, 7]
+    assert sorted(path.name for path in version.iterdir()) == ["model.py", "other.py", "sibling.py"]
+
+
+def test_the_process_is_light_and_inherits_nothing(serve: Serve) -> None:
+    served = serve(
+        m="""
+        def execute(self, requests):
+            heavy = {"grpc", "onnxruntime", "cv2", "google.protobuf", "tritonclient"}
+            fds = {os.readlink(f"/proc/self/fd/{n}") for n in os.listdir("/proc/self/fd")
+                   if os.path.exists(f"/proc/self/fd/{n}")}
+            return [y([], parameters={
+                "heavy": ",".join(sorted(heavy & set(sys.modules))),
+                "files": ",".join(sorted(f for f in fds if f.startswith("/") and
+                                         not f.startswith(("/dev/", "/proc", "/memfd", "/tmp")))),
+            })]
+        """
+    )
+    assert served.infer("m", 1).parameters == {"heavy": "", "files": ""}
+
+
+def test_an_exception_reaches_the_caller_as_triton_prints_it(serve: Serve, tmp_path: Any) -> None:
+    served = serve(
+        m="""
+        def execute(self, requests):
+            self.inner()
+        def inner(self):
+            raise ValueError("bad frame")
+        """
+    )
+    path = tmp_path / "models" / "m" / "1" / "model.py"
+    assert text_of(lambda: served.infer("m", 1)) == (
+        "Failed to process the request(s) for model 'm_0', message: ValueError: bad frame\n\nAt:\n"
+        f"  {path}(16): inner\n  {path}(14): execute\n"
+    )
+    assert "bad frame" in text_of(lambda: served.infer("m", 1))
+
+
+@pytest.mark.parametrize(
+    ("returned", "text"),
+    [
+        ("y([1])", "Expected a list in the execute return, found type '<class 'edge_server."),
+        (
+            "[]",
+            "Number of InferenceResponse objects do not match the number of InferenceRequest "
+            "objects. InferenceRequest(s) size is:1, and InferenceResponse(s) size is:0\n",
+        ),
+        (
+            "[7]",
+            "Expected an 'InferenceResponse' object in the execute function return list, found "
+            "type '<class 'int'>'.",
+        ),
+        (
+            "pb_utils.Tensor('', np.zeros(1))",
+            "TritonModelException: Tensor name cannot be an empty",
+        ),
+        ("sys.exit(3)", "SystemExit: 3"),
+    ],
+)
+def test_a_wrong_return_is_told_in_tritons_words(serve: Serve, returned: str, text: str) -> None:
+    served = serve(m=f"def execute(self, requests):\n    return {returned}")
+    prefix = "Failed to process the request(s) for model 'm_0', message: "
+    assert text_of(lambda: served.infer("m", 1)).startswith(prefix + text)
+
+
+def test_an_error_of_one_response_is_that_requests_alone_with_its_code(serve: Serve) -> None:
+    served = serve(
+        m=(
+            "max_batch_size: 8",
+            """
+            def execute(self, requests):
+                return [
+                    y(x(r)) if x(r)[0, 0] else
+                    pb_utils.InferenceResponse(
+                        error=pb_utils.TritonError("no such road", pb_utils.TritonError.NOT_FOUND))
+                    for r in requests]
+            """,
+        )
+    )
+    heard: list[list[Any]] = [[], []]
+    requests = [
+        ExecuteRequest(
+            {"x": Tensor(np.array([[value]], np.int32))},
+            frozenset({"y"}),
+            lambda answer, final, parameters=None, mine=mine: mine.append(answer),  # type: ignore[misc]
+            InferRequest("m", {}),
+            served.registry.snapshot,
+        )
+        for value, mine in zip((1, 0), heard, strict=True)
+    ]
+    served.model("m")._instances[0].execute(requests)
+    assert heard[0][0]["y"].array.tolist() == [[1]]
+    assert isinstance(heard[1][0], NotFound)
+    assert str(heard[1][0]) == "no such road"
+
+
+def test_a_request_that_execute_forgets_is_an_error(serve: Serve) -> None:
+    served = serve(m="def execute(self, requests):\n    return None")
+    assert text_of(lambda: served.infer("m", 1)) == "model 'm' ended without an answer"
+
+
+def test_a_response_sender_answers_after_execute_returned(serve: Serve) -> None:
+    served = serve(
+        m="""
+        def execute(self, requests):
+            (r,) = requests
+            threading.Thread(target=self.later, args=(r.get_response_sender(), x(r))).start()
+            return [None]
+        def later(self, sender, values):
+            time.sleep(0.01)
+            sender.send(y(values + 1), pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        """
+    )
+    assert served.values("m", 1) == [2]
+
+
+@pytest.mark.parametrize(
+    ("calls", "text"),
+    [
+        ("s.send(y([1]), 8)", "Unable to send response. Unsupported flag provided."),
+        (
+            "s.send()",
+            "Inference Response object must be provided when the response flags is set to zero.",
+        ),
+        (
+            "s.send(flags=1)",
+            "Unable to send response. Non-decoupled model cannot send complete final before "
+            "sending a response.",
+        ),
+        (
+            "s.send(y([1])), s.send(y([1]))",
+            "Unable to send response. Non-decoupled model cannot send more than one response.",
+        ),
+        (
+            "s.send(y([1]), 1), s.send(flags=1)",
+            "Unable to send response. Response sender has been closed.",
+        ),
+    ],
+)
+def test_a_response_sender_refuses_in_tritons_words(serve: Serve, calls: str, text: str) -> None:
+    served = serve(
+        m=f"""
+        def execute(self, requests):
+            s = requests[0].get_response_sender()
+            try:
+                {calls}
+            except pb_utils.TritonModelException as error:
+                print(error, file=open(pb_utils.get_model_dir() + "/said", "w"), flush=True)
+                raise
+        """
+    )
+    answers = served.submit("m", 1)
+    answers.all()
+    directory = served.model("m")._directory
+    assert (directory / "said").read_text() == text + "\n"
+
+
+def test_a_decoupled_model_answers_as_often_as_it_likes_and_later(serve: Serve) -> None:
+    served = serve(
+        m=(
+            DECOUPLED,
+            """
+            def execute(self, requests):
+                for r in requests:
+                    arguments = (r.get_response_sender(), x(r))
+                    threading.Thread(target=self.count, args=arguments).start()
+            def count(self, sender, values):
+                for value in values:
+                    sender.send(y([value]))
+                sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+            """,
+        )
+    )
+    many = [served.submit("m", *range(n)) for n in range(20)]
+    assert [answers.values() for answers in many] == [[[i] for i in range(n)] for n in range(20)]
+
+
+def test_a_decoupled_model_must_return_none(serve: Serve) -> None:
+    served = serve(m=(DECOUPLED, "def execute(self, requests):\n    return []"))
+    assert str(served.submit("m", 1).last()) == (
+        "Failed to process the request(s) for model 'm_0', message: Python model 'm_0' is using "
+        "the decoupled mode and the execute function must return None."
+    )
+
+
+def test_a_decoupled_model_that_says_nothing_is_over(serve: Serve) -> None:
+    served = serve(m=(DECOUPLED, "def execute(self, requests):\n    pass"))
+    assert served.submit("m", 1).all() == [None]
+
+
+def test_coroutines_run_on_one_loop_and_decoupled_ones_side_by_side(serve: Serve) -> None:
+    served = serve(
+        plain="""
+        async def execute(self, requests):
+            import asyncio
+            await asyncio.sleep(0)
+            self.loops = getattr(self, "loops", set()) | {id(asyncio.get_running_loop())}
+            return [y([len(self.loops)]) for r in requests]
+        """,
+        many=(
+            DECOUPLED,
+            """
+            waiting = []
+            async def execute(self, requests):
+                import asyncio
+                (r,) = requests
+                if not self.waiting:
+                    self.waiting.append(asyncio.Event())
+                    await self.waiting[0].wait()
+                self.waiting[0].set()
+                r.get_response_sender().send(y(x(r)), 1)
+            """,
+        ),
+        fails=(DECOUPLED, "async def execute(self, requests):\n    raise KeyError('gone')"),
+        cancels=(
+            DECOUPLED,
+            """
+            async def execute(self, requests):
+                import asyncio
+                raise asyncio.CancelledError
+            """,
+        ),
+    )
+    assert [served.values("plain", 1) for _ in range(2)] == [[1], [1]]
+    first = served.submit("many", 1)
+    assert served.submit("many", 2).values() == [[2]]
+    assert first.values() == [[1]]
+    assert "message: KeyError: 'gone'\n\nAt:\n" in str(served.submit("fails", 1).last())
+    assert "CancelledError" in str(served.submit("cancels", 1).last())
+
+
+class Caller:
+    """A caller that may go away."""
+
+    cancelled = False
+
+    def __init__(self) -> None:
+        self._callbacks: list[Callable[[], None]] = []
+
+    def when_cancelled(self, callback: Callable[[], None]) -> None:
+        self._callbacks.append(callback)
+
+    def cancel(self) -> None:
+        self.cancelled = True
+        for callback in self._callbacks:
+            callback()
+
+
+def test_a_model_sees_that_its_caller_has_gone(serve: Serve) -> None:
+    served = serve(
+        m=(
+            DECOUPLED,
+            """
+            def execute(self, requests):
+                sender = requests[0].get_response_sender()
+                threading.Thread(target=self.until_cancelled, args=(requests[0], sender)).start()
+            def until_cancelled(self, request, sender):
+                sender.send(y([int(request.is_cancelled())]))
+                while not sender.is_cancelled():
+                    time.sleep(0.001)
+                sender.send(y([int(request.is_cancelled())]), 1)
+            """,
+        )
+    )
+    caller = Caller()
+    answers = served.submit("m", 1, cancellation=caller)
+    answers.wait_for(1)
+    caller.cancel()
+    assert answers.values() == [[0], [1]]
+
+
+def test_a_stream_of_large_answers_needs_no_more_memory_than_is_looked_at(serve: Serve) -> None:
+    served = serve(
+        m=(
+            DECOUPLED + 'parameters { key: "shared_memory_limit_mib" value { string_value: "4" } }',
+            """
+            def execute(self, requests):
+                sender = requests[0].get_response_sender()
+                for _ in range(50):
+                    sender.send(y(np.zeros(250_000)))
+                sender.send(flags=1)
+            """,
+        )
+    )
+    seen = threading.Event()
+    sizes: list[int] = []
+
+    def look(answer: Any, final: bool) -> None:
+        if answer is not None:
+            sizes.append(answer.outputs["y"].array.size)
+        if final:
+            seen.set()
+
+    request = InferRequest("m", {"x": Tensor(np.zeros(1, np.int32))})
+    served.plane.submit(request, look)
+    assert seen.wait(20)
+    assert sizes == [250_000] * 50
+
+
+def test_tensors_that_do_not_fit_are_an_error_that_names_the_remedy(serve: Serve) -> None:
+    served = serve(
+        m=(
+            'parameters { key: "shared_memory_limit_mib" value { string_value: "1" } }',
+            "def execute(self, requests):\n    return [y(np.zeros(x(requests[0])[0]))]",
+        )
+    )
+    assert "parameter 'shared_memory_limit_mib' allows more" in text_of(
+        lambda: served.infer("m", *range(300_000))
+    )
+    served.values("m", 1000)
+
+
+def test_log_lines_go_to_the_daemons_log(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
+    served = serve(
+        m="""
+        def execute(self, requests):
+            pb_utils.Logger.log_warn("dark road")
+            pb_utils.Logger.log("odd", pb_utils.Logger.ERROR)
+            return [y(x(r)) for r in requests]
+        """
+    )
+    served.infer("m", 1)
+    assert [(r.levelname, r.getMessage()) for r in caplog.records] == [
+        ("WARNING", "model m: dark road"),
+        ("ERROR", "model m: odd"),
+    ]
+
+
+def test_metrics_are_kept_by_the_daemon(serve: Serve) -> None:
+    served = serve(
+        m="""
+        def initialize(self, args):
+            family = pb_utils.MetricFamily("frames", "seen", pb_utils.MetricFamily.COUNTER)
+            self.frames = family.Metric(labels={"camera": "front"})
+        def execute(self, requests):
+            self.frames.increment(2)
+            return [y([self.frames.value()]) for r in requests]
+        """
+    )
+    assert served.values("m", 1) == [2]
+    assert served.values("m", 1) == [4]
+    (metric,) = served.model("m").metrics()
+    assert (metric.name, metric.labels, metric.value) == ("frames", {"camera": "front"}, 4.0)
+
+
+def test_a_model_may_not_load_others(serve: Serve) -> None:
+    served = serve(m="def execute(self, requests):\n    pb_utils.load_model('other')")
+    assert "this server does not let a model load others" in text_of(lambda: served.infer("m", 1))

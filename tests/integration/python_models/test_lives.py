@@ -1,0 +1,253 @@
+"""A model that crashes, hangs or lies costs the requests it was running, and comes back."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge_server.errors import DeadlineExceeded, InternalError, Unavailable
+from edge_server.requests import InferRequest, SequencePlace
+from edge_server.serving.snapshot import ModelState
+from edge_server.tensors import Tensor
+
+Serve = Any
+
+# What the first value asks for.
+WILLING = """
+def execute(self, requests):
+    (r,) = requests
+    act = x(r)[0]
+    if act == 1:
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if act == 2:
+        while True:
+            pass
+    if act == 3:
+        os._exit(5)
+    if act == 4:
+        time.sleep(0.3)
+    return [y([os.getpid()])]
+"""
+SEGV, HANG, EXIT, SLOW, FINE = 1, 2, 3, 4, 0
+
+
+def soon() -> float:
+    return time.monotonic() + 0.2
+
+
+@pytest.mark.parametrize(
+    ("act", "why"), [(SEGV, "it died of SIGSEGV"), (EXIT, "it exited with code 5")]
+)
+def test_a_crash_is_that_requests_error_and_the_model_comes_back(
+    serve: Serve, act: int, why: str
+) -> None:
+    served = serve(m=WILLING)
+    (first,) = served.values("m", FINE)
+    with pytest.raises(InternalError) as raised:
+        served.infer("m", act)
+    assert str(raised.value) == f"Stub process 'm_0' is not healthy. Reason: {why}"
+    assert not served.plane.model_ready("m", "")
+    with pytest.raises(Unavailable, match=rf"^Stub process 'm_0' is not healthy. Reason: {why}"):
+        served.infer("m", FINE)
+    served.wait_until_ready("m")
+    assert served.values("m", FINE) != [first]
+
+
+def test_a_busy_loop_ends_with_its_callers_deadline(serve: Serve) -> None:
+    served = serve(m=WILLING)
+    with pytest.raises(DeadlineExceeded):
+        served.infer("m", HANG, deadline=soon())
+    assert "it was killed: 'execute' did not return within 1.0 s" in served.model("m").trouble()
+    assert not served.plane.model_ready("m", "")
+    served.wait_until_ready("m")
+    served.values("m", FINE)
+
+
+def test_a_caller_in_a_hurry_does_not_cost_the_others_a_slow_process(serve: Serve) -> None:
+    served = serve(m=WILLING)
+    (first,) = served.values("m", FINE)
+    served.infer("m", SLOW, deadline=time.monotonic() + 0.05)
+    assert served.values("m", FINE) == [first]
+
+
+def test_an_execution_without_a_deadline_has_a_limit(serve: Serve) -> None:
+    limit = 'parameters { key: "execution_timeout_s" value { string_value: "0.2" } }'
+    served = serve(m=(limit, WILLING))
+    with pytest.raises(InternalError, match=r"'execute' did not return within 0\.2 s"):
+        served.infer("m", HANG)
+
+
+def test_an_initialize_that_fails_fails_the_load(serve: Serve) -> None:
+    served = serve(
+        m="""
+        def initialize(self, args):
+            raise RuntimeError("no weights")
+        def execute(self, requests): pass
+        """,
+        empty="pass",
+        exits="def initialize(self, args):\n    os._exit(3)",
+    )
+    reasons = {entry.name: entry.reason for entry in served.failed}
+    assert "'m_0' does not start: RuntimeError: no weights\n\nAt:\n" in reasons["m"]
+    assert "class TritonPythonModel has no method 'execute'" in reasons["empty"]
+    assert "'exits_0' does not start: it exited with code 3" in reasons["exits"]
+    assert {entry.state for entry in served.failed} == {ModelState.UNAVAILABLE}
+
+
+def test_an_initialize_that_hangs_is_ended(serve: Serve) -> None:
+    limit = 'parameters { key: "initialize_timeout_s" value { string_value: "1" } }'
+    served = serve(m=(limit, "def initialize(self, args):\n    time.sleep(600)"))
+    assert "'initialize' did not return in time" in served.failed[0].reason
+
+
+def test_pauses_grow_while_initialize_fails(serve: Serve, tmp_path: Path) -> None:
+    marker = tmp_path / "broken"
+    served = serve(
+        m=f"""
+        def initialize(self, args):
+            if os.path.exists({str(marker)!r}):
+                raise RuntimeError("still broken")
+        def execute(self, requests):
+            os._exit(1)
+        """
+    )
+    marker.touch()
+    with pytest.raises(InternalError):
+        served.infer("m", 1)
+    end = time.monotonic() + 20
+    while "still broken" not in served.model("m").trouble():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    marker.unlink()
+    served.wait_until_ready("m")
+
+
+def test_every_stream_is_answered_when_the_process_dies(serve: Serve) -> None:
+    served = serve(
+        m=(
+            "model_transaction_policy { decoupled: true }",
+            """
+            kept = []
+            def execute(self, requests):
+                sender = requests[0].get_response_sender()
+                sender.send(y([1]))
+                self.kept.append(sender)
+                if len(self.kept) == 3:
+                    os.kill(os.getpid(), signal.SIGKILL)
+            """,
+        )
+    )
+    many = [served.submit("m", 1) for _ in range(3)]
+    for answers in many:
+        assert "died of SIGKILL" in str(answers.last())
+
+
+def test_is_ready_is_asked(serve: Serve, tmp_path: Path) -> None:
+    marker = tmp_path / "fine"
+    served = serve(
+        m=f"""
+        def execute(self, requests): pass
+        async def is_ready(self):
+            return os.path.exists({str(marker)!r})
+        """
+    )
+    assert served.model("m").trouble() == "instance 'm_0': is_ready says no"
+    assert not served.plane.model_ready("m", "")
+    marker.touch()
+    assert served.plane.model_ready("m", "")
+
+
+def test_while_one_instance_is_away_another_does_its_work(serve: Serve) -> None:
+    served = serve(m=("instance_group { count: 2 kind: KIND_CPU }", WILLING))
+    with pytest.raises(InternalError):
+        served.infer("m", SEGV)
+    assert served.plane.model_ready("m", "")
+    (first,) = served.values("m", FINE)
+    assert served.values("m", FINE) == [first]
+
+
+def test_a_sequence_is_never_given_to_another_instance(serve: Serve) -> None:
+    # What a model keeps of a sequence is in one process.
+    sequences = "sequence_batching { max_sequence_idle_microseconds: 1000000 }"
+    served = serve(m=("instance_group { count: 2 kind: KIND_CPU } " + sequences, WILLING))
+    with pytest.raises(InternalError):
+        served.infer("m", SEGV, sequence=SequencePlace(1, start=True))
+    away = next(i for i in served.model("m")._instances if not i.up)
+    assert away._turns.take(away, None) is None
+
+
+def test_nothing_is_left_behind_when_a_model_is_closed(serve: Serve) -> None:
+    served = serve(warm=WILLING)
+    served.registry.clear()
+    del served
+    gc.collect()
+    files, threads = open_files(), threading.active_count()
+    served = serve(
+        m=(
+            "instance_group { count: 20 kind: KIND_CPU }",
+            """
+            def execute(self, requests):
+                if len(x(requests[0])) == 1:
+                    os._exit(1)
+                return [y(x(r)) for r in requests]
+            """,
+        )
+    )
+    large = Tensor(np.zeros(1_000_000, np.int32))
+    for _ in range(3):
+        served.plane.infer(InferRequest("m", {"x": large}))
+    with pytest.raises(InternalError):
+        served.infer("m", 1)
+    served.registry.clear()
+    del served
+    gc.collect()
+    assert open_files() == files
+    assert threading.active_count() == threads
+
+
+def test_a_model_that_does_not_finalize_is_ended(serve: Serve) -> None:
+    served = serve(
+        m="""
+        def execute(self, requests):
+            return [y([os.getpid()])]
+        def finalize(self):
+            while True:
+                pass
+        """
+    )
+    (pid,) = served.values("m", 1)
+    served.registry.clear()
+    assert not alive(pid)
+
+
+def test_what_a_model_has_started_ends_with_it(serve: Serve) -> None:
+    served = serve(
+        m="""
+        def execute(self, requests):
+            import subprocess
+            return [y([subprocess.Popen(["sleep", "600"]).pid])]
+        """
+    )
+    (pid,) = served.values("m", 1)
+    served.registry.clear()
+    end = time.monotonic() + 20
+    while alive(pid):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,157 @@
+"""Shared memory between one writer and one reader: blocks live as long as somebody looks."""
+
+from __future__ import annotations
+
+import gc
+import os
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edge_server.backends.python.arena import (
+    HEADER_BYTES,
+    MIB,
+    ArenaFull,
+    ArenaReader,
+    ArenaWriter,
+    make_arena_file,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@contextmanager
+def arena(
+    limit_bytes: int = 4 * MIB, *, writable: bool = False
+) -> Iterator[tuple[ArenaWriter, ArenaReader]]:
+    fd = make_arena_file("test")
+    writer, reader = ArenaWriter(fd, limit_bytes), ArenaReader(os.dup(fd), writable=writable)
+    yield writer, reader
+    writer.close()
+    reader.close()
+
+
+def block(value: int, size_bytes: int = 1000) -> np.ndarray:
+    return np.full(size_bytes, value, np.uint8)
+
+
+def test_what_is_put_is_what_is_seen_without_a_copy() -> None:
+    with arena() as (writer, reader):
+        values = np.arange(12, dtype="<f4").reshape(3, 4)
+        offset = writer.put(values)
+        seen = reader.view(offset, values.nbytes).view("<f4").reshape(3, 4)
+        assert np.array_equal(seen, values)
+        assert not seen.flags.owndata
+        assert not seen.flags.writeable
+        assert seen.ctypes.data % HEADER_BYTES == 0
+
+
+def test_an_array_that_is_not_contiguous_is_put_in_c_order() -> None:
+    with arena() as (writer, reader):
+        values = np.arange(12, dtype="<i8").reshape(3, 4).T
+        offset = writer.put(values)
+        assert reader.view(offset, values.nbytes).tobytes() == values.tobytes()
+
+
+def test_a_block_is_not_written_again_while_any_view_on_it_lives() -> None:
+    with arena() as (writer, reader):
+        part = reader.view(writer.put(block(1)), 1000)[10:20].view("<u2")
+        for value in range(2, 100):
+            offset = writer.put(block(value))
+            del offset
+        gc.collect()
+        assert set(part.view(np.uint8).tolist()) == {1}
+
+
+def test_memory_is_used_again_when_the_last_view_is_gone() -> None:
+    with arena() as (writer, reader):
+        first = writer.put(block(1))
+        view = reader.view(first, 1000)[5:]
+        second = writer.put(block(2))
+        assert second != first
+        reader.view(second, 1000)
+        del view
+        assert writer.put(block(3)) == first
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_what_a_forked_process_drops_stays_in_use() -> None:
+    with arena() as (writer, reader):
+        views = [reader.view(writer.put(block(1)), 1000)]
+        child = os.fork()
+        if child == 0:
+            views.clear()
+            os._exit(0)
+        os.waitpid(child, 0)
+        writer.put(block(2))
+        assert set(views[0].tolist()) == {1}
+
+
+def test_what_the_reader_never_hears_of_can_be_taken_back() -> None:
+    with arena() as (writer, _):
+        first = writer.put(block(1))
+        writer.take_back(first)
+        assert writer.put(block(2)) == first
+
+
+def test_a_full_arena_says_how_full_it_is() -> None:
+    with arena(limit_bytes=MIB) as (writer, reader):
+        kept = reader.view(writer.put(block(1, MIB // 2)), MIB // 2)
+        with pytest.raises(ArenaFull, match=r"do not fit: 524352 of 1048576 bytes .* in use"):
+            writer.put(block(2, MIB // 2))
+        del kept
+        writer.put(block(3, MIB // 2))
+
+
+def test_views_outlive_the_arena() -> None:
+    with arena() as (writer, reader):
+        view = reader.view(writer.put(block(7)), 1000)
+    del writer, reader
+    gc.collect()
+    assert set(view.tolist()) == {7}
+
+
+def test_a_closed_arena_does_not_grow() -> None:
+    with arena() as (writer, _):
+        pass
+    with pytest.raises(ArenaFull, match="gone"):
+        writer.put(block(1))
+
+
+def test_nobody_can_shrink_the_memory_under_the_other() -> None:
+    with arena() as (writer, _):
+        writer.put(block(1))
+        with pytest.raises(PermissionError):
+            os.ftruncate(writer.fd, 0)
+
+
+@pytest.mark.parametrize("place", [(0, 10), (HEADER_BYTES, 2 * MIB), (64 * MIB, 1), (-1, 4)])
+def test_a_place_outside_the_memory_is_refused(place: tuple[int, int]) -> None:
+    with arena() as (writer, reader):
+        writer.put(block(1))
+        with pytest.raises(ValueError, match="no block of"):
+            reader.view(*place)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 300_000), st.integers(0, 5)),
+        max_size=40,
+    )
+)
+def test_no_view_ever_changes_whatever_is_put_and_dropped(steps: list[tuple[int, int]]) -> None:
+    with arena(limit_bytes=16 * MIB) as (writer, reader):
+        views: list[tuple[int, np.ndarray]] = []
+        for value, (size_bytes, drop) in enumerate(steps):
+            offset = writer.put(block(value, size_bytes))
+            views.append((value, reader.view(offset, size_bytes)))
+            if drop < len(views):
+                del views[drop]
+            assert all((view == value).all() for value, view in views)
+        del views

@@ -1,0 +1,74 @@
+"""Messages arrive whole and in order, however the socket cuts them; a dead peer is an error."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edge_server.backends.python.channel import Channel, ChannelClosed
+from edge_server.backends.python.messages import FromChild, LogLine, ReadyIs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture
+def sockets() -> Iterator[tuple[socket.socket, socket.socket]]:
+    here, there = socket.socketpair()
+    yield here, there
+    here.close()
+    there.close()
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.text(max_size=200_000), max_size=5), st.integers(1, 5000))
+def test_messages_arrive_whole_and_in_order(texts: list[str], seed: int) -> None:
+    here, there = socket.socketpair()
+    with here, there:
+        sender: Channel[FromChild] = Channel(here, FromChild)
+        receiver: Channel[FromChild] = Channel(there, FromChild)
+
+        def send() -> None:
+            for text in texts:
+                sender.send(LogLine(seed, text))
+            sender.send(ReadyIs(True))
+
+        thread = threading.Thread(target=send)
+        thread.start()
+        received: list[FromChild] = []
+        while not received or not isinstance(received[-1], ReadyIs):
+            received += receiver.receive()
+        thread.join()
+    assert received[:-1] == [LogLine(seed, text) for text in texts]
+
+
+def test_the_end_of_the_peer_is_told(sockets: tuple[socket.socket, socket.socket]) -> None:
+    here, there = sockets
+    channel: Channel[FromChild] = Channel(here, FromChild)
+    there.close()
+    with pytest.raises(ChannelClosed):
+        channel.receive()
+    with pytest.raises(ChannelClosed):
+        channel.send(ReadyIs(True))
+
+
+def test_a_peer_that_does_not_listen_is_waited_for_only_so_long(
+    sockets: tuple[socket.socket, socket.socket],
+) -> None:
+    channel: Channel[FromChild] = Channel(sockets[0], FromChild)
+    with pytest.raises(ChannelClosed, match="does not listen"):
+        channel.send(LogLine(0, "x" * 10_000_000), patience_s=0.01)
+
+
+@pytest.mark.parametrize("data", [b"\x03\x00\x00\x00abc", b"\xff\xff\xff\xff", b"\x00\x00\x00\x00"])
+def test_nonsense_is_no_message(sockets: tuple[socket.socket, socket.socket], data: bytes) -> None:
+    here, there = sockets
+    channel: Channel[FromChild] = Channel(here, FromChild)
+    there.sendall(data)
+    with pytest.raises(ChannelClosed, match="a message"):
+        channel.receive()

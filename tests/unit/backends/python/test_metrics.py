@@ -1,0 +1,65 @@
+"""A model's own metrics: one value for everybody who asks for the same name and labels."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from edge_server.backends.contract import ModelMetric
+from edge_server.backends.python.metrics import MetricBook
+
+
+def test_the_same_name_and_labels_are_the_same_metric() -> None:
+    book = MetricBook()
+    number = book.make("frames", "seen", "counter", {"a": "1", "b": "2"})
+    assert book.make("frames", "seen", "counter", {"b": "2", "a": "1"}) == number
+    assert book.make("frames", "seen", "counter", {"a": "2"}) != number
+
+
+def test_values_are_kept_by_kind() -> None:
+    book = MetricBook()
+    counter = book.make("frames", "seen", "counter", {})
+    gauge = book.make("load", "now", "gauge", {"core": "0"})
+    book.change(counter, "increment", 2)
+    book.change(counter, "increment", 3)
+    book.change(gauge, "increment", -1)
+    book.change(gauge, "set", 7)
+    assert book.metrics() == (
+        ModelMetric("frames", "seen", "counter", {}, 5.0),
+        ModelMetric("load", "now", "gauge", {"core": "0"}, 7.0),
+    )
+
+
+def test_a_histogram_counts_what_is_not_above_each_bound() -> None:
+    book = MetricBook()
+    number = book.make("ms", "took", "histogram", {}, [1.0, 10.0])
+    for value in (0.5, 1.0, 5.0, 100.0):
+        book.change(number, "observe", value)
+    (histogram,) = book.metrics()
+    assert histogram.value == 106.5
+    assert histogram.buckets == {1.0: 2, 10.0: 3, math.inf: 4}
+
+
+def test_a_name_is_of_one_kind() -> None:
+    book = MetricBook()
+    book.make("frames", "seen", "counter", {})
+    with pytest.raises(ValueError, match="'frames' is a counter already, no gauge"):
+        book.make("frames", "seen", "gauge", {})
+
+
+def test_bounds_ascend() -> None:
+    with pytest.raises(ValueError, match="do not ascend"):
+        MetricBook().make("ms", "took", "histogram", {}, [2.0, 1.0])
+
+
+@pytest.mark.parametrize("name", ["", "1st", "a b", "nv_gpu_power_usage", "edge_frames_total"])
+def test_a_name_that_would_spoil_the_page_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="name"):
+        MetricBook().make(name, "", "counter", {})
+
+
+@pytest.mark.parametrize("label", ["", "a-b", "__name__"])
+def test_a_label_that_would_spoil_the_page_is_refused(label: str) -> None:
+    with pytest.raises(ValueError, match="cannot be a label"):
+        MetricBook().make("seen", "", "counter", {label: "x"})

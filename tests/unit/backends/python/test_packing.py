@@ -1,0 +1,69 @@
+"""Tensors through shared memory: every type comes out as it went in."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edge_server.backends.python.arena import (
+    MIB,
+    ArenaFull,
+    ArenaReader,
+    ArenaWriter,
+    make_arena_file,
+)
+from edge_server.backends.python.packing import decode_bytes, encode_bytes, pack_all, unpack
+from edge_server.tensors import DataType
+
+
+@pytest.fixture
+def arena() -> tuple[ArenaWriter, ArenaReader]:
+    fd = make_arena_file("test")
+    return ArenaWriter(fd, MIB), ArenaReader(os.dup(fd), writable=False)
+
+
+@pytest.mark.parametrize("datatype", [d for d in DataType if d is not DataType.BYTES])
+@pytest.mark.parametrize("shape", [(2, 3), (), (0, 4)])
+def test_every_type_and_shape_comes_out_as_it_went_in(
+    arena: tuple[ArenaWriter, ArenaReader], datatype: DataType, shape: tuple[int, ...]
+) -> None:
+    writer, reader = arena
+    array = np.zeros(shape, datatype.numpy)
+    if array.size:
+        array.reshape(-1).view(np.uint8)[:] = 1
+    (place,) = pack_all([("x", datatype, array)], writer)
+    seen = unpack(place, reader)
+    assert (seen.dtype, seen.shape) == (datatype.numpy, shape)
+    assert seen.tobytes() == array.tobytes()
+
+
+@settings(max_examples=50)
+@given(st.lists(st.binary(max_size=50), max_size=10))
+def test_bytes_elements_are_whatever_they_are(elements: list[bytes]) -> None:
+    array = np.empty(len(elements), np.object_)
+    array[:] = elements
+    assert decode_bytes(encode_bytes(array), array.shape).tolist() == elements
+
+
+@pytest.mark.parametrize(
+    ("stored", "shape"),
+    [(b"\x05\x00\x00\x00ab", (1,)), (b"\x01\x00\x00\x00ab", (1,)), (b"", (1,)), (b"a", (0,))],
+)
+def test_bytes_that_do_not_add_up_are_refused(stored: bytes, shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=r"BYTES element|bytes more"):
+        decode_bytes(np.frombuffer(stored, np.uint8), shape)
+
+
+def test_tensors_that_do_not_all_fit_leave_nothing_behind(
+    arena: tuple[ArenaWriter, ArenaReader],
+) -> None:
+    writer, _ = arena
+    large = np.zeros(MIB * 2 // 3, np.uint8)
+    for _ in range(3):
+        with pytest.raises(ArenaFull):
+            pack_all([("a", DataType.UINT8, large), ("b", DataType.UINT8, large)], writer)
+    pack_all([("a", DataType.UINT8, large)], writer)
