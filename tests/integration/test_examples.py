@@ -1,0 +1,36 @@
+"""Every example does what it says, against a real daemon."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.integration.conftest import Process
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.mark.parametrize("example", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
+def test_an_example_runs(example: Path, start: Callable[..., Process]) -> None:
+    process = start(
+        f"--model-repository={EXAMPLES / 'models'}",
+        "--model-control-mode=explicit",
+        "--load-model=*",
+        "--allow-client-shm=true",
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(example), f"127.0.0.1:{process.port}"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, f"{done.stdout}{done.stderr}\n{process.log.read_text()}"
+    assert done.stdout
