@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
 from contextlib import ExitStack
@@ -159,6 +160,9 @@ class Daemon:
                     pipeline.worker.start()
                 self.data_plane.open()
             self._running = started.pop_all()
+        # What is here now stays: the collector need not walk it again with every full round.
+        gc.collect()
+        gc.freeze()
         if not stop.is_set():
             self._publish_states()
             notify("READY=1", f"STATUS={self._status()}")

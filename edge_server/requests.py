@@ -1,11 +1,16 @@
-"""What goes through the one door, and what comes back."""
+"""What goes through the one door, and what comes back.
+
+One of each is made for every request: structs of msgspec, which are made in a tenth of the time
+that a frozen dataclass takes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import msgspec
 
 from edge_server.errors import EdgeServerError
 
@@ -17,8 +22,7 @@ Parameters = Mapping[str, Parameter]
 NO_PARAMETERS: Parameters = MappingProxyType({})
 
 
-@dataclass(frozen=True)
-class SequencePlace:
+class SequencePlace(msgspec.Struct, frozen=True):
     """Where a request stands in its sequence.
 
     Attributes:
@@ -44,8 +48,7 @@ class Cancellation(Protocol):
         ...
 
 
-@dataclass(frozen=True, eq=False)
-class InferRequest:
+class InferRequest(msgspec.Struct, frozen=True, eq=False):
     """One inference, whoever asks for it.
 
     Attributes:
@@ -85,8 +88,7 @@ class InferRequest:
         return self.cancellation is not None and self.cancellation.cancelled
 
 
-@dataclass(frozen=True)
-class StepTiming:
+class StepTiming(NamedTuple):
     """How long one model computed for one request."""
 
     model_name: str
@@ -94,8 +96,7 @@ class StepTiming:
     duration_ns: int
 
 
-@dataclass(frozen=True, eq=False)
-class InferResponse:
+class InferResponse(msgspec.Struct, frozen=True, eq=False):
     """One answer to an `InferRequest`.
 
     Attributes:
@@ -108,7 +109,7 @@ class InferResponse:
     model_version: str
     id: str
     outputs: Mapping[str, Tensor]
-    timings: tuple[StepTiming, ...] = field(default=())
+    timings: tuple[StepTiming, ...] = ()
     parameters: Parameters = NO_PARAMETERS
 
 

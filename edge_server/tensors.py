@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 if TYPE_CHECKING:
@@ -55,7 +56,8 @@ class DataType(Enum):
     @staticmethod
     def from_numpy(dtype: np.dtype[Any]) -> DataType | None:
         """The type of a numpy array's elements; None where the protocol has none."""
-        return _BY_NUMPY.get(dtype.newbyteorder("<"))
+        known = _BY_NUMPY.get(dtype)
+        return _BY_NUMPY.get(dtype.newbyteorder("<")) if known is None else known
 
 
 _NUMPY: dict[DataType, np.dtype[Any]] = {
@@ -93,8 +95,7 @@ class TensorSpec:
     optional: bool = False
 
 
-@dataclass(frozen=True, eq=False)
-class Tensor:
+class Tensor(msgspec.Struct, frozen=True, eq=False, gc=False):
     """A value without a name: `array` is on the host, C-contiguous, never written by a reader."""
 
     array: NDArray[Any]
@@ -119,9 +120,12 @@ class Tensor:
 
 def shape_fits(shape: tuple[int, ...], spec: tuple[int, ...]) -> bool:
     """Whether a real shape matches a specified one, where -1 matches any size."""
-    return len(shape) == len(spec) and all(
-        want in (-1, got) for got, want in zip(shape, spec, strict=True)
-    )
+    if len(shape) != len(spec):
+        return False
+    for got, want in zip(shape, spec, strict=True):  # noqa: SIM110 - every request comes by here
+        if want not in (got, -1):
+            return False
+    return True
 
 
 def shape_text(shape: tuple[int, ...]) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
+import msgspec
 import numpy as np
 
 from edge_server.errors import EdgeServerError, InternalError
@@ -63,8 +64,7 @@ class World(Protocol):
         ...
 
 
-@dataclass(frozen=True, eq=False)
-class ExecuteRequest:
+class ExecuteRequest(msgspec.Struct, frozen=True, eq=False):
     """One request as an instance sees it: checked inputs, and a way to answer.
 
     Attributes:

@@ -29,7 +29,8 @@ class Admission:
         self._streams = streams
         self._inside = 0
         self._closed = False
-        self._left = threading.Condition()
+        self._lock = threading.Lock()
+        self._left = threading.Condition(self._lock)
         self._open_streams: list[Callable[[], None]] = []
 
     def enter(self) -> None:
@@ -38,7 +39,7 @@ class Admission:
         Raises:
             Unavailable: all places are taken, or the gate is closed (Triton's texts).
         """
-        with self._left:
+        with self._lock:
             if self._closed:
                 raise Unavailable(SHUTTING_DOWN)
             if self._inside == self._limit:
@@ -49,9 +50,9 @@ class Admission:
 
     def leave(self) -> None:
         """Give a place back; from any thread."""
-        with self._left:
+        with self._lock:
             self._inside -= 1
-            if self._inside == 0:
+            if self._inside == 0 and self._closed:
                 self._left.notify_all()
 
     def __enter__(self) -> None:
@@ -92,6 +93,6 @@ class Admission:
             when_closed()
 
     def wait_until_empty(self, timeout_s: float) -> None:
-        """Return when the last inference has left, or after `timeout_s`."""
+        """After `close`: return when the last inference has left, or after `timeout_s`."""
         with self._left:
             self._left.wait_for(lambda: self._inside == 0, timeout_s)

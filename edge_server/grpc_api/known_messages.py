@@ -8,6 +8,7 @@ recognised is read in the ordinary way (`wire`, `convert`), which gives the same
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -63,9 +64,13 @@ class KnownRequests:
         self._known: dict[bytes, _Known] = {}
 
     def recall(
-        self, data: bytes, deadline: float | None, cancellation: Cancellation | None
+        self, data: bytes, timeout_s: float | None, cancellation: Cancellation | None
     ) -> InferRequest | None:
-        """The request in `data`, its tensors views on it; None where it is not recognised."""
+        """The request in `data`, its tensors views on it; None where it is not recognised.
+
+        Args:
+            timeout_s: how long the caller still waits; None is for ever.
+        """
         id_at, id_end = _id_field(data)
         size = len(data) - (id_end - id_at)
         head_bytes = self._head_bytes.get(size)
@@ -92,7 +97,7 @@ class KnownRequests:
             like.model_version,
             like.outputs,
             request_id,
-            deadline,
+            None if timeout_s is None else time.monotonic() + timeout_s,
             False,
             like.priority,
             like.timeout_us,
@@ -110,8 +115,8 @@ class KnownRequests:
         """
         id_at, id_end = _id_field(data)
         places = raw_contents_places(data)
-        if not places or not _is_plain(message, len(places)):
-            return
+        if not places or not _is_plain(message, len(places)) or request.sequence is not None:
+            return  # the heads of sequences are of no use after their end
         shift = id_end - id_at
         head_end = places[0][0]
         head = data[:id_at] + data[id_end:head_end]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import grpc
 from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
@@ -14,36 +13,30 @@ from edge_server.grpc_api.status import streaming, unary
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
 
+    import grpc
+
     Handler = grpc.RpcMethodHandler[Any, Any]
 
 
-class Methods(grpc.GenericRpcHandler):
-    """The handlers of published services.
+def method_handlers(
+    service: Any, servicer: object, over_bytes: Collection[str] = ()
+) -> dict[str, Handler]:
+    """A handler for each method of `service`, a descriptor, that answers with `servicer`'s.
 
-    Like the generated `add_…_to_server`, but that messages are parsed within the call, where a
-    damaged one is the caller's error, and that some methods read and write bytes themselves.
+    Like those of the generated `add_…_to_server`, but that messages are parsed within the call,
+    where a damaged one is the caller's error, and that the methods in `over_bytes` read and write
+    bytes themselves. A method that `servicer` itself does not define answers UNIMPLEMENTED by name.
     """
-
-    def __init__(self) -> None:
-        self._handlers: dict[str, Handler] = {}
-
-    def add(self, service: Any, servicer: object, over_bytes: Collection[str] = ()) -> None:
-        """Answer each method of `service`, a descriptor, with that of `servicer`.
-
-        A method that `servicer` itself does not define answers UNIMPLEMENTED by name.
-        """
-        for method in service.methods:
-            path = f"/{service.full_name}/{method.name}"
-            answer = getattr(servicer, method.name, None)
-            if method.name not in vars(type(servicer)) or answer is None:
-                self._handlers[path] = _refusing(method)
-            elif method.name in over_bytes:
-                self._handlers[path] = _handler(method, answer)
-            else:
-                self._handlers[path] = _handler(method, _parsing(method, answer))
-
-    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Handler | None:
-        return self._handlers.get(handler_call_details.method)
+    handlers = {}
+    for method in service.methods:
+        answer = getattr(servicer, method.name, None)
+        if method.name not in vars(type(servicer)) or answer is None:
+            handlers[method.name] = _refusing(method)
+        elif method.name in over_bytes:
+            handlers[method.name] = _handler(method, answer)
+        else:
+            handlers[method.name] = _handler(method, _parsing(method, answer))
+    return handlers
 
 
 def _handler(method: Any, answer: Callable[..., Any]) -> Handler:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -12,8 +11,9 @@ import grpc
 from edge_server.errors import Unavailable
 from edge_server.grpc_api.access import AccessCheck, AccessRules
 from edge_server.grpc_api.admission import Admission
+from edge_server.grpc_api.call_threads import CallThreads
 from edge_server.grpc_api.credentials import server_credentials
-from edge_server.grpc_api.triton import TritonServicer, method_handlers
+from edge_server.grpc_api.triton import TritonServicer, answer_with
 from edge_server.grpc_api.unix_socket import UnixSocket
 
 if TYPE_CHECKING:
@@ -66,6 +66,7 @@ class GrpcServer:
         self._admission = Admission(_INFERENCES_AT_ONCE)
         self._socket: UnixSocket | None = None
         self._servers: list[grpc.Server] = []
+        self._threads: list[CallThreads] = []
         self._listening: list[str] = []
         if not settings.enabled:
             return
@@ -77,12 +78,11 @@ class GrpcServer:
             control=control,
             shared_memory=shared_memory,
         )
-        handlers = method_handlers(servicer)
         try:
             if settings.socket is not None:
                 self._socket = UnixSocket(settings.socket)
-                self._listen_on_socket(self._socket, self._server(handlers, settings, unix=True))
-            self._listen_on_tcp(settings, self._server(handlers, settings, unix=False))
+                self._listen_on_socket(self._socket, self._server(servicer, settings, unix=True))
+            self._listen_on_tcp(settings, self._server(servicer, settings, unix=False))
         except BaseException:
             self.close()
             raise
@@ -114,22 +114,26 @@ class GrpcServer:
         for server in self._servers:
             server.stop(None).wait()
         self._servers.clear()
+        for threads in self._threads:
+            # A model that hangs would keep whoever waited.
+            threads.shutdown(wait=False)
+        self._threads.clear()
         if self._socket is not None:
             self._socket.release()
             self._socket = None
 
-    def _server(
-        self, handlers: grpc.GenericRpcHandler, settings: Grpc, *, unix: bool
-    ) -> grpc.Server:
+    def _server(self, servicer: TritonServicer, settings: Grpc, *, unix: bool) -> grpc.Server:
         rules = AccessRules.of(settings, unix=unix)
+        threads = CallThreads(_THREADS, "grpc-unix" if unix else "grpc")
         server = grpc.server(
-            ThreadPoolExecutor(_THREADS, thread_name_prefix="grpc-unix" if unix else "grpc"),
+            threads,  # type: ignore[arg-type]
             # An interceptor costs every call.
             interceptors=[AccessCheck(rules)] if rules.refuse_any else [],
             options=channel_options(settings, unix=unix),
         )
-        server.add_generic_rpc_handlers([handlers])
+        answer_with(servicer, server)
         self._servers.append(server)
+        self._threads.append(threads)
         return server
 
     def _listen_on_tcp(self, settings: Grpc, server: grpc.Server) -> None:

@@ -19,8 +19,9 @@ from edge_server.grpc_api.convert import (
 )
 from edge_server.grpc_api.health import SERVICE as HEALTH
 from edge_server.grpc_api.health import HealthServicer
+from edge_server.grpc_api.known_messages import KnownRequests, KnownResponses
 from edge_server.grpc_api.log_settings import update_log_settings
-from edge_server.grpc_api.methods import Methods
+from edge_server.grpc_api.methods import method_handlers
 from edge_server.grpc_api.model_control import load_model, refuse_repository_name, unload_model
 from edge_server.grpc_api.parameters import EMPTY_FINAL_RESPONSE
 from edge_server.grpc_api.shared_memory import DISABLED
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from edge_server.model_config.config import ModelConfig
     from edge_server.serving.control import ModelControl
     from edge_server.serving.data_plane import DataPlane
+    from edge_server.serving.snapshot import LoadedModel
     from edge_server.tensors import TensorSpec
 
 
@@ -73,6 +75,8 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
         self._log_switches = log_switches or LogSwitches()
         self._trace_settings = TraceSettings()
         self._extensions = _extensions(control, shared_memory)
+        self._known_requests = KnownRequests()
+        self._known_responses = KnownResponses()
 
     @property
     def health(self) -> HealthServicer:
@@ -114,20 +118,36 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
 
     def ModelInfer(self, request: bytes, context: Any) -> bytes:
         """Takes and gives the messages as bytes, so that tensors are not copied; see `wire`."""
+        with self._admission:
+            caller = CallCancellation(context)
+            asked = self._known_requests.recall(request, _patience_s(context), caller)
+            if asked is None:
+                return self._infer_read(request, context, caller)
+            self._find_for_one_answer(asked.model_name, asked.model_version)
+            response = self._data_plane.infer(asked)
+        return self._known_responses.write(response) or write_response(
+            *to_response_message(response)
+        )
+
+    def _infer_read(self, request: bytes, context: Any, caller: CallCancellation) -> bytes:
+        """A request that is like none before it."""
         message, raw = read_request(request)
-        loaded = self._data_plane.find(message.model_name, message.model_version)
+        loaded = self._find_for_one_answer(message.model_name, message.model_version)
+        shared_memory = self._shared_memory
+        asked = to_infer_request(message, raw, _patience_s(context), caller, shared_memory)
+        forms = output_forms(message, loaded, shared_memory) if asked.outputs else AS_IT_IS
+        self._known_requests.remember(request, message, asked)
+        response = self._data_plane.infer(asked)
+        return write_response(*to_response_message(response, forms))
+
+    def _find_for_one_answer(self, name: str, version: str) -> LoadedModel:
+        """Raises: NotFound, Unavailable, InvalidRequest; Unsupported: it may give several."""
+        loaded = self._data_plane.find(name, version)
         if loaded.config.decoupled:
             raise Unsupported(
                 "ModelInfer RPC doesn't support models with decoupled transaction policy"
             )
-        shared_memory = self._shared_memory
-        with self._admission:
-            asked = to_infer_request(
-                message, raw, _patience_s(context), CallCancellation(context), shared_memory
-            )
-            forms = output_forms(message, loaded, shared_memory) if asked.outputs else AS_IT_IS
-            response = self._data_plane.infer(asked)
-        return write_response(*to_response_message(response, forms))
+        return loaded
 
     def ModelStreamInfer(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         """Messages as bytes, as in ModelInfer; see `InferStream`."""
@@ -233,16 +253,13 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
         return self._shared_memory
 
 
-def method_handlers(servicer: TritonServicer) -> grpc.GenericRpcHandler:
-    """Every method of the published services, over bytes, with `servicer` to answer it."""
-    methods = Methods()
-    methods.add(
-        pb.DESCRIPTOR.services_by_name["GRPCInferenceService"],
-        servicer,
-        over_bytes=("ModelInfer", "ModelStreamInfer"),
-    )
-    methods.add(HEALTH, servicer.health)
-    return methods
+def answer_with(servicer: TritonServicer, server: grpc.Server) -> None:
+    """Let `servicer` answer every method of the published services on `server`."""
+    service = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
+    infer = method_handlers(service, servicer, over_bytes=("ModelInfer", "ModelStreamInfer"))
+    server.add_registered_method_handlers(service.full_name, infer)
+    health = method_handlers(HEALTH, servicer.health)
+    server.add_registered_method_handlers(HEALTH.full_name, health)
 
 
 def _extensions(

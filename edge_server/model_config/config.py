@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from tritonclient.grpc import model_config_pb2 as pb
@@ -180,6 +181,14 @@ class ModelConfig:
     @property
     def is_ensemble(self) -> bool:
         return self.platform == "ensemble"
+
+    @cached_property
+    def input_names(self) -> frozenset[str]:
+        return frozenset(spec.name for spec in self.inputs)
+
+    @cached_property
+    def output_names(self) -> frozenset[str]:
+        return frozenset(spec.name for spec in self.outputs)
 
     @property
     def kind(self) -> str:

@@ -62,7 +62,7 @@ class Job:
         self.snapshot = snapshot
         self.respond = respond
         self.inputs: Tensors = request.inputs
-        self.outputs = frozenset(request.outputs or [spec.name for spec in config.outputs])
+        self.outputs = frozenset(request.outputs) if request.outputs else config.output_names
         batched = config.max_batch_size > 0 and request.inputs
         self.batch_size = next(iter(request.inputs.values())).shape[0] if batched else 0
         self.queued_at_ns = time.monotonic_ns()
@@ -137,11 +137,14 @@ class Executor:
             InternalError: an output is missing, or does not fit the shape it shall have.
         """
         names = job.request.outputs or self._output_names
+        shapes = self._client_shapes
         try:
-            outputs = {
-                name: in_shape(made[name], self._client_shapes.get(name), job.batch_size)
-                for name in names
-            }
+            outputs = {name: made[name] for name in names}
+            if shapes:
+                outputs = {
+                    name: in_shape(tensor, shapes.get(name), job.batch_size)
+                    for name, tensor in outputs.items()
+                }
         except KeyError as error:
             raise InternalError(
                 f"model '{self.config.name}' gave no output {error}; it gave: {', '.join(made)}"

@@ -38,9 +38,9 @@ class InstancePool:
         # Where a limiter chooses, an instance here is a right to one, not to that very one.
         self._idle = list(instances)
         self._started_at: dict[int, float] = {}
-        lock = threading.Lock()
-        self._for_urgent = threading.Condition(lock)
-        self._for_others = threading.Condition(lock)
+        self._lock = threading.Lock()
+        self._for_urgent = threading.Condition(self._lock)
+        self._for_others = threading.Condition(self._lock)
         self._urgent_waiting = 0
         self._waiting = 0
 
@@ -122,12 +122,14 @@ class InstancePool:
 
     def _take_idle(self, *, urgent: bool, deadline: float | None) -> Instance:
         turn = self._for_urgent if urgent else self._for_others
-        with turn:
+        with self._lock:
+            if self._idle and self._may_take(urgent=urgent) and _left_s(deadline) != 0.0:
+                return self._idle.pop()
             self._urgent_waiting += urgent
             self._waiting += 1
             try:
                 mine = turn.wait_for(
-                    lambda: self._idle and (urgent or not self._urgent_waiting), _left_s(deadline)
+                    lambda: self._idle and self._may_take(urgent=urgent), _left_s(deadline)
                 )
             finally:
                 self._waiting -= 1
@@ -141,11 +143,14 @@ class InstancePool:
             self._wake_next()
             return instance
 
+    def _may_take(self, *, urgent: bool) -> bool:
+        return urgent or not self._urgent_waiting
+
     def _take_limited(
         self, limited: LimitedInstances, right: Instance, deadline: float | None
     ) -> Instance:
         """The instance that the limiter lets run, for the right to one."""
-        with self._for_others:
+        with self._lock:
             self._waiting += 1
         try:
             return limited.take(deadline)
@@ -153,16 +158,16 @@ class InstancePool:
             self._make_idle(right)
             raise
         finally:
-            with self._for_others:
+            with self._lock:
                 self._waiting -= 1
 
     def _make_idle(self, instance: Instance) -> None:
-        with self._for_others:
+        with self._lock:
             self._idle.append(instance)
             self._wake_next()
 
     def _wake_next(self) -> None:
-        if self._idle:
+        if self._idle and (self._waiting or self._urgent_waiting):
             (self._for_urgent if self._urgent_waiting else self._for_others).notify()
 
 

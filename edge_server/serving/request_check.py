@@ -22,11 +22,13 @@ _BATCH_NOTE = (
 
 def check_request(config: ModelConfig, request: InferRequest) -> None:
     """Raises: InvalidRequest: names, types or shapes are not what the model takes and gives."""
-    _check_names(config, request)
+    inputs = request.inputs
+    if request.outputs or inputs.keys() != config.input_names:
+        _check_names(config, request)
     batch_sizes = {
-        spec.name: _check_tensor(config, request, spec, request.inputs[spec.name])
+        spec.name: _check_tensor(config, request, spec, inputs[spec.name])
         for spec in config.inputs
-        if spec.name in request.inputs
+        if spec.name in inputs
     }
     if config.max_batch_size == 0 or not batch_sizes:
         return
@@ -45,14 +47,13 @@ def check_request(config: ModelConfig, request: InferRequest) -> None:
 
 
 def _check_names(config: ModelConfig, request: InferRequest) -> None:
-    known_outputs = {spec.name for spec in config.outputs}
     for name in request.outputs:
-        if name not in known_outputs:
+        if name not in config.output_names:
             raise InvalidRequest(f"unexpected inference output '{name}' for model '{config.name}'")
     missing = [
         spec.name for spec in config.inputs if not spec.optional and spec.name not in request.inputs
     ]
-    known = {spec.name for spec in config.inputs}
+    known = config.input_names
     least = sum(not spec.optional for spec in config.inputs)
     most, got = len(known), len(request.inputs)
     unexpected = [name for name in request.inputs if name not in known]

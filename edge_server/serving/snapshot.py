@@ -151,6 +151,8 @@ class Snapshot:
         for (name, version), entry in sorted(self.entries.items()):
             by_name.setdefault(name, {})[version] = entry
         self._by_name = by_name
+        # The highest version that is ready, by name.
+        self._latest = {e.name: e.loaded for _, e in sorted(self.entries.items()) if e.loaded}
 
     def submit(self, request: InferRequest, respond: Respond) -> None:
         """Find the model, check the request against it, give it to its scheduler.
@@ -185,15 +187,15 @@ class Snapshot:
             Unavailable: that very version exists but is not ready.
             InvalidRequest: `version` is not a version number.
         """
+        latest = self._latest.get(name)
+        if latest is not None and not version:
+            return latest
         versions = self._by_name.get(name)
         unknown = f"Request for unknown model: '{name}'"
         if not versions:
             raise NotFound(f"{unknown} is not found")
         if not version:
-            ready = [entry.loaded for entry in versions.values() if entry.loaded]
-            if not ready:
-                raise NotFound(f"{unknown} has no available versions")
-            return ready[-1]
+            raise NotFound(f"{unknown} has no available versions")
         number = parse_version(version)
         entry = versions.get(number)
         if entry is None:

@@ -42,6 +42,11 @@ class BatchStatistics:
     compute_infer: Duration = field(default_factory=Duration)
     compute_output: Duration = field(default_factory=Duration)
 
+    def add(self, phases: Phases) -> None:
+        self.compute_input.add(phases.input)
+        self.compute_infer.add(phases.infer)
+        self.compute_output.add(phases.output)
+
 
 @dataclass
 class ResponseStatistics:
@@ -111,9 +116,7 @@ class ModelStatistics:
             batch = counts.batches.get(batch_size)
             if batch is None:
                 batch = counts.batches[batch_size] = BatchStatistics()
-            batch.compute_input.add(phases.input)
-            batch.compute_infer.add(phases.infer)
-            batch.compute_output.add(phases.output)
+            batch.add(phases)
 
     def succeeded(self, total_ns: int, queue_ns: int, phases: Phases) -> None:
         """A request has got its last answer."""

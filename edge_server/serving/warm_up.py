@@ -140,7 +140,7 @@ class _Answered:
 
 def _run(config: ModelConfig, instance: Instance, sample: WarmUpSample) -> None:
     answered = _Answered()
-    outputs = frozenset(spec.name for spec in config.outputs)
+    outputs = config.output_names
     request = InferRequest(config.name, sample.inputs, id=sample.name)
     instance.execute([ExecuteRequest(sample.inputs, outputs, answered, request, Snapshot({}))])
     if not answered.over.wait(PATIENCE_S if config.decoupled else 0.0):

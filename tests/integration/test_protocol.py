@@ -31,7 +31,7 @@ from edge_server.backends.contract import ExecuteRequest, TensorModel
 from edge_server.errors import InternalError
 from edge_server.grpc_api.admission import Admission
 from edge_server.grpc_api.shared_memory import SharedMemory
-from edge_server.grpc_api.triton import TritonServicer, method_handlers
+from edge_server.grpc_api.triton import TritonServicer, answer_with
 from edge_server.model_config.config import ModelConfig
 from edge_server.serving.data_plane import DataPlane
 from edge_server.serving.registry import ModelRegistry
@@ -129,7 +129,7 @@ class Server:
         servicer = TritonServicer(
             data_plane, "triton", "1", self.admission, shared_memory=shared_memory
         )
-        self._server.add_generic_rpc_handlers([method_handlers(servicer)])
+        answer_with(servicer, self._server)
         self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
         self._server.start()
 

@@ -1,0 +1,134 @@
+"""The threads that gRPC's calls run on."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from concurrent.futures import Executor
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+log = logging.getLogger(__name__)
+
+
+class CallThreads(Executor):
+    """Runs calls on threads that it starts as they are needed, `most` of them.
+
+    Between calls a thread waits on a lock of its own, and the one that became idle last is the
+    next to run: it is still warm, where the common queue of a ThreadPoolExecutor wakes the one
+    that has slept longest. What `submit` returns is no whole Future; grpc wants to know of the
+    end, no more. Both together take a sixth off the server's CPU time for a small request.
+    """
+
+    def __init__(self, most: int, name: str) -> None:
+        self._most = most
+        self._name = name
+        self._lock = threading.Lock()
+        self._idle: list[_Desk] = []
+        self._waiting: deque[_Task] = deque()
+        self._threads: list[threading.Thread] = []
+        self._ended = False
+
+    def submit(  # type: ignore[override]
+        self, call: Callable[..., object], /, *args: Any, **kwargs: Any
+    ) -> _Task:
+        """Run `call` on an idle thread, on a new one, or on the first that becomes idle.
+
+        Raises:
+            RuntimeError: it has been shut down.
+        """
+        task = _Task(call, args, kwargs)
+        with self._lock:
+            if self._ended:
+                raise RuntimeError("no call is run after the shutdown")
+            if self._idle:
+                desk = self._idle.pop()
+                desk.task = task
+                desk.wake.release()
+            elif len(self._threads) == self._most:
+                self._waiting.append(task)
+            else:
+                name = f"{self._name}_{len(self._threads)}"
+                thread = threading.Thread(
+                    target=self._work, args=(_Desk(task),), name=name, daemon=True
+                )
+                self._threads.append(thread)
+                thread.start()
+        return task
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Take no more calls, and end the threads once those that were taken are through."""
+        with self._lock:
+            self._ended = True
+            if cancel_futures:
+                self._waiting.clear()
+            for desk in self._idle:
+                desk.wake.release()
+            self._idle.clear()
+        if wait:
+            for thread in self._threads:
+                thread.join()
+
+    def _work(self, desk: _Desk) -> None:
+        while (task := desk.task) is not None:
+            try:
+                task.run()
+            except Exception:
+                log.exception("grpc: a call broke its thread")
+            # Idle, it shall not keep a request's tensors alive.
+            task = desk.task = None
+            with self._lock:
+                if self._waiting:
+                    desk.task = self._waiting.popleft()
+                    continue
+                if self._ended:
+                    return
+                self._idle.append(desk)
+            desk.wake.acquire()
+
+
+class _Desk:
+    """Where a thread finds its next task; none is the end."""
+
+    __slots__ = ("task", "wake")
+
+    def __init__(self, task: _Task) -> None:
+        self.task: _Task | None = task
+        self.wake = threading.Lock()
+        self.wake.acquire()
+
+
+class _Task:
+    """A call, and who wants to know of its end: as much of a Future as grpc uses."""
+
+    __slots__ = ("_args", "_call", "_kwargs", "_lock", "_over", "_when_over")
+
+    def __init__(
+        self, call: Callable[..., object], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        self._call = call
+        self._args = args
+        self._kwargs = kwargs
+        self._lock = threading.Lock()
+        self._when_over: list[Callable[[_Task], object]] = []
+        self._over = False
+
+    def run(self) -> None:
+        try:
+            self._call(*self._args, **self._kwargs)
+        finally:
+            with self._lock:
+                self._over = True
+            for callback in self._when_over:
+                callback(self)
+
+    def add_done_callback(self, callback: Callable[[_Task], object]) -> None:
+        """Call `callback` once the call is through, at once if it is."""
+        with self._lock:
+            if not self._over:
+                self._when_over.append(callback)
+                return
+        callback(self)
