@@ -17,6 +17,7 @@ from edge_server.pipeline import LanePipeline
 from edge_server.repository.loader import RepositoryLoader
 from edge_server.serving.data_plane import DataPlane
 from edge_server.serving.registry import ModelRegistry
+from edge_server.tracing.trace_file import TraceFile
 
 if TYPE_CHECKING:
     from edge_server import settings as chosen
@@ -47,6 +48,13 @@ def check(settings: chosen.Settings) -> list[str]:
                 faults.append(str(error))
             else:
                 lines.append(f"grpc: {settings.grpc.tls.certificate} is shown to clients")
+        if settings.trace.file:
+            try:
+                TraceFile(settings.trace.file)
+            except SettingsError as error:
+                faults.append(str(error))
+            else:
+                lines.append(f"trace: {settings.trace.file} can be written")
         if settings.mqtt is not None:
             found = _check_broker(settings.mqtt)
             faults += found

@@ -32,13 +32,17 @@ from edge_server.serving.data_plane import DataPlane
 from edge_server.serving.rate_limiter import RateLimiter, ResourceLimit
 from edge_server.serving.registry import ModelRegistry
 from edge_server.serving.scheduling import Scheduling
+from edge_server.tracing.sampling import TraceRule
+from edge_server.tracing.trace_file import TraceFile
+from edge_server.tracing.trace_writer import TraceWriter
+from edge_server.tracing.tracer import Tracer
 
 if TYPE_CHECKING:
     import threading
     from collections.abc import Sequence
 
     from edge_server.pipeline import Listener
-    from edge_server.settings import Repository, Serving, Settings
+    from edge_server.settings import Repository, Serving, Settings, Trace
 
 log = logging.getLogger(__name__)
 
@@ -52,10 +56,6 @@ LOOK_S = 0.5
 FAREWELL_S = 5.0
 # An open camera that gives nothing for this long has stalled.
 STALLED_S = 1.0
-# What can be chosen and nothing here heeds yet: choosing it is told in the log.
-NOT_WIRED = {
-    "trace": ("level", "rate", "count", "log_frequency", "file"),
-}
 
 
 class Daemon:
@@ -70,7 +70,8 @@ class Daemon:
     Raises:
         Unavailable: the gRPC or the metrics address cannot be bound.
         AlreadyRunning: another daemon holds the Unix socket.
-        SettingsError: the broker's settings do not fit together, or a certificate is of no use.
+        SettingsError: the broker's settings do not fit together, a certificate is of no use, or
+            traces cannot be written where they shall go.
     """
 
     def __init__(self, settings: Settings, listeners: Sequence[Listener] = ()) -> None:
@@ -82,6 +83,9 @@ class Daemon:
         )
         self._scheduling = _scheduling(settings.serving)
         self.control = _control(self._registry, self._scheduling, settings.repository)
+        self._trace_writer = (
+            TraceWriter(TraceFile(settings.trace.file)) if settings.trace.file else None
+        )
         self._grpc = GrpcServer(
             self.data_plane,
             settings.grpc,
@@ -89,6 +93,7 @@ class Daemon:
             VERSION,
             control=self.control,
             shared_memory=SharedMemory() if settings.serving.client_shared_memory else None,
+            tracer=Tracer(_trace_rule(settings.trace), self._trace_writer),
         )
         self._publisher: Publisher | None = None
         if settings.mqtt is not None:
@@ -132,11 +137,12 @@ class Daemon:
             SettingsError: a camera's model is no lane model.
             SourceError: a camera's recording cannot be opened.
         """
-        for name in _not_wired(self._settings):
-            log.warning("setting %s has no effect yet", name)
         with ExitStack() as started:
             started.callback(self._scheduling.close)
             started.callback(lambda: self.control.close(self._left_s()))
+            if (traces := self._trace_writer) is not None:
+                started.callback(traces.stop)
+                traces.start()
             # From here on a client that asks is told "live, not ready" instead of nothing.
             started.callback(lambda: self._grpc.stop(self._left_s()))
             self._grpc.start()
@@ -257,16 +263,6 @@ class Daemon:
         return f"{ready} models; cameras: {cameras or 'none'}; mqtt: {broker}"
 
 
-def _not_wired(settings: Settings) -> list[str]:
-    """The settings of `NOT_WIRED` that were chosen, and not as they are by default."""
-    found = []
-    for table, keys in NOT_WIRED.items():
-        section = getattr(settings, table)
-        usual = type(section)()
-        found += [f"{table}.{key}" for key in keys if getattr(section, key) != getattr(usual, key)]
-    return found
-
-
 def _scheduling(settings: Serving) -> Scheduling:
     """Raises: SettingsError: see `RateLimiter`."""
     limiter = None
@@ -296,6 +292,13 @@ def _control(
         explicit=settings.mode == "explicit",
         load=settings.load,
         exit_on_error=settings.exit_on_error,
+    )
+
+
+def _trace_rule(settings: Trace) -> TraceRule:
+    """As it is at the start."""
+    return TraceRule(
+        "TIMESTAMPS" in settings.level, settings.rate, settings.count, settings.log_frequency
     )
 
 

@@ -48,6 +48,30 @@ class Cancellation(Protocol):
         ...
 
 
+class Trace(Protocol):
+    """The moments of one request in one model; only a request that is traced has one.
+
+    Names are Triton's. Every method may be called from any thread, returns at once and never
+    raises.
+    """
+
+    def begin(self, model_version: int, respond: Respond) -> Respond:
+        """The request goes to that version; what to call instead of `respond` from now on."""
+        ...
+
+    def mark(self, name: str, at_ns: int | None = None) -> None:
+        """Keep a moment, `time.monotonic_ns()`; None is now."""
+        ...
+
+    def end(self) -> None:
+        """The request is over: it was not taken, or has its last answer, which sees to that."""
+        ...
+
+    def child(self, model_name: str, request_id: str) -> Trace | None:
+        """For a request that this one makes to another model; None where it has made too many."""
+        ...
+
+
 class InferRequest(msgspec.Struct, frozen=True, eq=False):
     """One inference, whoever asks for it.
 
@@ -63,6 +87,7 @@ class InferRequest(msgspec.Struct, frozen=True, eq=False):
         sequence: for models that keep state between requests.
         parameters: the caller's own, for models that read them; the protocol's are not in it.
         cancellation: None is never cancelled.
+        trace: None where its moments are not kept.
     """
 
     model_name: str
@@ -77,6 +102,7 @@ class InferRequest(msgspec.Struct, frozen=True, eq=False):
     sequence: SequencePlace | None = None
     parameters: Parameters = NO_PARAMETERS
     cancellation: Cancellation | None = None
+    trace: Trace | None = None
 
     @property
     def log_prefix(self) -> str:
@@ -115,7 +141,8 @@ class InferResponse(msgspec.Struct, frozen=True, eq=False):
 
 # Takes one answer of a request, and whether it was the last. An error is always the last; None is
 # nothing but the end, which only a decoupled model may say. Called on any thread, never twice at
-# once for one request, and it returns at once, but that an ensemble with `max_inflight_requests`
-# holds a decoupled member back in it.
+# once for one request. It returns at once, unless it holds a decoupled model back: a stream does so
+# for some seconds while its client does not read, an ensemble with `max_inflight_requests` while
+# its later steps are behind.
 Answer = InferResponse | EdgeServerError | None
 Respond = Callable[[Answer, bool], None]

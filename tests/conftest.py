@@ -11,9 +11,16 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+# How long an example takes says something of the machine only.
+settings.register_profile(
+    "edge_server", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("edge_server")
 
 
 class Authority:

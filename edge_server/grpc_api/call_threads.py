@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
+class CallMoments(threading.local):
+    """When the call that runs on this thread was taken, `time.monotonic_ns()`; 0 is unknown."""
+
+    taken_ns = 0
+
+
 class CallThreads(Executor):
     """Runs calls on threads that it starts as they are needed, `most` of them.
 
@@ -21,10 +28,14 @@ class CallThreads(Executor):
     next to run: it is still warm, where the common queue of a ThreadPoolExecutor wakes the one
     that has slept longest. What `submit` returns is no whole Future; grpc wants to know of the
     end, no more. Both together take a sixth off the server's CPU time for a small request.
+
+    Args:
+        moments: is told when each call was taken.
     """
 
-    def __init__(self, most: int, name: str) -> None:
+    def __init__(self, most: int, name: str, moments: CallMoments | None = None) -> None:
         self._most = most
+        self._moments = moments
         self._name = name
         self._lock = threading.Lock()
         self._idle: list[_Desk] = []
@@ -41,6 +52,8 @@ class CallThreads(Executor):
             RuntimeError: it has been shut down.
         """
         task = _Task(call, args, kwargs)
+        if self._moments is not None:
+            task.taken_ns = time.monotonic_ns()
         with self._lock:
             if self._ended:
                 raise RuntimeError("no call is run after the shutdown")
@@ -74,6 +87,8 @@ class CallThreads(Executor):
 
     def _work(self, desk: _Desk) -> None:
         while (task := desk.task) is not None:
+            if self._moments is not None:
+                self._moments.taken_ns = task.taken_ns
             try:
                 task.run()
             except Exception:
@@ -104,7 +119,7 @@ class _Desk:
 class _Task:
     """A call, and who wants to know of its end: as much of a Future as grpc uses."""
 
-    __slots__ = ("_args", "_call", "_kwargs", "_lock", "_over", "_when_over")
+    __slots__ = ("_args", "_call", "_kwargs", "_lock", "_over", "_when_over", "taken_ns")
 
     def __init__(
         self, call: Callable[..., object], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -115,6 +130,7 @@ class _Task:
         self._lock = threading.Lock()
         self._when_over: list[Callable[[_Task], object]] = []
         self._over = False
+        self.taken_ns = 0
 
     def run(self) -> None:
         try:

@@ -12,9 +12,11 @@ from edge_server.errors import Unavailable
 from edge_server.grpc_api.access import AccessCheck, AccessRules
 from edge_server.grpc_api.admission import Admission
 from edge_server.grpc_api.call_threads import CallThreads
+from edge_server.grpc_api.call_traces import CallTraces
 from edge_server.grpc_api.credentials import server_credentials
 from edge_server.grpc_api.triton import TritonServicer, answer_with
 from edge_server.grpc_api.unix_socket import UnixSocket
+from edge_server.tracing.tracer import Tracer
 
 if TYPE_CHECKING:
     from edge_server.grpc_api.shared_memory import SharedMemory
@@ -45,6 +47,7 @@ class GrpcServer:
     Args:
         name: what clients are told the server is called.
         control, shared_memory: see `TritonServicer`.
+        tracer: traces requests; None traces none.
 
     Raises:
         Unavailable: the address cannot be bound.
@@ -61,8 +64,10 @@ class GrpcServer:
         *,
         control: ModelControl | None = None,
         shared_memory: SharedMemory | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
         self.port = 0
+        self._traces = CallTraces(tracer or Tracer())
         self._admission = Admission(_INFERENCES_AT_ONCE)
         self._socket: UnixSocket | None = None
         self._servers: list[grpc.Server] = []
@@ -77,6 +82,7 @@ class GrpcServer:
             self._admission,
             control=control,
             shared_memory=shared_memory,
+            traces=self._traces,
         )
         try:
             if settings.socket is not None:
@@ -124,7 +130,7 @@ class GrpcServer:
 
     def _server(self, servicer: TritonServicer, settings: Grpc, *, unix: bool) -> grpc.Server:
         rules = AccessRules.of(settings, unix=unix)
-        threads = CallThreads(_THREADS, "grpc-unix" if unix else "grpc")
+        threads = CallThreads(_THREADS, "grpc-unix" if unix else "grpc", self._traces.moments)
         server = grpc.server(
             threads,  # type: ignore[arg-type]
             # An interceptor costs every call.

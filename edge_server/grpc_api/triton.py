@@ -10,6 +10,7 @@ from tritonclient.grpc import service_pb2_grpc
 
 from edge_server.appliance.log_switches import LogSwitches
 from edge_server.errors import InvalidRequest, NotFound, Unavailable, Unsupported
+from edge_server.grpc_api.call_traces import CallTraces
 from edge_server.grpc_api.cancellation import CallCancellation
 from edge_server.grpc_api.convert import (
     AS_IT_IS,
@@ -21,28 +22,29 @@ from edge_server.grpc_api.health import SERVICE as HEALTH
 from edge_server.grpc_api.health import HealthServicer
 from edge_server.grpc_api.known_messages import KnownRequests, KnownResponses
 from edge_server.grpc_api.log_settings import update_log_settings
+from edge_server.grpc_api.metadata import server_extensions, tensor_metadata
 from edge_server.grpc_api.methods import method_handlers
 from edge_server.grpc_api.model_control import load_model, refuse_repository_name, unload_model
 from edge_server.grpc_api.parameters import EMPTY_FINAL_RESPONSE
 from edge_server.grpc_api.shared_memory import DISABLED
 from edge_server.grpc_api.statistics import statistics_message
 from edge_server.grpc_api.stream import InferStream
-from edge_server.grpc_api.trace_settings import TraceSettings
+from edge_server.grpc_api.trace_settings import update_trace_settings
 from edge_server.grpc_api.wire import read_request, write_response
+from edge_server.tracing.tracer import Tracer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
     import grpc
 
     from edge_server.grpc_api.admission import Admission
+    from edge_server.grpc_api.call_traces import UnaryTrace
     from edge_server.grpc_api.shared_memory import SharedMemory
     from edge_server.grpc_api.stream import Exchange
-    from edge_server.model_config.config import ModelConfig
     from edge_server.serving.control import ModelControl
     from edge_server.serving.data_plane import DataPlane
     from edge_server.serving.snapshot import LoadedModel
-    from edge_server.tensors import TensorSpec
 
 
 class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
@@ -53,6 +55,7 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
         control: loads and unloads models on request; None where that is not allowed.
         shared_memory: the clients' regions; None where they may have none.
         log_switches: what LogSettings changes; None is one of its own.
+        traces: which requests are traced; None is none.
     """
 
     def __init__(
@@ -65,6 +68,7 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
         control: ModelControl | None = None,
         shared_memory: SharedMemory | None = None,
         log_switches: LogSwitches | None = None,
+        traces: CallTraces | None = None,
     ) -> None:
         self._data_plane = data_plane
         self._admission = admission
@@ -73,8 +77,9 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
         self._control = control
         self._shared_memory = shared_memory
         self._log_switches = log_switches or LogSwitches()
-        self._trace_settings = TraceSettings()
-        self._extensions = _extensions(control, shared_memory)
+        self._traces = traces or CallTraces(Tracer())
+        self._tracer = self._traces.tracer
+        self._extensions = server_extensions(control, shared_memory, self._tracer)
         self._known_requests = KnownRequests()
         self._known_responses = KnownResponses()
 
@@ -105,8 +110,8 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
             name=config.name,
             versions=[str(version) for version in metadata.versions],
             platform=config.kind,
-            inputs=_tensor_metadata(config, config.inputs),
-            outputs=_tensor_metadata(config, config.outputs),
+            inputs=tensor_metadata(config, config.inputs),
+            outputs=tensor_metadata(config, config.outputs),
         )
 
     def ModelConfig(self, request: Any, context: Any) -> Any:
@@ -119,17 +124,25 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
     def ModelInfer(self, request: bytes, context: Any) -> bytes:
         """Takes and gives the messages as bytes, so that tensors are not copied; see `wire`."""
         with self._admission:
+            trace = self._traces.unary() if self._tracer.on else None
             caller = CallCancellation(context)
             asked = self._known_requests.recall(request, _patience_s(context), caller)
             if asked is None:
-                return self._infer_read(request, context, caller)
+                return self._infer_read(request, context, caller, trace)
             self._find_for_one_answer(asked.model_name, asked.model_version)
+            if trace is not None:
+                asked = trace.begin(asked, context.add_callback)
             response = self._data_plane.infer(asked)
-        return self._known_responses.write(response) or write_response(
+        answer = self._known_responses.write(response) or write_response(
             *to_response_message(response)
         )
+        if trace is not None:
+            trace.send()
+        return answer
 
-    def _infer_read(self, request: bytes, context: Any, caller: CallCancellation) -> bytes:
+    def _infer_read(
+        self, request: bytes, context: Any, caller: CallCancellation, trace: UnaryTrace | None
+    ) -> bytes:
         """A request that is like none before it."""
         message, raw = read_request(request)
         loaded = self._find_for_one_answer(message.model_name, message.model_version)
@@ -137,8 +150,13 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
         asked = to_infer_request(message, raw, _patience_s(context), caller, shared_memory)
         forms = output_forms(message, loaded, shared_memory) if asked.outputs else AS_IT_IS
         self._known_requests.remember(request, message, asked)
+        if trace is not None:
+            asked = trace.begin(asked, context.add_callback)
         response = self._data_plane.infer(asked)
-        return write_response(*to_response_message(response, forms))
+        answer = write_response(*to_response_message(response, forms))
+        if trace is not None:
+            trace.send()
+        return answer
 
     def _find_for_one_answer(self, name: str, version: str) -> LoadedModel:
         """Raises: NotFound, Unavailable, InvalidRequest; Unsupported: it may give several."""
@@ -152,8 +170,9 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
     def ModelStreamInfer(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         """Messages as bytes, as in ModelInfer; see `InferStream`."""
         metadata = context.invocation_metadata()
+        requests = self._traces.reads(requests)
         stream = InferStream(
-            lambda data, exchange: self._submit(data, exchange, context),
+            lambda data, exchange: self._submit(data, exchange, context, requests),
             errors_end_it=("triton_grpc_error", "true") in [(m[0], m[1]) for m in metadata],
         )
         with self._admission.stream(stream.close):
@@ -161,8 +180,10 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
                 return
             yield from stream.answers(requests)
 
-    def _submit(self, data: bytes, exchange: Exchange, context: Any) -> None:
-        """One request of a stream; see `Submit`."""
+    def _submit(
+        self, data: bytes, exchange: Exchange, context: Any, requests: Iterator[bytes]
+    ) -> None:
+        """One of a stream's requests; see `Submit`."""
         message, raw = read_request(data)
         exchange.id = message.id
         loaded = self._data_plane.find(message.model_name, message.model_version)
@@ -179,6 +200,8 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
             and message.parameters[EMPTY_FINAL_RESPONSE].bool_param
         )
         exchange.take_place()
+        if self._tracer.on:
+            request = self._traces.of_stream(request, requests)
         self._data_plane.submit(request, exchange.respond)
 
     def RepositoryIndex(self, request: Any, context: Any) -> Any:
@@ -242,7 +265,7 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
                 self._data_plane.find(name, "")
             except (NotFound, Unavailable):
                 raise InvalidRequest(f"Request for unknown model : {name}") from None
-        return self._trace_settings.update(name, request.settings)
+        return update_trace_settings(self._tracer, name, request.settings)
 
     def LogSettings(self, request: Any, context: Any) -> Any:
         return update_log_settings(self._log_switches, request)
@@ -262,36 +285,7 @@ def answer_with(servicer: TritonServicer, server: grpc.Server) -> None:
     server.add_registered_method_handlers(HEALTH.full_name, health)
 
 
-def _extensions(
-    control: ModelControl | None, shared_memory: SharedMemory | None
-) -> tuple[str, ...]:
-    """What works, in Triton's order and spelling."""
-    offered = {
-        "classification": True,
-        "sequence": True,
-        "model_repository": control is not None,
-        "model_repository(unload_dependents)": control is not None,
-        "schedule_policy": True,
-        "model_configuration": True,
-        "system_shared_memory": shared_memory is not None,
-        "binary_tensor_data": True,
-        "parameters": True,
-        "statistics": True,
-        "logging": True,
-    }
-    return tuple(name for name, works in offered.items() if works)
-
-
 def _patience_s(context: grpc.ServicerContext) -> float | None:
     """How long the caller still waits; grpc says "for ever" as some hundred billion years."""
     left_s = context.time_remaining()
     return None if left_s is None or left_s > threading.TIMEOUT_MAX else left_s
-
-
-def _tensor_metadata(config: ModelConfig, specs: Iterable[TensorSpec]) -> list[Any]:
-    return [
-        pb.ModelMetadataResponse.TensorMetadata(
-            name=spec.name, datatype=spec.datatype.value, shape=config.full_shape(spec)
-        )
-        for spec in specs
-    ]

@@ -213,6 +213,7 @@ class EnsembleRun:
             request.sequence,
             request.parameters,
             request.cancellation,
+            None if request.trace is None else request.trace.child(step.model_name, request.id),
         )
 
     def answered(self, call: _Call, answer: Answer, *, final: bool) -> None:

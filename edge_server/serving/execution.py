@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from edge_server.backends.contract import Instance, Tensors
     from edge_server.model_config.config import ModelConfig
-    from edge_server.requests import InferRequest, Parameters, Respond
+    from edge_server.requests import InferRequest, Parameters, Respond, Trace
     from edge_server.serving.snapshot import Snapshot
     from edge_server.serving.statistics import ModelStatistics
 
@@ -66,6 +66,8 @@ class Job:
         batched = config.max_batch_size > 0 and request.inputs
         self.batch_size = next(iter(request.inputs.values())).shape[0] if batched else 0
         self.queued_at_ns = time.monotonic_ns()
+        if request.trace is not None:
+            request.trace.mark("QUEUE_START", self.queued_at_ns)
         self.made: Callable[[Tensors], None] | None = None
         self.padding = False
 
@@ -207,12 +209,22 @@ class _Turn:
                 self._over = True
                 self._executor.refuse(self._job, failure)
             return
+        if self._job.request.trace is not None:
+            self._trace(self._job.request.trace, phases)
         self._over = True
         answer, parameters = self._held or (failure, NO_PARAMETERS)
         if answer is None:
             name = self._executor.config.name
             answer = InternalError(f"model '{name}' ended without an answer")
         self._answer(answer, parameters, phases, final=True)
+
+    def _trace(self, trace: Trace, phases: Phases) -> None:
+        # As the statistics count them: what the instance did not tell apart is all inference.
+        at_ns = self._began_ns
+        trace.mark("COMPUTE_START", at_ns)
+        trace.mark("COMPUTE_INPUT_END", at_ns := at_ns + phases.input)
+        trace.mark("COMPUTE_OUTPUT_START", at_ns := at_ns + phases.infer)
+        trace.mark("COMPUTE_END", at_ns + phases.output)
 
     def _stream(
         self, answer: Tensors | EdgeServerError | None, final: bool, parameters: Parameters
@@ -221,6 +233,9 @@ class _Turn:
         phases = Phases(0, now_ns - self._began_ns, 0)
         failed = isinstance(answer, EdgeServerError)
         self._over = final = final or failed
+        if final and (trace := self._job.request.trace) is not None:
+            trace.mark("COMPUTE_START", self._began_ns)
+            trace.mark("COMPUTE_END", now_ns)
         self._executor.statistics.responded(
             self._responses, phases.infer, empty=answer is None, failed=failed
         )

@@ -163,7 +163,15 @@ class Snapshot:
         """
         loaded = self.find(request.model_name, request.model_version)
         check_request(loaded.config, request)
-        loaded.scheduler.submit(request, self, respond)
+        trace = request.trace
+        if trace is None:
+            loaded.scheduler.submit(request, self, respond)
+            return
+        try:
+            loaded.scheduler.submit(request, self, trace.begin(loaded.version, respond))
+        except BaseException:
+            trace.end()
+            raise
 
     def infer(self, request: InferRequest) -> InferResponse:
         """`submit`, and wait for the one answer.

@@ -38,13 +38,15 @@ class Serving(Section, frozen=True):
 
 
 class Trace(Section, frozen=True):
-    """`[trace]`: Triton's trace settings as they are at start.
+    """`[trace]`: Triton's trace settings as they are at start; clients change all but the file.
 
     Attributes:
+        level: TIMESTAMPS is when each request came, waited, was computed and answered.
         rate: one of so many requests is traced.
         count: so many at most; -1 is no end.
-        log_frequency: traces in a file before the next is begun; 0 is one file.
-        file: where they go; empty is nowhere.
+        log_frequency: traces in a file before the next is begun, `file.0`, `file.1`, …; 0 is one
+            file.
+        file: where they go, 64 MiB in all; empty is nowhere, then none are made.
     """
 
     level: tuple[Literal["OFF", "TIMESTAMPS", "TENSORS"], ...] = ("OFF",)
@@ -52,6 +54,13 @@ class Trace(Section, frozen=True):
     count: Annotated[int, msgspec.Meta(ge=-1)] = -1
     log_frequency: Count = 0
     file: str = ""
+
+    def __post_init__(self) -> None:
+        if "TENSORS" in self.level:
+            raise ValueError(
+                "level TENSORS is not supported: no tensors are written to traces; give "
+                "TIMESTAMPS alone"
+            )
 
 
 class Metrics(Section, frozen=True):

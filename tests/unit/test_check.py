@@ -112,3 +112,15 @@ def test_certificates_are_tried(repository: Path, authority: Authority, tmp_path
     tls["key"] = str(tmp_path / "gone")
     (fault,) = faults_of(repository, grpc={"tls": tls})
     assert fault.startswith(f"grpc.tls.key: {tmp_path}/gone: cannot be read")
+
+
+def test_where_traces_cannot_be_written_is_told(
+    repository: Path, write_model: WriteModel, tmp_path: Path
+) -> None:
+    write_model("echo", IDENTITY)
+    (fault,) = faults_of(repository, trace={"file": str(tmp_path)})
+    assert fault.startswith(f"trace.file: {tmp_path}: Is a directory; ")
+    path = tmp_path / "trace.json"
+    lines = check_with(repository, trace={"file": str(path)})
+    assert f"trace: {path} can be written" in lines
+    assert not path.exists()

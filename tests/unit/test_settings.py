@@ -137,6 +137,7 @@ def test_plain_text_beyond_the_loopback_is_served_where_it_is_asked_for_by_name(
         ('[metrics]\nhost = "0.0.0.0"', "metrics: 0.0.0.0 is beyond the loopback"),
         ('[repository]\nload = ["*", "a"]', "repository: Wildcard model name '*' must be the ONLY"),
         ('[serving]\nrate_limit = "on"', "serving.rate_limit: Invalid enum value 'on'"),
+        ('[trace]\nlevel = ["TENSORS"]', "trace: level TENSORS is not supported: no tensors are"),
         ('[[serving.rate_limit_resources]]\nnam = "x"', 'did you mean "name"?'),
     ],
 )
@@ -169,6 +170,7 @@ def test_metrics_beyond_the_loopback_are_nobodys_fault_where_there_are_none() ->
             {"grpc": {"tls": {"enabled": True, "certificate": "c", "key": "k", "client_ca": "a"}}},
             "grpc.tls.client_ca: no effect",
         ),
+        ({"trace": {"level": ["TIMESTAMPS"]}}, "trace.level: no effect: no trace.file"),
     ],
 )
 def test_what_means_nothing_beside_the_rest_is_told(chosen: dict, says: str) -> None:

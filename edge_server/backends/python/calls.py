@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from edge_server.backends.contract import ExecuteRequest, Tensors
     from edge_server.backends.python.process import ChildProcess
-    from edge_server.requests import InferResponse
+    from edge_server.requests import InferResponse, Trace
 
 # A model that asks for more at once waits for its own.
 _MOST_THREADS = 16
@@ -156,6 +156,7 @@ class ModelCalls:
                     sequence=sequence if asked.correlation_id else None,
                     parameters=asked.parameters,
                     cancellation=cancellation,
+                    trace=_trace(callers, name, asked.id),
                 ),
                 _Listener(self, asked.number, name, decoupled=message.decoupled),
             )
@@ -228,6 +229,12 @@ class _Listener:
             self._calls.fail(self._number, answer)
             return False
         return self._calls.give(self._number, answer, final=final)
+
+
+def _trace(callers: Sequence[ExecuteRequest], model_name: str, request_id: str) -> Trace | None:
+    """That of a call, where it is certain which request it is made for."""
+    caller = callers[0].request.trace if len(callers) == 1 else None
+    return None if caller is None else caller.child(model_name, request_id)
 
 
 class _CallCancellation:

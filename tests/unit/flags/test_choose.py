@@ -104,7 +104,8 @@ EXPECTED: dict[str, list[tuple[str, Any]]] = {
     "metrics-interval-ms": [("2000.5", IGNORED)],
     "metrics-config": [("summary_latencies=true", IGNORED)],
     "trace-config": [
-        ("level=TENSORS", ("trace.level", ("TENSORS",))),
+        ("level=TIMESTAMPS", ("trace.level", ("TIMESTAMPS",))),
+        ("level=TENSORS", REFUSED),
         ("rate=5", ("trace.rate", 5)),
         ("count=-1", ("trace.count", -1)),
         ("triton,file=/t", ("trace.file", "/t")),
@@ -195,7 +196,7 @@ def test_each_flag_reaches_its_setting_or_is_told_or_refused(
         ("backend-config", ",a=b", "give it as <name>,<setting>=<value>"),
         ("backend-config", "tensorrt,plugins", "give it as <name>,<setting>=<value>"),
         ("cache-config", "local,size=big", "give it as a whole number"),
-        ("trace-config", "level=LOUD", "give it as OFF, TIMESTAMPS or TENSORS"),
+        ("trace-config", "level=LOUD", "give it as OFF or TIMESTAMPS"),
         ("trace-config", "colour=red", "its settings are level, rate, count"),
         ("http-port", "8000", "there is no HTTP front end; clients speak gRPC (--grpc-port)"),
     ],

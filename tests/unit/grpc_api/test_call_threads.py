@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 import weakref
 from typing import TYPE_CHECKING
 
 import pytest
 
-from edge_server.grpc_api.call_threads import CallThreads
+from edge_server.grpc_api.call_threads import CallMoments, CallThreads
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -136,3 +137,17 @@ def test_after_the_shutdown_what_was_taken_ends_and_nothing_more_is_taken() -> N
     waiting.end()
     threads.shutdown()
     assert not any(thread.is_alive() for thread in threads._threads)
+
+
+def test_a_call_can_be_told_when_it_was_taken() -> None:
+    moments = CallMoments()
+    threads = CallThreads(1, "test", moments)
+    held = begun(threads)
+    told: list[int] = []
+    before_ns = time.monotonic_ns()
+    threads.submit(lambda: told.append(moments.taken_ns))
+    after_ns = time.monotonic_ns()
+    held.end()
+    threads.shutdown()
+    assert before_ns <= told[0] <= after_ns
+    assert moments.taken_ns == 0

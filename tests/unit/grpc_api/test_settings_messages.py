@@ -11,7 +11,9 @@ from tritonclient.grpc import service_pb2 as pb
 from edge_server.appliance.log_switches import LogSwitches
 from edge_server.errors import EdgeServerError, InvalidRequest
 from edge_server.grpc_api.log_settings import update_log_settings
-from edge_server.grpc_api.trace_settings import TraceSettings
+from edge_server.grpc_api.trace_settings import update_trace_settings
+from edge_server.tracing.sampling import TraceRule
+from edge_server.tracing.tracer import Tracer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,12 +31,38 @@ def told(response: pb.TraceSettingResponse, name: str) -> list[str]:
 
 
 def test_a_models_setting_goes_before_that_of_all_until_it_is_cleared() -> None:
-    settings = TraceSettings()
-    settings.update("", trace(trace_rate=["5"]))
-    assert told(settings.update("m", trace(trace_rate=["9"])), "trace_rate") == ["9"]
-    assert told(settings.update("", trace()), "trace_rate") == ["5"]
-    assert told(settings.update("m", trace(trace_rate=[])), "trace_rate") == ["5"]
-    assert told(settings.update("", trace(trace_rate=[])), "trace_rate") == ["1000"]
+    tracer = Tracer()
+    update_trace_settings(tracer, "", trace(trace_rate=["5"]))
+    response = update_trace_settings(tracer, "m", trace(trace_rate=["9"]))
+    assert told(response, "trace_rate") == ["9"]
+    assert told(update_trace_settings(tracer, "", trace()), "trace_rate") == ["5"]
+    response = update_trace_settings(tracer, "m", trace(trace_rate=[]))
+    assert told(response, "trace_rate") == ["5"]
+    response = update_trace_settings(tracer, "", trace(trace_rate=[]))
+    assert told(response, "trace_rate") == ["1000"]
+
+
+def test_trace_settings_begin_as_they_were_chosen() -> None:
+    tracer = Tracer(TraceRule(timestamps=True, rate=7, count=3))
+    update_trace_settings(tracer, "", trace(trace_rate=["5"], trace_level=["OFF"]))
+    response = update_trace_settings(tracer, "", trace(trace_rate=[], trace_level=[]))
+    assert {name: list(each.value) for name, each in response.settings.items()} == {
+        "trace_level": ["TIMESTAMPS"],
+        "trace_rate": ["7"],
+        "trace_count": ["3"],
+        "log_frequency": ["0"],
+        "trace_file": [""],
+        "trace_mode": ["triton"],
+    }
+
+
+def test_it_is_logged_that_traces_are_asked_for_in_vain(caplog: pytest.LogCaptureFixture) -> None:
+    tracer = Tracer()
+    update_trace_settings(tracer, "", trace(trace_level=["OFF"]))
+    assert not caplog.records
+    for _ in range(2):
+        update_trace_settings(tracer, "", trace(trace_level=["TIMESTAMPS"]))
+    assert len(caplog.records) == 1
 
 
 @pytest.mark.parametrize(
@@ -43,6 +71,7 @@ def test_a_models_setting_goes_before_that_of_all_until_it_is_cleared() -> None:
         ("trace_file", ["x"], "trace file location can not be updated through network protocol"),
         ("trace_level", ["OFF", "TENSORS"], "Expect only one trace level 'OFF' is specified"),
         ("trace_level", ["LOUD"], "unknown trace level 'LOUD'"),
+        ("trace_level", ["TIMESTAMPS", "TENSORS"], "trace level TENSORS is not supported"),
         ("trace_rate", ["x"], "Unable to parse 'trace_rate', got: x"),
         ("trace_rate", ["-1"], "Unable to parse 'trace_rate', got: -1"),
         ("trace_count", ["99999999999"], "Unable to parse 'trace_count', got: 99999999999"),
@@ -53,11 +82,11 @@ def test_a_models_setting_goes_before_that_of_all_until_it_is_cleared() -> None:
 def test_a_trace_setting_that_cannot_be_changes_nothing(
     name: str, values: list[str], says: str
 ) -> None:
-    settings = TraceSettings()
-    before = settings.update("", trace())
+    tracer = Tracer()
+    before = update_trace_settings(tracer, "", trace())
     with pytest.raises(EdgeServerError, match=says):
-        settings.update("", trace(log_frequency=["3"], **{name: values}))
-    assert settings.update("", trace()) == before
+        update_trace_settings(tracer, "", trace(log_frequency=["3"], **{name: values}))
+    assert update_trace_settings(tracer, "", trace()) == before
 
 
 @pytest.fixture

@@ -48,7 +48,9 @@ class Counted:
     def _run(self, inputs: Tensors, outputs: frozenset[str]) -> Tensors:
         if self.closed:
             raise InternalError(f"{self.name} is closed")
-        return {name: Tensor(inputs["a"].array + np.float32(self.number)) for name in outputs}
+        array = inputs["a"].array
+        added = (array + np.float32(self.number)).astype(array.dtype)
+        return {name: Tensor(added) for name in outputs}
 
 
 class Gate:
