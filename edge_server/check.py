@@ -6,25 +6,28 @@ Not looked for is what may change by itself: a taken port, a broker or a live ca
 from __future__ import annotations
 
 import ssl
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge_server.cameras.camera import Camera
+from edge_server.daemon import chosen_control, chosen_scheduling
 from edge_server.errors import ModelConfigError, SettingsError, SourceError
 from edge_server.grpc_api.credentials import server_credentials
 from edge_server.mqtt.broker_address import BrokerAddress
 from edge_server.pipeline import LanePipeline
-from edge_server.repository.loader import RepositoryLoader
 from edge_server.serving.data_plane import DataPlane
 from edge_server.serving.registry import ModelRegistry
 from edge_server.tracing.trace_file import TraceFile
 
 if TYPE_CHECKING:
     from edge_server import settings as chosen
+    from edge_server.repository.control import RepositoryControl
+
+# Models that are being closed get so long.
+CLOSE_S = 5.0
 
 
 def check(settings: chosen.Settings) -> list[str]:
-    """Load every model, prove every camera's model, open every recording, read the broker's files.
+    """Load the models of the start, prove every camera's, open recordings, read the broker's files.
 
     Returns:
         What was found well, a line for each; a repository without models is told there too.
@@ -33,9 +36,11 @@ def check(settings: chosen.Settings) -> list[str]:
         SettingsError: something is faulty; one line per fault, of all kinds together.
     """
     registry = ModelRegistry()
+    scheduling = chosen_scheduling(settings.serving)
+    control = chosen_control(registry, scheduling, settings.repository)
     try:
         data_plane = DataPlane(registry)
-        lines, faults, faulty_models = _check_models(settings, registry, data_plane)
+        lines, faults, faulty_models = _check_models(settings.repository, control, data_plane)
         for name, camera in settings.cameras.items():
             found = _check_camera(name, camera, data_plane, faulty_models)
             faults += found
@@ -62,36 +67,43 @@ def check(settings: chosen.Settings) -> list[str]:
                 address = f"{settings.mqtt.host}:{settings.mqtt.port}"
                 lines.append(f"mqtt {address}: lanes and status go there")
     finally:
-        registry.clear()
+        control.close(CLOSE_S)
+        scheduling.close()
     if faults:
         raise SettingsError("\n".join(faults))
     return lines
 
 
 def _check_models(
-    settings: chosen.Settings, registry: ModelRegistry, data_plane: DataPlane
-) -> tuple[list[str], list[str], set[str]]:
-    """What was found well, the faults, and the models to which they belong."""
-    paths = settings.repository.paths
+    repository: chosen.Repository, control: RepositoryControl, data_plane: DataPlane
+) -> tuple[list[str], list[str], set[str] | None]:
+    """What was found well, the faults, and the models to which they belong; None is to all."""
     try:
-        failed = RepositoryLoader(registry, [Path(path) for path in paths]).load_all()
+        failed = control.load_first()
     except ModelConfigError as error:
-        return [], [str(error)], {camera.model for camera in settings.cameras.values()}
+        return [], [str(error)], None
     ready = data_plane.index(only_ready=True)
     lines = [f"model {e.name} version {e.version}: {e.state.value}" for e in ready]
     if not ready and not failed:
-        where = ", ".join(paths) or "repository.paths, which is empty"
-        lines.append(f"warning: no models in {where}: there is nothing to serve")
+        lines.append(f"warning: {_nothing(repository)}")
     return lines, [entry.reason for entry in failed], {entry.name for entry in failed}
 
 
+def _nothing(repository: chosen.Repository) -> str:
+    """Why no model is loaded at the start."""
+    if repository.mode == "explicit" and not repository.load:
+        return "mode explicit and no --load-model: nothing is served until it is asked for"
+    where = ", ".join(repository.paths) or "repository.paths, which is empty"
+    return f"no models in {where}: there is nothing to serve"
+
+
 def _check_camera(
-    name: str, settings: chosen.Camera, data_plane: DataPlane, faulty_models: set[str]
+    name: str, settings: chosen.Camera, data_plane: DataPlane, faulty_models: set[str] | None
 ) -> list[str]:
     """The camera's faults; one of its model's own has been told with the model."""
     faults = []
     camera = Camera(name, settings.uri)
-    if settings.model not in faulty_models:
+    if faulty_models is not None and settings.model not in faulty_models:
         try:
             LanePipeline(camera, data_plane, settings.model, ()).prove()
         except SettingsError as error:

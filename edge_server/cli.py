@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from edge_server import errors
-from edge_server.appliance.logs import journal_prefix, set_up_logging
+from edge_server.appliance.log_formats import journal_prefix
+from edge_server.appliance.logs import set_up_logging
 from edge_server.flags.chosen import choose, nearest
 from edge_server.flags.table import GROUPS
 from edge_server.flags.texts import address
@@ -23,6 +24,7 @@ from edge_server.flags.texts import address
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from edge_server.appliance.log_switches import LogSwitches
     from edge_server.settings import Log, Settings
 
 log = logging.getLogger(__name__)
@@ -81,6 +83,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--version", action=_Version, nargs=0, help="print it and exit")
     verbs = parser.add_subparsers(required=True, metavar="VERB")
 
     run = verbs.add_parser(
@@ -112,6 +115,16 @@ def _parser() -> argparse.ArgumentParser:
         verb=_demo, flags=("--source", "--frames", "--mqtt", "--json", "--model-repository")
     )
     return parser
+
+
+class _Version(argparse.Action):
+    """As argparse's own, but looked up only when somebody asks."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
+        from importlib.metadata import version  # noqa: PLC0415
+
+        print(f"edge-server {version('edge-server')}")
+        parser.exit()
 
 
 def _add_settings_flags(parser: argparse.ArgumentParser) -> None:
@@ -149,9 +162,9 @@ def _settings(arguments: argparse.Namespace) -> tuple[Settings, list[str]]:
     return settings, chosen.notes + settings.without_effect()
 
 
-def _log_to(log: Log) -> None:
+def _log_to(log: Log) -> LogSwitches:
     try:
-        set_up_logging(
+        return set_up_logging(
             log.verbose,
             info=log.info,
             warning=log.warning,
@@ -210,13 +223,13 @@ def _stop_on_signals() -> threading.Event:
 def _run(arguments: argparse.Namespace) -> NoReturn:
     stop = _stop_on_signals()
     settings, notes = _settings(arguments)
-    _log_to(settings.log)
+    log_switches = _log_to(settings.log)
     for note in notes:
         log.warning("%s", note)
 
     from edge_server.daemon import Daemon  # noqa: PLC0415
 
-    daemon = Daemon(settings)
+    daemon = Daemon(settings, log_switches=log_switches)
     daemon.start(stop)
     code = OK
     try:

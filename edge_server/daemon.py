@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Sequence
 
+    from edge_server.appliance.log_switches import LogSwitches
     from edge_server.pipeline import Listener
     from edge_server.settings import Repository, Serving, Settings, Trace
 
@@ -66,6 +67,7 @@ class Daemon:
     Args:
         settings: what was chosen.
         listeners: told of every LaneFrame, beside the MQTT publisher.
+        log_switches: what clients change of the log; None is all that this process logs.
 
     Raises:
         Unavailable: the gRPC or the metrics address cannot be bound.
@@ -74,15 +76,20 @@ class Daemon:
             traces cannot be written where they shall go.
     """
 
-    def __init__(self, settings: Settings, listeners: Sequence[Listener] = ()) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        listeners: Sequence[Listener] = (),
+        log_switches: LogSwitches | None = None,
+    ) -> None:
         keep_large_buffers()
         self._registry = ModelRegistry()
         self._settings = settings
         self.data_plane = DataPlane(
             self._registry, strict_readiness=settings.repository.strict_readiness
         )
-        self._scheduling = _scheduling(settings.serving)
-        self.control = _control(self._registry, self._scheduling, settings.repository)
+        self._scheduling = chosen_scheduling(settings.serving)
+        self.control = chosen_control(self._registry, self._scheduling, settings.repository)
         self._trace_writer = (
             TraceWriter(TraceFile(settings.trace.file)) if settings.trace.file else None
         )
@@ -94,6 +101,7 @@ class Daemon:
             control=self.control,
             shared_memory=SharedMemory() if settings.serving.client_shared_memory else None,
             tracer=Tracer(_trace_rule(settings.trace), self._trace_writer),
+            log_switches=log_switches,
         )
         self._publisher: Publisher | None = None
         if settings.mqtt is not None:
@@ -263,8 +271,12 @@ class Daemon:
         return f"{ready} models; cameras: {cameras or 'none'}; mqtt: {broker}"
 
 
-def _scheduling(settings: Serving) -> Scheduling:
-    """Raises: SettingsError: see `RateLimiter`."""
+def chosen_scheduling(settings: Serving) -> Scheduling:
+    """What the schedulers of all models share.
+
+    Raises:
+        SettingsError: see `RateLimiter`.
+    """
     limiter = None
     if settings.rate_limit != "off":
         limiter = RateLimiter(
@@ -276,9 +288,10 @@ def _scheduling(settings: Serving) -> Scheduling:
     return Scheduling(limiter, settings.cache_bytes)
 
 
-def _control(
+def chosen_control(
     registry: ModelRegistry, scheduling: Scheduling, settings: Repository
 ) -> RepositoryControl:
+    """What loads models into `registry`, at the start and on request."""
     loader = RepositoryLoader(
         registry,
         [Path(path) for path in settings.paths],

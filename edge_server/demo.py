@@ -70,8 +70,7 @@ def run_demo(
     Raises:
         EdgeServerError: something is missing or wrong; see `Daemon`.
     """
-    set_up_logging(verbose=0)
-    logging.getLogger().setLevel(logging.WARNING)
+    log_switches = set_up_logging(verbose=0, info=False)
     people = sys.stderr if as_json else sys.stdout
     inbox = Inbox()
     newest: deque[tuple[LaneFrame, Frame]] = deque(maxlen=1)
@@ -80,7 +79,7 @@ def run_demo(
         listeners: list[Listener] = [lambda *seen: newest.append(seen)]
         if settings.mqtt is None:
             listeners.append(_put_directly(inbox))
-        daemon = Daemon(settings, listeners)
+        daemon = Daemon(settings, listeners, log_switches)
         if settings.mqtt is not None and not stop.is_set():
             mqtt = settings.mqtt
             subscriber = LaneSubscriber(mqtt.host, mqtt.port, DEVICE, inbox.put)

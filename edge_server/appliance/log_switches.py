@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from dataclasses import dataclass, replace
 from typing import Any
+
+from edge_server.appliance.log_formats import in_iso8601
 
 
 @dataclass(frozen=True)
@@ -15,7 +16,7 @@ class LogSettings:
 
     Attributes:
         verbose_level: 1 and more adds debug records.
-        iso8601: date and time in UTC; the journal has times of its own and is left alone.
+        iso8601: date and time in UTC.
     """
 
     info: bool = True
@@ -29,10 +30,14 @@ class LogSwitches(logging.Filter):
     """The log settings of the process, from their first change on; until then nothing is touched.
 
     They hold for the handlers of the root logger, which are all that the daemon has.
+
+    Args:
+        file: where lines go; empty is stderr.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, file: str = "") -> None:
         super().__init__()
+        self.file = file
         self._lock = threading.Lock()
         root = logging.getLogger()
         self._settings = LogSettings(verbose_level=int(root.isEnabledFor(logging.DEBUG)))
@@ -53,7 +58,7 @@ class LogSwitches(logging.Filter):
                     self._formatters[id(handler)] = handler.formatter
                     handler.addFilter(self)
                 before = self._formatters.get(id(handler))
-                handler.setFormatter(_iso8601(before) if settings.iso8601 else before)
+                handler.setFormatter(in_iso8601(before) if settings.iso8601 else before)
             return settings
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -65,11 +70,3 @@ class LogSwitches(logging.Filter):
         if record.levelno >= logging.INFO:
             return settings.info
         return settings.verbose_level > 0
-
-
-def _iso8601(formatter: logging.Formatter | None) -> logging.Formatter | None:
-    if formatter is None or not formatter.usesTime():
-        return formatter
-    changed = logging.Formatter(formatter._fmt, datefmt="%Y-%m-%dT%H:%M:%SZ")  # noqa: SLF001
-    changed.converter = time.gmtime
-    return changed

@@ -44,6 +44,7 @@ _GROUPS: dict[str, tuple[Flag, ...]] = {
             one_of("everywhere", "unix", "off"),
             "where calls that change the server are answered: everywhere, unix or off",
         ),
+        sets("grpc-max-message-bytes", "BYTES", "grpc.max_message_bytes", whole, "largest request"),
         sets("grpc-insecure", "", "grpc.insecure", boolean, "allow plain text beyond the loopback"),
         sets("metrics-insecure", "", "metrics.insecure", boolean, "the same for metrics"),
     ),
@@ -236,6 +237,7 @@ _GROUPS: dict[str, tuple[Flag, ...]] = {
         ignored("pinned-memory-pool-byte-size", "BYTES", whole, _NO_POOL),
         ignored("cuda-memory-pool-byte-size", "GPU:BYTES", pair("<GPU>:<bytes>", ":"), _NO_POOL),
         ignored("cuda-virtual-address-size", "GPU:BYTES", pair("<GPU>:<bytes>", ":"), _NO_POOL),
+        ignored("enable-peer-access", "BOOL", boolean, "no GPU asks another for its memory"),
         ignored("min-supported-compute-capability", "N", number, "no GPU is left out"),
         ignored("buffer-manager-thread-count", "N", whole, "tensors are not copied by threads"),
         ignored(

@@ -20,14 +20,16 @@ class Admission:
     After `close` everybody is turned away in words. Without it a call that arrives as the server
     shuts down is cut off as CANCELLED, and its client cannot tell whether it ran.
 
-    A stream holds one of `streams` places for as long as it is open, and each of its requests one
-    of `limit` until its last answer.
+    A stream holds one of `streams` places for as long as it is open. Its requests take none of
+    `limit`: they hold no thread of a call, and of how many it takes the stream itself sees to, by
+    leaving the next one in the client's socket. Turned away, they would be missing in a sequence.
     """
 
     def __init__(self, limit: int, streams: int = 8) -> None:
         self._limit = limit
         self._streams = streams
         self._inside = 0
+        self._inside_streams = 0
         self._closed = False
         self._lock = threading.Lock()
         self._left = threading.Condition(self._lock)
@@ -48,12 +50,28 @@ class Admission:
                 )
             self._inside += 1
 
+    def enter_from_stream(self) -> None:
+        """Be counted as a request of an open stream, until `leave`.
+
+        Raises:
+            Unavailable: the gate is closed.
+        """
+        with self._lock:
+            if self._closed:
+                raise Unavailable(SHUTTING_DOWN)
+            self._inside_streams += 1
+
+    def leave_from_stream(self) -> None:
+        """Be counted no more; from any thread."""
+        with self._lock:
+            self._inside_streams -= 1
+            self._tell_if_empty()
+
     def leave(self) -> None:
         """Give a place back; from any thread."""
         with self._lock:
             self._inside -= 1
-            if self._inside == 0 and self._closed:
-                self._left.notify_all()
+            self._tell_if_empty()
 
     def __enter__(self) -> None:
         """As `enter`."""
@@ -95,4 +113,8 @@ class Admission:
     def wait_until_empty(self, timeout_s: float) -> None:
         """After `close`: return when the last inference has left, or after `timeout_s`."""
         with self._left:
-            self._left.wait_for(lambda: self._inside == 0, timeout_s)
+            self._left.wait_for(lambda: not self._inside and not self._inside_streams, timeout_s)
+
+    def _tell_if_empty(self) -> None:
+        if self._closed and not self._inside and not self._inside_streams:
+            self._left.notify_all()

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec import structs
 from tritonclient.grpc import service_pb2 as pb
 
 from edge_server.grpc_api.wire import RAW_OUTPUT_CONTENTS_TAG, raw_contents_places, varint
@@ -49,6 +50,12 @@ class _Input:
 
 @dataclass(frozen=True)
 class _Known:
+    """A request without what differs from one to the next.
+
+    Attributes:
+        request: all but tensors, id, deadline and cancellation.
+    """
+
     request: InferRequest
     inputs: tuple[_Input, ...]
 
@@ -126,8 +133,10 @@ class KnownRequests:
             return  # the id that counts stands where it is not looked for
         if len(self._known) >= _MOST_HEADS:
             self._known, self._head_bytes = {}, {}
+        # Neither the tensors' bytes nor the call: gRPC counts a call that somebody holds as open.
+        like = structs.replace(request, inputs={}, id="", deadline=None, cancellation=None)
         self._known[head] = _Known(
-            request,
+            like,
             tuple(
                 _Input(
                     name,

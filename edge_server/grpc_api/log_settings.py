@@ -44,7 +44,7 @@ def update_log_settings(switches: LogSwitches, request: Any) -> Any:
             changes[_BOOLEANS[name]] = value.bool_param
     settings = switches.change(**changes) if changes else switches.settings
     response = pb.LogSettingsResponse()
-    response.settings["log_file"].string_param = ""
+    response.settings["log_file"].string_param = switches.file
     for name, attribute in _BOOLEANS.items():
         response.settings[name].bool_param = getattr(settings, attribute)
     response.settings["log_verbose_level"].uint32_param = settings.verbose_level

@@ -3,16 +3,60 @@
 from __future__ import annotations
 
 import posixpath
+import threading
 from typing import TYPE_CHECKING, Any
 
 from edge_server.errors import InvalidRequest, Unavailable, Unsupported
+from edge_server.serving.control import NO_FILES
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from edge_server.serving.control import ModelControl
+    from edge_server.serving.snapshot import ModelEntry
 
 # Triton's text wherever models are not loaded on request, be it polling or not.
 _NOT_ALLOWED = "explicit model load / unload is not allowed if polling is enabled"
 _FILE = "file:"
+
+
+class BoundedControl:
+    """A `ModelControl` for callers that hold a thread of a server while they wait.
+
+    As many as `loads` may wait for a load; the next is refused at once, so that some threads are
+    left to tell how the server is.
+    """
+
+    def __init__(self, control: ModelControl, loads: int) -> None:
+        self._control = control
+        self._loads = loads
+        self._places = threading.Semaphore(loads)
+
+    def load(
+        self, name: str, *, config: str | None = None, files: Mapping[str, bytes] = NO_FILES
+    ) -> None:
+        """See `ModelControl.load`.
+
+        Raises:
+            Unavailable: as many loads as may be are under way.
+        """
+        if not self._places.acquire(blocking=False):
+            raise Unavailable(
+                f"{self._loads} model loads are under way already; ask for '{name}' again when "
+                "one of them is done"
+            )
+        try:
+            self._control.load(name, config=config, files=files)
+        finally:
+            self._places.release()
+
+    def unload(self, name: str, *, unload_dependents: bool = False) -> None:
+        """See `ModelControl.unload`."""
+        self._control.unload(name, unload_dependents=unload_dependents)
+
+    def index(self, *, only_ready: bool) -> list[ModelEntry]:
+        """See `ModelControl.index`."""
+        return self._control.index(only_ready=only_ready)
 
 
 def load_model(control: ModelControl | None, request: Any) -> None:

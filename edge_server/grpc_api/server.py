@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
+from edge_server.appliance.listening import listener, remedy
+from edge_server.appliance.log_switches import LogSwitches
 from edge_server.errors import Unavailable
 from edge_server.grpc_api.access import AccessCheck, AccessRules
 from edge_server.grpc_api.admission import Admission
 from edge_server.grpc_api.call_threads import CallThreads
 from edge_server.grpc_api.call_traces import CallTraces
 from edge_server.grpc_api.credentials import server_credentials
+from edge_server.grpc_api.model_control import BoundedControl
 from edge_server.grpc_api.triton import TritonServicer, answer_with
 from edge_server.grpc_api.unix_socket import UnixSocket
 from edge_server.tracing.tracer import Tracer
@@ -26,10 +29,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Calls wait in their thread for an instance, and each stream has one for as long as it is open;
-# the spare ones keep answering how the server is.
-_THREADS = 40
+# Calls wait in their thread for an instance or for a model to load, and each stream has one for as
+# long as it is open; the spare ones keep answering how the server is.
 _INFERENCES_AT_ONCE = 28
+_STREAMS_AT_ONCE = 8
+_LOADS_AT_ONCE = 16
+_THREADS = _INFERENCES_AT_ONCE + _STREAMS_AT_ONCE + _LOADS_AT_ONCE + 4
 # Long enough for clients that ask without pause to hear the refusal before the connection ends.
 _LAST_WORDS_S = 0.1
 
@@ -37,16 +42,15 @@ _LAST_WORDS_S = 0.1
 class GrpcServer:
     """Serves the Triton protocol on TCP and, where one is chosen, on a Unix socket.
 
-    Each side is a server of its own, with its own connections, streams and threads: whoever holds
-    all of the TCP side takes nothing from the socket. Behind them is one servicer and one gate
-    for inferences.
+    Each side is a server of its own, with its own connections, streams, threads and gate for
+    inferences: whoever holds all of the TCP side takes nothing from the socket.
 
     Binding happens at once, so that a taken port is known before any model is loaded; calls are
     answered after `start`.
 
     Args:
         name: what clients are told the server is called.
-        control, shared_memory: see `TritonServicer`.
+        control, shared_memory, log_switches: see `TritonServicer`.
         tracer: traces requests; None traces none.
 
     Raises:
@@ -65,30 +69,37 @@ class GrpcServer:
         control: ModelControl | None = None,
         shared_memory: SharedMemory | None = None,
         tracer: Tracer | None = None,
+        log_switches: LogSwitches | None = None,
     ) -> None:
         self.port = 0
         self._traces = CallTraces(tracer or Tracer())
-        self._admission = Admission(_INFERENCES_AT_ONCE)
+        self._gates: list[Admission] = []
         self._socket: UnixSocket | None = None
         self._servers: list[grpc.Server] = []
         self._threads: list[CallThreads] = []
         self._listening: list[str] = []
         if not settings.enabled:
             return
-        servicer = TritonServicer(
-            data_plane,
-            name,
-            version,
-            self._admission,
-            control=control,
-            shared_memory=shared_memory,
-            traces=self._traces,
-        )
+        log_switches = log_switches or LogSwitches()
+
+        def servicer() -> TritonServicer:
+            self._gates.append(Admission(_INFERENCES_AT_ONCE, _STREAMS_AT_ONCE))
+            return TritonServicer(
+                data_plane,
+                name,
+                version,
+                self._gates[-1],
+                control=control and BoundedControl(control, _LOADS_AT_ONCE),
+                shared_memory=shared_memory,
+                log_switches=log_switches,
+                traces=self._traces,
+            )
+
         try:
             if settings.socket is not None:
                 self._socket = UnixSocket(settings.socket)
-                self._listen_on_socket(self._socket, self._server(servicer, settings, unix=True))
-            self._listen_on_tcp(settings, self._server(servicer, settings, unix=False))
+                self._listen_on_socket(self._socket, self._server(servicer(), settings, unix=True))
+            self._listen_on_tcp(settings, self._server(servicer(), settings, unix=False))
         except BaseException:
             self.close()
             raise
@@ -100,7 +111,8 @@ class GrpcServer:
 
     def drain(self) -> None:
         """Refuse new inferences from now on, in words; all else is still answered."""
-        self._admission.close()
+        for gate in self._gates:
+            gate.close()
 
     def stop(self, grace_s: float) -> None:
         """Refuse new calls, give those in flight `grace_s` to finish, then return."""
@@ -108,7 +120,8 @@ class GrpcServer:
             return
         self.drain()
         stop_by = time.monotonic() + grace_s
-        self._admission.wait_until_empty(grace_s)
+        for gate in self._gates:
+            gate.wait_until_empty(max(0.0, stop_by - time.monotonic()))
         time.sleep(_LAST_WORDS_S)
         left_s = max(0.0, stop_by - time.monotonic())
         for ended in [server.stop(left_s) for server in self._servers]:
@@ -146,16 +159,19 @@ class GrpcServer:
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
         address = f"{host}:{settings.port}"
         credentials = server_credentials(settings.tls) if settings.tls.on else None
+        where = f"gRPC cannot listen on {settings.host}:{settings.port}: "
+        try:
+            # gRPC itself does not say why it cannot.
+            listener(settings.host, settings.port).close()
+        except OSError as error:
+            raise Unavailable(where + remedy(error, "--grpc")) from error
         try:
             if credentials is None:
                 self.port = server.add_insecure_port(address)
             else:
                 self.port = server.add_secure_port(address, credentials)
         except RuntimeError as error:
-            raise Unavailable(
-                f"gRPC cannot listen on {settings.host}:{settings.port}: {_reason(error)}; another "
-                "process may hold the port: stop it, or choose another with --grpc-port"
-            ) from error
+            raise Unavailable(where + _reason(error)) from error
         trust = (
             " with mutual TLS" if settings.tls.mutual else " with TLS" if settings.tls.on else ""
         )
@@ -176,13 +192,15 @@ class GrpcServer:
 def channel_options(settings: Grpc, *, unix: bool) -> list[tuple[str, Any]]:
     """gRPC's options for the limits of one side.
 
+    What is sent is not limited: it is what a model made, and cutting it off would end a stream.
+
     `maximum_concurrent_rpcs` is not among them: it counts calls whose request has not arrived,
     so that a few connections with half-sent ones would close the server to everyone.
     """
     options = {
         "grpc.so_reuseport": 0,
         "grpc.max_receive_message_length": settings.max_message_bytes,
-        "grpc.max_send_message_length": settings.max_message_bytes,
+        "grpc.max_send_message_length": -1,
         "grpc.max_concurrent_streams": settings.max_streams,
         "grpc.max_allowed_incoming_connections": settings.max_connections,
         # The second is the hard limit; between them gRPC refuses by chance.

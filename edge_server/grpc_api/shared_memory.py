@@ -39,6 +39,8 @@ DISABLED = (
 _RESERVED = "triton_python_backend_shm_region_"
 _LARGEST = 2**64 - 1
 _MOST_REGIONS = 1024
+# Each is kept until somebody unregisters it.
+_LONGEST_NAME = 1024
 
 
 class Region:
@@ -167,6 +169,11 @@ class SharedMemory:
         if not name or not file:
             raise InvalidRequest(
                 f"cannot register shared memory region '{name}' - invalid shm key '{key}'"
+            )
+        if len(name) > _LONGEST_NAME:
+            raise InvalidRequest(
+                f"the name of a shared memory region has {len(name)} characters, at most "
+                f"{_LONGEST_NAME} are allowed"
             )
         if "/" in file or file in (".", ".."):
             raise InternalError(f"Unable to open shared memory region: '{key}'")

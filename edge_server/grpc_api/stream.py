@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 # Requests of one stream that are read and not yet answered, and answers that are not yet sent:
 # beyond that the client's next request stays in its socket, and a decoupled model waits.
 _MOST_WAITING = 16
+# Of an error's text, which may quote what a client sent: it waits to be written, too.
+_LONGEST_TEXT = 4000
 # Who takes no answer for so long is gone, as far as the models that wait for it are concerned.
 _SLOW_READER_S = 10.0
 _NAME_OF_FINAL = "triton_final_response"
@@ -197,28 +199,33 @@ class InferStream:
         callback()
 
     def give(self, exchange: Exchange, answer: Answer, *, final: bool) -> None:
-        """Take an answer from a model, to be written in its turn."""
+        """Take an answer from a model, to be written in its turn; after the end it is dropped."""
         with self._changed:
-            if final:
-                self._open.discard(exchange)
-                exchange.callbacks.clear()
             if exchange.decoupled:
-                if answer is not None or exchange.empty_final:
-                    self._wait_for_room()
+                if (answer is not None or exchange.empty_final) and self._wait_for_room():
                     self._at_once.append((exchange, answer, final))
             elif answer is not None:
                 exchange.answer = answer
+            # Only now: while it is open, the stream does not end.
+            if final:
+                self._open.discard(exchange)
+                exchange.callbacks.clear()
             exchange.answered = exchange.answered or final
+            given_up = self._failure is not None
             self._changed.notify_all()
+        if given_up:
+            # Or each model of the stream would wait as long again, for every further answer.
+            self.end()
 
-    def _wait_for_room(self) -> None:
-        """Hold a decoupled model back, but not for ever."""
+    def _wait_for_room(self) -> bool:
+        """Hold a decoupled model back, but not for ever; whether its answer can be written."""
         if not self._changed.wait_for(
             lambda: self.over or len(self._at_once) < _MOST_WAITING, self._slow_reader_s
         ):
             self._failure = Unavailable(
                 f"no answer was read for {self._slow_reader_s:g} s while {_MOST_WAITING} waited"
             )
+        return not (self.over or self._failure)
 
     def _read(self, requests: Iterator[bytes]) -> None:
         try:
@@ -251,10 +258,11 @@ class InferStream:
         try:
             self._submit(data, exchange)
         except EdgeServerError as error:
-            self._refuse(exchange, error)
+            self._refuse(exchange, type(error)(str(error)[:_LONGEST_TEXT]))
         except Exception as error:
             log.exception("grpc ModelStreamInfer: unforeseen error")
-            self._refuse(exchange, InternalError(f"{type(error).__name__}: {error}"))
+            text = f"{type(error).__name__}: {error}"
+            self._refuse(exchange, InternalError(text[:_LONGEST_TEXT]))
 
     def admit(self, exchange: Exchange) -> None:
         """From now on `exchange` has its place among the answers."""

@@ -187,8 +187,8 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
         message, raw = read_request(data)
         exchange.id = message.id
         loaded = self._data_plane.find(message.model_name, message.model_version)
-        self._admission.enter()
-        exchange.finally_ = self._admission.leave
+        self._admission.enter_from_stream()
+        exchange.finally_ = self._admission.leave_from_stream
         exchange.forms = output_forms(message, loaded, self._shared_memory)
         request = to_infer_request(
             message, raw, _patience_s(context), exchange, self._shared_memory

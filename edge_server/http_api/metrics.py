@@ -8,6 +8,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from edge_server.appliance.listening import listener, remedy
 from edge_server.appliance.worker import Worker
 from edge_server.errors import Unavailable
 
@@ -52,16 +53,12 @@ class MetricsServer:
         self._exposition: Exposition | None = None
         self._stopping = False
         self._deaf = False
-        family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
         try:
-            self._listener = socket.create_server(
-                (settings.host, settings.port), family=family, backlog=_BACKLOG
-            )
+            self._listener = listener(settings.host, settings.port, _BACKLOG)
         except OSError as error:
             raise Unavailable(
-                f"metrics cannot listen on {settings.host}:{settings.port}: {error.strerror}; "
-                "another process may hold the port: stop it, or choose another with "
-                "--metrics-port, or none with --allow-metrics=false"
+                f"metrics cannot listen on {settings.host}:{settings.port}: "
+                f"{remedy(error, '--metrics')}; or tell none with --allow-metrics=false"
             ) from error
         self._listener.settimeout(_WAIT_S)
         self.port: int = self._listener.getsockname()[1]

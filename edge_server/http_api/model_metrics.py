@@ -70,6 +70,7 @@ COUNTERS: dict[str, tuple[str, Callable[[Counts], float]]] = {
     ),
 }
 FAILURES = "nv_inference_request_failure"
+LOAD_DURATION = "nv_model_load_duration_secs"
 PENDING = "nv_inference_pending_request_count"
 
 
@@ -106,3 +107,7 @@ class ModelMetrics:
         for labels, model in loaded:
             waiting.add_sample(PENDING, labels, model.scheduler.pending())
         yield waiting
+        load = GaugeMetricFamily(LOAD_DURATION, "Model load time in seconds")
+        for labels, model in loaded:
+            load.add_sample(LOAD_DURATION, labels, model.load_s)
+        yield load

@@ -100,6 +100,7 @@ class Build:
         return Built(part.draft, tuple(models))
 
     def _version(self, draft: Draft, version: int) -> LoadedModel:
+        began = time.monotonic()
         files = draft.files
         backend = find_backend(draft.config.backend)
         completed = backend.complete(files, version, draft.config)
@@ -110,6 +111,7 @@ class Build:
         except BaseException:
             model.close()
             raise
+        loaded = replace(loaded, load_s=time.monotonic() - began)
         if draft.staged is None:
             return loaded
         draft.staged.hold()

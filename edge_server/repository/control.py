@@ -88,13 +88,20 @@ class RepositoryControl:
             ModelConfigError: a model cannot be loaded, where that ends the daemon, or a repository
                 cannot be read.
         """
-        if self._explicit and ALL not in self._load_at_start:
-            failed = self._loader.load_named(self._load_at_start, stop)
-        else:
-            failed = self._loader.load_all(stop)
+        failed = self.load_first(stop)
         if failed and self._exit_on_error:
             names = ", ".join(entry.name for entry in failed)
             raise ModelConfigError(f"models that cannot be loaded: {names}")
+
+    def load_first(self, stop: threading.Event | None = None) -> list[ModelEntry]:
+        """As `start`, but those that cannot be loaded are returned.
+
+        Raises:
+            ModelConfigError: a repository cannot be read.
+        """
+        if self._explicit and ALL not in self._load_at_start:
+            return self._loader.load_named(self._load_at_start, stop)
+        return self._loader.load_all(stop)
 
     def load(
         self, name: str, *, config: str | None = None, files: Mapping[str, bytes] = NO_FILES

@@ -28,6 +28,9 @@ OUTDATED = (
     "Newer operation has been applied to the model lifecycle, current load operation is out-dated."
 )
 
+# It may quote a configuration that a client sent, and is kept and told to everyone who asks.
+_LONGEST_REASON = 4000
+
 
 class ModelLifecycle:
     """Takes models from wanted to READY and away again; the only one that writes the registry.
@@ -188,7 +191,7 @@ class ModelLifecycle:
     def _fail(
         self, name: str, failure: Failure, made_anew: list[ModelEntry] | None
     ) -> list[ModelEntry]:
-        wish, reason = self._wishes[name], str(failure.error)
+        wish, reason = self._wishes[name], str(failure.error)[:_LONGEST_REASON]
         if failure.draft is not None:
             waits = failure.draft.is_ensemble and wish.serving is None
             self._wishes[name] = replace(wish, coming=failure.draft if waits else None)

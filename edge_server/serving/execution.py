@@ -99,6 +99,17 @@ class Executor:
 
     def run(self, instance: Instance, jobs: Sequence[Job]) -> None:
         """Run `jobs` as one batch; all but decoupled ones are answered when this returns."""
+        # A decoupled request may have its last answer, and so lose its lease, while the model is
+        # still inside `execute`.
+        kept = [job.snapshot.keep() for job in jobs] if self.config.decoupled else ()
+        try:
+            self._run(instance, jobs)
+        finally:
+            for lease in kept:
+                if lease is not None:
+                    lease.release()
+
+    def _run(self, instance: Instance, jobs: Sequence[Job]) -> None:
         turns = [_Turn(self, job) for job in jobs]
         began_ns = time.monotonic_ns()
         failure: EdgeServerError | None = None
@@ -164,12 +175,12 @@ class Executor:
 class _Turn:
     """One job while it runs: what its instance calls `respond`."""
 
-    __slots__ = ("_began_ns", "_executor", "_held", "_job", "_over", "_responses")
+    __slots__ = ("_began_ns", "_executor", "_held", "_job", "_last_ns", "_over", "_responses")
 
     def __init__(self, executor: Executor, job: Job) -> None:
         self._executor = executor
         self._job = job
-        self._began_ns = time.monotonic_ns()
+        self._began_ns = self._last_ns = time.monotonic_ns()
         self._held: tuple[Tensors | EdgeServerError, Parameters] | None = None
         self._responses = 0
         self._over = False
@@ -237,9 +248,10 @@ class _Turn:
             trace.mark("COMPUTE_START", self._began_ns)
             trace.mark("COMPUTE_END", now_ns)
         self._executor.statistics.responded(
-            self._responses, phases.infer, empty=answer is None, failed=failed
+            self._responses, now_ns - self._last_ns, empty=answer is None, failed=failed
         )
         self._responses += 1
+        self._last_ns = now_ns
         if answer is not None:
             self._answer(answer, parameters, phases, final=final)
         elif final:

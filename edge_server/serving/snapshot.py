@@ -74,6 +74,7 @@ class LoadedModel:
     Attributes:
         model: what the scheduler's instances are of; an ensemble has none.
         after_close: called once all that it holds is released.
+        load_s: how long it took until it could answer.
     """
 
     config: ModelConfig
@@ -82,6 +83,7 @@ class LoadedModel:
     statistics: ModelStatistics
     model: Model | None = None
     after_close: Callable[[], None] | None = None
+    load_s: float = 0.0
 
     @property
     def name(self) -> str:

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from edge_server.backends.contract import Phases
 
 
+# A model may answer one request without end; each index is counted by itself, and told to clients.
+_MOST_RESPONSES = 1000
+
+
 class Failure(Enum):
     """Why a request failed; the values are the metric's."""
 
@@ -71,7 +75,8 @@ class Counts:
         success: whole requests, from the data plane's door to their last answer.
         failures: by reason; `fail` is their sum.
         batches: batch size → its executions.
-        responses: index of a response of a decoupled request, "0" first.
+        responses: index of a response of a decoupled request, "0" first; the last of
+            `_MOST_RESPONSES` stands for all after it, too.
     """
 
     last_inference_ms: int = 0
@@ -148,7 +153,7 @@ class ModelStatistics:
     def responded(self, index: int, ns: int, *, empty: bool = False, failed: bool = False) -> None:
         """The `index`-th response of a decoupled request, `ns` after the one before it."""
         with self._lock:
-            key = str(index)
+            key = str(min(index, _MOST_RESPONSES - 1))
             response = self._counts.responses.get(key)
             if response is None:
                 response = self._counts.responses[key] = ResponseStatistics()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -94,8 +94,22 @@ def _explain(text: str, camera_names: Iterable[str]) -> str:
         nearest = difflib.get_close_matches(key, known, n=1)
         hint = f'did you mean "{nearest[0]}"?' if nearest else f"known: {', '.join(known)}"
         message, path = f"unknown key; {hint}", f"{path}.{key}".lstrip(".")
+    elif message.startswith("Invalid enum value "):
+        got = message.removeprefix("Invalid enum value ")
+        message = f"expected one of {', '.join(_words(path))}; got {got}"
     # msgspec does not say which of the cameras it means.
     return f"{path.replace('[...]', '.*')}: {message}" if path else message
+
+
+def _words(path: str) -> tuple[str, ...]:
+    """Those that may stand at `path` (`table.key[0]`), which takes one of some words."""
+    section, _, key = re.sub(r"\[[^]]*\]", "", path).rpartition(".")
+    todo = [get_type_hints(_KEYS[section])[key]]
+    for hint in todo:  # grows while it is walked
+        if get_origin(hint) is Literal:
+            return get_args(hint)
+        todo += get_args(hint)
+    return ()
 
 
 _KEYS: dict[str, type[Section]] = {

@@ -104,11 +104,24 @@ class Settings(Section, frozen=True):
     cameras: dict[Name, Camera] = msgspec.field(default_factory=dict)
     log: Log = Log()
 
+    def __post_init__(self) -> None:
+        port = self.grpc.port
+        if self.grpc.enabled and self.metrics.enabled and port and port == self.metrics.port:
+            raise ValueError(
+                f"grpc.port and metrics.port are both {port}; choose another for one of them "
+                "(--grpc-port, --metrics-port)"
+            )
+
     def without_effect(self) -> list[str]:
         """What was chosen and means nothing beside the rest, a line for each."""
         lines = []
         if self.repository.load and self.repository.mode != "explicit":
             lines.append("repository.load: no effect: every model is loaded in mode 'none'")
+        if self.serving.rate_limit_resources and self.serving.rate_limit == "off":
+            lines.append(
+                "serving.rate_limit_resources: no effect: rate_limit is off "
+                "(--rate-limit=execution_count)"
+            )
         if self.grpc.tls != Tls() and not self.grpc.tls.on:
             lines.append("grpc.tls: no effect: neither enabled nor mutual (--grpc-use-ssl=true)")
         elif self.grpc.tls.client_ca and not self.grpc.tls.mutual:

@@ -56,6 +56,8 @@ class Trace(Section, frozen=True):
     file: str = ""
 
     def __post_init__(self) -> None:
+        if "OFF" in self.level and len(self.level) > 1:
+            raise ValueError("Expect only one trace level 'OFF' is specified")
         if "TENSORS" in self.level:
             raise ValueError(
                 "level TENSORS is not supported: no tensors are written to traces; give "

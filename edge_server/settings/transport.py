@@ -73,8 +73,8 @@ class Grpc(Section, frozen=True):
         socket: path of a Unix socket that serves beside TCP, with limits of its own.
         control: where calls that change the server (load, unload, shared memory, trace and log
             settings) are answered.
-        max_message_bytes: a 4K BGR frame has 25 MB; the protocol's own 2 GiB would let one client
-            fill the board's memory.
+        max_message_bytes: of a request; a 4K BGR frame has 25 MB, and the protocol's own 2 GiB
+            would let one client fill the board's memory. Answers are as long as models make them.
         max_connections: on TCP, and as many again on the socket.
         max_streams: calls at once on one connection.
         max_metadata_bytes: headers of one call.

@@ -40,9 +40,10 @@ def test_a_usual_line_of_tritonserver_serves(
         *("--backend-config=tensorrt,version-compatible=true", "--log-verbose=0"),
         *("--pinned-memory-pool-byte-size=268435456", "--cuda-memory-pool-byte-size=0:67108864"),
         *("--grpc-infer-allocation-pool-size=16", "--exit-timeout-secs=5"),
-        *("--grpc-keepalive-time=10000", "--strict-model-config=false"),
+        *("--grpc-keepalive-time=10000", "--strict-model-config=false", "--trace-config=rate=7"),
     )
     server = client(process)
+    assert server.get_trace_settings().settings["trace_rate"].value == ["7"]
     assert server.is_server_ready()
     assert server.get_server_metadata().name == "orin-7"
     assert process.terminate() == 0
@@ -84,8 +85,10 @@ def test_without_grpc_nobody_listens_there(start: Callable[..., Process]) -> Non
     assert process.terminate() == 0
 
 
-def test_the_log_goes_where_and_how_it_was_asked_for(
-    start: Callable[..., Process], tmp_path: Path
+def test_the_log_goes_where_and_how_it_was_asked_for_and_clients_are_told_so(
+    start: Callable[..., Process],
+    client: Callable[..., triton.InferenceServerClient],
+    tmp_path: Path,
 ) -> None:
     path = tmp_path / "chosen.log"
     process = start(
@@ -95,6 +98,10 @@ def test_the_log_goes_where_and_how_it_was_asked_for(
         "--log-info=false",
         "--backend-directory=/opt",
     )
+    told = client(process).get_log_settings().settings
+    assert not told["log_info"].bool_param
+    assert told["log_format"].string_param == "ISO8601"
+    assert told["log_file"].string_param == str(path)
     assert process.terminate() == 0
     (line,) = path.read_text().splitlines()
     assert line[10] == "T"

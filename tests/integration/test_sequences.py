@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import queue
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import grpc
 import numpy as np
 import onnx
 import pytest
 import tritonclient.grpc as triton
 from onnx import TensorProto
 from onnx import helper as onnx_helper
+from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
+    from collections.abc import Callable, Iterator
 
     from tests.integration.conftest import Process
 
+EXAMPLES = Path(__file__).parents[2] / "examples" / "models"
 PATIENCE_S = 30.0
 
 ACCUMULATE = """
@@ -163,6 +167,36 @@ def test_the_model_is_told_where_a_request_stands(server: triton.InferenceServer
     assert told(sequence_id="left", sequence_start=True) == ([1, 1, 0], b"left")
     assert told(sequence_id="left") == ([-1, 1, 0], b"left")
     assert told(sequence_id="left", sequence_end=True) == ([-1, 1, 1], b"left")
+
+
+def test_streams_lose_no_request_of_a_sequence_however_many_wait(
+    start: Callable[..., Process],
+) -> None:
+    process = start(
+        f"--model-repository={EXAMPLES}",
+        "--model-control-mode=explicit",
+        "--load-model=simple_sequence",
+    )
+
+    def requests(corrid: int) -> Iterator[service_pb2.ModelInferRequest]:
+        for step in range(100):
+            request = service_pb2.ModelInferRequest(model_name="simple_sequence")
+            request.inputs.add(name="INPUT", datatype="INT32", shape=[1, 1])
+            request.raw_input_contents.append(np.int32(1).tobytes())
+            request.parameters["sequence_id"].int64_param = corrid
+            request.parameters["sequence_start"].bool_param = step == 0
+            request.parameters["sequence_end"].bool_param = step == 99
+            yield request
+
+    def errors(corrid: int) -> set[str]:
+        with grpc.insecure_channel(f"127.0.0.1:{process.port}") as channel:
+            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            told = list(stub.ModelStreamInfer(requests(corrid), timeout=PATIENCE_S))
+        assert len(told) == 100
+        return {answer.error_message for answer in told}
+
+    with ThreadPoolExecutor(8) as pool:
+        assert set().union(*pool.map(errors, range(1, 9))) == {""}
 
 
 def test_a_stream_keeps_the_order_of_each_sequence(server: triton.InferenceServerClient) -> None:

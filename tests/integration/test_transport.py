@@ -7,7 +7,8 @@ import signal
 import socket
 import subprocess
 import sys
-from contextlib import ExitStack
+import threading
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -82,6 +83,15 @@ def ends(connection: socket.socket) -> bool:
     return True
 
 
+@contextmanager
+def set_in_the_end() -> Iterator[threading.Event]:
+    event = threading.Event()
+    try:
+        yield event
+    finally:
+        event.set()
+
+
 def test_the_socket_serves_while_tcp_is_held_by_others(
     configured: Callable[..., Process], address: str, stack: ExitStack
 ) -> None:
@@ -99,6 +109,43 @@ def test_the_socket_serves_while_tcp_is_held_by_others(
         image = triton.InferInput("image", [1, 720, 1280, 3], "UINT8")
         image.set_data_from_numpy(np.full((1, 720, 1280, 3), 127, np.uint8))
         assert client.infer("lane_detection", [image]).as_numpy("lane_scores") is not None
+
+
+def test_one_connection_may_ask_for_any_number_of_shapes(
+    configured: Callable[..., Process], stack: ExitStack
+) -> None:
+    process = configured("[grpc]\nmax_streams = 4")
+    client = stack.enter_context(triton.InferenceServerClient(f"127.0.0.1:{process.port}"))
+    for height in range(1, 20):
+        image = triton.InferInput("image", [1, 36 * height, 64, 3], "UINT8")
+        image.set_data_from_numpy(np.zeros((1, 36 * height, 64, 3), np.uint8))
+        assert client.infer("lane_preprocess", [image]).get_response().outputs
+
+
+def test_streams_that_fill_tcp_leave_the_socket_its_own(
+    configured: Callable[..., Process], address: str, stack: ExitStack
+) -> None:
+    process = configured(f'[grpc]\nsocket = "{address}"')
+    done = stack.enter_context(set_in_the_end())
+    calls = []
+
+    def open_stream(target: str) -> None:
+        channel = stack.enter_context(grpc.insecure_channel(target))
+        infer = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")
+
+        def requests() -> Iterator[bytes]:
+            yield b""
+            done.wait(PATIENCE_S)
+
+        calls.append(infer(requests(), timeout=PATIENCE_S))
+        next(calls[-1])  # the request is refused, but the stream is open
+
+    for _ in range(8):
+        open_stream(f"127.0.0.1:{process.port}")
+    with pytest.raises(grpc.RpcError) as caught:
+        open_stream(f"127.0.0.1:{process.port}")
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    open_stream(f"unix:{address}")
 
 
 def test_who_connects_and_says_nothing_loses_his_place(

@@ -87,6 +87,16 @@ def test_a_taken_port_is_told_before_a_model_is_loaded() -> None:
     assert "READY" not in done.stderr
 
 
+def test_an_address_of_another_machine_is_told_as_that() -> None:
+    # 192.0.2.0/24 is for documentation (RFC 5737).
+    done = run_to_its_end(
+        "run", "--model-repository", str(MODELS), "--grpc-address=192.0.2.1", "--grpc-insecure"
+    )
+    assert done.returncode == 69
+    (line,) = done.stderr.splitlines()
+    assert line.endswith("give an address of this machine with --grpc-address")
+
+
 def test_an_unreadable_video_ends_with_69_and_its_path(tmp_path: Path) -> None:
     video = tmp_path / "road.mp4"
     video.write_bytes(b"\0" * 1000)

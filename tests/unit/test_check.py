@@ -11,6 +11,7 @@ from edge_server.errors import SettingsError
 from edge_server.settings import read_settings
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from tests.conftest import Authority
@@ -124,3 +125,27 @@ def test_where_traces_cannot_be_written_is_told(
     lines = check_with(repository, trace={"file": str(path)})
     assert f"trace: {path} can be written" in lines
     assert not path.exists()
+
+
+def test_only_the_models_of_the_start_are_loaded(repository: Path, write_model: WriteModel) -> None:
+    write_model("echo", IDENTITY)
+    write_model("broken", "no such field")
+    settings = {"paths": [str(repository)], "mode": "explicit"}
+    (line,) = check(read_settings(None, {"repository": {**settings, "load": ["echo"]}}))
+    assert line == "model echo version 1: READY"
+    (line,) = check(read_settings(None, {"repository": settings}))
+    assert line.startswith("warning: mode explicit and no --load-model")
+    with pytest.raises(SettingsError, match="absent"):
+        check(read_settings(None, {"repository": {**settings, "load": ["absent"]}}))
+    with pytest.raises(SettingsError, match="broken"):
+        check(read_settings(None, {"repository": {**settings, "load": ["*"]}}))
+
+
+def test_what_a_configuration_may_leave_out_is_as_chosen(
+    repository: Path, write_model: WriteModel, write_onnx: Callable[..., None]
+) -> None:
+    write_onnx(write_model("add", "") / "1" / "model.onnx")
+    settings = {"paths": [str(repository)]}
+    assert check(read_settings(None, {"repository": settings}))
+    with pytest.raises(SettingsError, match="add"):
+        check(read_settings(None, {"repository": {**settings, "auto_complete": False}}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -33,6 +34,13 @@ def test_help_imports_neither_numpy_nor_grpc() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "exit codes:" in done.stdout
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run_command(["--version"])
+    assert ended.value.code == 0
+    assert re.fullmatch(r"edge-server \d+\.\d+\.\d+\S*\n", capsys.readouterr().out)
 
 
 @pytest.mark.parametrize("verb", ["run", "demo"])

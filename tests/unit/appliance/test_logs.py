@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from edge_server.appliance.log_switches import LogSettings
 from edge_server.appliance.logs import set_up_logging
 
 if TYPE_CHECKING:
@@ -18,10 +19,20 @@ log = logging.getLogger("tested")
 
 
 @pytest.fixture
-def told(tmp_path: Path) -> Iterator[Any]:
+def root() -> Iterator[logging.Logger]:
+    """The root logger, as it was afterwards."""
+    logger = logging.getLogger()
+    before, level = logger.handlers[:], logger.level
+    yield logger
+    for handler in logger.handlers:
+        handler.close()
+    logger.handlers[:] = before
+    logger.setLevel(level)
+
+
+@pytest.fixture
+def told(root: logging.Logger, tmp_path: Path) -> Any:
     """Sets logging up with a file and these choices, logs a line of each level; the lines."""
-    root = logging.getLogger()
-    before, level = root.handlers[:], root.level
 
     def tell(**chosen: Any) -> list[str]:
         path = tmp_path / "log"
@@ -30,11 +41,7 @@ def told(tmp_path: Path) -> Iterator[Any]:
             log.log(number, "it is %s", logging.getLevelName(number))
         return path.read_text().splitlines()
 
-    yield tell
-    for handler in root.handlers:
-        handler.close()
-    root.handlers[:] = before
-    root.setLevel(level)
+    return tell
 
 
 def levels(lines: list[str]) -> list[str]:
@@ -68,3 +75,62 @@ def test_a_file_that_is_there_is_added_to(told: Any, tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_opened_is_told(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         set_up_logging(0, path=str(tmp_path / "gone" / "log"))
+
+
+def test_what_was_chosen_at_the_start_is_told_and_can_be_changed(
+    root: logging.Logger, tmp_path: Path
+) -> None:
+    path = tmp_path / "log"
+    switches = set_up_logging(3, info=False, warning=False, iso8601=True, path=str(path))
+    assert switches.settings == LogSettings(
+        info=False, warning=False, error=True, verbose_level=3, iso8601=True
+    )
+    assert switches.file == str(path)
+    log.info("silent")
+    switches.change(info=True, iso8601=False)
+    log.info("told")
+    (line,) = path.read_text().splitlines()
+    assert re.fullmatch(r"\d\d:\d\d:\d\d INFO    told", line)
+
+
+@pytest.mark.parametrize("iso8601", [False, True])
+def test_the_journal_gets_a_priority_on_every_line(
+    root: logging.Logger,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    iso8601: bool,
+) -> None:
+    monkeypatch.setenv("JOURNAL_STREAM", "8:1")
+    set_up_logging(0, iso8601=iso8601)
+    log.warning("one\ntwo")
+    assert [line[:3] for line in capsys.readouterr().err.splitlines()] == ["<4>", "<4>"]
+
+
+FORGED = "refused: \n12:00:00 ERROR   forged\r<3>forged\x1b[2J\x85forged"
+
+
+@pytest.mark.parametrize("iso8601", [False, True])
+@pytest.mark.parametrize("journal", [False, True])
+def test_what_a_client_sent_forges_no_line_and_steers_no_terminal(
+    root: logging.Logger,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    iso8601: bool,
+    journal: bool,
+) -> None:
+    monkeypatch.setenv("JOURNAL_STREAM", "8:1" if journal else "")
+    set_up_logging(0, iso8601=iso8601)
+    log.error("%s", FORGED)
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.endswith("refused: ")
+    assert second.removeprefix("<3>") == (
+        r"    12:00:00 ERROR   forged\x0d<3>forged\x1b[2J\x85forged"
+    )
+
+
+def test_what_a_client_sent_does_not_fill_the_disk(told: Any, tmp_path: Path) -> None:
+    told()
+    log.error("x" * 1_000_000)
+    (line,) = [x for x in (tmp_path / "log").read_text().splitlines() if "xxx" in x]
+    assert len(line) < 20_000
+    assert line.endswith(" characters more")

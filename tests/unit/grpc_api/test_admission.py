@@ -69,3 +69,28 @@ def test_streams_have_places_of_their_own_and_hear_when_the_gate_closes() -> Non
         assert told.is_set()
     with pytest.raises(Unavailable, match="shutting down"), admission.stream(print):
         raise AssertionError("nobody is let in")
+
+
+def test_requests_of_streams_take_no_place_and_are_waited_for() -> None:
+    admission = Admission(1)
+    with admission:
+        for _ in range(3):
+            admission.enter_from_stream()
+    with admission:
+        pass
+    admission.close()
+    with pytest.raises(Unavailable, match="shutting down"):
+        admission.enter_from_stream()
+    emptied = threading.Event()
+
+    def wait() -> None:
+        admission.wait_until_empty(10)
+        emptied.set()
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    for _ in range(3):
+        assert not emptied.is_set()
+        admission.leave_from_stream()
+    assert emptied.wait(5)
+    waiting.join()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from contextlib import suppress
 
 import numpy as np
@@ -145,3 +146,23 @@ def test_answers_that_are_not_plain_are_left_to_the_ordinary_way() -> None:
     plain = {"y": Tensor(np.zeros(2, np.uint8))}
     assert known.write(InferResponse("m", "1", "", plain)) is not None
     assert known.write(InferResponse("m", "1", "", plain, parameters={"p": 1})) is None
+
+
+class Call:
+    """A `Cancellation`."""
+
+    cancelled = False
+
+    def when_cancelled(self, callback: object) -> None: ...
+
+
+def test_what_is_remembered_holds_neither_the_call_nor_its_bytes() -> None:
+    known, call = KnownRequests(), Call()
+    message, raw = read_request(request("m", "", [np.zeros(4, np.uint8)]).SerializeToString())
+    asked = to_infer_request(message, raw, None, call)
+    gone = [weakref.ref(call), weakref.ref(asked.inputs["x0"].array)]
+    data = request("m", "", [np.zeros(4, np.uint8)]).SerializeToString()
+    known.remember(data, message, asked)
+    assert known.recall(data, None, None) is not None
+    del asked, call, raw
+    assert [each() for each in gone] == [None, None]

@@ -146,9 +146,9 @@ def test_the_time_of_a_line_can_be_iso8601(root: logging.Logger) -> None:
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", datefmt="%H:%M:%S"))
     root.addHandler(handler)
     try:
-        record = logging.makeLogRecord({"created": 0.0, "msg": "x"})
+        record = logging.makeLogRecord({"created": 0.0, "msg": "x", "levelname": "INFO"})
         update_log_settings(switches, log_request(log_format={"string_param": "ISO8601"}))
-        assert handler.format(record) == "1970-01-01T00:00:00Z x"
+        assert handler.format(record) == "1970-01-01T00:00:00Z I x"
         update_log_settings(switches, log_request(log_format={"string_param": "default"}))
         assert "T" not in handler.format(record)
     finally:

@@ -101,6 +101,12 @@ def test_what_cannot_be_a_region_is_refused_in_the_contracts_words(
     assert regions.regions("") == []
 
 
+def test_a_name_is_not_longer_than_anybody_needs(regions: SharedMemory) -> None:
+    regions.register("n" * 1024, "key", 0, 100)
+    with pytest.raises(InvalidRequest, match="has 1025 characters, at most 1024 are allowed"):
+        regions.register("n" * 1025, "key", 0, 100)
+
+
 def test_a_name_is_given_once(regions: SharedMemory) -> None:
     regions.register("r", "key", 0, 100)
     with pytest.raises(AlreadyExists, match="shared memory region 'r' already in manager"):

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
 from edge_server.errors import Cancelled, InternalError, NotFound, Unavailable
 from edge_server.grpc_api.stream import Exchange, InferStream
 from edge_server.requests import InferResponse
+from edge_server.tensors import Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -155,6 +159,8 @@ def test_a_client_that_reads_nothing_holds_a_model_up_for_a_while_only() -> None
         (exchange,) = models.wait_for("d1")
         for _ in range(20):
             exchange.respond(answer(exchange), False)
+        # It hears of it at once, and does not wait as long for each further answer.
+        assert exchange.cancelled
         told.result(PATIENCE_S)
     with pytest.raises(Unavailable, match="no answer was read"):
         list(answers)
@@ -200,3 +206,49 @@ def test_a_closing_stream_answers_what_it_took_and_then_says_why(
     with pytest.raises(Unavailable, match="shutting down"):
         next(answers)
     stays.set()
+
+
+def test_what_comes_after_the_end_is_not_kept(pool: ThreadPoolExecutor) -> None:
+    models = Models()
+    stream = InferStream(models.submit)
+    said = pool.submit(list, stream.answers(iter([b"d1"])))
+    (exchange,) = models.wait_for("d1")
+    stream.end()
+    said.result(PATIENCE_S)
+    large = np.zeros(1)
+    kept = weakref.ref(large)
+    exchange.respond(InferResponse("m", "1", "", {"x": Tensor(large)}), False)
+    del large
+    assert kept() is None
+
+
+def test_a_stream_does_not_end_while_a_last_answer_waits_for_room() -> None:
+    models = Models()
+    stream = InferStream(models.submit)
+    answers = stream.answers(iter([b"d1"]))
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(next, answers)
+        (exchange,) = models.wait_for("d1")
+        exchange.respond(answer(exchange), False)
+        first.result(PATIENCE_S)
+        for _ in range(16):
+            exchange.respond(answer(exchange), False)
+        entered = threading.Event()
+        last = pool.submit(lambda: (entered.set(), exchange.respond(answer(exchange), True)))
+        assert entered.wait(PATIENCE_S)
+        usual = sys.getswitchinterval()
+        sys.setswitchinterval(0.5)  # who waits for room gets no turn until this thread waits
+        try:
+            told = list(answers)
+        finally:
+            sys.setswitchinterval(usual)
+        last.result(PATIENCE_S)
+    assert len(told) == 17
+
+
+def test_a_refusal_does_not_keep_all_that_a_client_sent() -> None:
+    def submit(data: bytes, exchange: Exchange) -> None:
+        raise NotFound(data.decode())
+
+    (said,) = InferStream(submit).answers(iter([b"x" * 100_000]))
+    assert len(read(said)[1]) == 4000

@@ -29,6 +29,7 @@ TRITON = {
     "nv_inference_request_success",
     "nv_inference_request_failure",
     "nv_inference_pending_request_count",
+    "nv_model_load_duration_secs",
     "nv_inference_count",
     "nv_inference_exec_count",
     "nv_inference_request_duration_us",
@@ -79,7 +80,7 @@ class Waiting:
 
 
 def ready(name: str, statistics: ModelStatistics) -> ModelEntry:
-    loaded = LoadedModel(None, 2, Waiting(), statistics)  # type: ignore[arg-type]
+    loaded = LoadedModel(None, 2, Waiting(), statistics, load_s=1.5)  # type: ignore[arg-type]
     return ModelEntry(name, 2, ModelState.READY, loaded=loaded)
 
 
@@ -122,6 +123,7 @@ def test_a_models_numbers_arrive_under_its_name_and_version() -> None:
     assert value("nv_inference_compute_infer_duration_us") == 2
     assert value("nv_inference_compute_output_duration_us") == 3
     assert value("nv_inference_pending_request_count") == 3
+    assert value("nv_model_load_duration_secs") == 1.5
     assert value("nv_inference_request_failure", reason="REJECTED") == 2
     assert value("nv_inference_request_failure", reason="BACKEND") == 0
 

@@ -663,6 +663,18 @@ def test_an_override_that_is_wrong_is_told_and_what_serves_stays(
     assert world.ask("m") == 2
 
 
+@pytest.mark.usefixtures("counted")
+def test_of_a_configuration_that_is_wrong_little_is_kept(
+    world: World, write_model: WriteModel
+) -> None:
+    write_model("m", COUNTED)
+    world.control.load("m")
+    with pytest.raises((ModelConfigError, InternalError)):
+        world.control.load("m", config=json.dumps({"backend": "x" * 100_000}))
+    (entry,) = world.control.index(only_ready=False)
+    assert 0 < len(entry.reason) <= 4000
+
+
 def test_a_failed_load_leaves_none_of_the_clients_files(
     world: World, counted: CountedBackend
 ) -> None:

@@ -96,6 +96,12 @@ def test_every_ensemble_of_a_circle_says_so_and_who_uses_it_names_the_member(
     assert registry.snapshot.ready_versions("b_member") == [1]
 
 
+def test_how_long_a_model_took_to_load_is_known(repository: Path, write_model: WriteModel) -> None:
+    write_model("m", IDENTITY)
+    registry, _ = load(repository)
+    assert 0 < registry.snapshot.find("m").load_s < 60
+
+
 def test_the_version_policy_chooses_and_the_latest_answers(
     repository: Path, write_model: WriteModel
 ) -> None:
