@@ -42,12 +42,9 @@ class Admission:
             Unavailable: all places are taken, or the gate is closed (Triton's texts).
         """
         with self._lock:
-            if self._closed:
-                raise Unavailable(SHUTTING_DOWN)
-            if self._inside == self._limit:
-                raise Unavailable(
-                    f"Exceeds maximum queue size: {self._limit} inferences are in flight already"
-                )
+            refusal = self.refusal()
+            if refusal is not None:
+                raise refusal
             self._inside += 1
 
     def enter_from_stream(self) -> None:
@@ -66,6 +63,16 @@ class Admission:
         with self._lock:
             self._inside_streams -= 1
             self._tell_if_empty()
+
+    def refusal(self) -> Unavailable | None:
+        """What `enter` would raise at this moment; None where it would let in."""
+        if self._closed:
+            return Unavailable(SHUTTING_DOWN)
+        if self._inside == self._limit:
+            return Unavailable(
+                f"Exceeds maximum queue size: {self._limit} inferences are in flight already"
+            )
+        return None
 
     def leave(self) -> None:
         """Give a place back; from any thread."""

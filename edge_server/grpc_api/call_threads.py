@@ -72,6 +72,10 @@ class CallThreads(Executor):
                 thread.start()
         return task
 
+    def waiting(self) -> int:
+        """How many calls have no thread yet."""
+        return len(self._waiting)
+
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Take no more calls, and end the threads once those that were taken are through."""
         with self._lock:

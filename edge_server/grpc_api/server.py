@@ -22,6 +22,8 @@ from edge_server.grpc_api.unix_socket import UnixSocket
 from edge_server.tracing.tracer import Tracer
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from edge_server.grpc_api.shared_memory import SharedMemory
     from edge_server.serving.control import ModelControl
     from edge_server.serving.data_plane import DataPlane
@@ -82,13 +84,12 @@ class GrpcServer:
             return
         log_switches = log_switches or LogSwitches()
 
-        def servicer() -> TritonServicer:
-            self._gates.append(Admission(_INFERENCES_AT_ONCE, _STREAMS_AT_ONCE))
+        def servicer(gate: Admission) -> TritonServicer:
             return TritonServicer(
                 data_plane,
                 name,
                 version,
-                self._gates[-1],
+                gate,
                 control=control and BoundedControl(control, _LOADS_AT_ONCE),
                 shared_memory=shared_memory,
                 log_switches=log_switches,
@@ -98,8 +99,8 @@ class GrpcServer:
         try:
             if settings.socket is not None:
                 self._socket = UnixSocket(settings.socket)
-                self._listen_on_socket(self._socket, self._server(servicer(), settings, unix=True))
-            self._listen_on_tcp(settings, self._server(servicer(), settings, unix=False))
+                self._listen_on_socket(self._socket, self._server(servicer, settings, unix=True))
+            self._listen_on_tcp(settings, self._server(servicer, settings, unix=False))
         except BaseException:
             self.close()
             raise
@@ -141,7 +142,9 @@ class GrpcServer:
             self._socket.release()
             self._socket = None
 
-    def _server(self, servicer: TritonServicer, settings: Grpc, *, unix: bool) -> grpc.Server:
+    def _server(
+        self, servicer: Callable[[Admission], TritonServicer], settings: Grpc, *, unix: bool
+    ) -> grpc.Server:
         rules = AccessRules.of(settings, unix=unix)
         threads = CallThreads(_THREADS, "grpc-unix" if unix else "grpc", self._traces.moments)
         server = grpc.server(
@@ -150,7 +153,9 @@ class GrpcServer:
             interceptors=[AccessCheck(rules)] if rules.refuse_any else [],
             options=channel_options(settings, unix=unix),
         )
-        answer_with(servicer, server)
+        gate = Admission(_INFERENCES_AT_ONCE, _STREAMS_AT_ONCE)
+        answer_with(servicer(gate), server, lambda: _refusal(threads, gate))
+        self._gates.append(gate)
         self._servers.append(server)
         self._threads.append(threads)
         return server
@@ -221,6 +226,13 @@ def channel_options(settings: Grpc, *, unix: bool) -> list[tuple[str, Any]]:
         options["grpc.max_connection_age_ms"] = settings.max_connection_age_ms
         options["grpc.max_connection_age_grace_ms"] = settings.max_connection_age_grace_ms
     return list(options.items())
+
+
+def _refusal(threads: CallThreads, gate: Admission) -> Unavailable | None:
+    """Why no inference can be let in now; None where one can."""
+    if threads.waiting():
+        return Unavailable("Exceeds maximum queue size: every thread of the server is taken")
+    return gate.refusal()
 
 
 def _reason(error: RuntimeError) -> str:

@@ -18,6 +18,7 @@ from edge_server.grpc_api.convert import (
     to_infer_request,
     to_response_message,
 )
+from edge_server.grpc_api.early_refusal import RefusableHandler
 from edge_server.grpc_api.health import SERVICE as HEALTH
 from edge_server.grpc_api.health import HealthServicer
 from edge_server.grpc_api.known_messages import KnownRequests, KnownResponses
@@ -34,10 +35,11 @@ from edge_server.grpc_api.wire import read_request, write_response
 from edge_server.tracing.tracer import Tracer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     import grpc
 
+    from edge_server.errors import EdgeServerError
     from edge_server.grpc_api.admission import Admission
     from edge_server.grpc_api.call_traces import UnaryTrace
     from edge_server.grpc_api.shared_memory import SharedMemory
@@ -276,10 +278,19 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
         return self._shared_memory
 
 
-def answer_with(servicer: TritonServicer, server: grpc.Server) -> None:
-    """Let `servicer` answer every method of the published services on `server`."""
+def answer_with(
+    servicer: TritonServicer,
+    server: grpc.Server,
+    refusal: Callable[[], EdgeServerError | None] = lambda: None,
+) -> None:
+    """Let `servicer` answer every method of the published services on `server`.
+
+    Args:
+        refusal: why no inference can be let in now; None where one can.
+    """
     service = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
     infer = method_handlers(service, servicer, over_bytes=("ModelInfer", "ModelStreamInfer"))
+    infer["ModelInfer"] = RefusableHandler(infer["ModelInfer"], refusal)
     server.add_registered_method_handlers(service.full_name, infer)
     health = method_handlers(HEALTH, servicer.health)
     server.add_registered_method_handlers(HEALTH.full_name, health)

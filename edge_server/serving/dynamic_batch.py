@@ -8,9 +8,10 @@ import time
 from typing import TYPE_CHECKING
 
 from edge_server.appliance.worker import Worker
-from edge_server.errors import DeadlineExceeded, Unavailable
+from edge_server.errors import DeadlineExceeded, EdgeServerError, Unavailable
 from edge_server.serving.batching import BatchRule
 from edge_server.serving.execution import Job
+from edge_server.serving.expected_wait import ExpectedWait
 from edge_server.serving.ordered_answers import OrderedAnswers
 from edge_server.serving.policy_queue import PolicyQueue
 
@@ -36,7 +37,8 @@ class DynamicBatchScheduler:
 
     One worker at a time gathers: it waits until a batch is due, takes an instance, and only then
     decides what goes with it, so that a batch grows while every instance is busy or the rate
-    limiter holds them back. Then the next worker gathers. `submit` never waits for a model.
+    limiter holds them back. Then the next worker gathers. `submit` never waits for a model, and
+    turns away at once whoever would be answered too late.
 
     The workers belong to no supervisor: a model that hangs shows in `longest_run_s`.
     """
@@ -47,6 +49,8 @@ class DynamicBatchScheduler:
         self._pool = pool
         self._rule = BatchRule(config, batching)
         self._queue = PolicyQueue[Job](batching)
+        self._expected_wait = ExpectedWait(len(pool), config.max_batch_size)
+        self._running = 0
         self._order = OrderedAnswers() if batching.preserve_ordering else None
         lock = threading.Lock()
         self._work = threading.Condition(lock)
@@ -90,18 +94,26 @@ class DynamicBatchScheduler:
             worker.stop()
         self._pool.close()
 
-    def _enqueue(self, job: Job) -> Unavailable | None:
+    def _enqueue(self, job: Job) -> EdgeServerError | None:
         """Put `job` in the line and wake who is to know; why not, where it cannot be."""
         if self._closed:
             return _stopping(job.request)
         try:
+            self._check_wait(job.request)
             self._queue.add(job, job.queued_at_ns)
-        except Unavailable as error:
+        except (DeadlineExceeded, Unavailable) as error:
             return error
         if self._order is not None:
             job.respond = self._order.place(job.respond)
         (self._company if self._gathering else self._work).notify()
         return None
+
+    def _check_wait(self, request: InferRequest) -> None:
+        """Raises: DeadlineExceeded, Unavailable: its turn would come too late."""
+        now = time.monotonic()
+        running_s = self._pool.longest_run_s(now) if self._running == len(self._pool) else 0.0
+        ahead = self._queue.ahead_of(request)
+        self._expected_wait.check(request, ahead=ahead, running_s=running_s, now=now)
 
     def _serve(self, _now: float) -> bool:
         """Run one batch, or wait a bounded time for work; False ends the worker."""
@@ -141,10 +153,21 @@ class DynamicBatchScheduler:
                 self._end_gathering()
             self._refuse(refused)
             if jobs:
-                self._executor.run(instance, jobs)
+                self._run(instance, jobs)
         finally:
             if instance is not None:
                 self._pool.give_back(instance)
+
+    def _run(self, instance: Instance, jobs: list[Job]) -> None:
+        with self._work:
+            self._running += 1
+        began = time.monotonic()
+        try:
+            self._executor.run(instance, jobs)
+        finally:
+            with self._work:
+                self._running -= 1
+        self._expected_wait.ran(time.monotonic() - began)
 
     def _wait_until_due(self) -> None:
         """Return when the batch at the head of the line shall run, or nobody waits any more."""

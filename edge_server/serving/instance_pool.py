@@ -7,13 +7,14 @@ import time
 from itertools import zip_longest
 from typing import TYPE_CHECKING, NamedTuple
 
-from edge_server.errors import DeadlineExceeded, ModelConfigError
+from edge_server.errors import Cancelled, DeadlineExceeded, ModelConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from edge_server.backends.contract import Instance, Model
     from edge_server.model_config.config import ModelConfig
+    from edge_server.requests import Cancellation
     from edge_server.serving.rate_limiter import RateLimiter, Share
 
 
@@ -90,6 +91,10 @@ class InstancePool:
         """How many callers wait for an instance."""
         return self._waiting
 
+    @property
+    def any_idle(self) -> bool:
+        return bool(self._idle)
+
     def longest_run_s(self, now: float) -> float:
         """How long the oldest run that has not ended takes by `now` (`time.monotonic()`)."""
         # A copy, so that a run that ends meanwhile does not disturb the look.
@@ -101,14 +106,22 @@ class InstancePool:
         for instance in (*self._instances, *self._passive):
             instance.close()
 
-    def take(self, *, urgent: bool, deadline: float | None) -> Instance:
+    def take(
+        self, *, urgent: bool, deadline: float | None, cancellation: Cancellation | None = None
+    ) -> Instance:
         """An idle instance, the caller's until `give_back`; waits for one until `deadline`.
 
         Raises:
             DeadlineExceeded: none was idle in time (`time.monotonic()`), or the time was up
                 before it began.
+            Cancelled: the caller went while it waited.
         """
-        instance = self._take_idle(urgent=urgent, deadline=deadline)
+        instance = self._take_now(urgent=urgent, deadline=deadline)
+        if instance is None:
+            gone = _Gone(self._lock, self._for_urgent if urgent else self._for_others)
+            if cancellation is not None:
+                cancellation.when_cancelled(gone)
+            instance = self._take_idle(gone, urgent=urgent, deadline=deadline)
         if self._limited is not None:
             instance = self._take_limited(self._limited, instance, deadline)
         self._started_at[id(instance)] = time.monotonic()
@@ -120,23 +133,30 @@ class InstancePool:
             self._limited.give_back(instance)
         self._make_idle(instance)
 
-    def _take_idle(self, *, urgent: bool, deadline: float | None) -> Instance:
-        turn = self._for_urgent if urgent else self._for_others
+    def _take_now(self, *, urgent: bool, deadline: float | None) -> Instance | None:
         with self._lock:
             if self._idle and self._may_take(urgent=urgent) and _left_s(deadline) != 0.0:
                 return self._idle.pop()
+        return None
+
+    def _take_idle(self, gone: _Gone, *, urgent: bool, deadline: float | None) -> Instance:
+        with self._lock:
             self._urgent_waiting += urgent
             self._waiting += 1
             try:
-                mine = turn.wait_for(
-                    lambda: self._idle and self._may_take(urgent=urgent), _left_s(deadline)
+                mine = gone.turn.wait_for(
+                    lambda: gone.is_so or (self._idle and self._may_take(urgent=urgent)),
+                    _left_s(deadline),
                 )
             finally:
+                gone.waits = False
                 self._waiting -= 1
                 self._urgent_waiting -= urgent
-            if not mine or _left_s(deadline) == 0.0:
+            if gone.is_so or not mine or _left_s(deadline) == 0.0:
                 # The wake-up that was ours may be another's.
                 self._wake_next()
+                if gone.is_so:
+                    raise Cancelled("the caller took the request back")
                 raise DeadlineExceeded("the request's deadline passed before an instance was idle")
             instance = self._idle.pop()
             # Two may have been given back while only this caller was woken.
@@ -169,6 +189,25 @@ class InstancePool:
     def _wake_next(self) -> None:
         if self._idle and (self._waiting or self._urgent_waiting):
             (self._for_urgent if self._urgent_waiting else self._for_others).notify()
+
+
+class _Gone:
+    """Hears that a caller who waits for his `turn` has gone, and wakes him."""
+
+    __slots__ = ("_lock", "is_so", "turn", "waits")
+
+    def __init__(self, lock: threading.Lock, turn: threading.Condition) -> None:
+        self._lock = lock
+        self.turn = turn
+        self.waits = True
+        self.is_so = False
+
+    def __call__(self) -> None:
+        # It is also called when an answered call is over; then nobody waits any more.
+        with self._lock:
+            if self.waits:
+                self.is_so = True
+                self.turn.notify_all()
 
 
 class LimitedInstances:

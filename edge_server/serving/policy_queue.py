@@ -73,10 +73,7 @@ class PolicyQueue(Generic[W]):
             Unavailable: that level is full (Triton's text).
         """
         request = job.request
-        if request.urgent:
-            level = self._urgent
-        else:
-            level = self._by_priority.get(request.priority, self._default)
+        level = self._level_of(request)
         if level.full:
             # The dead at its head make room; further in they wait for the line to move.
             level.settle(now_ns, self._refused)
@@ -85,6 +82,11 @@ class PolicyQueue(Generic[W]):
         if level.full:
             raise Unavailable(f"{request.log_prefix}Exceeds maximum queue size")
         level.add(job, now_ns)
+
+    def ahead_of(self, request: InferRequest) -> int:
+        """How many would be served before `request`, if it joined now and nobody came after."""
+        last = self._levels.index(self._level_of(request))
+        return sum(map(len, self._levels[: last + 1]))
 
     def in_order(self, now_ns: int) -> Iterator[W]:
         """Those to be served, the next one first; what is dead by `now_ns` leaves on the way.
@@ -122,6 +124,11 @@ class PolicyQueue(Generic[W]):
     def clear(self) -> list[W]:
         """Remove and return all that stand in the line, in order."""
         return self.take(len(self))
+
+    def _level_of(self, request: InferRequest) -> _Level[W]:
+        if request.urgent:
+            return self._urgent
+        return self._by_priority.get(request.priority, self._default)
 
 
 class _Level(Generic[W]):

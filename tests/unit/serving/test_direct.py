@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,7 +12,7 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.backends.contract import TensorModel
-from edge_server.errors import InternalError
+from edge_server.errors import InternalError, Unavailable
 from edge_server.model_config.config import ModelConfig
 from edge_server.requests import InferRequest
 from edge_server.serving.scheduling import Scheduling
@@ -73,6 +74,30 @@ def test_one_instance_runs_one_request_at_a_time() -> None:
     for thread in threads:
         thread.join(5)
     assert entered[1].is_set()
+
+
+def test_who_would_be_answered_too_late_is_turned_away_while_the_model_runs() -> None:
+    begun, release = threading.Semaphore(0), threading.Event()
+
+    def run(inputs: Tensors, outputs: frozenset[str]) -> Tensors:
+        begun.release()
+        release.wait(0.3)
+        return {"b": inputs["a"]}
+
+    snapshot = world(TensorModel(run))
+    # A run takes 0.3 s, as far as anybody knows.
+    snapshot.infer(InferRequest("m", {"a": VALUE}))
+    busy = threading.Thread(target=snapshot.infer, args=(InferRequest("m", {"a": VALUE}),))
+    assert begun.acquire(timeout=5)
+    busy.start()
+    assert begun.acquire(timeout=5)
+    hurried = InferRequest("m", {"a": VALUE}, deadline=time.monotonic() + 0.25)
+    with pytest.raises(Unavailable, match="would not be answered before its deadline"):
+        snapshot.infer(hurried)
+    release.set()
+    busy.join(5)
+    patient = InferRequest("m", {"a": VALUE}, deadline=time.monotonic() + 60)
+    assert snapshot.infer(patient).outputs["b"] is VALUE
 
 
 def test_a_failing_model_costs_its_request_and_gives_the_instance_back() -> None:

@@ -330,6 +330,29 @@ def test_who_has_gone_is_dropped_without_running(worlds: Callable[..., World]) -
     assert (failures[Failure.CANCELED], failures[Failure.REJECTED]) == (1, 1)
 
 
+def test_who_would_be_answered_too_late_is_turned_away_while_the_model_runs(
+    worlds: Callable[..., World],
+) -> None:
+    world = worlds()
+    slow = world.ask(0)
+    world.model.next_run()
+    assert not slow._over.wait(0.3)
+    world.model.let_through()
+    slow.value()
+    busy = world.ask(1)
+    world.model.next_run()
+    hurried = world.ask(2, deadline=time.monotonic() + 0.25)
+    refusal = hurried.only()
+    assert isinstance(refusal, Unavailable)
+    assert "would not be answered before its deadline" in str(refusal)
+    patient = world.ask(3, deadline=time.monotonic() + 60)
+    assert not busy.over
+    world.model.let_through(2)
+    assert world.model.next_run() == [3]
+    assert (busy.value(), patient.value()) == (1, 3)
+    assert world.loaded.statistics.counts().failures[Failure.REJECTED] == 1
+
+
 def test_several_instances_run_several_batches_at_once(worlds: Callable[..., World]) -> None:
     world = worlds(instances=2, max_batch_size=1)
     heard = [world.ask(value) for value in (1, 2)]

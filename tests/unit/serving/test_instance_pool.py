@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
 from contextlib import contextmanager
@@ -12,13 +13,13 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.backends.contract import TensorInstance, TensorModel
-from edge_server.errors import DeadlineExceeded, InternalError, ModelConfigError
+from edge_server.errors import Cancelled, DeadlineExceeded, InternalError, ModelConfigError
 from edge_server.model_config.config import ModelConfig
 from edge_server.serving.instance_pool import InstancePool
 from edge_server.serving.rate_limiter import RateLimiter, ResourceLimit
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 PATIENCE_S = 10.0
 
@@ -56,6 +57,47 @@ def test_dead_work_is_not_begun() -> None:
         pool.take(urgent=False, deadline=time.monotonic() - 1)
     with lent(pool, urgent=True, deadline=None):
         pass
+
+
+class Caller:
+    """A caller who may go, and says that somebody wants to hear of it."""
+
+    def __init__(self) -> None:
+        self.cancelled = False
+        self.heard_by: queue.Queue[Callable[[], None]] = queue.Queue()
+
+    def when_cancelled(self, callback: Callable[[], None]) -> None:
+        self.heard_by.put(callback)
+
+    def go(self) -> None:
+        self.cancelled = True
+        self.heard_by.get(timeout=PATIENCE_S)()
+
+
+def test_who_goes_leaves_the_line_at_once_and_takes_nobody_else_along() -> None:
+    pool = InstancePool([Nothing()])
+    left: queue.Queue[str] = queue.Queue()
+    callers = {name: Caller() for name in ("stays", "goes")}
+
+    def ask(name: str) -> None:
+        try:
+            pool.give_back(pool.take(urgent=False, deadline=None, cancellation=callers[name]))
+        except Cancelled:
+            left.put(f"{name} unserved")
+        else:
+            left.put(f"{name} served")
+
+    threads = [threading.Thread(target=ask, args=(name,)) for name in callers]
+    with lent(pool, urgent=False, deadline=None):
+        for thread in threads:
+            thread.start()
+        callers["goes"].go()
+        assert left.get(timeout=PATIENCE_S) == "goes unserved"
+    assert left.get(timeout=PATIENCE_S) == "stays served"
+    callers["stays"].go()  # as every call does when it is over
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert pool.waiting() == 0
 
 
 def test_urgent_callers_go_before_those_who_came_first() -> None:

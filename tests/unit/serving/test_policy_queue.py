@@ -51,6 +51,16 @@ def test_urgent_goes_first_then_level_by_level_each_in_order_of_arrival() -> Non
     assert not queue
 
 
+def test_ahead_of_a_request_are_the_urgent_the_higher_levels_and_those_before_it() -> None:
+    queue = PolicyQueue[Ticket](DynamicBatching(priority_levels=3, default_priority_level=2))
+    for priority in (1, 2, 2, 3, 3, 3):
+        queue.add(ticket(priority=priority), 0)
+    queue.add(ticket(urgent=True), 0)
+    assert queue.ahead_of(ticket(urgent=True).request) == 1
+    ahead = {priority: queue.ahead_of(ticket(priority=priority).request) for priority in range(4)}
+    assert ahead == {0: 4, 1: 2, 2: 4, 3: 7}
+
+
 def test_without_levels_every_priority_is_the_same() -> None:
     queue = PolicyQueue[Ticket](DynamicBatching())
     for name, priority in (("a", 7), ("b", 0), ("c", 1)):
