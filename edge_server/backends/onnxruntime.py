@@ -5,12 +5,15 @@ Parameters in config.pbtxt: `intra_op_thread_count` (default 0: one per core),
 in parallel), `enable_mem_arena` and `enable_mem_pattern` (default true),
 `memory.enable_memory_arena_shrinkage` (`cpu:0`: give memory back after each run) and
 `allow_spinning` (default false: waiting threads sleep, so that an idle daemon is idle).
+Any other parameter has no effect, which the log says; clients see it in the model's configuration.
 `optimization.graph.level` is -1 (basic), 1 (extended) or 2 (none); without it, all.
 """
 
 from __future__ import annotations
 
 import ctypes
+import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
@@ -31,6 +34,8 @@ if TYPE_CHECKING:
 
     from edge_server.model_config.config import ModelConfig
     from edge_server.model_config.files import ModelFiles
+
+log = logging.getLogger(__name__)
 
 _ONNX_TYPES = {
     "tensor(bool)": DataType.BOOL,
@@ -78,7 +83,15 @@ class OnnxRuntimeParameters(Parameters, frozen=True):
 
 def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfig:
     """Names, types, shapes and the batch size from the ONNX file: see `complete_from`."""
-    check_parameters(files, config, OnnxRuntimeParameters)
+    ours = _ours(config)
+    check_parameters(files, ours, OnnxRuntimeParameters)
+    for name in sorted(config.parameters.keys() - ours.parameters.keys()):
+        log.warning(
+            "model %s: parameter '%s' has no effect here: backend 'onnxruntime' knows: %s",
+            config.name,
+            name,
+            ", ".join(OnnxRuntimeParameters.__struct_encode_fields__),
+        )
     level = config.message.optimization.graph.level
     if level not in _GRAPH_LEVELS:
         raise ModelConfigError(
@@ -109,7 +122,7 @@ def load(directory: Path, config: ModelConfig, placement: Placement) -> OnnxMode
     del placement
     options = ort.SessionOptions()
     options.log_severity_level = 3
-    parameters = read_parameters(config, OnnxRuntimeParameters)
+    parameters = read_parameters(_ours(config), OnnxRuntimeParameters)
     options.intra_op_num_threads = parameters.intra_op_thread_count
     options.inter_op_num_threads = parameters.inter_op_thread_count
     if parameters.execution_mode:
@@ -127,6 +140,12 @@ def load(directory: Path, config: ModelConfig, placement: Placement) -> OnnxMode
         )
     session = _open_session(_model_path(directory, config), options)
     return OnnxModel(config, session, run_options)
+
+
+def _ours(config: ModelConfig) -> ModelConfig:
+    """Without the parameters of others: Triton's for GPUs, a client's own."""
+    known = OnnxRuntimeParameters.__struct_encode_fields__
+    return replace(config, parameters={k: v for k, v in config.parameters.items() if k in known})
 
 
 class OnnxModel:

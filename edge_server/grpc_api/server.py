@@ -207,6 +207,9 @@ def channel_options(settings: Grpc, *, unix: bool) -> list[tuple[str, Any]]:
         "grpc.max_receive_message_length": settings.max_message_bytes,
         "grpc.max_send_message_length": -1,
         "grpc.max_concurrent_streams": settings.max_streams,
+        # It would refuse calls of a client that keeps to that number, because a stream counts for
+        # a moment longer here than there. Who keeps to it waits for a free one instead.
+        "grpc.http.overload_protection": 0,
         "grpc.max_allowed_incoming_connections": settings.max_connections,
         # The second is the hard limit; between them gRPC refuses by chance.
         "grpc.max_metadata_size": settings.max_metadata_bytes,

@@ -39,7 +39,7 @@ ACTED_ON = frozenset(
     )
     | _under("dynamic_batching.default_queue_policy", _QUEUE_POLICY)
     | _under("dynamic_batching.priority_queue_policy", _QUEUE_POLICY)
-    | _under("sequence_batching", "max_sequence_idle_microseconds iterative_sequence")
+    | {"sequence_batching.max_sequence_idle_microseconds"}
     | _under("sequence_batching.direct", "max_queue_delay_microseconds minimum_slot_utilization")
     | _under(
         "sequence_batching.oldest",
@@ -85,6 +85,8 @@ REFUSED = {
     "batch_input": "nothing makes these tensors without ragged batches; remove it",
     "batch_output": "nothing splits these tensors without ragged batches; remove it",
     "optimization.execution_accelerators": "ONNX Runtime runs on its CPU provider here; remove it",
+    "sequence_batching.iterative_sequence": "a request runs once; remove it, and let a decoupled "
+    "model answer it step by step",
     "instance_group.secondary_devices": "no GPU, and so no DLA beside it, can be driven; remove it",
     "model_repository_agents": "there are no repository agents here; remove it, and check "
     "the files before they come into the repository",

@@ -54,6 +54,12 @@ class DynamicBatching:
         default_factory=lambda: MappingProxyType({})
     )
 
+    @property
+    def has_timeouts(self) -> bool:
+        """Whether any request may wait for so long only."""
+        policies = (self.default_queue_policy, *self.priority_queue_policies.values())
+        return any(policy.default_timeout_us for policy in policies)
+
 
 class ControlKind(Enum):
     """What a sequence batcher tells the model through a control input."""
@@ -133,7 +139,6 @@ class SequenceBatching:
     oldest: OldestSequences | None
     max_queue_delay_us: int = 0
     minimum_slot_utilization: float = 0.0
-    iterative: bool = False
 
 
 def dynamic_batching_of(message: Any) -> DynamicBatching | None:
@@ -178,7 +183,6 @@ def sequence_batching_of(message: Any) -> SequenceBatching | None:
         oldest=oldest,
         max_queue_delay_us=batching.direct.max_queue_delay_microseconds,
         minimum_slot_utilization=batching.direct.minimum_slot_utilization,
-        iterative=batching.iterative_sequence,
     )
 
 

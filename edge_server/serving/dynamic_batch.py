@@ -33,7 +33,7 @@ _LOOK_S = 5.0
 
 
 class DynamicBatchScheduler:
-    """A line of requests, and as many workers as instances that run them in batches.
+    """A line of requests, and at least as many workers as instances that run them in batches.
 
     One worker at a time gathers: it waits until a batch is due, takes an instance, and only then
     decides what goes with it, so that a batch grows while every instance is busy or the rate
@@ -57,7 +57,10 @@ class DynamicBatchScheduler:
         self._company = threading.Condition(lock)
         self._gathering = False
         self._closed = False
-        self._workers = [Worker(f"{config.name}-{i}", self._serve) for i in range(len(pool))]
+        # Where waiting has a limit, one more gathers while all instances are busy: it sees to it
+        # that nobody waits for longer. Elsewhere it would only cost a hop between threads.
+        workers = len(pool) + batching.has_timeouts
+        self._workers = [Worker(f"{config.name}-{i}", self._serve) for i in range(workers)]
         for worker in self._workers:
             worker.start()
 
@@ -144,8 +147,7 @@ class DynamicBatchScheduler:
         try:
             try:
                 self._wait_until_due()
-                # One is idle, since all the others who take them are as many as they are.
-                instance = self._pool.take(urgent=False, deadline=time.monotonic() + _LOOK_S)
+                instance = self._pool.take(urgent=False, deadline=self._next_look())
                 jobs, refused = self._take_batch()
             except DeadlineExceeded:
                 return
@@ -184,6 +186,13 @@ class DynamicBatchScheduler:
                     wake_ns = due_ns if expiry_ns is None else min(due_ns, expiry_ns)
                     self._company.wait((wake_ns - now_ns) / 1e9)
             self._refuse(refused)
+
+    def _next_look(self) -> float:
+        """When to look at the line again, even if no instance is idle (`time.monotonic()`)."""
+        with self._work:
+            expiry_ns = self._queue.next_expiry_ns()
+        soon = time.monotonic() + _LOOK_S
+        return soon if expiry_ns is None else min(soon, expiry_ns / 1e9)
 
     def _take_batch(self) -> tuple[list[Job], list[Refused[Job]]]:
         with self._work:

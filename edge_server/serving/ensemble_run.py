@@ -9,14 +9,14 @@ from collections import deque
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from edge_server.errors import Cancelled, DeadlineExceeded, EdgeServerError, InternalError
-from edge_server.requests import InferRequest
+from edge_server.requests import InferRequest, InferResponse
 from edge_server.serving.data_flow import DataFlow
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from edge_server.model_config.config import ModelConfig
-    from edge_server.requests import Answer, InferResponse, StepTiming
+    from edge_server.requests import Answer, StepTiming
     from edge_server.serving.data_flow import DataSet
     from edge_server.serving.ensemble_plan import Plan, PlannedStep
     from edge_server.serving.snapshot import Kept, Snapshot
@@ -221,7 +221,12 @@ class EnsembleRun:
         step = call.step
         if final and self._slots:
             self._slots[step.index].give_back()
+        if step.decoupled and _is_bare(answer):
+            answer = None
         if not step.decoupled and (answer is None or not final):
+            answer = self._deadlock()
+        if isinstance(answer, InferResponse) and not answer.outputs.keys() >= set(step.wanted):
+            # Whatever it leaves out is read by a step, or by the answer, that waits for it.
             answer = self._deadlock()
         if isinstance(answer, EdgeServerError):
             self._fail(answer)
@@ -324,6 +329,10 @@ class EnsembleRun:
         self._over = True
         if self._in_flight:
             self._kept = self._snapshot.keep()
+
+
+def _is_bare(answer: Answer) -> bool:
+    return isinstance(answer, InferResponse) and not answer.outputs
 
 
 class _Call:

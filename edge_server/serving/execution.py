@@ -144,24 +144,18 @@ class Executor:
     def response(
         self, job: Job, made: Tensors, parameters: Parameters, infer_ns: int
     ) -> InferResponse:
-        """What the caller gets of what the model made.
+        """What the caller gets of what the model made; a model may leave outputs out.
 
         Raises:
-            InternalError: an output is missing, or does not fit the shape it shall have.
+            InternalError: an output does not fit the shape it shall have.
         """
         names = job.request.outputs or self._output_names
-        shapes = self._client_shapes
-        try:
-            outputs = {name: made[name] for name in names}
-            if shapes:
-                outputs = {
-                    name: in_shape(tensor, shapes.get(name), job.batch_size)
-                    for name, tensor in outputs.items()
-                }
-        except KeyError as error:
-            raise InternalError(
-                f"model '{self.config.name}' gave no output {error}; it gave: {', '.join(made)}"
-            ) from error
+        outputs = {name: made[name] for name in names if name in made}
+        if shapes := self._client_shapes:
+            outputs = {
+                name: in_shape(tensor, shapes.get(name), job.batch_size)
+                for name, tensor in outputs.items()
+            }
         return InferResponse(
             self.config.name,
             self._version,

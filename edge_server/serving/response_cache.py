@@ -125,7 +125,7 @@ class CachingScheduler:
         entry = self._cache.get(self._owner, key)
         looked_up_ns = time.monotonic_ns() - began_ns
         if entry is not None:
-            outputs = {name: entry.outputs[name] for name in names}
+            outputs = {name: entry.outputs[name] for name in names if name in entry.outputs}
             self._statistics.hit(looked_up_ns)
             respond(
                 InferResponse(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
     from edge_server.model_config.config import ModelConfig
     from edge_server.serving.rate_limiter import RateLimiter
     from edge_server.serving.snapshot import Scheduler
+
+log = logging.getLogger(__name__)
+
+_NO_EFFECT = "model %s: field '%s' has no effect here: the server runs without %s"
 
 
 class Scheduling:
@@ -73,6 +78,12 @@ class Scheduling:
         statistics: ModelStatistics,
         model: Model | None = None,
     ) -> LoadedModel:
+        if config.response_cache and self._cache is None:
+            log.warning(
+                _NO_EFFECT, config.name, "response_cache", "--cache-config=local,size=BYTES"
+            )
+        if self._limiter is None and any(g.resources for g in config.instance_groups):
+            log.warning(_NO_EFFECT, config.name, "rate_limiter", "--rate-limit=execution_count")
         if self._cache is not None and is_cacheable(config):
             scheduler = CachingScheduler(scheduler, self._cache, config, version, statistics)
         return LoadedModel(config, version, scheduler, statistics, model)

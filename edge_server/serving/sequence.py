@@ -9,7 +9,7 @@ from functools import partial
 from math import inf
 from typing import TYPE_CHECKING
 
-from edge_server.errors import Cancelled, InvalidRequest, ModelConfigError, Unavailable
+from edge_server.errors import Cancelled, InvalidRequest, Unavailable
 from edge_server.requests import InferRequest
 from edge_server.serving.execution import Job
 from edge_server.serving.instance_pool import InstancePool
@@ -57,7 +57,7 @@ class SequenceScheduler:
         limiter: see `InstancePool`.
 
     Raises:
-        ModelConfigError: an initial state is wrong, or what is configured cannot be done here.
+        ModelConfigError: an initial state is wrong.
         EdgeServerError: an instance cannot be made; nothing is left open.
     """
 
@@ -267,23 +267,12 @@ class SequenceScheduler:
 
 
 def _strategy(config: ModelConfig, batching: SequenceBatching) -> tuple[int, Strategy]:
-    """How many sequences an instance has in hand, and how their requests become batches.
-
-    Raises:
-        ModelConfigError: no sequence could ever run, or not in the way that is asked for.
-    """
-    where = f"model '{config.name}': sequence_batching"
-    if batching.iterative:
-        raise ModelConfigError(
-            f"{where}.iterative_sequence is not supported by this server; remove it"
-        )
+    """How many sequences an instance has in hand, and how their requests become batches."""
     max_batch = max(1, config.max_batch_size)
     oldest = batching.oldest
     if oldest is None:
         delay_s = batching.max_queue_delay_us / 1e6
         return max_batch, DirectStrategy(max_batch, batching.minimum_slot_utilization, delay_s)
-    if oldest.max_candidate_sequences < 1:
-        raise ModelConfigError(f"{where}.oldest.max_candidate_sequences must be at least 1")
     delay_s = oldest.max_queue_delay_us / 1e6
     strategy = OldestStrategy(max_batch, oldest.preferred_batch_sizes, delay_s)
     return oldest.max_candidate_sequences, strategy

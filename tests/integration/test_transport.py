@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -186,6 +187,19 @@ def test_a_message_above_the_limit_is_turned_away_and_one_below_is_not(
         with pytest.raises(grpc.RpcError) as caught:
             infer(b"\xff" * size, timeout=PATIENCE_S)
         assert caught.value.code() is code
+
+
+def test_a_client_of_many_threads_waits_for_a_stream_and_is_never_refused(
+    configured: Callable[..., Process], stack: ExitStack
+) -> None:
+    process = configured("[grpc]", "max_streams = 4")
+    channel = stack.enter_context(
+        grpc.insecure_channel(f"127.0.0.1:{process.port}", [("grpc.use_local_subchannel_pool", 1)])
+    )
+    live = channel.unary_unary(LIVE)
+    with ThreadPoolExecutor(16) as threads:
+        answers = list(threads.map(lambda _: live(b"", timeout=PATIENCE_S), range(1000)))
+    assert set(answers) == {b"\x08\x01"}
 
 
 def test_headers_above_the_limit_are_turned_away(

@@ -3,6 +3,9 @@
 A block is written once, read in place, and free again when its reader's last view on it is gone.
 The reader says so by a byte in the block's own header, so that nothing has to be sent and a
 finalizer may do it on any thread. The file has no name: nothing is left behind, whoever dies.
+
+Both map all of it from the start. It takes memory where blocks have been, and they are put as far
+in front as there is room.
 """
 
 from __future__ import annotations
@@ -23,117 +26,83 @@ if TYPE_CHECKING:
 HEADER_BYTES = 64
 MIB = 1 << 20
 _LOOK_S = 0.001
-_CLOSED = -1
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 class ArenaFull(Exception):
-    """There is no room, and the arena may not grow."""
+    """There is no room."""
 
 
-def make_arena_file(name: str) -> int:
-    """A descriptor of a new, empty arena, which no process can shrink under another's feet."""
+def make_arena_file(name: str, size_bytes: int) -> int:
+    """A descriptor of a new, empty arena, whose size no process can change under another's feet."""
     fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+    os.ftruncate(fd, size_bytes)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
     return fd
 
 
 class ArenaWriter:
-    """Puts arrays into the arena; grows it as needed, up to its limit, and never gives back.
+    """Puts arrays into the arena.
 
     Args:
-        fd: of the file; the writer's from now on.
-        limit_bytes: of the whole file.
+        fd: of the file; the caller's to close, at any time.
         patience_s: how long `put` waits for the reader to free something.
     """
 
-    def __init__(self, fd: int, limit_bytes: int, patience_s: float = 0.0) -> None:
-        self.fd = fd
-        self._limit_bytes = limit_bytes
+    def __init__(self, fd: int, patience_s: float = 0.0) -> None:
+        self._memory = np.frombuffer(mmap.mmap(fd, 0), np.uint8)
         self._patience_s = patience_s
         self._lock = threading.Lock()
-        self._extents: list[_WriterExtent] = []
-        self._size_bytes = 0
+        # (begin, end), by place. What the reader has freed is found when room is looked for.
+        self._used: list[tuple[int, int]] = []
+        self._closed = False
 
     def put(self, array: NDArray[Any]) -> int:
         """Copy `array`, in C order, into a block; its offset.
 
         Raises:
-            ArenaFull: nothing became free in time.
+            ArenaFull: there never is so much room, or it did not become free in time.
         """
         need_bytes = HEADER_BYTES + -(-array.nbytes // HEADER_BYTES) * HEADER_BYTES
-        extent, start = self._allocate(need_bytes)
-        begin = start + HEADER_BYTES
-        target = extent.memory[begin : begin + array.nbytes]
+        begin = self._wait_for_room(need_bytes) + HEADER_BYTES
+        target = self._memory[begin : begin + array.nbytes]
         np.copyto(target.view(array.dtype).reshape(array.shape), array)
-        return extent.offset + begin
+        return begin
 
     def take_back(self, offset: int) -> None:
         """Free a block that the reader will never hear of."""
         with self._lock:
-            for extent in self._extents:
-                if extent.offset < offset < extent.offset + len(extent.memory):
-                    extent.memory[offset - HEADER_BYTES - extent.offset] = 0
+            self._memory[offset - HEADER_BYTES] = 0
 
     def close(self) -> None:
-        """Grow no more; what is mapped stays valid."""
-        with self._lock:
-            os.close(self.fd)
-            self.fd = _CLOSED
+        """Take nothing more."""
+        self._closed = True
 
-    def _allocate(self, need_bytes: int) -> tuple[_WriterExtent, int]:
+    def _wait_for_room(self, need_bytes: int) -> int:
         give_up_at = time.monotonic() + self._patience_s
         while True:
             with self._lock:
-                for extent in self._extents:
-                    start = extent.allocate(need_bytes)
-                    if start is not None:
-                        return extent, start
-                if self.fd == _CLOSED:
+                if self._closed:
                     raise ArenaFull("the other side is gone")
-                if self._size_bytes + need_bytes <= self._limit_bytes:
-                    extent = self._grow(need_bytes)
-                    return extent, extent.allocate(need_bytes) or 0
-                used_bytes = sum(extent.used_bytes for extent in self._extents)
-            if time.monotonic() >= give_up_at:
+                begin = self._allocate(need_bytes)
+                if begin is not None:
+                    return begin
+                used_bytes = sum(end - begin for begin, end in self._used)
+            if need_bytes > len(self._memory) or time.monotonic() >= give_up_at:
                 raise ArenaFull(
-                    f"{need_bytes} bytes do not fit: {used_bytes} of {self._limit_bytes} bytes of "
+                    f"{need_bytes} bytes do not fit: {used_bytes} of {len(self._memory)} bytes of "
                     "shared memory are in use"
                 )
             time.sleep(_LOOK_S)
 
-    def _grow(self, need_bytes: int) -> _WriterExtent:
-        # Doubled, so that few extents ever come to be; whole MiB, so that each can be mapped.
-        wish_bytes = max(need_bytes, self._size_bytes, MIB)
-        size_bytes = min(-(-wish_bytes // MIB) * MIB, self._limit_bytes - self._size_bytes)
-        size_bytes = max(size_bytes, -(-need_bytes // mmap.PAGESIZE) * mmap.PAGESIZE)
-        os.ftruncate(self.fd, self._size_bytes + size_bytes)
-        extent = _WriterExtent(self.fd, self._size_bytes, size_bytes)
-        self._size_bytes += size_bytes
-        self._extents.append(extent)
-        return extent
-
-
-class _WriterExtent:
-    """One mapped stretch of the file; no block crosses its ends."""
-
-    def __init__(self, fd: int, offset: int, size_bytes: int) -> None:
-        self.offset = offset
-        self.memory = np.frombuffer(mmap.mmap(fd, size_bytes, offset=offset), np.uint8)
-        # (start, end), by place. What the reader has freed is found when room is looked for.
-        self._used: list[tuple[int, int]] = []
-
-    @property
-    def used_bytes(self) -> int:
-        return sum(end - start for start, end in self._used)
-
-    def allocate(self, need_bytes: int) -> int | None:
+    def _allocate(self, need_bytes: int) -> int | None:
         """Where a block of that size begins; None where there is no room."""
-        self._used = [block for block in self._used if self.memory[block[0]]]
+        self._used = [block for block in self._used if self._memory[block[0]]]
         free_from = 0
-        for index, (start, end) in enumerate([*self._used, (len(self.memory), 0)]):
-            if start - free_from >= need_bytes:
+        for index, (begin, end) in enumerate([*self._used, (len(self._memory), 0)]):
+            if begin - free_from >= need_bytes:
                 self._used.insert(index, (free_from, free_from + need_bytes))
-                self.memory[free_from] = 1
+                self._memory[free_from] = 1
                 return free_from
             free_from = end
         return None
@@ -143,16 +112,13 @@ class ArenaReader:
     """Looks at what the other side has put into its arena.
 
     Args:
-        fd: of the file; the reader's from now on.
+        fd: of the file; the caller's to close, at any time.
         writable: whether views may be written to; the writer never looks at a block again.
     """
 
     def __init__(self, fd: int, *, writable: bool) -> None:
-        self.fd = fd
+        self._mapping = mmap.mmap(fd, 0)
         self._writable = writable
-        self._lock = threading.Lock()
-        self._mapped: list[tuple[int, mmap.mmap]] = []
-        self._mapped_bytes = 0
 
     def view(self, offset: int, size_bytes: int) -> NDArray[np.uint8]:
         """The block's bytes; it is free once this array and all views on it are gone.
@@ -160,34 +126,9 @@ class ArenaReader:
         Raises:
             ValueError: there is no such block.
         """
-        start, mapping = self._find(offset, size_bytes)
-        return np.asarray(_Block(mapping, offset - start, size_bytes, self._writable))
-
-    def close(self) -> None:
-        """Map nothing new; the views that there are stay valid."""
-        with self._lock:
-            os.close(self.fd)
-            self.fd = _CLOSED
-
-    def _find(self, offset: int, size_bytes: int) -> tuple[int, mmap.mmap]:
-        with self._lock:
-            end = offset + size_bytes
-            if end > self._mapped_bytes:
-                self._map_what_is_new()
-            for start, mapping in self._mapped:
-                if start + HEADER_BYTES <= offset and end <= start + len(mapping):
-                    return start, mapping
-        raise ValueError(f"no block of {size_bytes} bytes at {offset}")
-
-    def _map_what_is_new(self) -> None:
-        # The file ends where an extent of the writer ends, so no block crosses a mapping's end.
-        if self.fd == _CLOSED:
-            return
-        new_bytes = os.fstat(self.fd).st_size - self._mapped_bytes
-        if new_bytes > 0:
-            mapping = mmap.mmap(self.fd, new_bytes, offset=self._mapped_bytes)
-            self._mapped.append((self._mapped_bytes, mapping))
-            self._mapped_bytes += new_bytes
+        if not (offset >= HEADER_BYTES and 0 <= size_bytes <= len(self._mapping) - offset):
+            raise ValueError(f"no block of {size_bytes} bytes at {offset}")
+        return np.asarray(_Block(self._mapping, offset, size_bytes, self._writable))
 
 
 class _Block:

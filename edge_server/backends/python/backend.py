@@ -1,7 +1,8 @@
 """`python`: somebody's `model.py`, unchanged, in a process of its own.
 
 A process that crashes, hangs or never returns costs the requests it was running; it is killed,
-and started again with growing pauses. Meanwhile the model is not ready.
+once nobody waits for them any more, and started again with growing pauses. Meanwhile the model is
+not ready.
 
 Parameters in config.pbtxt that are ours; all others are the model's own:
 `execution_timeout_s` (default 30, at most 50): an `execute` that takes longer is killed.
@@ -146,7 +147,8 @@ def _auto_complete(directory: Path, config: ModelConfig, limits: Limits) -> str:
         process.kill()
         process.close()
     raise ModelConfigError(
-        f"{path}: auto_complete_config did not return within {limits.initialize_s:g} s"
+        f"{path}: auto_complete_config did not return within {limits.initialize_s:g} s; parameter "
+        "'initialize_timeout_s' allows more"
     )
 
 

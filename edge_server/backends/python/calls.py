@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from edge_server.backends.python.arena import ArenaFull
@@ -59,6 +60,15 @@ class ModelCalls:
         inputs = {p.name: Tensor(unpack(p, self._process.inbox)) for p in message.request.inputs}
         if not callers:
             self.refuse(number, "BLS is only supported during the 'execute' function.")
+            return
+        if len(inputs) < len(message.request.inputs):
+            given = Counter(place.name for place in message.request.inputs)
+            twice = next(name for name, count in given.items() if count > 1)
+            self.refuse(
+                number,
+                f"[request id: {message.request.id or '<id_unknown>'}] input '{twice}' already "
+                "exists in request",
+            )
             return
         cancellation = _CallCancellation(callers[0])
         with self._lock:

@@ -21,6 +21,10 @@ class ChannelClosed(Exception):
     """The other side is gone, or does not listen."""
 
 
+class NotUnderstood(ChannelClosed):
+    """The other side is there, and does not speak this language."""
+
+
 class Channel(Generic[M]):
     """Sends from any thread; one thread receives messages of type `M`.
 
@@ -56,7 +60,8 @@ class Channel(Generic[M]):
         """Wait for something to come; the messages that are complete with it, in order.
 
         Raises:
-            ChannelClosed: the other side is gone, or does not speak this language.
+            ChannelClosed: the other side is gone.
+            NotUnderstood: it does not speak this language.
         """
         try:
             chunk = self._connection.recv(_CHUNK_BYTES)
@@ -70,7 +75,7 @@ class Channel(Generic[M]):
         while (body := begin + _LENGTH_BYTES) <= len(self._received):
             length = int.from_bytes(self._received[begin:body], "little")
             if length > _LONGEST_BYTES:
-                raise ChannelClosed(f"a message of {length} bytes")
+                raise NotUnderstood(f"a message of {length} bytes")
             if len(self._received) < body + length:
                 break
             messages.append(self._decode(memoryview(self._received)[body : body + length]))
@@ -82,7 +87,7 @@ class Channel(Generic[M]):
         try:
             return self._decoder.decode(body)
         except msgspec.DecodeError as error:
-            raise ChannelClosed(f"a message that is none: {error}") from error
+            raise NotUnderstood(f"a message that is none: {error}") from error
         finally:
             body.release()
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from edge_server.appliance.backoff import Backoff
 from edge_server.appliance.worker import Worker
-from edge_server.backends.python.life import ChildLife, unhealthy
+from edge_server.backends.python.life import ChildLife, latest_deadline, unhealthy
 from edge_server.backends.python.process import ChildProcess
 from edge_server.errors import DeadlineExceeded, EdgeServerError, ModelConfigError
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# An execution may take this long even where its caller waits less: a caller in a hurry must not
+# An execution may take this long even where its callers wait less: callers in a hurry must not
 # cost the others a process that is merely slow.
 LEAST_EXECUTION_S = 1.0
 FINALIZE_S = 2.0
@@ -107,11 +107,10 @@ class PythonInstance:
         return life is not None and not life.why_over
 
     def execute(self, requests: Sequence[ExecuteRequest]) -> Phases | None:
-        deadlines = [r.request.deadline for r in requests if r.request.deadline is not None]
         error: EdgeServerError | None = None
         taken: PythonInstance | None = None
         try:
-            taken = self._turns.take(self, min(deadlines, default=None))
+            taken = self._turns.take(self, latest_deadline(requests))
         except DeadlineExceeded as late:
             error = late
         if taken is not None:

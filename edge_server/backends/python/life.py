@@ -9,12 +9,13 @@ import queue
 import threading
 import time
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 from edge_server.backends.contract import Phases
 from edge_server.backends.python.arena import ArenaFull
 from edge_server.backends.python.calls import SEQUENCE_END, SEQUENCE_START, ModelCalls
-from edge_server.backends.python.channel import ChannelClosed
+from edge_server.backends.python.channel import ChannelClosed, NotUnderstood
 from edge_server.backends.python.messages import (
     Answered,
     Asked,
@@ -33,9 +34,11 @@ from edge_server.backends.python.messages import (
     MakeMetric,
     ReadyIs,
     Started,
+    Taken,
 )
 from edge_server.backends.python.outstanding import Outstanding
 from edge_server.backends.python.packing import pack_all, take_back, unpack
+from edge_server.backends.python.passing_on import PassingOn
 from edge_server.errors import EdgeServerError, InternalError, Unavailable
 from edge_server.tensors import Tensor
 
@@ -51,6 +54,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 READY_S = 5.0
+_ALLOWS_MORE = "parameter '%s' allows more"
 
 
 class ChildLife:
@@ -84,7 +88,12 @@ class ChildLife:
         self._process = process
         self._metrics = metrics
         self._calls = ModelCalls(name, process)
-        self._outstanding = Outstanding(name, decoupled=decoupled)
+        self._outstanding = (
+            Outstanding(name, decoupled=True, hear=self._pass_on)
+            if decoupled
+            else Outstanding(name, decoupled=False)
+        )
+        self._decoupled = decoupled
         self._numbers = itertools.count(1)
         self._asks_ready = False
         self._asking_ready = threading.Lock()
@@ -105,10 +114,12 @@ class ChildLife:
         """
         try:
             self._process.channel.send(start)
-            self._await_start(time.monotonic() + within_s, started)
+            self._await_start(within_s, started)
             while True:
                 for message in self._process.receive(None):
                     self._take(message)
+        except NotUnderstood as error:
+            self.end(f"it spoke nonsense: {error}")
         except ChannelClosed:
             pass
         except Exception as error:
@@ -129,7 +140,13 @@ class ChildLife:
         """Let the model finalize, then end it; it is killed if that takes longer."""
         with suppress(ChannelClosed):
             self._process.channel.send(Finish(), within_s)
-            self._process.wait(within_s)
+            if not self._process.wait(within_s):
+                log.warning(
+                    "model %s: instance %s was killed: 'finalize' did not return within %g s",
+                    self._model,
+                    self._name,
+                    within_s,
+                )
         self.end("it is closed")
 
     def execute(self, requests: Sequence[ExecuteRequest], limit_s: float, least_s: float) -> Phases:
@@ -138,19 +155,19 @@ class ChildLife:
         Args:
             requests: the batch.
             limit_s: how long it may take.
-            least_s: how long it may take even where a request's deadline is nearer.
+            least_s: how long it may take even where nobody waits for it any more.
         """
         began = time.monotonic()
         began_ns = time.monotonic_ns()
         batch = self._send(requests)
         sent_ns = time.monotonic_ns()
         if batch is not None:
-            deadlines = [r.request.deadline for r in requests if r.request.deadline is not None]
-            nearest = max(min(deadlines, default=math.inf), began + least_s)
-            until = min(nearest, began + limit_s)
+            given_up_at = max(latest_deadline(requests), began + least_s)
+            until = min(given_up_at, began + limit_s)
             if not batch.done.wait(until - time.monotonic()):
                 took_s = time.monotonic() - began
-                self.end(f"it was killed: 'execute' did not return within {took_s:.1f} s")
+                more = "" if until == given_up_at else f"; {_ALLOWS_MORE % 'execution_timeout_s'}"
+                self.end(f"it was killed: 'execute' did not return within {took_s:.1f} s{more}")
         infer_ns = batch.execute_ns if batch is not None else 0
         rest_ns = time.monotonic_ns() - sent_ns - infer_ns
         return Phases(sent_ns - began_ns, infer_ns, max(0, rest_ns))
@@ -176,12 +193,16 @@ class ChildLife:
         finally:
             self._asking_ready.release()
 
-    def _await_start(self, until: float, started: Callable[[], None]) -> None:
+    def _await_start(self, within_s: float, started: Callable[[], None]) -> None:
+        until = time.monotonic() + within_s
         while not self.why_over:
             left_s = until - time.monotonic()
             messages = self._process.receive(max(0.0, left_s))
             if not messages and left_s <= 0:
-                self.end("it was killed: 'initialize' did not return in time")
+                self.end(
+                    f"it was killed: 'initialize' did not return within {within_s:g} s; "
+                    f"{_ALLOWS_MORE % 'initialize_timeout_s'}"
+                )
                 return
             for message in messages:
                 if not isinstance(message, Started):
@@ -293,7 +314,22 @@ class ChildLife:
         # Looked at even where nobody waits for them, so that their memory becomes free.
         places = [] if message.answer is None else message.answer.outputs
         tensors = {p.name: Tensor(unpack(p, self._process.inbox)) for p in places}
-        self._outstanding.answer(message, tensors)
+        waited_for = self._outstanding.answer(message, tensors)
+        if self._decoupled and not (waited_for or message.final):
+            self._taken(message.number, 1)
+
+    def _pass_on(self, number: int, request: ExecuteRequest) -> PassingOn:
+        return PassingOn(self._name, request.respond, partial(self._taken, number))
+
+    def _taken(self, number: int, count: int) -> None:
+        with suppress(ChannelClosed):
+            self._process.channel.send(Taken(number, count))
+
+
+def latest_deadline(requests: Sequence[ExecuteRequest]) -> float:
+    """When nobody waits for any of them any more; infinity where somebody always does."""
+    deadlines = [request.request.deadline for request in requests]
+    return max(math.inf if deadline is None else deadline for deadline in deadlines)
 
 
 def unhealthy(name: str, why: str) -> Unavailable:

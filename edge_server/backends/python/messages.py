@@ -93,6 +93,13 @@ class Cancel(Message, frozen=True):
     number: int
 
 
+class Taken(Message, frozen=True):
+    """So many more answers to that request of a decoupled model have been taken."""
+
+    number: int
+    count: int
+
+
 class AskReady(Message, frozen=True):
     """Call `is_ready`."""
 
@@ -117,7 +124,7 @@ class Finish(Message, frozen=True):
     """Call `finalize` and end."""
 
 
-FromDaemon = Start | Execute | Cancel | AskReady | CallAnswered | CallReturned | Finish
+FromDaemon = Start | Execute | Cancel | Taken | AskReady | CallAnswered | CallReturned | Finish
 
 # From the model's process.
 

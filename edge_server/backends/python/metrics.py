@@ -6,6 +6,7 @@ import re
 import threading
 from bisect import bisect_left
 from itertools import accumulate, pairwise
+from math import isnan
 from typing import TYPE_CHECKING
 
 from edge_server.backends.contract import ModelMetric
@@ -20,6 +21,9 @@ _NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _LABEL = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
 # The server's own; two metrics of one name make the whole page unreadable.
 _TAKEN = ("nv_", "edge_", "process_")
+# A label that takes ever new values would fill the memory, and the page.
+_MOST = 1000
+_LONGEST = 4096
 
 
 class MetricBook:
@@ -43,17 +47,25 @@ class MetricBook:
 
         Raises:
             ValueError: the name or a label cannot be one, the name is taken by metrics of another
-                kind or by the server's own, or the buckets do not ascend.
+                kind or by the server's own, the buckets do not ascend, or it is too much.
         """
         _check_names(name, labels)
+        if sum(map(len, (name, description, *labels, *labels.values()))) > _LONGEST:
+            raise ValueError(
+                f"metric '{name[:64]}': its texts have more than {_LONGEST} characters"
+            )
         bounds = tuple(buckets or ())
-        if any(a >= b for a, b in pairwise(bounds)):
+        if bounds and "le" in labels:
+            raise ValueError(f"metric '{name}': 'le' is a histogram's own label")
+        if any(map(isnan, bounds)) or any(a >= b for a, b in pairwise(bounds)):
             raise ValueError(f"metric '{name}': its buckets do not ascend: {list(bounds)}")
+        key = (name, tuple(sorted(labels.items())))
         with self._lock:
+            if key not in self._numbers and len(self._metrics) >= _MOST:
+                raise ValueError(f"metric '{name}': a model has at most {_MOST} metrics")
             _, known = self._families.setdefault(name, (description, kind))
             if known != kind:
                 raise ValueError(f"metric '{name}' is a {known} already, no {kind}")
-            key = (name, tuple(sorted(labels.items())))
             if key not in self._numbers:
                 self._numbers[key] = len(self._metrics)
                 self._metrics.append(_Metric(name, dict(labels), bounds))

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from edge_server.backends.python.codes import error_of
 from edge_server.errors import DeadlineExceeded, EdgeServerError, InternalError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from edge_server.backends.contract import ExecuteRequest, Tensors
+    from edge_server.backends.contract import ExecuteRequest, RespondTensors, Tensors
     from edge_server.backends.python.messages import Answered, Executed
 
 
@@ -34,20 +34,38 @@ class Batch:
         self.done = threading.Event()
 
 
+class _Asked(NamedTuple):
+    request: ExecuteRequest
+    batch: Batch
+    respond: RespondTensors
+
+
+def _itself(_number: int, request: ExecuteRequest) -> RespondTensors:
+    return request.respond
+
+
 class Outstanding:
     """Every request that is taken in is answered for the last time once, whatever happens.
 
     Args:
         name: of the instance, for the texts.
         decoupled: requests may be answered after their execution.
+        hear: who hears the answers to a request, by its number.
     """
 
-    def __init__(self, name: str, *, decoupled: bool) -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        decoupled: bool,
+        hear: Callable[[int, ExecuteRequest], RespondTensors] = _itself,
+    ) -> None:
         self._name = name
         self._decoupled = decoupled
+        self._hear = hear
         self._lock = threading.Lock()
         self._batches: dict[int, Batch] = {}
-        self._asked: dict[int, tuple[ExecuteRequest, Batch]] = {}
+        self._asked: dict[int, _Asked] = {}
         self._why_over = ""
 
     @property
@@ -66,7 +84,7 @@ class Outstanding:
             self._batches[number] = batch
             batch.unanswered.update(asked)
             for one, request in zip(asked, requests, strict=True):
-                self._asked[one] = (request, batch)
+                self._asked[one] = _Asked(request, batch, self._hear(one, request))
         return batch
 
     def waits(self, number: int) -> bool:
@@ -78,8 +96,8 @@ class Outstanding:
         with self._lock:
             return next((batch.requests for batch in self._batches.values()), ())
 
-    def answer(self, message: Answered, tensors: Tensors) -> None:
-        """Pass an answer on; one that nobody waits for is dropped."""
+    def answer(self, message: Answered, tensors: Tensors) -> bool:
+        """Pass an answer on; whether somebody waits for it, else it is dropped."""
         answer = message.answer
         failure = answer.failure if answer is not None else None
         final = message.final or failure is not None
@@ -88,17 +106,17 @@ class Outstanding:
             if asked is not None and final:
                 del self._asked[message.number]
         if asked is None:
-            return
-        request, batch = asked
+            return False
         if failure is not None:
-            request.respond(error_of(failure.code, failure.text), True)
+            asked.respond(error_of(failure.code, failure.text), True)
         elif answer is None:
-            request.respond(None, final)
+            asked.respond(None, final)
         else:
-            request.respond(tensors, final, answer.parameters)
+            asked.respond(tensors, final, answer.parameters)
         if final:
-            batch.unanswered.discard(message.number)
-            self._look_if_over(batch)
+            asked.batch.unanswered.discard(message.number)
+            self._look_if_over(asked.batch)
+        return True
 
     def executed(self, message: Executed) -> None:
         """The execution of a batch is over; who has no last answer hears of its failure."""
@@ -109,10 +127,10 @@ class Outstanding:
         batch.executed = True
         if message.failure:
             with self._lock:
-                left = [self._asked.pop(n)[0] for n in batch.unanswered if n in self._asked]
+                left = [self._asked.pop(n) for n in batch.unanswered if n in self._asked]
             batch.unanswered.clear()
-            for request in left:
-                request.respond(InternalError(message.failure), True)
+            for asked in left:
+                asked.respond(InternalError(message.failure), True)
         self._look_if_over(batch)
 
     def end(self, why: str) -> None:
@@ -124,8 +142,8 @@ class Outstanding:
             asked, self._asked = self._asked, {}
             batches, self._batches = self._batches, {}
         now = time.monotonic()
-        for request, _ in asked.values():
-            request.respond(self._error(request, now), True)
+        for one in asked.values():
+            one.respond(self._error(one.request, now), True)
         for batch in batches.values():
             batch.done.set()
 

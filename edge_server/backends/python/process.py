@@ -33,34 +33,30 @@ class ChildProcess:
 
     Args:
         name: of the instance, for the list of processes.
-        arena_limit_bytes: how large each side's shared memory may grow.
+        arena_bytes: how much memory the tensors of each side may take.
 
     Raises:
         OSError: the system has no room for another process.
     """
 
-    def __init__(self, name: str, arena_limit_bytes: int) -> None:
+    def __init__(self, name: str, arena_bytes: int) -> None:
         self._killing = threading.Lock()
         self._closed = False
         with ExitStack() as stack:
             ours, theirs = socket.socketpair()
             stack.callback(ours.close)
-            self.outbox = ArenaWriter(make_arena_file("edge-server outbox"), arena_limit_bytes)
-            stack.callback(self.outbox.close)
-            self.inbox = ArenaReader(make_arena_file("edge-server inbox"), writable=False)
-            stack.callback(self.inbox.close)
             lifeline_end, _ = (_owned(fd, stack) for fd in os.pipe2(os.O_CLOEXEC))
-            with theirs:
-                inherited = (theirs.fileno(), self.inbox.fd, self.outbox.fd, lifeline_end)
+            with theirs, ExitStack() as until_inherited:
+                outbox, inbox = (
+                    _owned(make_arena_file(f"edge-server {name}", arena_bytes), until_inherited)
+                    for name in ("outbox", "inbox")
+                )
+                self.outbox = ArenaWriter(outbox)
+                stack.callback(self.outbox.close)
+                self.inbox = ArenaReader(inbox, writable=False)
+                inherited = (theirs.fileno(), inbox, outbox, lifeline_end)
                 self._popen = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-                    [
-                        sys.executable,
-                        "-m",
-                        _CHILD,
-                        name,
-                        *map(str, inherited),
-                        str(arena_limit_bytes),
-                    ],
+                    [sys.executable, "-m", _CHILD, name, *map(str, inherited)],
                     cwd=_ROOT,
                     env={k: v for k, v in os.environ.items() if k not in _NOT_INHERITED},
                     stdin=subprocess.DEVNULL,
@@ -84,7 +80,8 @@ class ChildProcess:
         """What the process says next; nothing, when `timeout_s` is over.
 
         Raises:
-            ChannelClosed: it has ended, or speaks nonsense.
+            ChannelClosed: it has ended.
+            NotUnderstood: it speaks nonsense.
         """
         # The process's end counts, not the socket's alone: what it forked may hold that open.
         ready = {fd for fd, _ in self._poll.poll(None if timeout_s is None else 1e3 * timeout_s)}

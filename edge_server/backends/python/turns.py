@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from math import inf
 from typing import Generic, Protocol, TypeVar
 
 from edge_server.errors import DeadlineExceeded
@@ -42,11 +43,12 @@ class Turns(Generic[E]):
         with self._change:
             self._all.append(one)
 
-    def take(self, own: E, deadline: float | None) -> E | None:
+    def take(self, own: E, deadline: float) -> E | None:
         """`own`, or where it is away whichever is up and free first; None where none is up.
 
         Raises:
-            DeadlineExceeded: none became free before `deadline` (`time.monotonic()`).
+            DeadlineExceeded: none became free before `deadline` (`time.monotonic()`; infinity
+                waits for ever).
         """
         with self._change:
             while True:
@@ -57,8 +59,8 @@ class Turns(Generic[E]):
                     if one not in self._busy:
                         self._busy.append(one)
                         return one
-                left_s = None if deadline is None else deadline - time.monotonic()
-                if (left_s is not None and left_s <= 0) or not self._change.wait(left_s):
+                left_s = deadline - time.monotonic()
+                if left_s <= 0 or not self._change.wait(None if left_s == inf else left_s):
                     raise DeadlineExceeded(
                         "the request's deadline passed before an instance was idle"
                     )

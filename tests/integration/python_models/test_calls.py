@@ -193,3 +193,36 @@ def execute(self, requests):
         ),
     )
     assert served.values("m", 1) == [300_000]
+
+
+def test_bytes_are_names_too(serve: Serve) -> None:
+    """An element of a BYTES tensor is the name of a model in Triton's own example."""
+    served = serve(
+        double=DOUBLE,
+        m="""
+        def execute(self, requests):
+            name = np.array([b"double"], np.object_)
+            call = pb_utils.InferenceRequest(
+                model_name=name[0], requested_output_names=[b"y"], request_id=b"i",
+                model_version=np.int64(1), flags=np.uint8(0), timeout=np.int32(5),
+                inputs=[pb_utils.Tensor(b"x", np.array([4], np.int32))])
+            return [y(call.exec().output_tensors()[0].as_numpy())]
+        """,
+    )
+    assert served.values("m", 0) == [8]
+
+
+def test_an_input_is_given_once(serve: Serve) -> None:
+    served = serve(
+        double=DOUBLE,
+        m="""
+        def execute(self, requests):
+            tensor = pb_utils.Tensor("x", np.array([4], np.int32))
+            call = pb_utils.InferenceRequest(
+                model_name="double", requested_output_names=["y"], inputs=[tensor, tensor])
+            return [y([1], parameters={"error": call.exec().error().message()})]
+        """,
+    )
+    assert served.infer("m", 0).parameters == {
+        "error": "[request id: <id_unknown>] input 'x' already exists in request"
+    }

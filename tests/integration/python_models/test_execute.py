@@ -474,3 +474,136 @@ def test_metrics_are_kept_by_the_daemon(serve: Serve) -> None:
 def test_a_model_may_not_load_others(serve: Serve) -> None:
     served = serve(m="def execute(self, requests):\n    pb_utils.load_model('other')")
     assert "this server does not let a model load others" in text_of(lambda: served.infer("m", 1))
+
+
+@pytest.mark.parametrize(
+    ("returned", "text"),
+    [
+        ("[y(x(r), parameters={'a': 2**63})]", "must fit 64 bits"),
+        ("[y(x(r), parameters={chr(0xDCFF): 1})]", "UnicodeEncodeError"),
+        ("[pb_utils.InferenceResponse(error=pb_utils.TritonError(5))]", "message must be a str"),
+        ("pb_utils.MetricFamily('a', 'b').Metric({'version': 1})", "label's value must be a str"),
+        ("pb_utils.MetricFamily('a', 'b', 'sum').Metric()", "of no kind 'sum'"),
+        ("pb_utils.MetricFamily('a', 'b').Metric().increment(None)", "TypeError"),
+        ("pb_utils.InferenceRequest(request_id=5)", "request_id must be a str"),
+        ("pb_utils.InferenceRequest(requested_output_names=[5])", "must be a str"),
+        ("pb_utils.InferenceRequest(model_version='1')", "model_version must be an int"),
+        ("pb_utils.InferenceRequest(timeout=1.5)", "timeout must be an int"),
+        ("pb_utils.InferenceRequest(correlation_id=2**64)", "correlation_id must fit 64 bits"),
+        ("pb_utils.is_model_ready('m', 1)", "model_version must be a str"),
+        ("1 / 0", "ZeroDivisionError"),
+    ],
+)
+def test_what_cannot_travel_is_told_where_it_was_made_and_costs_no_process(
+    serve: Serve, returned: str, text: str
+) -> None:
+    served = serve(
+        m=f"""
+        def execute(self, requests):
+            (r,) = requests
+            return {returned} if x(r)[0] else [y([os.getpid()])]
+        """
+    )
+    before = served.values("m", 0)
+    assert text in text_of(lambda: served.infer("m", 1))
+    assert served.values("m", 0) == before
+
+
+def test_an_exception_that_cannot_be_printed_costs_no_process(serve: Serve) -> None:
+    served = serve(
+        m="""
+        def execute(self, requests):
+            class Silent(Exception):
+                def __str__(self):
+                    raise RuntimeError
+            n = x(requests[0])[0]
+            if n:
+                raise (Silent if n == 1 else OSError)(chr(0xDCFF))
+            return [y([os.getpid()])]
+        """
+    )
+    before = served.values("m", 0)
+    assert "message: Silent: <Silent that cannot be printed: RuntimeError>" in text_of(
+        lambda: served.infer("m", 1)
+    )
+    assert r"message: OSError: \udcff" in text_of(lambda: served.infer("m", 2))
+    assert served.values("m", 0) == before
+
+
+def test_who_takes_answers_slowly_holds_up_nobody_else(serve: Serve) -> None:
+    """A client that does not read is between it and the model's thread that answers it."""
+    served = serve(
+        m=(
+            DECOUPLED,
+            """
+            def execute(self, requests):
+                for r in requests:
+                    threading.Thread(target=self.count, args=(r,), daemon=True).start()
+            def count(self, r):
+                sender = r.get_response_sender()
+                self.sent = 0
+                for value in range(x(r)[0]):
+                    sender.send(y([value, self.sent]))
+                    self.sent += 1
+                sender.send(flags=1)
+            """,
+        )
+    )
+    slow = Slow()
+    served.plane.submit(InferRequest("m", {"x": Tensor(np.array([1000], np.int32))}), slow)
+    assert slow.begun.wait(20)
+    for _ in range(50):
+        assert len(served.submit("m", 1).values()) == 1
+    slow.go_on.set()
+    assert slow.over.wait(20)
+    assert [answer[0] for answer in slow.heard] == list(range(1000))
+
+
+class Slow:
+    """A `Respond` that does not return from its first answer until it may."""
+
+    def __init__(self) -> None:
+        self.begun, self.go_on, self.over = (threading.Event() for _ in range(3))
+        self.heard: list[list[int]] = []
+
+    def __call__(self, answer: Any, final: bool) -> None:
+        self.begun.set()
+        assert self.go_on.wait(20)
+        if answer is not None:
+            self.heard.append(answer.outputs["y"].array.tolist())
+        if final:
+            self.over.set()
+
+
+def test_a_model_waits_for_who_takes_its_answers_slowly(serve: Serve) -> None:
+    served = serve(
+        m=(
+            DECOUPLED,
+            """
+            sent = 0
+            def execute(self, requests):
+                for r in requests:
+                    if x(r)[0]:
+                        threading.Thread(target=self.count, args=(r,), daemon=True).start()
+                    else:
+                        r.get_response_sender().send(y([self.sent]), flags=1)
+            def count(self, r):
+                sender = r.get_response_sender()
+                for _ in range(1000):
+                    sender.send(y([0]))
+                    self.sent += 1
+                sender.send(flags=1)
+            """,
+        )
+    )
+    slow = Slow()
+    served.plane.submit(InferRequest("m", {"x": Tensor(np.array([1], np.int32))}), slow)
+    assert slow.begun.wait(20)
+    seen = [-1]
+    while seen[-1] != 64:
+        (sent,) = served.submit("m", 0).values()
+        assert seen[-1] <= sent[0] <= 64
+        seen += sent
+    slow.go_on.set()
+    assert slow.over.wait(20)
+    assert len(slow.heard) == 1000

@@ -76,10 +76,27 @@ def test_a_caller_in_a_hurry_does_not_cost_the_others_a_slow_process(serve: Serv
     assert served.values("m", FINE) == [first]
 
 
+def test_a_caller_in_a_hurry_does_not_cost_those_of_its_batch_their_answers(serve: Serve) -> None:
+    served = serve(
+        m=(
+            "max_batch_size: 8 dynamic_batching { max_queue_delay_microseconds: 300000 }",
+            """
+            def execute(self, requests):
+                time.sleep(1.2)
+                return [y([[len(requests)]]) for r in requests]
+            """,
+        )
+    )
+    hurried = served.submit("m", [1], deadline=time.monotonic() + 1.0)
+    patient = [served.submit("m", [1]), served.submit("m", [1], deadline=time.monotonic() + 20)]
+    assert [answers.values() for answers in patient] == [[[[3]]], [[[3]]]]
+    assert hurried.values() == [[[3]]]
+
+
 def test_an_execution_without_a_deadline_has_a_limit(serve: Serve) -> None:
     limit = 'parameters { key: "execution_timeout_s" value { string_value: "0.2" } }'
     served = serve(m=(limit, WILLING))
-    with pytest.raises(InternalError, match=r"'execute' did not return within 0\.2 s"):
+    with pytest.raises(InternalError, match=r"within 0\.2 s; parameter 'execution_timeout_s'"):
         served.infer("m", HANG)
 
 
@@ -103,7 +120,10 @@ def test_an_initialize_that_fails_fails_the_load(serve: Serve) -> None:
 def test_an_initialize_that_hangs_is_ended(serve: Serve) -> None:
     limit = 'parameters { key: "initialize_timeout_s" value { string_value: "1" } }'
     served = serve(m=(limit, "def initialize(self, args):\n    time.sleep(600)"))
-    assert "'initialize' did not return in time" in served.failed[0].reason
+    assert (
+        "'initialize' did not return within 1 s; parameter 'initialize_timeout_s' allows more"
+        in served.failed[0].reason
+    )
 
 
 def test_pauses_grow_while_initialize_fails(serve: Serve, tmp_path: Path) -> None:
@@ -211,7 +231,9 @@ def test_nothing_is_left_behind_when_a_model_is_closed(serve: Serve) -> None:
     assert threading.active_count() == threads
 
 
-def test_a_model_that_does_not_finalize_is_ended(serve: Serve) -> None:
+def test_a_model_that_does_not_finalize_is_ended_and_that_is_told(
+    serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
     served = serve(
         m="""
         def execute(self, requests):
@@ -224,6 +246,7 @@ def test_a_model_that_does_not_finalize_is_ended(serve: Serve) -> None:
     (pid,) = served.values("m", 1)
     served.registry.clear()
     assert not alive(pid)
+    assert "instance m_0 was killed: 'finalize' did not return within 2 s" in caplog.text
 
 
 def test_what_a_model_has_started_ends_with_it(serve: Serve) -> None:
@@ -251,3 +274,34 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+def test_a_process_that_speaks_nonsense_is_ended_at_once_and_the_reason_is_told(
+    serve: Serve,
+) -> None:
+    served = serve(
+        m="""
+        def execute(self, requests):
+            import socket
+            for fd in map(int, os.listdir("/proc/self/fd")):
+                try:
+                    socket.socket(fileno=os.dup(fd)).send(b"\\1\\0\\0\\0\\xc1")
+                except OSError:
+                    pass
+            time.sleep(60)
+        """
+    )
+    with pytest.raises(InternalError, match="it spoke nonsense: a message that is none"):
+        served.infer("m", 1)
+
+
+def test_a_model_may_have_workers_of_its_own(serve: Serve) -> None:
+    served = serve(
+        m="""
+        def execute(self, requests):
+            import multiprocessing
+            with multiprocessing.get_context("fork").Pool(2) as pool:
+                return [y(pool.map(abs, x(r).tolist())) for r in requests]
+        """
+    )
+    assert served.values("m", -1, 2, -3, deadline=time.monotonic() + 20) == [1, 2, 3]

@@ -244,8 +244,20 @@ def test_a_file_that_cannot_be_read_is_not_to_be_exported_again(
 
 
 def test_parameters_are_checked_before_the_model_is_loaded(files: ModelFiles) -> None:
-    with pytest.raises(ModelConfigError, match=r"config\.pbtxt: parameters: .*unknown field `x`"):
-        onnxruntime.complete(files, 1, config('parameters { key: "x" }'))
+    said = 'parameters { key: "execution_mode" value { string_value: "2" } }'
+    with pytest.raises(ModelConfigError, match=r"config\.pbtxt: parameters: .*`\$.execution_mode`"):
+        onnxruntime.complete(files, 1, config(said))
+
+
+def test_a_parameter_of_others_is_logged_and_does_no_harm(
+    files: ModelFiles, write_onnx: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    write_onnx(files.versions[1] / "model.onnx", (1, 4))
+    said = 'parameters { key: "gpu_mem_limit" value { string_value: "5" } }'
+    completed = onnxruntime.complete(files, 1, config(said))
+    assert completed.parameters == {"gpu_mem_limit": "5"}
+    assert caplog.messages[0].startswith("model m: parameter 'gpu_mem_limit' has no effect here")
+    onnxruntime.load(files.versions[1], completed, Placement()).close()
 
 
 @pytest.mark.parametrize(

@@ -312,6 +312,21 @@ def test_a_time_limit_also_ends_the_wait_for_company(worlds: Callable[..., World
     assert world.counts == (0, 0)
 
 
+def test_a_time_limit_is_kept_while_every_instance_is_busy(worlds: Callable[..., World]) -> None:
+    hour_us = 3_600_000_000
+    world = worlds(
+        f"default_queue_policy {{ default_timeout_microseconds: {hour_us} "
+        "allow_timeout_override: true }"
+    )
+    running = world.ask(1)
+    assert world.model.next_run() == [1]
+    late = world.ask(2, timeout_us=1000)
+    assert str(late.only()) == "Request timeout expired"
+    assert not running.over
+    world.model.let_through()
+    assert running.value() == 1
+
+
 def test_who_has_gone_is_dropped_without_running(worlds: Callable[..., World]) -> None:
     world = worlds()
     world.ask(0)

@@ -270,6 +270,30 @@ def test_a_step_that_ends_without_its_one_answer_is_a_deadlock_in_the_contracts_
     )
 
 
+def test_a_step_that_leaves_an_output_out_is_a_deadlock_only_where_that_is_needed() -> None:
+    queue = Queueing()
+    ensemble = ensemble_config("e", "x", "y z", "m a=x > b=s c=z", "n a=s > b=y")
+    members = (queueing("m", queue, outputs="b c"), running("n", plus(1)))
+    models = world(ensemble, *members)
+    for outputs, over in ((("z",), False), (("y",), True), ((), True)):
+        heard = submitted(models, InferRequest("e", {"x": VALUE}, outputs=outputs))
+        request, respond = queue.next()
+        respond(answer_to(request, c=VALUE), True)
+        (answer,) = heard.wait()
+        assert ("unexpected deadlock" in str(answer)) is over
+
+
+def test_a_response_of_a_decoupled_step_without_tensors_is_no_response() -> None:
+    def tell(request: InferRequest, respond: Respond) -> None:
+        respond(answer_to(request), False)
+        respond(answer_to(request, b=VALUE), False)
+        respond(answer_to(request), True)
+
+    models = world(ensemble_config("e", "x", "y", "m a=x > b=y"), streaming("m", tell))
+    heard = submitted(models, InferRequest("e", {"x": VALUE}))
+    assert heard.numbers("y") == [VALUE.array.tolist()]
+
+
 class Switch:
     """A caller that can go."""
 

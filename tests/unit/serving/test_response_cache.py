@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -10,11 +12,20 @@ from hypothesis import strategies as st
 from edge_server.backends.contract import TensorModel, Tensors
 from edge_server.errors import EdgeServerError, InternalError
 from edge_server.requests import InferRequest, InferResponse
-from edge_server.serving.response_cache import ResponseCache, is_cacheable, key_of
+from edge_server.serving.response_cache import (
+    CachingScheduler,
+    ResponseCache,
+    is_cacheable,
+    key_of,
+)
 from edge_server.serving.scheduling import Scheduling
 from edge_server.serving.snapshot import LoadedModel, ModelEntry, ModelState, Snapshot
+from edge_server.serving.statistics import ModelStatistics
 from edge_server.tensors import Tensor
 from tests.unit.serving.ensembles import config, ensemble_config, value
+
+if TYPE_CHECKING:
+    from edge_server.requests import Respond
 
 CACHED = "response_cache { enable: true }"
 
@@ -205,3 +216,41 @@ def test_an_ensembles_answers_are_cached_like_any_models() -> None:
         snapshot.infer(InferRequest("e", {"x": value(1)}))
     assert run.runs == 1
     assert ensemble.statistics.counts().cache_hit.count == 1
+
+
+def test_an_answer_that_leaves_an_output_out_is_kept_as_it_is() -> None:
+    class Partial:
+        def submit(self, request: InferRequest, snapshot: Snapshot, respond: Respond) -> None:
+            respond(InferResponse("m", "1", request.id, {"b": value(1)}), True)
+
+        def pending(self) -> int:
+            return 0
+
+        def longest_run_s(self, now: float) -> float:
+            return now
+
+        def close(self) -> None: ...
+
+    said = config("m", "a", "b c", CACHED)
+    statistics = ModelStatistics()
+    scheduler = CachingScheduler(Partial(), ResponseCache(10_000), said, 1, statistics)
+    model = LoadedModel(said, 1, scheduler, statistics)
+    assert [list(asked(model, 1).outputs) for _ in range(2)] == [["b"], ["b"]]
+    assert statistics.counts().cache_hit.count == 1
+
+
+@pytest.mark.parametrize(
+    ("extra", "remedy"),
+    [
+        (CACHED, "field 'response_cache' has no effect here: the server runs without --cache"),
+        (
+            'instance_group { count: 1 rate_limiter { resources { name: "R" count: 1 } } }',
+            "field 'rate_limiter' has no effect here: the server runs without --rate-limit",
+        ),
+    ],
+)
+def test_what_the_server_was_not_told_to_do_is_logged(
+    extra: str, remedy: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    loaded(Scheduling(), Counted(), extra).close()
+    assert remedy in caplog.text

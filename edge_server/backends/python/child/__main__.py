@@ -1,9 +1,9 @@
 """The process that one instance of a Python model lives in.
 
-    python -m edge_server.backends.python.child NAME CONNECTION OUTBOX INBOX LIFELINE LIMIT
+    python -m edge_server.backends.python.child NAME CONNECTION OUTBOX INBOX LIFELINE
 
-The numbers are inherited descriptors and the limit of the outbox in bytes; NAME is for people who
-look at the list of processes. Only the daemon starts this.
+The numbers are inherited descriptors; NAME is for people who look at the list of processes. Only
+the daemon starts this.
 """
 
 from __future__ import annotations
@@ -27,11 +27,13 @@ _WRITER_PATIENCE_S = 5.0
 
 def main(arguments: list[str]) -> None:
     name = arguments[0]
-    connection, outbox, inbox, lifeline, limit_bytes = map(int, arguments[1:])
+    connection, outbox, inbox, lifeline = map(int, arguments[1:])
     _die_with_daemon(lifeline)
-    # systemd tells every process of the unit to stop; the daemon lets requests finish first. A
-    # function rather than SIG_IGN, which what the model starts would inherit.
+    # systemd tells every process of the unit to stop; the daemon lets requests finish first. What
+    # the model starts can be told: a function, unlike SIG_IGN, is not inherited by programs, and
+    # `multiprocessing` ends its workers in this way.
     signal.signal(signal.SIGTERM, lambda *_: None)
+    os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
     # What the model prints is log, and shows at once.
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     # The repository is not ours to write to; a watcher would take that for a change of the model.
@@ -43,10 +45,12 @@ def main(arguments: list[str]) -> None:
         del sys.path[0]
     link = links.DaemonLink(
         socket.socket(fileno=connection),
-        ArenaWriter(outbox, limit_bytes, _WRITER_PATIENCE_S),
+        ArenaWriter(outbox, _WRITER_PATIENCE_S),
         ArenaReader(inbox, writable=True),
         on_end=_kill_group,
     )
+    os.close(outbox)
+    os.close(inbox)
     links.here.link = link
     link.start()
     with suppress(ChannelClosed):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from edge_server.backends.python.child.given import text
 from edge_server.backends.python.codes import Code
 
 
@@ -22,7 +23,7 @@ class TritonError:
     CANCELLED = Code.CANCELLED
 
     def __init__(self, message: str, code: int = Code.INTERNAL) -> None:
-        self._message = message
+        self._message = text(message, "message")
         self._code = Code(code)
 
     def message(self) -> str:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+import operator
 import queue
 from typing import TYPE_CHECKING, Any
 
 from edge_server.backends.python.arena import ArenaFull
 from edge_server.backends.python.child.errors import TritonError, TritonModelException
+from edge_server.backends.python.child.given import text, whole
 from edge_server.backends.python.child.link import daemon
 from edge_server.backends.python.child.response import InferenceResponse, check_parameters
 from edge_server.backends.python.child.response_sender import InferenceResponseSender
 from edge_server.backends.python.child.tensor import Tensor
 from edge_server.backends.python.codes import Code
 from edge_server.backends.python.messages import Asked, CallAnswered, CallModel, CancelCall
-from edge_server.backends.python.packing import pack_all, unpack
+from edge_server.backends.python.packing import pack_all, take_back, unpack
 from edge_server.tensors import DataType
 
 if TYPE_CHECKING:
@@ -53,14 +55,14 @@ class InferenceRequest:
         for tensor in inputs:
             if not isinstance(tensor, Tensor):
                 raise TypeError(f"inputs must be Tensor objects, found type '{type(tensor)}'")
-        self._id = request_id
-        self._correlation_id = correlation_id
+        self._id = text(request_id, "request_id")
+        self._correlation_id = _correlation_id(correlation_id)
         self._inputs = list(inputs)
-        self._outputs = list(requested_output_names)
-        self._model_name = model_name
-        self._model_version = model_version
-        self._flags = flags
-        self._timeout = timeout
+        self._outputs = [text(name, "requested_output_names") for name in requested_output_names]
+        self._model_name = text(model_name, "model_name")
+        self._model_version = whole(model_version, "model_version")
+        self._flags = whole(flags, "flags")
+        self._timeout = whole(timeout, "timeout")
         self._preferred_memory = preferred_memory
         self._trace = trace
         self._parameters = _parameters(parameters)
@@ -101,7 +103,7 @@ class InferenceRequest:
         return self._flags
 
     def set_flags(self, flags: int) -> None:
-        self._flags = flags
+        self._flags = whole(flags, "flags")
 
     def timeout(self) -> int:
         """In µs; 0 where the request says nothing."""
@@ -214,7 +216,11 @@ class InferenceRequest:
             if isinstance(heard, CallAnswered):
                 hear(_response(heard.answer, link), heard.final)
 
-        return link.call(message, hear_answer)
+        try:
+            return link.call(message, hear_answer)
+        except BaseException:
+            take_back(places, link.outbox)
+            raise
 
 
 class ResponseIterator:
@@ -263,6 +269,15 @@ def _tensors(places: Iterable[TensorPlace], link: DaemonLink) -> list[Tensor]:
 def _settle(answer: asyncio.Future[InferenceResponse], response: InferenceResponse) -> None:
     if not answer.done():
         answer.set_result(response)
+
+
+def _correlation_id(given: int | str) -> int | str:
+    if isinstance(given, (str, bytes)):
+        return text(given, "correlation_id")
+    number = operator.index(given)
+    if not 0 <= number < 1 << 64:
+        raise TypeError(f"correlation_id must fit 64 bits without a sign, found {number}")
+    return number
 
 
 def _parameters(given: Mapping[str, Value] | str | None) -> dict[str, Value]:

@@ -14,6 +14,7 @@ from edge_server.backends.python.messages import (
     Cancel,
     Execute,
     FromDaemon,
+    Taken,
 )
 
 if TYPE_CHECKING:
@@ -22,6 +23,32 @@ if TYPE_CHECKING:
 
     from edge_server.backends.python.arena import ArenaReader, ArenaWriter
     from edge_server.backends.python.messages import Message
+
+
+class Room:
+    """How many more answers to one request may be on their way."""
+
+    def __init__(self, places: int) -> None:
+        self._places = places
+        self._over = False
+        self._changed = threading.Condition()
+
+    def take(self) -> None:
+        """Take a place; waits for one, unless it is over."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._places > 0 or self._over)
+            self._places -= 1
+
+    def give_back(self, count: int) -> None:
+        with self._changed:
+            self._places += count
+            self._changed.notify_all()
+
+    def end(self) -> None:
+        """Let nobody wait any more."""
+        with self._changed:
+            self._over = True
+            self._changed.notify_all()
 
 
 class DaemonLink:
@@ -49,6 +76,8 @@ class DaemonLink:
         self.executing = False
         self.unanswered: set[int] = set()
         self.cancelled: set[int] = set()
+        # Of the requests to a decoupled model.
+        self.rooms: dict[int, Room] = {}
         self._channel: Channel[FromDaemon] = Channel(connection, FromDaemon)
         self._on_end = on_end
         self._numbers = itertools.count(1)
@@ -86,6 +115,9 @@ class DaemonLink:
         """That request has its last answer."""
         self.unanswered.discard(number)
         self.cancelled.discard(number)
+        if (room := self.rooms.pop(number, None)) is not None:
+            # Whoever still waits for room is to hear that it is over.
+            room.end()
 
     def _listen(self) -> None:
         try:
@@ -101,6 +133,9 @@ class DaemonLink:
         if isinstance(message, Cancel):
             if message.number in self.unanswered:
                 self.cancelled.add(message.number)
+        elif isinstance(message, Taken):
+            if (room := self.rooms.get(message.number)) is not None:
+                room.give_back(message.count)
         elif isinstance(message, CallAnswered):
             ended = message.final
             hear = self._calls.pop(message.call, None) if ended else self._calls.get(message.call)

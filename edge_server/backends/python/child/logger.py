@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from edge_server.backends.python.child.given import printable
 from edge_server.backends.python.child.link import daemon
 from edge_server.backends.python.messages import LogLine
 
@@ -16,7 +17,7 @@ class Logger:
 
     @staticmethod
     def log(message: str, level: int = logging.INFO) -> None:
-        daemon().send(LogLine(int(level), str(message)))
+        daemon().send(LogLine(int(level), printable(message)))
 
     @staticmethod
     def log_info(message: str) -> None:

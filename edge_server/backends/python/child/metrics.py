@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 from edge_server.backends.python.child.errors import TritonModelException
+from edge_server.backends.python.child.given import text
 from edge_server.backends.python.child.link import daemon
 from edge_server.backends.python.messages import AskMetric, ChangeMetric, MakeMetric
 
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 Kind = Literal["counter", "gauge", "histogram"]
+_KINDS = get_args(Kind)
 
 
 class MetricFamily:
@@ -22,8 +24,12 @@ class MetricFamily:
     HISTOGRAM: Kind = "histogram"
 
     def __init__(self, name: str, description: str, kind: Kind = COUNTER) -> None:
-        self._name = name
-        self._description = description
+        if kind not in _KINDS:
+            raise TritonModelException(
+                f"a metric is of no kind {kind!r}; kinds: {', '.join(_KINDS)}"
+            )
+        self._name = text(name, "name")
+        self._description = text(description, "description")
         self._kind: Kind = kind
 
     def Metric(  # noqa: N802 - Triton's name
@@ -38,14 +44,15 @@ class MetricFamily:
             raise TritonModelException(
                 "Histogram requires buckets, and no other kind of metric takes them."
             )
+        said = {text(k, "label"): text(v, "label's value") for k, v in (labels or {}).items()}
         returned = daemon().ask(
             lambda call: MakeMetric(
                 call,
                 self._name,
                 self._description,
                 self._kind,
-                dict(labels or {}),
-                None if buckets is None else list(buckets),
+                said,
+                None if buckets is None else [float(bound) for bound in buckets],
             )
         )
         if returned.failure:
@@ -61,19 +68,20 @@ class Metric:
         self._kind = kind
 
     def increment(self, value: float) -> None:
-        if self._kind == "histogram" or (self._kind == "counter" and value < 0):
+        by = float(value)
+        if self._kind == "histogram" or (self._kind == "counter" and by < 0):
             raise TritonModelException(f"a {self._kind} cannot be incremented by {value}")
-        daemon().send(ChangeMetric(self._number, "increment", value))
+        daemon().send(ChangeMetric(self._number, "increment", by))
 
     def set(self, value: float) -> None:
         if self._kind != "gauge":
             raise TritonModelException(f"a {self._kind} cannot be set")
-        daemon().send(ChangeMetric(self._number, "set", value))
+        daemon().send(ChangeMetric(self._number, "set", float(value)))
 
     def observe(self, value: float) -> None:
         if self._kind != "histogram":
             raise TritonModelException(f"a {self._kind} cannot observe")
-        daemon().send(ChangeMetric(self._number, "observe", value))
+        daemon().send(ChangeMetric(self._number, "observe", float(value)))
 
     def value(self) -> float:
         if self._kind == "histogram":

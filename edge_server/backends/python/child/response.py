@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from edge_server.backends.python.arena import ArenaFull
 from edge_server.backends.python.child.errors import TritonError, TritonModelException
+from edge_server.backends.python.child.given import text, whole
 from edge_server.backends.python.child.tensor import Tensor
 from edge_server.backends.python.codes import Code
 from edge_server.backends.python.messages import Answer, Failure
@@ -76,6 +77,11 @@ def check_parameters(parameters: dict[Any, Any]) -> None:
             raise TritonModelException(
                 f"Expect parameters keys to have type str, found type {type(key)}"
             )
+        text(key, "parameters keys")
+        if isinstance(value, str):
+            text(value, "parameters values")
+        elif isinstance(value, int):
+            whole(value, "parameters values")
         if not isinstance(value, (bool, int, float, str)):
             raise TritonModelException(
                 "Expect parameters values to have type bool, int, float or str, found type "

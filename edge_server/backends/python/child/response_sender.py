@@ -6,7 +6,9 @@ import threading
 from typing import TYPE_CHECKING
 
 from edge_server.backends.python.child.errors import TritonModelException
+from edge_server.backends.python.child.link import Room
 from edge_server.backends.python.messages import Answered
+from edge_server.backends.python.passing_on import MOST_WAITING
 
 if TYPE_CHECKING:
     from edge_server.backends.python.child.link import DaemonLink
@@ -30,6 +32,9 @@ class InferenceResponseSender:
         self._number = number
         self._outputs = outputs
         self._decoupled = decoupled
+        self._room = Room(MOST_WAITING)
+        if decoupled:
+            link.rooms[number] = self._room
         self._lock = threading.Lock()
         self._sent = 0
         self._closed = False
@@ -44,7 +49,12 @@ class InferenceResponseSender:
         return self._number in self._link.cancelled
 
     def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
-        """Give an answer, or with `TRITONSERVER_RESPONSE_COMPLETE_FINAL` the last one, or both."""
+        """Give an answer, or with `TRITONSERVER_RESPONSE_COMPLETE_FINAL` the last one, or both.
+
+        Waits while too many answers before this one have not been taken: whoever asked is slow.
+        """
+        if self._decoupled and flags == 0 and not self._closed:
+            self._room.take()
         with self._lock:
             self._link.send(self._message(response, flags))
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edge_server.backends.python.child.errors import TritonModelException
+from edge_server.backends.python.child.given import printable
 from edge_server.backends.python.child.inference import InferenceRequest
 from edge_server.backends.python.child.link import here
 from edge_server.backends.python.child.model_config import ModelConfig
@@ -240,4 +241,5 @@ def _text_of(error: BaseException) -> str:
         if not frame.filename.startswith((_OURS, "<frozen "))
     ]
     at = "".join(f"  {frame.filename}({frame.lineno}): {frame.name}\n" for frame in frames)
-    return f"{type(error).__name__}: {error}" + (f"\n\nAt:\n{at}" if at else "")
+    said = f"{type(error).__name__}: {printable(error)}"
+    return said + (f"\n\nAt:\n{printable(at)}" if at else "")

@@ -8,6 +8,7 @@ import numpy as np
 
 from edge_server.backends.python.child.dlpack import bfloat16_from, bfloat16_to, is_bfloat16
 from edge_server.backends.python.child.errors import TritonModelException
+from edge_server.backends.python.child.given import text
 from edge_server.tensors import DataType
 
 # The numbers of the protocol's types, in this order from 1: those of Triton's C API.
@@ -45,9 +46,9 @@ class Tensor:
             datatype = DataType.BYTES
         if datatype is None or datatype is DataType.BF16:
             raise TritonModelException("NumPy dtype is not supported.")
-        if name == "":
+        if not name:
             raise TritonModelException("Tensor name cannot be an empty string.")
-        self._name = name
+        self._name = text(name, "name")
         self._datatype: DataType = datatype
         # The protocol is little-endian.
         self._array = numpy_array.astype(numpy_array.dtype.newbyteorder("<"), copy=False)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from edge_server.backends.python.child.errors import TritonError, TritonModelException
+from edge_server.backends.python.child.given import text
 from edge_server.backends.python.child.inference import (
     RELEASE_ALL,
     InferenceRequest,
@@ -156,7 +157,8 @@ def get_model_dir() -> str:
 
 
 def is_model_ready(model_name: str, model_version: str = "") -> bool:
-    returned = daemon().ask(lambda call: AskModelReady(call, model_name, model_version))
+    name, version = text(model_name, "model_name"), text(model_version, "model_version")
+    returned = daemon().ask(lambda call: AskModelReady(call, name, version))
     if returned.failure:
         raise TritonModelException(returned.failure)
     return bool(returned.value)

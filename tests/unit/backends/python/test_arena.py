@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 @contextmanager
 def arena(
-    limit_bytes: int = 4 * MIB, *, writable: bool = False
+    size_bytes: int = 4 * MIB, *, writable: bool = False
 ) -> Iterator[tuple[ArenaWriter, ArenaReader]]:
-    fd = make_arena_file("test")
-    writer, reader = ArenaWriter(fd, limit_bytes), ArenaReader(os.dup(fd), writable=writable)
+    fd = make_arena_file("test", size_bytes)
+    writer, reader = ArenaWriter(fd), ArenaReader(fd, writable=writable)
+    os.close(fd)
     yield writer, reader
     writer.close()
-    reader.close()
 
 
 def block(value: int, size_bytes: int = 1000) -> np.ndarray:
@@ -100,7 +100,7 @@ def test_what_the_reader_never_hears_of_can_be_taken_back() -> None:
 
 
 def test_a_full_arena_says_how_full_it_is() -> None:
-    with arena(limit_bytes=MIB) as (writer, reader):
+    with arena(MIB) as (writer, reader):
         kept = reader.view(writer.put(block(1, MIB // 2)), MIB // 2)
         with pytest.raises(ArenaFull, match=r"do not fit: 524352 of 1048576 bytes .* in use"):
             writer.put(block(2, MIB // 2))
@@ -116,7 +116,7 @@ def test_views_outlive_the_arena() -> None:
     assert set(view.tolist()) == {7}
 
 
-def test_a_closed_arena_does_not_grow() -> None:
+def test_a_closed_arena_takes_nothing_more() -> None:
     with arena() as (writer, _):
         pass
     with pytest.raises(ArenaFull, match="gone"):
@@ -124,13 +124,42 @@ def test_a_closed_arena_does_not_grow() -> None:
 
 
 def test_nobody_can_shrink_the_memory_under_the_other() -> None:
-    with arena() as (writer, _):
-        writer.put(block(1))
+    fd = make_arena_file("test", MIB)
+    for size_bytes in (0, 2 * MIB):
         with pytest.raises(PermissionError):
-            os.ftruncate(writer.fd, 0)
+            os.ftruncate(fd, size_bytes)
+    os.close(fd)
 
 
-@pytest.mark.parametrize("place", [(0, 10), (HEADER_BYTES, 2 * MIB), (64 * MIB, 1), (-1, 4)])
+def test_whatever_has_been_put_an_empty_arena_takes_what_fits_into_it() -> None:
+    with arena(4 * MIB) as (writer, reader):
+        for size_bytes in (100, MIB, 3 * MIB, 4 * MIB - HEADER_BYTES):
+            view = reader.view(writer.put(block(1, size_bytes)), size_bytes)
+            del view
+
+
+def test_it_takes_memory_only_where_blocks_have_been() -> None:
+    fd = make_arena_file("test", 1024 * MIB)
+    writer, reader = ArenaWriter(fd), ArenaReader(fd, writable=False)
+    for value in range(100):
+        view = reader.view(writer.put(block(value, MIB)), MIB)
+        del view
+    assert os.fstat(fd).st_blocks * 512 < 2 * MIB
+    os.close(fd)
+
+
+@pytest.mark.parametrize("patience_s", [0.0, 1e6])
+def test_what_can_never_fit_is_refused_at_once(patience_s: float) -> None:
+    fd = make_arena_file("test", MIB)
+    writer = ArenaWriter(fd, patience_s)
+    os.close(fd)
+    with pytest.raises(ArenaFull, match="0 of 1048576 bytes"):
+        writer.put(block(1, MIB))
+
+
+@pytest.mark.parametrize(
+    "place", [(0, 10), (HEADER_BYTES, 4 * MIB), (64 * MIB, 1), (-1, 4), (HEADER_BYTES, -1)]
+)
 def test_a_place_outside_the_memory_is_refused(place: tuple[int, int]) -> None:
     with arena() as (writer, reader):
         writer.put(block(1))
@@ -146,7 +175,7 @@ def test_a_place_outside_the_memory_is_refused(place: tuple[int, int]) -> None:
     )
 )
 def test_no_view_ever_changes_whatever_is_put_and_dropped(steps: list[tuple[int, int]]) -> None:
-    with arena(limit_bytes=16 * MIB) as (writer, reader):
+    with arena(16 * MIB) as (writer, reader):
         views: list[tuple[int, np.ndarray]] = []
         for value, (size_bytes, drop) in enumerate(steps):
             offset = writer.put(block(value, size_bytes))

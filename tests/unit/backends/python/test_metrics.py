@@ -63,3 +63,33 @@ def test_a_name_that_would_spoil_the_page_is_refused(name: str) -> None:
 def test_a_label_that_would_spoil_the_page_is_refused(label: str) -> None:
     with pytest.raises(ValueError, match="cannot be a label"):
         MetricBook().make("seen", "", "counter", {label: "x"})
+
+
+@pytest.mark.parametrize("bounds", [[math.nan], [1.0, math.nan, 2.0]])
+def test_bounds_are_numbers(bounds: list[float]) -> None:
+    with pytest.raises(ValueError, match="do not ascend"):
+        MetricBook().make("ms", "took", "histogram", {}, bounds)
+
+
+def test_a_histogram_has_its_bounds_label_to_itself() -> None:
+    with pytest.raises(ValueError, match="'le' is a histogram's own label"):
+        MetricBook().make("ms", "took", "histogram", {"le": "1"}, [1.0])
+
+
+def test_a_label_that_takes_ever_new_values_ends_at_a_limit() -> None:
+    book = MetricBook()
+    numbers = [book.make("seen", "", "counter", {"frame": str(i)}) for i in range(1000)]
+    with pytest.raises(ValueError, match="at most 1000 metrics"):
+        book.make("seen", "", "counter", {"frame": "1000"})
+    with pytest.raises(ValueError, match="at most 1000 metrics"):
+        book.make("other", "", "counter", {})
+    assert book.make("seen", "", "counter", {"frame": "7"}) == numbers[7]
+
+
+@pytest.mark.parametrize(
+    ("name", "description", "labels"),
+    [("n" * 5000, "", {}), ("n", "d" * 5000, {}), ("n", "", {"l": "v" * 5000})],
+)
+def test_texts_have_a_limit(name: str, description: str, labels: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match="more than 4096 characters"):
+        MetricBook().make(name, description, "counter", labels)

@@ -22,8 +22,10 @@ from edge_server.tensors import DataType
 
 @pytest.fixture
 def arena() -> tuple[ArenaWriter, ArenaReader]:
-    fd = make_arena_file("test")
-    return ArenaWriter(fd, MIB), ArenaReader(os.dup(fd), writable=False)
+    fd = make_arena_file("test", MIB)
+    arena = ArenaWriter(fd), ArenaReader(fd, writable=False)
+    os.close(fd)
+    return arena
 
 
 @pytest.mark.parametrize("datatype", [d for d in DataType if d is not DataType.BYTES])

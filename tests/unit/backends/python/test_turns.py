@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from math import inf
 
 import pytest
 
@@ -25,32 +26,32 @@ def turns_of(*processes: Process, stand_in: bool = True) -> Turns[Process]:
 
 def test_its_own_process_goes_first() -> None:
     own, other = Process(), Process()
-    assert turns_of(other, own).take(own, None) is own
+    assert turns_of(other, own).take(own, inf) is own
 
 
 def test_another_stands_in_while_its_own_is_away() -> None:
     own, other = Process(up=False), Process()
-    assert turns_of(own, other).take(own, None) is other
+    assert turns_of(own, other).take(own, inf) is other
 
 
 def test_none_is_taken_where_none_is_up() -> None:
     own, other = Process(up=False), Process(up=False)
-    assert turns_of(own, other).take(own, None) is None
+    assert turns_of(own, other).take(own, inf) is None
 
 
 def test_nothing_stands_in_for_what_keeps_state() -> None:
     own, other = Process(up=False), Process()
-    assert turns_of(own, other, stand_in=False).take(own, None) is None
+    assert turns_of(own, other, stand_in=False).take(own, inf) is None
 
 
 def test_no_process_has_two_batches_at_once() -> None:
     own, other = Process(up=False), Process()
     turns = turns_of(own, other)
-    turns.take(other, None)
+    turns.take(other, inf)
     with pytest.raises(DeadlineExceeded):
         turns.take(own, time.monotonic())
     taken: list[Process | None] = []
-    thread = threading.Thread(target=lambda: taken.append(turns.take(own, None)))
+    thread = threading.Thread(target=lambda: taken.append(turns.take(own, inf)))
     thread.start()
     turns.give_back(other)
     thread.join(5)
@@ -60,9 +61,9 @@ def test_no_process_has_two_batches_at_once() -> None:
 def test_whoever_waits_is_served_by_what_comes_back() -> None:
     own, other = Process(up=False), Process()
     turns = turns_of(own, other)
-    turns.take(other, None)
+    turns.take(other, inf)
     taken: list[Process | None] = []
-    thread = threading.Thread(target=lambda: taken.append(turns.take(own, None)))
+    thread = threading.Thread(target=lambda: taken.append(turns.take(own, inf)))
     thread.start()
     own.up = True
     turns.changed()
