@@ -6,6 +6,7 @@ import json
 import os
 import resource
 import signal
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -150,27 +151,31 @@ def test_a_pipe_that_nobody_reads_does_not_hold_it(path: Path) -> None:
     assert "trace.file" in refusal(path)
 
 
-@pytest.fixture
+@contextmanager
 def small_disk() -> Iterator[None]:
-    """Files end at 10000 bytes, as on a disk that is full."""
+    """Files end at 10000 bytes, as on a disk that is full; pytest's own report among them."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
 
 
 def test_a_full_disk_costs_traces_leaves_a_whole_file_and_is_told_once(
-    path: Path, small_disk: None, caplog: pytest.LogCaptureFixture
+    path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = TraceFile(str(path))
-    written = [file.write(ONE, element(number, 3000)) for number in range(6)]
+    with small_disk():
+        written = [file.write(ONE, element(number, 3000)) for number in range(6)]
     assert written == [True] * 3 + [False] * 3
     assert ids(path) == [0, 1, 2]
     assert file.write(ONE, element(9))
     assert ids(path) == [0, 1, 2, 9]
     assert len(caplog.records) == 1
     large = Sampler(TraceRule(timestamps=True, log_frequency=1))
-    assert not file.write(large, element(1, 20_000))
+    with small_disk():
+        assert not file.write(large, element(1, 20_000))
     assert not path.with_name("trace.json.0").exists()
