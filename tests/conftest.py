@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
+import logging
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,6 +15,7 @@ from cryptography.x509.oid import NameOID
 from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 # How long an example takes says something of the machine only.
@@ -75,6 +77,21 @@ class Authority:
 
 def _pem(certificate: x509.Certificate) -> bytes:
     return certificate.public_bytes(serialization.Encoding.PEM)
+
+
+@pytest.fixture(autouse=True)
+def log_settings_go_back() -> Iterator[None]:
+    """What a test changes of the process's logging is over with it."""
+    root = logging.getLogger()
+    before = root.level, list(root.handlers)
+    handlers = [(h, h.level, h.formatter, list(h.filters)) for h in root.handlers]
+    yield
+    root.setLevel(before[0])
+    root.handlers[:] = before[1]
+    for handler, level, formatter, filters in handlers:
+        handler.setLevel(level)
+        handler.setFormatter(formatter)
+        handler.filters[:] = filters
 
 
 @pytest.fixture

@@ -168,9 +168,10 @@ class ChildLife:
                 took_s = time.monotonic() - began
                 more = "" if until == given_up_at else f"; {_ALLOWS_MORE % 'execution_timeout_s'}"
                 self.end(f"it was killed: 'execute' did not return within {took_s:.1f} s{more}")
-        infer_ns = batch.execute_ns if batch is not None else 0
-        rest_ns = time.monotonic_ns() - sent_ns - infer_ns
-        return Phases(sent_ns - began_ns, infer_ns, max(0, rest_ns))
+        after_ns = time.monotonic_ns() - sent_ns
+        # The process may have begun before this thread knew that all was sent.
+        infer_ns = min(batch.execute_ns, after_ns) if batch is not None else 0
+        return Phases(sent_ns - began_ns, infer_ns, after_ns - infer_ns)
 
     def trouble(self) -> str:
         """Why the model would not answer now; empty where it would."""
