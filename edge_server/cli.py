@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from edge_server import errors
 from edge_server.appliance.log_formats import journal_prefix
 from edge_server.appliance.logs import set_up_logging
+from edge_server.delivery.verbs import add_verbs
 from edge_server.flags.chosen import choose, nearest
 from edge_server.flags.table import GROUPS
 from edge_server.flags.texts import address
@@ -100,6 +101,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_settings_flags(check)
     check.set_defaults(verb=_check)
+
+    add_verbs(verbs.add_parser("models", help="deliver, list, verify and sign models"))
 
     demo = verbs.add_parser("demo", help="show lanes arriving, with no camera or broker needed")
     demo.add_argument(

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 CONFIG_NAME = "config.pbtxt"
 WARMUP_DIRECTORY = "warmup"
 INITIAL_STATE_DIRECTORY = "initial_state"
+GOLDEN_DIRECTORY = "golden"
 
 
 @dataclass(frozen=True)
@@ -25,15 +26,27 @@ class ModelFiles:
         name: the model's name, which is the directory's.
         directory: holds config.pbtxt (optional) and the version directories.
         versions: version number → its directory, in ascending order.
+        fingerprint: of a copy that never changes; None where the files are to be looked at.
+        holder: keeps such a copy from being removed as long as anybody has it.
+        shown: the directory that people know, where this is a copy of it.
     """
 
     name: str
     directory: Path
     versions: Mapping[int, Path]
+    fingerprint: frozenset[tuple[str, int, int, int]] | None = None
+    holder: object = None
+    shown: Path | None = None
 
     @property
     def config_path(self) -> Path:
         return self.directory / CONFIG_NAME
+
+    def as_shown(self, text: str) -> str:
+        """`text` with the paths that people know."""
+        if self.shown is None:
+            return text
+        return text.replace(str(self.directory), str(self.shown))
 
 
 @contextmanager

@@ -1,0 +1,241 @@
+"""`edge-server models …`: what each verb takes. What they need is imported when they run."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from edge_server.delivery.push import Delivery
+
+OK = 0
+FAILED = 1
+INTERRUPTED = 130
+
+_ABOUT = """\
+Brings models into repositories so that a daemon which follows one never sees half of one: a copy
+under a dot name, with a manifest of every file's size and sha256, then one rename. What was there
+before is kept for `rollback`. What editors and Python leave behind (.*, *~, *.tmp, __pycache__) is
+no part of a model and stays behind.
+
+A repository is a directory, or [USER@]HOST:DIRECTORY, reached with ssh; that host needs python3 and
+nothing else.
+"""
+_CODES = """\
+exit codes: 0 done, 1 failed (verify: it is not what its manifest says, or not signed by that key),
+2 usage, 69 the host cannot be reached, 78 no such model, or it or a key cannot be used; the text
+says why, 130 interrupted
+"""
+
+
+def add_verbs(parser: argparse.ArgumentParser) -> None:
+    """The verbs below `models`."""
+    parser.description, parser.epilog = _ABOUT, _CODES
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    verbs = parser.add_subparsers(required=True, metavar="VERB")
+
+    push = _Verb(verbs, "push", "put a model into a repository", _push)
+    push.takes("directory", type=Path, metavar="DIR", help="the model, named as its directory is")
+    push.takes("--to", required=True, metavar="REPO", help="where to")
+    push.takes(
+        "--version",
+        type=_version,
+        metavar="N",
+        help="only this version; the rest of the model stays as it is there",
+    )
+    push.takes("--sign", type=Path, metavar="KEY", help="sign it with this private key")
+    push.takes(
+        "--in-place",
+        action="store_true",
+        help="leave the manifest, and the signature, in DIR as well",
+    )
+    push.takes_ssh()
+
+    pull = _Verb(verbs, "pull", "fetch a model, held against its manifest", _pull)
+    pull.takes("name", metavar="NAME")
+    pull.takes("--from", dest="source", required=True, metavar="REPO", help="where from")
+    pull.takes("--to", type=Path, required=True, metavar="DIR", help="it becomes DIR/NAME")
+    pull.takes_ssh()
+
+    listing = _Verb(
+        verbs, "list", "what is in a repository, and whether it is as it was made", _list
+    )
+    listing.takes("repository", nargs="?", default="models", metavar="REPO", help="default: models")
+    listing.takes_keys("check signatures with it; repeatable")
+    listing.takes("--json", action="store_true", help="a list of objects, with whole digests")
+    listing.takes_ssh()
+
+    verify = _Verb(verbs, "verify", "whether a model is what its manifest says", _verify)
+    verify.takes("directory", type=Path, metavar="DIR", help="the model's, or REPO/NAME")
+    verify.takes_keys("it must be signed with the private one of it; repeatable")
+
+    rollback = _Verb(
+        verbs, "rollback", "what a model was before its last push; again undoes it", _back
+    )
+    rollback.takes("name", metavar="NAME")
+    rollback.takes("--to", required=True, metavar="REPO", help="where")
+    rollback.takes_ssh()
+
+    sign = _Verb(verbs, "sign", "write a model's manifest and signature into its directory", _sign)
+    sign.takes("directory", type=Path, metavar="DIR", help="the model")
+    sign.takes("--key", type=Path, required=True, metavar="KEY", help="the private key")
+
+    keygen = _Verb(verbs, "keygen", "make a key to sign models with", _keygen)
+    keygen.takes(
+        "--out", type=Path, required=True, metavar="KEY", help="the public one becomes KEY.pub"
+    )
+
+
+class _Verb:
+    """One verb and the names of its flags, for the nearest to what was mistyped."""
+
+    def __init__(
+        self, verbs: Any, name: str, text: str, run: Callable[[argparse.Namespace], int]
+    ) -> None:
+        self._parser = verbs.add_parser(
+            name, help=text, description=f"{text[0].upper()}{text[1:]}.", allow_abbrev=False
+        )
+        self._flags: list[str] = []
+        self._parser.set_defaults(verb=_interruptible(run), flags=self._flags)
+
+    def takes(self, name: str, **how: Any) -> None:
+        self._parser.add_argument(name, **how)
+        self._flags += [name] if name.startswith("-") else []
+
+    def takes_ssh(self) -> None:
+        self.takes(
+            "--ssh",
+            default="ssh",
+            metavar="COMMAND",
+            help="like 'ssh -p 2222 -i KEY'; default: ssh",
+        )
+
+    def takes_keys(self, text: str) -> None:
+        self.takes(
+            "--key",
+            type=Path,
+            action="append",
+            default=[],
+            metavar="PUB",
+            help=f"public key: {text}",
+        )
+
+
+def _interruptible(run: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
+    def until_interrupted(arguments: argparse.Namespace) -> int:
+        try:
+            return run(arguments)
+        except KeyboardInterrupt:
+            print("edge-server: interrupted; no half model is left", file=sys.stderr)
+            return INTERRUPTED
+
+    return until_interrupted
+
+
+def _push(arguments: argparse.Namespace) -> int:
+    from edge_server.delivery.keys import SigningKey  # noqa: PLC0415
+    from edge_server.delivery.progress import Progress  # noqa: PLC0415
+    from edge_server.delivery.push import model_tree, push, write_about  # noqa: PLC0415
+    from edge_server.delivery.remote import repository_at  # noqa: PLC0415
+
+    repository = repository_at(arguments.to, arguments.ssh)
+    key = None if arguments.sign is None else SigningKey(arguments.sign)
+    if arguments.in_place:
+        write_about(arguments.directory, key)
+    total_bytes = model_tree(arguments.directory).size_bytes
+    with Progress(total_bytes) as progress:
+        done = push(
+            arguments.directory, repository, version=arguments.version, key=key, progress=progress
+        )
+    _tell(done, str(repository))
+    return OK
+
+
+def _pull(arguments: argparse.Namespace) -> int:
+    from edge_server.delivery.progress import Progress  # noqa: PLC0415
+    from edge_server.delivery.push import pull  # noqa: PLC0415
+    from edge_server.delivery.remote import repository_at  # noqa: PLC0415
+
+    repository = repository_at(arguments.source, arguments.ssh)
+    with Progress() as progress:
+        done = pull(arguments.name, repository, arguments.to, progress)
+    _tell(done, str(arguments.to))
+    return OK
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    from edge_server.delivery.inspection import Inspection, rows, table  # noqa: PLC0415
+    from edge_server.delivery.remote import repository_at  # noqa: PLC0415
+
+    found = rows(repository_at(arguments.repository, arguments.ssh), Inspection(arguments.key))
+    if arguments.json:
+        print(json.dumps(found, indent=2))
+    elif found:
+        print("\n".join(table(found)))
+    else:
+        print(f"{arguments.repository}: no models", file=sys.stderr)
+    return OK
+
+
+def _verify(arguments: argparse.Namespace) -> int:
+    from edge_server.delivery.inspection import Inspection  # noqa: PLC0415
+    from edge_server.delivery.push import model_tree  # noqa: PLC0415
+    from edge_server.delivery.stock import take_stock  # noqa: PLC0415
+
+    inspection = Inspection(arguments.key)
+    tree = model_tree(arguments.directory)
+    stock = take_stock(tree.repository, tree.name)
+    faults = inspection.faults(stock)
+    for fault in faults:
+        print(f"edge-server: {tree.directory}: {fault}", file=sys.stderr)
+    if faults:
+        return FAILED
+    signed = " and is signed by that key" if arguments.key else ""
+    print(f"{tree.name}: is what its manifest says{signed}")
+    return OK
+
+
+def _back(arguments: argparse.Namespace) -> int:
+    from edge_server.delivery.remote import repository_at  # noqa: PLC0415
+
+    repository = repository_at(arguments.to, arguments.ssh)
+    repository.roll_back(arguments.name)
+    print(f"{arguments.name}: is what it was before in {repository}")
+    return OK
+
+
+def _sign(arguments: argparse.Namespace) -> int:
+    from edge_server.delivery.keys import SigningKey  # noqa: PLC0415
+    from edge_server.delivery.push import write_about  # noqa: PLC0415
+
+    done = write_about(arguments.directory, SigningKey(arguments.key))
+    print(f"{done.name}: signed, {done.digest[:12]}")
+    return OK
+
+
+def _keygen(arguments: argparse.Namespace) -> int:
+    from edge_server.delivery.keys import make_keys  # noqa: PLC0415
+
+    public = make_keys(arguments.out)
+    print(f"{arguments.out}: sign with it, and show it to nobody")
+    print(f"{public}: check with it; this is what a vehicle gets")
+    return OK
+
+
+def _tell(done: Delivery, where: str) -> None:
+    told = {"new": "new", "replaced": "replaced, rollback brings the former one back"}
+    how = told.get(done.outcome, "was there already, nothing changed")
+    print(f"{done.name}: {done.digest[:12]} in {where}: {how}")
+    if done.note:
+        print(f"note: {done.note}")
+
+
+def _version(text: str) -> int:
+    if not text.isdecimal() or text.startswith("0"):
+        raise argparse.ArgumentTypeError(f"{text}: a version is a whole number from 1")
+    return int(text)

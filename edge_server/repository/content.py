@@ -1,0 +1,157 @@
+"""What a model's files say: read once, through descriptors, while others may be writing."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import stat
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, BinaryIO
+
+from edge_server.errors import ModelConfigError
+from edge_server.repository import manifest
+from edge_server.repository.manifest import ManifestFile
+from edge_server.repository.tree import SeenFile, opened
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from edge_server.repository.tree import ModelTree
+
+_PIECE_BYTES = 1 << 20
+
+# File systems tell the time by the kernel's tick of at most 10 ms: a second change in the same tick
+# leaves no trace.
+_TICK_NS = 20_000_000
+
+# What a file that was there a moment ago says when it is not, or is a link or a pipe now.
+_GONE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ESTALE, errno.ENXIO}
+
+
+class TornModel(ModelConfigError):
+    """A model changed while it was read; nothing need be wrong with it at another look."""
+
+
+@dataclass(frozen=True)
+class Content:
+    """All that a model consists of, by content.
+
+    Attributes:
+        files: path below the model's directory → size and SHA-256.
+        empty: directories with nothing in them, as an ensemble's versions are.
+    """
+
+    files: Mapping[str, ManifestFile]
+    empty: tuple[str, ...]
+
+    @staticmethod
+    def of(tree: ModelTree, files: Mapping[str, ManifestFile]) -> Content:
+        used = {above for path in (*files, *tree.directories) for above in _above(path)}
+        return Content(files, tuple(path for path in tree.directories if path not in used))
+
+    @property
+    def digest(self) -> str:
+        """Equal for equal content, whatever the model is called and whoever signed it."""
+        beside = {manifest.NAME, manifest.SIGNATURE_NAME}
+        return _sha256("", {p: f for p, f in self.files.items() if p not in beside}, self.empty)
+
+    def key(self, name: str) -> str:
+        """Equal only where everything is: name, manifest and signature too."""
+        return _sha256(f"{name}\0", self.files, self.empty)
+
+
+def content_of(tree: ModelTree) -> Content:
+    """Read all files of `tree`.
+
+    Raises: as `read_file`.
+    """
+    return Content.of(tree, {seen.path: read_file(tree, seen) for seen in tree.files})
+
+
+def read_file(tree: ModelTree, seen: SeenFile, copy: BinaryIO | None = None) -> ManifestFile:
+    """Read one file of `tree`; with `copy` write it there too, executable where it is.
+
+    Raises:
+        TornModel: it is not the one that was seen, or did not stay so.
+        ModelConfigError: it cannot be read.
+        OSError: `copy` cannot be written.
+    """
+    sha256 = hashlib.sha256()
+    with ExitStack() as stack:
+        file = _reach(tree, seen.path, stack)
+        status = os.fstat(file)
+        if _seen(seen.path, status) != seen:
+            raise torn(tree, seen.path)
+        _outwait(status.st_ctime_ns)
+        left = seen.size
+        while piece := _piece(tree, seen.path, file):
+            left -= len(piece)
+            if left < 0:  # or a file that grows would fill the disk
+                raise torn(tree, seen.path)
+            sha256.update(piece)
+            if copy is not None:
+                copy.write(piece)
+        after = os.fstat(file)
+        # A writer can set back the time of the content, but not that of the inode.
+        if left or _seen(seen.path, after) != seen or after.st_ctime_ns != status.st_ctime_ns:
+            raise torn(tree, seen.path)
+    if copy is not None:
+        os.fchmod(copy.fileno(), 0o555 if status.st_mode & stat.S_IXUSR else 0o444)
+    return ManifestFile(sha256.hexdigest(), seen.size)
+
+
+def torn(tree: ModelTree, path: str = "") -> TornModel:
+    """What to raise where `tree`, or its file at `path`, is not what it was."""
+    where = tree.directory / path
+    return TornModel(f"{where}: changed while it was copied; push it in one go, or leave it alone")
+
+
+def _reach(tree: ModelTree, path: str, stack: ExitStack) -> int:
+    try:
+        return stack.enter_context(opened(tree, path))
+    except OSError as error:
+        # Without a number: no regular file any more.
+        if error.errno is None or error.errno in _GONE:
+            raise torn(tree, path) from error
+        raise _unreadable(tree, path, error) from error
+
+
+def _piece(tree: ModelTree, path: str, file: int) -> bytes:
+    try:
+        return os.read(file, _PIECE_BYTES)
+    except OSError as error:
+        raise _unreadable(tree, path, error) from error
+
+
+def _unreadable(tree: ModelTree, path: str, error: OSError) -> ModelConfigError:
+    return ModelConfigError(
+        f"{tree.directory / path}: cannot be read: {error.strerror or error}; the user that the "
+        "daemon runs as must be able to read it"
+    )
+
+
+def _outwait(changed_ns: int) -> None:
+    """Returns when a change would be told from the one at `changed_ns`."""
+    age_ns = time.time_ns() - changed_ns
+    if 0 <= age_ns < _TICK_NS:
+        time.sleep((_TICK_NS - age_ns) / 1e9)
+
+
+def _seen(path: str, status: os.stat_result) -> SeenFile:
+    return SeenFile(path, status.st_size, status.st_mtime_ns, status.st_ino)
+
+
+def _above(path: str) -> Iterator[str]:
+    while "/" in path:
+        path = path.rpartition("/")[0]
+        yield path
+
+
+def _sha256(start: str, files: Mapping[str, ManifestFile], empty: tuple[str, ...]) -> str:
+    # No name has a NUL and no path ends with a slash, so two lists never read the same.
+    lines = [f"{path}\0{file.size}\0{file.sha256}\n" for path, file in sorted(files.items())]
+    lines += [f"{path}/\0\n" for path in sorted(empty)]
+    return hashlib.sha256((start + "".join(lines)).encode()).hexdigest()

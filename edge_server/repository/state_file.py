@@ -1,0 +1,87 @@
+"""A store's state on disk: the old or the new, never neither."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from edge_server.repository.staged_copy import sync
+from edge_server.repository.store_state import StoreState
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+FORMAT = 1
+
+
+class _Envelope(msgspec.Struct, frozen=True):
+    """`sha256` is that of `state`: a bit that flipped is no other state."""
+
+    format: int
+    sha256: str
+    state: msgspec.Raw
+
+
+class StateFile:
+    """`state.json` in `directory`, and in `state.before.json` what that was before it changed."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._path = directory / "state.json"
+        self._before = directory / "state.before.json"
+        self._new = directory / "state.json.tmp"
+
+    def read(self) -> StoreState:
+        """The last state that was written; what cannot be read is set aside, and told once.
+
+        A store goes on with less rather than never start again.
+        """
+        for path in (self._path, self._before):
+            try:
+                return _decode(path.read_bytes())
+            except FileNotFoundError:
+                # At the very first start, or where the two were just changing places.
+                continue
+            except (OSError, ValueError, RecursionError, msgspec.MsgspecError) as error:
+                aside = path.with_suffix(".damaged")
+                log.warning("model store: %s is not used: %s; kept as %s", path, error, aside.name)
+                try:
+                    path.replace(aside)
+                except OSError:
+                    log.exception("model store: %s cannot be set aside", path)
+        return StoreState()
+
+    def write(self, state: StoreState) -> None:
+        """Returns when `state` would outlive a power cut; before that, the one before it does.
+
+        Raises:
+            OSError: it could not be written; the one before it stays.
+        """
+        data = msgspec.json.encode(state)
+        envelope = _Envelope(FORMAT, hashlib.sha256(data).hexdigest(), msgspec.Raw(data))
+        self._new.unlink(missing_ok=True)
+        descriptor = os.open(self._new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(msgspec.json.encode(envelope))
+            file.flush()
+            os.fsync(file.fileno())
+        if self._path.exists():
+            self._path.replace(self._before)
+        self._new.replace(self._path)
+        sync(self._directory)
+
+
+def _decode(data: bytes) -> StoreState:
+    envelope = msgspec.json.decode(data, type=_Envelope)
+    if envelope.format != FORMAT:
+        raise ValueError(f"it is of format {envelope.format}, this is {FORMAT}")
+    state = bytes(envelope.state)
+    if hashlib.sha256(state).hexdigest() != envelope.sha256:
+        raise ValueError("it is damaged")
+    return msgspec.json.decode(state, type=StoreState)

@@ -1,0 +1,357 @@
+"""What is loaded and what served last: private copies, kept by content."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import threading
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from edge_server.errors import InternalError, ModelConfigError, SettingsError
+from edge_server.repository.copies import Copies
+from edge_server.repository.fingerprint import content_fingerprint
+from edge_server.repository.staged_copy import copy_model, seal, what_came_with
+from edge_server.repository.state_file import StateFile
+from edge_server.repository.store_lock import lock_store
+from edge_server.repository.store_state import KeptCopy, StoreState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from edge_server.repository.fingerprint import Fingerprint
+    from edge_server.repository.tree import ModelTree, SeenFile
+
+log = logging.getLogger(__name__)
+
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+class Signatures(Protocol):
+    """Who may bring models; see `SignaturePolicy`."""
+
+    def check(self, name: str, manifest: bytes | None, signature: bytes | None) -> None:
+        """Raises: ModelConfigError: what they say is not enough."""
+
+
+@dataclass(frozen=True)
+class StagedModel:
+    """A model in the store; its files stay as they are as long as somebody holds this very object.
+
+    Attributes:
+        digest: of its content, whatever the model is called and whoever signed it: SHA-256, hex.
+        directory: the model's, named after it; read-only.
+        source: what the repository's tree was when it was copied.
+    """
+
+    name: str
+    digest: str
+    directory: Path
+    source: tuple[SeenFile, ...]
+
+    @cached_property
+    def fingerprint(self) -> Fingerprint:
+        """By content, so that what is equal in two copies is seen to be."""
+        return content_fingerprint(self.directory)
+
+
+class ModelStore:
+    """Copies that nobody else writes to, and what is known of them, kept over a power cut.
+
+    A process that is killed at any moment leaves a store that opens again, with the last known
+    good models as they were before or after whatever it was doing.
+
+    Everything may be called from any thread; copies of different models are made side by side.
+
+    Args:
+        directory: its own, made where it is missing: nothing else may be in it.
+        most_bytes: what all copies may take together. What served before goes first, oldest first.
+        signatures: asked about every model that is copied, and again at every start.
+        boot: tells one start of the board from another; that of the kernel where it is empty.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        most_bytes: int = 8 << 30,
+        signatures: Signatures | None = None,
+        boot: str = "",
+    ) -> None:
+        """Open the store; what a process that died has left half done is cleared away.
+
+        Raises:
+            AlreadyRunning: another process has it open.
+            SettingsError: there can be no store in `directory`.
+        """
+        self._directory = directory
+        self._most_bytes = most_bytes
+        self._signatures = signatures
+        self._boot = boot or _boot_id()
+        self._lock = threading.Lock()
+        self._lent = weakref.WeakValueDictionary[int, StagedModel]()
+        lock = lock_store(directory)
+        try:
+            self._copies = Copies(directory)
+        except OSError as error:
+            os.close(lock)
+            raise SettingsError(f"model store {directory}: {error}; mend or replace it") from error
+        self._locked: int | None = lock
+        self._file = StateFile(directory)
+        self._state = self._file.read()
+        self._recover()
+
+    def close(self) -> None:
+        """Let another process open it; loads that have not ended have not killed this one.
+
+        A second call does nothing.
+        """
+        self._note(StoreState.stopped)
+        with self._lock:
+            lock, self._locked = self._locked, None
+        if lock is not None:
+            os.close(lock)
+
+    def stage(self, tree: ModelTree) -> StagedModel:
+        """Copy what `tree` saw; returns when the copy would outlive a power cut.
+
+        Raises:
+            TornModel: it changed meanwhile.
+            ModelConfigError: it cannot be used as it is, is not what its manifest says, is not
+                signed as it must be, or is larger than the whole store.
+            InternalError: the store has no room, or cannot be written.
+        """
+        if tree.size_bytes > self._most_bytes:
+            raise ModelConfigError(
+                f"{tree.directory}: {tree.size_bytes} bytes, more than the model store may hold "
+                f"({self._most_bytes})"
+            )
+        with self._writing(), self._place(tree.size_bytes) as place:
+            content = copy_model(tree, place / tree.name)
+            self._check_signature(tree.name, place / tree.name)
+            kept = KeptCopy(content.digest, content.key(tree.name), tree.files)
+            with self._lock:
+                staged = self._lend(tree.name, kept)
+                is_known = kept.key in self._copies.keys
+            if is_known:
+                if self._copies.is_whole(kept, tree.name):
+                    return staged
+                log.warning("model %s: its copy %s is damaged: replaced", tree.name, kept.key)
+                with self._lock:
+                    self._copies.drop(kept.key)
+            seal(place / tree.name)
+            with self._lock:
+                self._copies.finish(place, kept.key)
+        return staged
+
+    def commit(self, staged: StagedModel) -> None:
+        """It serves now: its name's last known good; returns when that would outlive a power cut.
+
+        What served before stays for a rollback.
+
+        Raises:
+            InternalError: the store cannot be written; what served before is the last known good.
+        """
+        kept = KeptCopy(staged.digest, _key(staged), staged.source)
+        with self._lock, self._writing():
+            self._save(self._state.committed(staged.name, kept))
+            self._tidy()
+
+    def forget(self, name: str) -> None:
+        """`name` was removed on purpose: nothing of it is kept.
+
+        Raises: InternalError: as `commit`.
+        """
+        with self._lock, self._writing():
+            self._save(self._state.forgotten(name))
+            self._tidy()
+
+    def last_good(self) -> dict[str, StagedModel]:
+        """Name → what served last, each verified to the last byte.
+
+        A copy that is damaged is dropped; where it, or what is quarantined or not signed as it
+        must be now, was the newest, the one before it counts.
+        """
+        with self._lock:
+            models = dict(self._state.models)
+        # Hashing 200 MB takes 0.1 to 0.4 s of one processor.
+        with ThreadPoolExecutor(4, "verify") as pool:
+            found = pool.map(self._newest_good, models, models.values())
+            return {staged.name: staged for staged in found if staged is not None}
+
+    def history(self, name: str) -> list[StagedModel]:
+        """What serves and what served before it, newest first; not verified."""
+        with self._lock:
+            return [self._lend(name, kept) for kept in self._state.models.get(name, ())]
+
+    @contextmanager
+    def loading(self, staged: StagedModel) -> Iterator[None]:
+        """Within it, `staged` is known on disk as the one that a process that dies has died of.
+
+        Any end that Python sees is none; one without an exception makes up for earlier deaths.
+        """
+        self._note(lambda state: state.began(staged.name, staged.digest, self._boot))
+        loaded = False
+        try:
+            yield
+            loaded = True
+        finally:
+            self._note(lambda state: state.ended(staged.name, loaded=loaded))
+
+    def suspected(self, digest: str) -> bool:
+        """Whether a process died while it loaded this, perhaps among others: load it alone."""
+        with self._lock:
+            return digest in self._state.deaths
+
+    def quarantine(self, digest: str, reason: str) -> None:
+        """It is not to be loaded, over restarts too, until it is released."""
+        self._note(lambda state: state.quarantine(digest, reason))
+
+    def quarantined(self, digest: str) -> str:
+        """Why it is not to be loaded; empty where it may be."""
+        with self._lock:
+            return self._state.quarantined.get(digest, "")
+
+    def release(self, digest: str) -> None:
+        """Out of quarantine, with all that is held against it forgotten."""
+        self._note(lambda state: state.released(digest))
+
+    def _recover(self) -> None:
+        before = self._state
+        for name, history in before.models.items():
+            for kept in history:
+                if kept.key in self._copies.keys:
+                    self._copies.weigh(kept)
+                else:
+                    log.warning("model %s: its copy %s is gone", name, kept.key)
+        gone = {kept.key for kept in before.kept} - self._copies.keys
+        state = before.without(gone).interrupted(self._boot)
+        for name, load in before.loading.items():
+            log.warning("model %s: the process died while it was loaded (%s)", name, load.digest)
+            if load.digest in state.quarantined:
+                log.error("model %s: quarantined: %s", name, state.quarantined[load.digest])
+        self._note(lambda _: state)
+        self._tidy()
+
+    def _newest_good(self, name: str, history: Sequence[KeptCopy]) -> StagedModel | None:
+        for kept in history:
+            if self.quarantined(kept.digest):
+                continue
+            with self._lock:
+                staged = self._lend(name, kept)
+            if not self._copies.is_whole(kept, name):
+                log.warning("model %s: its copy %s is damaged: dropped", name, kept.key)
+                self._note(partial(StoreState.without, keys={kept.key}))
+                continue
+            try:
+                self._check_signature(name, staged.directory)
+            except ModelConfigError as error:
+                log.warning("model %s: its copy %s is not used: %s", name, kept.key, error)
+                continue
+            return staged
+        return None
+
+    def _check_signature(self, name: str, directory: Path) -> None:
+        if self._signatures is not None:
+            self._signatures.check(name, *what_came_with(directory))
+
+    @contextmanager
+    def _place(self, size_bytes: int) -> Iterator[Path]:
+        """Where a copy of that size can be made; what is still there at the end goes."""
+        with self._lock:
+            self._make_room(size_bytes)
+            place = self._copies.begin(size_bytes)
+        try:
+            yield place
+        finally:
+            with self._lock:
+                self._copies.give_up(place)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            remedy = "make room there" if error.errno in _FULL else "see what ails the disk"
+            raise InternalError(
+                f"model store {self._directory}: {error.strerror or error}; {remedy}, or give it "
+                "another directory"
+            ) from error
+
+    def _note(self, change: Callable[[StoreState], StoreState]) -> None:
+        """As `_save`, but what cannot be written is lost with the process, not refused."""
+        with self._lock:
+            before, self._state = self._state, change(self._state)
+            if self._state == before or self._locked is None:
+                return
+            try:
+                self._file.write(self._state)
+            except OSError as error:
+                log.warning(
+                    "model store %s: %s; a restart will not know of it", self._directory, error
+                )
+
+    # From here on the caller has the lock.
+
+    def _save(self, state: StoreState) -> None:
+        if self._locked is None:
+            raise OSError("it is closed")
+        self._file.write(state)
+        self._state = state
+
+    def _lend(self, name: str, kept: KeptCopy) -> StagedModel:
+        directory = self._copies.path(kept.key, name)
+        staged = StagedModel(name, kept.digest, directory, kept.source)
+        self._lent[id(staged)] = staged
+        return staged
+
+    def _in_use(self) -> set[str]:
+        return {_key(staged) for staged in self._lent.values()}
+
+    def _tidy(self) -> None:
+        """Remove the copies that neither serve, nor served before, nor are in use."""
+        keep = {kept.key for kept in self._state.kept} | self._in_use()
+        for key in self._copies.keys - keep:
+            try:
+                self._copies.drop(key)
+            except OSError as error:
+                log.warning("model store: copy %s cannot be removed: %s", key, error)
+
+    def _make_room(self, size_bytes: int) -> None:
+        """Let go of what served before, oldest first, till there is room for so much more."""
+        self._tidy()
+        excess = self._copies.size_bytes + size_bytes - self._most_bytes
+        if excess <= 0:
+            return
+        in_use = self._in_use()
+        older = [kept for history in self._state.models.values() for kept in history[1:]]
+        going: set[str] = set()
+        for kept in sorted(older, key=lambda kept: kept.turn):
+            if excess > 0 and kept.key not in in_use:
+                going.add(kept.key)
+                excess -= kept.size_bytes
+        if excess > 0:
+            raise InternalError(
+                f"model store {self._directory}: no room for {size_bytes} bytes beside what "
+                f"serves, of {self._most_bytes} in all; let it take more, or serve less"
+            )
+        self._save(self._state.without(going))
+        self._tidy()
+
+
+def _key(staged: StagedModel) -> str:
+    return staged.directory.parent.name
+
+
+def _boot_id() -> str:
+    try:
+        return _BOOT_ID.read_text().strip()
+    except OSError:
+        return ""

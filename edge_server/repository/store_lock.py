@@ -1,0 +1,62 @@
+"""A directory that belongs to one process at a time, and to nothing but the store."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+from typing import TYPE_CHECKING
+
+from edge_server.errors import AlreadyRunning, SettingsError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_LOCK = "lock"
+
+
+def lock_store(directory: Path) -> int:
+    """Make `directory` where it is missing; a descriptor that, while it is open, keeps others out.
+
+    Raises:
+        AlreadyRunning: another process has it.
+        SettingsError: it cannot be made, is not safe, or holds something else.
+    """
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _require_own(directory)
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        lock = os.open(directory / _LOCK, flags, 0o600)
+    except OSError as error:
+        raise SettingsError(
+            f"model store {directory}: {error.strerror}; give it a directory that the daemon may "
+            "write to (systemd: StateDirectory=)"
+        ) from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        raise AlreadyRunning(
+            f"model store {directory}: another daemon keeps its models there; stop it, or give "
+            "this one another directory"
+        ) from None
+    return lock
+
+
+def _require_own(directory: Path) -> None:
+    status = directory.stat()
+    if status.st_uid != os.geteuid():
+        raise SettingsError(
+            f"model store {directory}: it belongs to another user; chown it, or choose another"
+        )
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise SettingsError(
+            f"model store {directory}: others could put models there; chmod go-w it"
+        )
+    # What is no copy of ours is cleared away there: it must not be somebody's repository.
+    there = {entry.name for entry in directory.iterdir()} - {"lost+found"}
+    if there and _LOCK not in there:
+        raise SettingsError(
+            f"model store {directory}: holds something else ({min(there)}); choose an empty "
+            "directory"
+        )

@@ -1,0 +1,147 @@
+"""What a model store remembers beside the copies themselves."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
+from msgspec.structs import replace
+
+from edge_server.repository.tree import SeenFile  # noqa: TC001 - msgspec reads the annotations
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+# Of one model: what serves, and what served before it.
+MOST_KEPT = 3
+# A process that dies while it loads a model dies of it, at the second time. A board that goes down
+# as a whole does so for other reasons, often while an engine is cranked, but not again and again.
+MOST_CRASHES = 2
+MOST_RESETS = 5
+_MOST_REMEMBERED = 256
+
+_T = TypeVar("_T")
+
+
+class KeptCopy(msgspec.Struct, frozen=True):
+    """A copy that served.
+
+    Attributes:
+        digest: of its content.
+        key: the name of its place in the store.
+        source: what the repository's tree was when it was copied.
+        turn: greater than that of every copy that served before it; 0 till it serves.
+    """
+
+    digest: str
+    key: str
+    source: tuple[SeenFile, ...]
+    turn: int = 0
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(file.size for file in self.source)
+
+
+class Load(msgspec.Struct, frozen=True):
+    """A load that has begun; `boot` tells one start of the board from another."""
+
+    digest: str
+    boot: str
+
+
+class Deaths(msgspec.Struct, frozen=True):
+    """How often in a row the process died, or the board went down, in a load of one digest."""
+
+    crashes: int = 0
+    resets: int = 0
+
+
+class StoreState(msgspec.Struct, frozen=True):
+    """A value; each change gives a new one.
+
+    Attributes:
+        models: name → the copies that served, newest first; the first of them is the last good.
+        quarantined: digest → why.
+        loading: name → its load, begun and not ended.
+        deaths: digest → what its loads have cost since the last that ended.
+        turn: of the newest copy.
+    """
+
+    models: dict[str, tuple[KeptCopy, ...]] = {}
+    quarantined: dict[str, str] = {}
+    loading: dict[str, Load] = {}
+    deaths: dict[str, Deaths] = {}
+    turn: int = 0
+
+    @property
+    def kept(self) -> list[KeptCopy]:
+        return [kept for history in self.models.values() for kept in history]
+
+    def committed(self, name: str, copy: KeptCopy) -> StoreState:
+        """`name` serves it now."""
+        newest = replace(copy, turn=self.turn + 1)
+        older = [kept for kept in self.models.get(name, ()) if kept.digest != copy.digest]
+        history = (newest, *older)[:MOST_KEPT]
+        return replace(self, models={**self.models, name: history}, turn=newest.turn)
+
+    def without(self, keys: Collection[str]) -> StoreState:
+        """None of the copies at `keys` is kept any more."""
+        models = {
+            name: tuple(kept for kept in history if kept.key not in keys)
+            for name, history in self.models.items()
+        }
+        return replace(self, models={name: history for name, history in models.items() if history})
+
+    def forgotten(self, name: str) -> StoreState:
+        return replace(self, models={n: h for n, h in self.models.items() if n != name})
+
+    def began(self, name: str, digest: str, boot: str) -> StoreState:
+        return replace(self, loading={**self.loading, name: Load(digest, boot)})
+
+    def ended(self, name: str, *, loaded: bool) -> StoreState:
+        """The load of `name` is over; one that went well makes up for those that did not."""
+        loading = dict(self.loading)
+        load = loading.pop(name, None)
+        deaths = self.deaths
+        if load is not None and loaded:
+            deaths = {digest: d for digest, d in deaths.items() if digest != load.digest}
+        return replace(self, loading=loading, deaths=deaths)
+
+    def stopped(self) -> StoreState:
+        """No load ended in a death of the process, whatever becomes of it."""
+        return replace(self, loading={})
+
+    def interrupted(self, boot: str) -> StoreState:
+        """What `loading` still says at a start is counted, and quarantined where it is too much."""
+        state = self.stopped()
+        for digest, was_up in {x.digest: x.boot == boot for x in self.loading.values()}.items():
+            before = self.deaths.get(digest, Deaths())
+            now = Deaths(before.crashes + was_up, before.resets + (not was_up))
+            state = replace(state, deaths=_newest({**state.deaths, digest: now}))
+            if now.crashes >= MOST_CRASHES or now.resets >= MOST_RESETS:
+                state = state.quarantine(digest, _reason(now))
+        return state
+
+    def quarantine(self, digest: str, reason: str) -> StoreState:
+        return replace(self, quarantined=_newest({**self.quarantined, digest: reason}))
+
+    def released(self, digest: str) -> StoreState:
+        return replace(
+            self,
+            quarantined={d: reason for d, reason in self.quarantined.items() if d != digest},
+            deaths={d: deaths for d, deaths in self.deaths.items() if d != digest},
+        )
+
+
+def _newest(remembered: dict[str, _T]) -> dict[str, _T]:
+    return dict(list(remembered.items())[-_MOST_REMEMBERED:])
+
+
+def _reason(deaths: Deaths) -> str:
+    what = (
+        f"the daemon died {deaths.crashes} times in a row"
+        if deaths.crashes >= MOST_CRASHES
+        else f"the board went down {deaths.resets} times in a row"
+    )
+    return f"{what} while this was loaded; it is not tried again until the files change"

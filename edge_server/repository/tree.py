@@ -1,0 +1,263 @@
+"""What is in a repository at a moment, looked at without being led out of it.
+
+A repository that is followed while people write to it is no friend: directories vanish while they
+are read, links lead elsewhere, a pipe would keep the reader for ever. Everything here is opened
+below a descriptor of the repository itself, never through a link, and only regular files count.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from edge_server.repository.scan import APPEARS_TWICE, NAME_RULE, is_model_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+# More is no model, but an accident or an attack, and looking at it would take the board's time.
+MOST_MODELS = 1000
+MOST_FILES = 10_000
+MOST_BYTES = 16 << 30
+DEEPEST = 16
+
+_OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class SeenFile(NamedTuple):
+    """A regular file of a model as it was seen; two are compared for equality only.
+
+    A clock that was set back and an older file copied over a newer one are changes too.
+    """
+
+    path: str
+    size: int
+    mtime_ns: int
+    inode: int
+
+
+class Sight(NamedTuple):
+    """What a model's directory held: two are compared for equality only."""
+
+    files: tuple[SeenFile, ...]
+    directories: tuple[str, ...]
+    fault: str = ""
+
+
+@dataclass(frozen=True)
+class ModelTree:
+    """One model's directory as it was seen.
+
+    Attributes:
+        repository: its parent.
+        inode: of the directory itself: device and number.
+        files: sorted by path; what editors, Python and unfinished copies leave there is not in it.
+        directories: paths below it, sorted; an empty version directory counts too.
+        fault: why it cannot be used as it is, with the remedy; empty where it can.
+    """
+
+    name: str
+    repository: Path
+    inode: tuple[int, int] = (0, 0)
+    files: tuple[SeenFile, ...] = ()
+    directories: tuple[str, ...] = ()
+    fault: str = ""
+
+    @property
+    def directory(self) -> Path:
+        return self.repository / self.name
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(file.size for file in self.files)
+
+    @property
+    def sight(self) -> Sight:
+        return Sight(self.files, self.directories, self.fault)
+
+    def with_fault(self, fault: str) -> ModelTree:
+        return replace(self, fault=fault)
+
+
+@dataclass(frozen=True)
+class Survey:
+    """All repositories at a moment.
+
+    Attributes:
+        models: by name, sorted.
+        blind: repository → why nothing can be said of what is missing in it: it cannot be read, or
+            holds no model at all, as one that is not mounted does.
+    """
+
+    models: Mapping[str, ModelTree]
+    blind: Mapping[Path, str]
+
+
+def survey(repositories: Sequence[Path]) -> Survey:
+    """Look at every model of every repository once."""
+    models: dict[str, ModelTree] = {}
+    blind: dict[Path, str] = {}
+    for repository in repositories:
+        try:
+            found = _models(repository)
+        except OSError as error:
+            blind[repository] = f"cannot be read: {error.strerror or error}"
+            continue
+        if not found:
+            blind[repository] = "holds no model"
+        for tree in found:
+            twin = models.get(tree.name)
+            if twin is not None:
+                places = f"{twin.directory}, {tree.directory}"
+                fault = f"{APPEARS_TWICE}: {places}; rename or remove all but one"
+                tree = ModelTree(tree.name, tree.repository, fault=fault)  # noqa: PLW2901
+            models[tree.name] = tree
+    return Survey(dict(sorted(models.items())), blind)
+
+
+def look(repository: Path, name: str) -> ModelTree:
+    """One model's directory; what cannot be read is its fault.
+
+    Raises:
+        OSError: the repository itself cannot be read.
+    """
+    descriptor = os.open(repository, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        return _look(descriptor, repository, name)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def opened(tree: ModelTree, path: str) -> Iterator[int]:
+    """A descriptor of the file at `path` of `tree`, reached without following any link.
+
+    Raises:
+        OSError: it is not there any more, is no regular file, or a link is on the way.
+    """
+    descriptor = os.open(tree.repository, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        *folders, last = [tree.name, *path.split("/")]
+        if ".." in folders:
+            raise OSError(f"{path}: leads out of the model")
+        for folder in folders:
+            below = os.open(folder, _OPEN_DIRECTORY, dir_fd=descriptor)
+            os.close(descriptor)
+            descriptor = below
+        # A pipe must not keep us waiting for somebody to write to it.
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        file = os.open(last, flags, dir_fd=descriptor)
+    finally:
+        os.close(descriptor)
+    try:
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            raise OSError(f"{path}: no regular file")
+        yield file
+    finally:
+        os.close(file)
+
+
+def is_left_behind(name: str) -> bool:
+    """Whether a file or directory of that name is no part of a model, but what editors, Python,
+    file systems and unfinished copies leave beside it."""
+    return (
+        name.startswith((".", "~"))
+        or name.endswith(("~", ".tmp", ".part", ".swp", ".filepart"))
+        or name in {"__pycache__", "lost+found"}
+    )
+
+
+def _models(repository: Path) -> list[ModelTree]:
+    descriptor = os.open(repository, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with os.scandir(descriptor) as entries:
+            names = [
+                entry.name
+                for entry in entries
+                if not (is_left_behind(entry.name) or entry.name.startswith("_"))
+                and not entry.is_file(follow_symlinks=False)
+            ]
+        if len(names) > MOST_MODELS:
+            raise OSError(f"more than {MOST_MODELS} directories")
+        return [_look(descriptor, repository, name) for name in sorted(names)]
+    finally:
+        os.close(descriptor)
+
+
+def _look(descriptor: int, repository: Path, name: str) -> ModelTree:
+    if not is_model_name(name):
+        return ModelTree(name, repository, fault=f"'{name}' is no model: {NAME_RULE}; rename it")
+    looking = _Looking()
+    inode = (0, 0)
+    try:
+        root = os.open(name, _OPEN_DIRECTORY, dir_fd=descriptor)
+        try:
+            status = os.fstat(root)
+            inode = (status.st_dev, status.st_ino)
+            looking.walk(root, "", DEEPEST)
+        finally:
+            os.close(root)
+    except _Unusable as fault:
+        return ModelTree(name, repository, inode, fault=f"{repository / name}: {fault}")
+    except OSError as error:
+        return ModelTree(name, repository, inode, fault=_why(repository / name, error))
+    return ModelTree(
+        name, repository, inode, tuple(sorted(looking.files)), tuple(sorted(looking.directories))
+    )
+
+
+class _Unusable(Exception):
+    pass
+
+
+class _Looking:
+    """A walk through one model's directory, within its caps."""
+
+    def __init__(self) -> None:
+        self.files: list[SeenFile] = []
+        self.directories: list[str] = []
+        self._bytes = 0
+
+    def walk(self, descriptor: int, below: str, depth: int) -> None:
+        """Raises: _Unusable; OSError: something vanished meanwhile, or cannot be read."""
+        if depth == 0:
+            raise _Unusable(f"directories deeper than {DEEPEST}; flatten them")
+        with os.scandir(descriptor) as entries:
+            names = sorted(entry.name for entry in entries if not is_left_behind(entry.name))
+        for name in names:
+            path = f"{below}{name}"
+            status = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
+            if stat.S_ISDIR(status.st_mode):
+                self.directories.append(path)
+                inner = os.open(name, _OPEN_DIRECTORY, dir_fd=descriptor)
+                try:
+                    self.walk(inner, f"{path}/", depth - 1)
+                finally:
+                    os.close(inner)
+            elif stat.S_ISREG(status.st_mode):
+                self.files.append(SeenFile(path, status.st_size, status.st_mtime_ns, status.st_ino))
+                self._bytes += status.st_size
+            elif stat.S_ISLNK(status.st_mode):
+                raise _Unusable(
+                    f"{path} is a symbolic link, which is not followed while a repository may "
+                    "change; put the file itself there"
+                )
+            else:
+                raise _Unusable(f"{path} is no regular file; remove it")
+            if len(self.files) + len(self.directories) > MOST_FILES:
+                raise _Unusable(f"more than {MOST_FILES} files; is it a model?")
+            if self._bytes > MOST_BYTES:
+                raise _Unusable(f"more than {MOST_BYTES >> 30} GiB; is it a model?")
+
+
+def _why(directory: Path, error: OSError) -> str:
+    text = f"{directory}: cannot be read: {error.strerror or error}"
+    if isinstance(error, PermissionError):
+        return f"{text}; the user that the daemon runs as must be able to read it"
+    if isinstance(error, NotADirectoryError) or error.errno == 40:  # a link, not followed
+        return f"{directory}: is a symbolic link, which is not followed; put the directory there"
+    return text

@@ -1,0 +1,216 @@
+"""Whatever call a process dies at, or fails at, its model store is as before or as after it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from edge_server.repository.store import ModelStore, StagedModel
+from edge_server.repository.tree import look
+
+# Every call that changes what is on disk, or when it gets there.
+CHANGES = "write|fsync|fdatasync|rename.*|mkdir.*|unlink.*|rmdir|chmod|fchmod.*|ftruncate|openat"
+REFUSED = 3
+
+
+class Call(NamedTuple):
+    """The `count`-th call of that name, in one process."""
+
+    name: str
+    count: int
+    text: str
+
+    @property
+    def descriptor(self) -> str:
+        """The path of the file that its first argument is open on."""
+        return self.text.split("<")[1].split(">")[0]
+
+
+def _strace(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["strace", "-qq", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+    )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _can_trace() -> None:
+    if shutil.which("strace") is None:
+        pytest.skip("strace is missing; to have it: apt install strace")
+    if (tried := _strace("-e", "trace=none", "true")).returncode:
+        pytest.skip(f"strace may not trace here: {tried.stderr.strip()}")
+
+
+class Bench:
+    """A store with a past, to be taken by writers, each its own copy of it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.repository = folder / "repository"
+        self._base = folder / "base"
+        store = ModelStore(self._base, boot="1")
+        for content in "abc":
+            self.write("m", content * 100)
+            self.old = store.stage(look(self.repository, "m"))
+            store.commit(self.old)
+        self.write("other", "other")
+        self.other = store.stage(look(self.repository, "other"))
+        store.commit(self.other)
+        store.quarantine("1" * 64, "long ago")
+        # What a process that died has left: a load, a copy half made, and one that nobody knows.
+        with store.loading(StagedModel("slow", "2" * 64, Path(), ())):
+            left = (self._base / "state.json").read_bytes()
+        store.close()
+        (self._base / "state.json").write_bytes(left)
+        (self._base / "incoming/half/m").mkdir(parents=True)
+        (self._base / "incoming/half/m/config.pbtxt").write_text("x")
+        shutil.copytree(self.old.directory.parent, self._base / "copies" / ("e" * 64))
+        self.write("m", "new" * 1000)
+        self.traced = self._trace()
+
+    def write(self, name: str, content: str) -> None:
+        directory = self.repository / name
+        shutil.rmtree(directory, ignore_errors=True)
+        (directory / "1").mkdir(parents=True)
+        (directory / "2").mkdir()
+        (directory / "config.pbtxt").write_text("")
+        (directory / "1/model.py").write_text(content)
+
+    def run(self, name: str, *options: str) -> tuple[Path, int]:
+        """The store as a writer that strace treats like that left it, and how that ended."""
+        store = self.folder / name
+        shutil.copytree(self._base, store)
+        writer = Path(__file__).with_name("store_writer.py")
+        ended = _strace(*options, sys.executable, str(writer), str(store), str(self.repository))
+        return store, ended.returncode
+
+    def _trace(self) -> list[Call]:
+        log = self.folder / "log"
+        options = ["-y", "-s", "9999", "-o", str(log), "-e", f"trace=/^({CHANGES})$"]
+        store, status = self.run("traced", *options)
+        assert status == 0
+        counts: dict[str, int] = {}
+        calls = []
+        for line in log.read_text().splitlines():
+            if match := re.match(r"(\w+)\(", line):
+                counts[match[1]] = counts.get(match[1], 0) + 1
+                if str(store) in line and (match[1] != "openat" or "O_CREAT" in line):
+                    text = line.replace(f"{store}/", "").replace(str(store), "STORE")
+                    calls.append(Call(match[1], counts[match[1]], text))
+        return calls
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    return Bench(tmp_path_factory.mktemp("bench"))
+
+
+def everywhere(bench: Bench, calls: list[Call], injected: str) -> list[tuple[Call, Path, int]]:
+    """Each of `calls`, the store as a writer to whom this happened there left it, and its end."""
+
+    def run(call: Call) -> tuple[Call, Path, int]:
+        inject = f"inject={call.name}:{injected}:when={call.count}"
+        options = ["-o", "/dev/null", "-e", f"trace={call.name}", "-e", inject]
+        return call, *bench.run(f"{injected[:6]}-{call.name}-{call.count}", *options)
+
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(run, calls))
+
+
+def require_valid(bench: Bench, directory: Path, at: str) -> str:
+    """Open the store anew, and go on with it; what served last of `m`."""
+    store = ModelStore(directory, boot="1")
+    try:
+        good = store.last_good()
+        serves = (good["m"].directory / "1/model.py").read_text()
+        assert serves in {"c" * 100, "new" * 1000}, at
+        assert (good["m"].digest == bench.old.digest) == (serves == "c" * 100), at
+        if "other" in good:
+            assert (good["other"].directory / "1/model.py").read_text() == "other", at
+        kept = store.history("m") + store.history("other")
+        keys = {staged.directory.parent.name for staged in kept}
+        assert {entry.name for entry in (directory / "copies").iterdir()} == keys, at
+        assert not list((directory / "incoming").iterdir()), at
+        # One death is not two.
+        assert not store.quarantined(good["m"].digest), at
+        again = store.stage(look(bench.repository, "m"))
+        with store.loading(again):
+            store.commit(again)
+    finally:
+        store.close()
+    store = ModelStore(directory, boot="1")
+    assert store.last_good()["m"] == again, at
+    store.close()
+    return serves
+
+
+def test_a_process_that_dies_at_any_call_leaves_a_store_that_goes_on(bench: Bench) -> None:
+    killed = everywhere(bench, bench.traced, "signal=SIGKILL")
+    served = []
+    for call, directory, status in killed:
+        assert status == -signal.SIGKILL, f"it was not killed at {call.text}"
+        served.append(require_valid(bench, directory, call.text))
+    # In the order of the calls: the old model up to one of them, the new one from there on.
+    commit = served.index("new" * 1000)
+    assert served == ["c" * 100] * commit + ["new" * 1000] * (len(served) - commit)
+    assert "rename" in bench.traced[commit - 1].text
+
+
+def test_a_call_that_fails_leaves_a_store_that_goes_on(bench: Bench) -> None:
+    fallible = re.compile("write|fsync|mkdir|openat|rename")
+    calls = [call for call in bench.traced if fallible.match(call.name)]
+    failed = [
+        *everywhere(bench, calls[::3], "error=ENOSPC"),
+        *everywhere(bench, calls[1::3], "error=EIO"),
+    ]
+    for call, directory, status in failed:
+        assert status in {0, REFUSED}, call.text
+        require_valid(bench, directory, call.text)
+    assert sum(status == REFUSED for _, _, status in failed) > 5
+
+
+def test_what_a_name_stands_for_is_on_the_disk_before_the_name(bench: Bench) -> None:
+    """A power cut keeps no more than was asked for, in no order but the one that was asked for."""
+    dirty: set[str] = set()
+    renamed = 0
+    for call in bench.traced:
+        names = call.text.split('"')[1::2]
+        if " = -1 " in call.text or "lock" in names:
+            continue  # it changed nothing
+        match call.name:
+            case "fsync":
+                dirty.discard(call.descriptor)
+            case "write" | "fchmod":
+                dirty.add(call.descriptor)
+            case "chmod" | "fchmodat" | "fchmodat2":
+                dirty.add(names[0])
+            case "mkdir" | "mkdirat" | "openat":
+                dirty |= {names[0], _above(names[0])}
+            case "rename" | "renameat" | "renameat2":
+                source, target = names
+                if target.startswith("incoming/"):
+                    assert "STORE" not in dirty, "what the state on disk speaks of is removed"
+                else:
+                    assert not {path for path in dirty if f"{path}/".startswith(f"{source}/")}
+                    renamed += 1
+                if target == "state.json":
+                    assert "copies" not in dirty, "it may speak of a copy that is not there"
+                dirty.add(_above(target))
+    assert renamed > 10
+    assert "STORE" not in dirty
+
+
+def _above(path: str) -> str:
+    return path.rpartition("/")[0] or "STORE"

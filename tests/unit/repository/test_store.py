@@ -1,0 +1,560 @@
+"""The store gives back what was staged, whole, or nothing; and it keeps no more than it may."""
+
+from __future__ import annotations
+
+import os
+import resource
+import stat
+from concurrent.futures import ThreadPoolExecutor
+from hashlib import sha256
+from typing import TYPE_CHECKING
+
+import pytest
+
+from edge_server.errors import AlreadyRunning, InternalError, ModelConfigError, SettingsError
+from edge_server.repository.manifest import Manifest, ManifestFile
+from edge_server.repository.scan import files_in
+from edge_server.repository.store import ModelStore
+from edge_server.repository.tree import look
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from edge_server.repository.store import StagedModel
+    from edge_server.repository.tree import ModelTree
+
+    Write = Callable[..., ModelTree]
+    Open = Callable[..., ModelStore]
+
+
+@pytest.fixture
+def write(repository: Path) -> Write:
+    """Writes files (path → content; None is a directory) of a model; what is there then."""
+
+    def write(files: dict[str, bytes | None], name: str = "m") -> ModelTree:
+        for path, content in files.items():
+            place = repository / name / path
+            place.parent.mkdir(parents=True, exist_ok=True)
+            if content is None:
+                place.mkdir()
+            else:
+                place.write_bytes(content)
+        return look(repository, name)
+
+    return write
+
+
+@pytest.fixture
+def reopened(tmp_path: Path) -> Iterator[Open]:
+    """Opens the store anew, as the next process on the same start of the board would."""
+    last: list[ModelStore] = []
+
+    def reopened(*, died: bool = False, **options: object) -> ModelStore:
+        while last:
+            store = last.pop()
+            die(store) if died else store.close()
+        last.append(ModelStore(tmp_path / "store", **{"boot": "1", **options}))  # type: ignore[arg-type]
+        return last[-1]
+
+    yield reopened
+    while last:
+        last.pop().close()
+
+
+def die(store: ModelStore) -> None:
+    """As the process would: the lock is let go, and nothing else is done."""
+    assert store._locked is not None
+    os.close(store._locked)
+    store._locked = None
+
+
+class Keys:
+    """A signature policy that knows one signature."""
+
+    def __init__(self) -> None:
+        self.good = b"signed"
+
+    def check(self, name: str, manifest: bytes | None, signature: bytes | None) -> None:
+        if manifest is None or signature != self.good:
+            raise ModelConfigError(f"model {name}: not signed")
+
+
+def contents(directory: Path) -> dict[str, bytes | None]:
+    return {
+        str(path.relative_to(directory)): path.read_bytes() if path.is_file() else None
+        for path in directory.rglob("*")
+    }
+
+
+def text(staged: StagedModel | None) -> str:
+    return "" if staged is None else (staged.directory / "a").read_text()
+
+
+def flip(path: Path, bit: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[bit // 8] ^= 1 << bit % 8
+    path.chmod(0o644)
+    path.write_bytes(content)
+
+
+def manifest_of(tree: ModelTree, **changes: object) -> bytes:
+    files = {
+        seen.path: ManifestFile(
+            sha256((tree.directory / seen.path).read_bytes()).hexdigest(), seen.size
+        )
+        for seen in tree.files
+    }
+    return Manifest(**{"model": tree.name, "files": files, **changes}).encode()  # type: ignore[arg-type]
+
+
+def test_a_copy_is_what_the_repository_had_and_nobody_writes_to_it(
+    reopened: Open, write: Write, tmp_path: Path
+) -> None:
+    files = {"config.pbtxt": b"a", "1/model.onnx": b"b" * 3_000_000, "2": None, "1/sub/x": b""}
+    tree = write(files)
+    staged = reopened().stage(tree)
+    assert (staged.name, staged.directory.name, staged.source) == ("m", "m", tree.files)
+    assert contents(staged.directory) == {**files, "1": None, "1/sub": None}
+    assert list(files_in(staged.directory).versions) == [1, 2]
+    assert {stat.S_IMODE(p.stat().st_mode) for p in staged.directory.rglob("*")} == {0o444, 0o555}
+    assert stat.S_IMODE((tmp_path / "store").stat().st_mode) == 0o700
+    assert not list((tmp_path / "store/incoming").iterdir())
+
+
+def test_what_can_be_executed_still_can(reopened: Open, write: Write, repository: Path) -> None:
+    write({"tool": b"", "data": b""})
+    (repository / "m/tool").chmod(0o744)
+    staged = reopened().stage(look(repository, "m"))
+    assert os.access(staged.directory / "tool", os.X_OK)
+    assert not stat.S_IMODE((staged.directory / "data").stat().st_mode) & 0o111
+
+
+def test_the_digest_is_that_of_the_content_alone(reopened: Open, write: Write) -> None:
+    store = reopened()
+    files = {"1/b": b"x" * 5000, "a": b""}
+    one, two = store.stage(write(files, "one")), store.stage(write(files, "two"))
+    lines = "".join(f"{p}\0{len(f)}\0{sha256(f).hexdigest()}\n" for p, f in files.items())
+    assert one.digest == two.digest == sha256(lines.encode()).hexdigest()
+    assert one.directory != two.directory
+    signed = store.stage(write({"manifest.json": manifest_of(write({}, "two"))}, "two"))
+    assert signed.digest == one.digest
+    assert store.stage(write({"2": None}, "one")).digest != one.digest
+
+
+def test_the_same_content_is_kept_once(reopened: Open, write: Write, tmp_path: Path) -> None:
+    store = reopened()
+    first = store.stage(write({"a": b"x"}))
+    again = store.stage(write({"a": b"x"}))
+    assert (again.directory, again.digest) == (first.directory, first.digest)
+    assert again.source != first.source
+    assert len(list((tmp_path / "store/copies").iterdir())) == 1
+
+
+def test_a_manifest_that_agrees_is_no_obstacle(reopened: Open, write: Write) -> None:
+    tree = write({"a": b"x", "1/b": b"y"})
+    tree = write({"manifest.json": manifest_of(tree), "manifest.json.sig": b"?"})
+    assert reopened().stage(tree).source == tree.files
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"a": b"?"}, "/m/a: content is not what manifest.json says: torn, or damaged on "),
+        ({"a": b"longer"}, "/m/manifest.json: a has 6 bytes, not 1; push the model again"),
+        ({"c": b""}, "/m/manifest.json: c is not in it; push the model again"),
+        ({"manifest.json": b"{"}, "push the model again"),
+        ({"manifest.json": b'{"model":"m","files":{}}'}, "/m/manifest.json: 1/b is not in it"),
+        ({"manifest.json": b" " * ((4 << 20) + 1)}, "/m/manifest.json: 4194305 bytes, more than"),
+        ({"manifest.json.sig": b" " * 65537}, "/m/manifest.json.sig: 65537 bytes, more than"),
+    ],
+)  # fmt: skip
+def test_what_is_not_as_its_manifest_says_is_refused(
+    reopened: Open, write: Write, tmp_path: Path, changed: dict[str, bytes], reason: str
+) -> None:
+    write({"manifest.json": manifest_of(write({"a": b"x", "1/b": b"y"}))})
+    with pytest.raises(ModelConfigError) as caught:
+        reopened().stage(write(dict(changed)))
+    assert reason in str(caught.value)
+    assert not list((tmp_path / "store/incoming").iterdir())
+    assert not list((tmp_path / "store/copies").iterdir())
+
+
+def test_what_looking_has_found_wrong_is_refused(reopened: Open, write: Write) -> None:
+    tree = write({"a": b"x"})
+    (tree.directory / "link").symlink_to("a")
+    with pytest.raises(ModelConfigError, match="link is a symbolic link"):
+        reopened().stage(look(tree.repository, "m"))
+
+
+def test_a_name_that_no_text_can_have_is_refused(reopened: Open, write: Write) -> None:
+    tree = write({"a": b"x"})
+    try:
+        (tree.directory / os.fsdecode(b"\xff")).touch()
+    except OSError:
+        pytest.skip("this file system takes no such name")
+    with pytest.raises(ModelConfigError, match=r"'\\udcff': the name is not UTF-8; rename it"):
+        reopened().stage(look(tree.repository, "m"))
+
+
+def test_signatures_are_asked_for_before_and_at_every_start(
+    reopened: Open, write: Write, tmp_path: Path
+) -> None:
+    keys = Keys()
+    with pytest.raises(ModelConfigError, match="model m: not signed"):
+        reopened(signatures=keys).stage(write({"a": b"x"}))
+    assert not list((tmp_path / "store/copies").iterdir())
+    store = reopened()
+    store.commit(store.stage(write({"a": b"x"})))
+    manifest = manifest_of(write({}))
+    store = reopened(signatures=keys)
+    assert store.last_good() == {}
+    signed = store.stage(write({"manifest.json": manifest, "manifest.json.sig": keys.good}))
+    store.commit(signed)
+    store = reopened(signatures=keys)
+    assert store.last_good() == {"m": signed}
+    # A key that is not trusted for a while costs nothing that it has signed.
+    keys.good = b"another"
+    assert reopened(signatures=keys).last_good() == {}
+    assert reopened().last_good() == {"m": signed}
+
+
+def test_what_served_last_is_there_after_a_restart_and_what_it_replaced(
+    reopened: Open, write: Write
+) -> None:
+    store = reopened()
+    assert store.last_good() == {}
+    for content in "abcd":
+        staged = store.stage(write({"a": content.encode()}))
+        assert text(store.last_good().get("m")) != content
+        store.commit(staged)
+    store.commit(store.stage(write({"a": b"x"}, "other")))
+    store = reopened()
+    assert store.last_good()["m"] == staged
+    assert [text(kept) for kept in store.history("m")] == ["d", "c", "b"]
+    store.commit(store.history("m")[1])
+    assert [text(kept) for kept in reopened().history("m")] == ["c", "d", "b"]
+    assert reopened().history("nobody") == []
+
+
+def test_what_is_forgotten_is_gone(reopened: Open, write: Write, tmp_path: Path) -> None:
+    store = reopened()
+    store.commit(store.stage(write({"a": b"x"})))
+    store.forget("m")
+    store.forget("nobody")
+    assert store.history("m") == []
+    assert not list((tmp_path / "store/copies").iterdir())
+    assert reopened().last_good() == {}
+
+
+def test_files_stay_as_long_as_somebody_holds_the_model(reopened: Open, write: Write) -> None:
+    store = reopened()
+    held = store.stage(write({"a": b"held"}))
+    dropped = store.stage(write({"a": b"dropped"})).directory
+    store.commit(store.stage(write({"a": b"new"})))
+    assert text(held) == "held"
+    assert not dropped.exists()
+    directory = held.directory
+    del held
+    store.commit(store.stage(write({"a": b"newer"})))
+    assert not directory.exists()
+
+
+def test_models_are_staged_and_served_side_by_side(reopened: Open, write: Write) -> None:
+    store = reopened(most_bytes=2000)
+
+    def follow(name: str) -> None:
+        for turn in range(8):
+            staged = store.stage(write({"a": f"{name}{turn}".encode(), "b": b"x" * 50}, name))
+            with store.loading(staged):
+                assert text(staged) == f"{name}{turn}"
+            store.commit(staged)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(follow, "mnop"))
+    store = reopened()
+    assert {n: text(good) for n, good in store.last_good().items()} == {n: f"{n}7" for n in "mnop"}
+    assert [text(kept) for kept in store.history("p")] == ["p7", "p6", "p5"]
+
+
+def test_what_served_before_makes_room_oldest_first(reopened: Open, write: Write) -> None:
+    def serve(name: str, content: str) -> None:
+        store.commit(store.stage(write({"a": content.encode()}, name)))
+
+    store = reopened(most_bytes=5)
+    for name, content in [("m", "a"), ("n", "b"), ("m", "c"), ("n", "d"), ("m", "e"), ("n", "f")]:
+        serve(name, content)
+    assert [text(kept) for kept in store.history("m")] == ["e", "c"]
+    assert [text(kept) for kept in store.history("n")] == ["f", "d", "b"]
+    serve("n", "ggg")
+    assert [text(kept) for kept in store.history("m")] == ["e"]
+    assert [text(kept) for kept in store.history("n")] == ["ggg", "f"]
+    with pytest.raises(InternalError, match="no room for 2 bytes beside what serves, of 5 in all"):
+        store.stage(write({"a": b"22"}, "third"))
+    assert len(store.history("n")) == 2, "in vain"
+    with pytest.raises(ModelConfigError, match=r"/n: 6 bytes, more than the model store may hold"):
+        store.stage(write({"a": b"666666"}, "n"))
+    assert {name: text(kept) for name, kept in reopened().last_good().items()} == {
+        "m": "e",
+        "n": "ggg",
+    }
+
+
+def test_what_is_in_use_does_not_make_room(reopened: Open, write: Write) -> None:
+    store = reopened(most_bytes=2)
+    before = store.stage(write({"a": b"a"}))
+    store.commit(before)
+    store.commit(store.stage(write({"a": b"b"})))
+    with pytest.raises(InternalError, match="no room for 1 bytes"):
+        store.stage(write({"a": b"c"}))
+    assert text(before) == "a"
+    del before
+    assert text(store.stage(write({"a": b"c"}))) == "c"
+
+
+def test_a_disk_that_takes_no_more_leaves_nothing_half_there(
+    reopened: Open, write: Write, tmp_path: Path
+) -> None:
+    store = reopened()
+    tree = write({"a": b"x" * 100_000})
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
+    try:
+        with pytest.raises(InternalError) as caught:
+            store.stage(tree)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert str(caught.value) == (
+        f"model store {tmp_path / 'store'}: File too large; see what ails the disk, or give it "
+        "another directory"
+    )
+    assert not list((tmp_path / "store/incoming").iterdir())
+    assert len(text(store.stage(tree))) == 100_000
+
+
+def test_the_second_to_open_it_is_refused(reopened: Open, tmp_path: Path) -> None:
+    store = reopened()
+    with pytest.raises(AlreadyRunning, match="store: another daemon keeps its models there; stop"):
+        ModelStore(tmp_path / "store")
+    store.close()
+    store.close()
+    ModelStore(tmp_path / "store").close()
+
+
+def test_a_directory_that_is_not_its_own_is_refused_and_left_alone(
+    write: Write, repository: Path, tmp_path: Path
+) -> None:
+    write({"a": b"x"})
+    with pytest.raises(SettingsError, match=r"holds something else \(m\); choose an empty"):
+        ModelStore(repository)
+    assert [entry.name for entry in repository.iterdir()] == ["m"]
+    open_to_all = tmp_path / "open"
+    open_to_all.mkdir()
+    open_to_all.chmod(0o777)
+    with pytest.raises(SettingsError, match="others could put models there; chmod go-w it"):
+        ModelStore(open_to_all)
+    with pytest.raises(SettingsError, match="a: File exists; give it a directory that"):
+        ModelStore(repository / "m/a")
+
+
+def test_what_a_dead_process_left_half_done_is_cleared_away(
+    reopened: Open, write: Write, tmp_path: Path
+) -> None:
+    store = reopened()
+    store.stage(write({"a": b"not served yet"}))
+    (tmp_path / "store/incoming/half/m").mkdir(parents=True)
+    (tmp_path / "store/incoming/half/m").chmod(0o555)
+    reopened()
+    assert not list((tmp_path / "store/copies").iterdir())
+    assert not list((tmp_path / "store/incoming").iterdir())
+
+
+def test_a_second_death_in_a_row_quarantines(
+    reopened: Open, write: Write, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = reopened()
+    good = store.stage(write({"a": b"good"}))
+    store.commit(good)
+    staged = store.stage(write({"a": b"deadly"}))
+
+    def load_to_death() -> ModelStore:
+        with store.loading(staged):
+            return reopened(died=True)
+
+    assert not store.suspected(staged.digest)
+    store = load_to_death()
+    assert store.suspected(staged.digest)
+    assert store.quarantined(staged.digest) == ""
+    with store.loading(staged):
+        pass
+    assert not store.suspected(staged.digest)
+    store = load_to_death()
+    with pytest.raises(ModelConfigError), store.loading(staged):
+        raise ModelConfigError("no deadly one, this time")
+    assert store.suspected(staged.digest)
+    caplog.clear()
+    store = load_to_death()
+    reason = store.quarantined(staged.digest)
+    assert reason == (
+        "the daemon died 2 times in a row while this was loaded; it is not tried again until the "
+        "files change"
+    )
+    assert caplog.messages == [
+        f"model m: the process died while it was loaded ({staged.digest})",
+        f"model m: quarantined: {reason}",
+    ]
+    assert store.last_good() == {"m": good}
+    assert store.quarantined(store.stage(write({"a": b"mended"})).digest) == ""
+    assert store.quarantined(store.stage(write({"a": b"deadly"})).digest) == reason
+    store.release(staged.digest)
+    store = reopened()
+    assert store.quarantined(staged.digest) == ""
+    assert not store.suspected(staged.digest)
+
+
+def test_a_board_that_loses_its_power_is_not_the_models_fault_until_it_never_comes_up(
+    reopened: Open, write: Write
+) -> None:
+    store = reopened()
+    staged = store.stage(write({"a": b"x"}))
+    for boot in range(5):
+        assert store.quarantined(staged.digest) == ""
+        with store.loading(staged):
+            store = reopened(boot=f"after {boot}", died=True)
+    assert store.quarantined(staged.digest).startswith("the board went down 5 times in a row")
+
+
+def test_a_daemon_that_is_stopped_while_it_loads_has_not_died(reopened: Open, write: Write) -> None:
+    store = reopened()
+    staged = store.stage(write({"a": b"x"}))
+    with store.loading(staged):
+        store = reopened()
+    assert not store.suspected(staged.digest)
+
+
+def test_a_closed_store_writes_no_more(reopened: Open, write: Write, tmp_path: Path) -> None:
+    store = reopened()
+    staged = store.stage(write({"a": b"x"}))
+    store.commit(staged)
+    store.close()
+    state = (tmp_path / "store/state.json").read_bytes()
+    store.quarantine(staged.digest, "too late")
+    with pytest.raises(InternalError, match="it is closed"):
+        store.commit(staged)
+    assert (tmp_path / "store/state.json").read_bytes() == state
+
+
+def test_what_is_quarantined_does_not_serve_again_but_what_it_replaced(
+    reopened: Open, write: Write
+) -> None:
+    store = reopened()
+    for content in "abc":
+        staged = store.stage(write({"a": content.encode()}))
+        store.commit(staged)
+    store.quarantine(staged.digest, "it answers nonsense")
+    store = reopened()
+    assert store.quarantined(staged.digest) == "it answers nonsense"
+    assert text(store.last_good()["m"]) == "b"
+    store.release(staged.digest)
+    assert text(reopened().last_good()["m"]) == "c"
+
+
+def test_what_cannot_be_noted_holds_till_the_end(
+    reopened: Open, write: Write, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A load is not refused for want of a note of it; what serves next must be noted."""
+    store = reopened()
+    staged = store.stage(write({"a": b"x"}))
+    blocked = tmp_path / "store/state.json.tmp"
+    blocked.mkdir()
+    with store.loading(staged):
+        store.quarantine("0" * 64, "bad")
+    assert store.quarantined("0" * 64) == "bad"
+    assert "a restart will not know of it" in caplog.text
+    with pytest.raises(InternalError, match="see what ails the disk"):
+        store.commit(staged)
+    assert store.history("m") == []
+    blocked.rmdir()
+    store.commit(staged)
+    store = reopened()
+    assert store.last_good() == {"m": staged}
+    assert store.quarantined("0" * 64) == "bad"
+
+
+def test_a_damaged_copy_is_not_believed_and_the_one_before_it_serves(
+    reopened: Open, write: Write, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = reopened()
+    for content in (b"before", b"what serves"):
+        staged = store.stage(write({"a": content}))
+        store.commit(staged)
+    flip(staged.directory / "a", 12)
+    store = reopened()
+    assert text(store.last_good()["m"]) == "before"
+    assert caplog.messages == [
+        f"model m: its copy {staged.directory.parent.name} is damaged: dropped"
+    ]
+    assert [text(kept) for kept in reopened().history("m")] == ["before"]
+
+
+def test_a_damaged_copy_is_replaced_when_the_same_comes_again(reopened: Open, write: Write) -> None:
+    store = reopened()
+    staged = store.stage(write({"a": b"what serves"}))
+    flip(staged.directory / "a", 12)
+    again = store.stage(write({"a": b"what serves"}))
+    assert (again.directory, text(again)) == (staged.directory, "what serves")
+
+
+@pytest.mark.parametrize(
+    ("damaged", "serves"),
+    [
+        (["state.json"], {"before", "what serves"}),
+        (["state.before.json"], {"what serves"}),
+        (["state.json", "state.before.json"], {""}),
+    ],
+)
+def test_a_damaged_state_costs_a_step_and_never_a_start(
+    reopened: Open, write: Write, tmp_path: Path, damaged: list[str], serves: set[str]
+) -> None:
+    store = reopened()
+    for content in (b"before", b"what serves"):
+        store.commit(store.stage(write({"a": content})))
+    for name in damaged:
+        flip(tmp_path / "store" / name, 300)
+    store = reopened()
+    assert text(store.last_good().get("m")) in serves
+    store.commit(store.stage(write({"a": b"next"})))
+    assert text(reopened().last_good()["m"]) == "next"
+
+
+@pytest.mark.parametrize("damage", ["gone", "more", "less", "directory"])
+def test_a_copy_that_is_not_all_there_or_has_more_is_not_believed(
+    reopened: Open, write: Write, damage: str
+) -> None:
+    store = reopened()
+    staged = store.stage(write({"a": b"x", "2": None}))
+    store.commit(staged)
+    staged.directory.chmod(0o755)
+    if damage == "gone":
+        (staged.directory / "a").unlink()
+    elif damage == "more":
+        (staged.directory / "b").touch()
+    elif damage == "less":
+        os.truncate(staged.directory / "a", 0)
+    else:
+        (staged.directory / "2").rmdir()
+    assert reopened().last_good() == {}
+    assert reopened().history("m") == []
+
+
+def test_a_copy_that_is_gone_is_not_kept(
+    reopened: Open, write: Write, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = reopened()
+    for content in (b"a", b"b"):
+        staged = store.stage(write({"a": content}))
+        store.commit(staged)
+    staged.directory.parent.rename(staged.directory.parent.with_name("elsewhere"))
+    store = reopened()
+    assert [text(kept) for kept in store.history("m")] == ["a"]
+    assert "is gone" in caplog.text

@@ -1,0 +1,144 @@
+"""A repository is looked at without being led out of it, kept waiting or flooded."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from edge_server.repository import tree as tree_module
+from edge_server.repository.tree import SeenFile, look, opened, survey
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    place = tmp_path / "repository"
+    write(place / "m" / "config.pbtxt", "x")
+    write(place / "m" / "1" / "model.onnx", "abc")
+    return place
+
+
+def write(path: Path, text: str = "") -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def fault(repository: Path, name: str = "m") -> str:
+    return survey([repository]).models[name].fault
+
+
+def test_every_file_is_seen_with_size_time_and_inode(repository: Path) -> None:
+    (repository / "m" / "2").mkdir()
+    found = survey([repository]).models["m"]
+    status = (repository / "m" / "1" / "model.onnx").stat()
+    assert found.files == (
+        SeenFile("1/model.onnx", 3, status.st_mtime_ns, status.st_ino),
+        *(f for f in found.files if f.path == "config.pbtxt"),
+    )
+    assert found.directories == ("1", "2")
+    assert found.directory == repository / "m"
+    assert not found.fault
+    assert look(repository, "m") == found
+
+
+@pytest.mark.parametrize(
+    "name", [".git/x", ".m.swp", "m~", "model.onnx.part", "a.tmp", "__pycache__/a.pyc", "1/.x"]
+)
+def test_what_editors_and_copies_leave_behind_does_not_count(repository: Path, name: str) -> None:
+    before = survey([repository])
+    write(repository / "m" / name, "x")
+    assert survey([repository]) == before
+
+
+@pytest.mark.parametrize("name", [".incoming-m", "_old", "m.tmp", "lost+found"])
+def test_unfinished_and_hidden_directories_are_no_models(repository: Path, name: str) -> None:
+    write(repository / name / "1" / "model.onnx")
+    write(repository / "README.md")
+    assert list(survey([repository]).models) == ["m"]
+
+
+def test_links_out_are_not_followed(repository: Path, tmp_path: Path) -> None:
+    write(tmp_path / "secret", "s")
+    (repository / "m" / "1" / "labels.txt").symlink_to(tmp_path / "secret")
+    assert "1/labels.txt is a symbolic link" in fault(repository)
+
+
+def test_a_model_that_is_itself_a_link_is_not_followed(repository: Path, tmp_path: Path) -> None:
+    write(tmp_path / "elsewhere" / "1" / "model.onnx")
+    (repository / "n").symlink_to(tmp_path / "elsewhere")
+    assert "symbolic link" in fault(repository, "n")
+    assert not fault(repository)
+
+
+def test_a_pipe_keeps_nobody_waiting(repository: Path) -> None:
+    os.mkfifo(repository / "m" / "1" / "pipe")
+    assert "1/pipe is no regular file" in fault(repository)
+
+
+def test_what_is_too_much_is_a_fault(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tree_module, "MOST_FILES", 2)
+    assert "more than 2 files" in fault(repository)
+    monkeypatch.undo()
+    with (repository / "m" / "1" / "sparse").open("wb") as file:
+        file.truncate(1 << 40)
+    assert "GiB" in fault(repository)
+    (repository / "m" / "1" / "sparse").unlink()
+    write(repository / "m" / "/".join("d" * 20) / "x")
+    assert "deeper" in fault(repository)
+
+
+def test_a_name_that_cannot_be_one_is_a_fault(repository: Path) -> None:
+    write(repository / "bad name" / "1" / "model.onnx")
+    assert "is no model" in fault(repository, "bad name")
+
+
+def test_the_same_name_in_two_repositories_is_a_fault(repository: Path, tmp_path: Path) -> None:
+    write(tmp_path / "second" / "m" / "1" / "model.onnx")
+    found = survey([repository, tmp_path / "second"])
+    assert "appears in two or more" in found.models["m"].fault
+    assert not found.blind
+
+
+def test_of_a_repository_that_is_gone_or_empty_nothing_is_said(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    found = survey([tmp_path / "gone", tmp_path / "empty"])
+    assert not found.models
+    assert found.blind == {
+        tmp_path / "gone": "cannot be read: No such file or directory",
+        tmp_path / "empty": "holds no model",
+    }
+
+
+def test_a_file_is_opened_below_its_model_only(repository: Path, tmp_path: Path) -> None:
+    seen = look(repository, "m")
+    with opened(seen, "1/model.onnx") as file:
+        assert os.read(file, 9) == b"abc"
+    # Between the look and the opening a directory becomes a link that leads out.
+    write(tmp_path / "out" / "model.onnx", "secret")
+    (repository / "m" / "1" / "model.onnx").unlink()
+    (repository / "m" / "1").rmdir()
+    (repository / "m" / "1").symlink_to(tmp_path / "out")
+    with pytest.raises(NotADirectoryError), opened(seen, "1/model.onnx"):
+        pass
+    with pytest.raises(OSError, match="leads out"), opened(seen, "../m/config.pbtxt"):
+        pass
+
+
+def test_a_file_that_became_a_pipe_is_refused(repository: Path) -> None:
+    seen = look(repository, "m")
+    (repository / "m" / "config.pbtxt").unlink()
+    os.mkfifo(repository / "m" / "config.pbtxt")
+    with pytest.raises(OSError, match="no regular file"), opened(seen, "config.pbtxt"):
+        pass
+
+
+def test_nothing_stays_open(repository: Path) -> None:
+    (repository / "m" / "1" / "link").symlink_to("/")
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - descriptors, not paths
+    for _ in range(3):
+        survey([repository])
+    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
