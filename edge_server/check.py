@@ -6,10 +6,11 @@ Not looked for is what may change by itself: a taken port, a broker or a live ca
 from __future__ import annotations
 
 import ssl
+from functools import partial
 from typing import TYPE_CHECKING
 
 from edge_server.cameras.camera import Camera
-from edge_server.daemon import chosen_control, chosen_scheduling
+from edge_server.daemon import chosen_control, chosen_scheduling, chosen_signatures
 from edge_server.errors import ModelConfigError, SettingsError, SourceError
 from edge_server.grpc_api.credentials import server_credentials
 from edge_server.mqtt.broker_address import BrokerAddress
@@ -19,6 +20,8 @@ from edge_server.serving.registry import ModelRegistry
 from edge_server.tracing.trace_file import TraceFile
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from edge_server import settings as chosen
     from edge_server.repository.control import RepositoryControl
 
@@ -46,20 +49,13 @@ def check(settings: chosen.Settings) -> list[str]:
             faults += found
             if not found:
                 lines.append(f"camera {name}: {camera.uri}: gives frames to {camera.model}")
-        if settings.grpc.tls.on:
+        for try_it, well in _tries(settings):
             try:
-                server_credentials(settings.grpc.tls)
+                try_it()
             except SettingsError as error:
                 faults.append(str(error))
             else:
-                lines.append(f"grpc: {settings.grpc.tls.certificate} is shown to clients")
-        if settings.trace.file:
-            try:
-                TraceFile(settings.trace.file)
-            except SettingsError as error:
-                faults.append(str(error))
-            else:
-                lines.append(f"trace: {settings.trace.file} can be written")
+                lines.append(well)
         if settings.mqtt is not None:
             found = _check_broker(settings.mqtt)
             faults += found
@@ -72,6 +68,18 @@ def check(settings: chosen.Settings) -> list[str]:
     if faults:
         raise SettingsError("\n".join(faults))
     return lines
+
+
+def _tries(settings: chosen.Settings) -> Iterator[tuple[Callable[[], object], str]]:
+    """What raises a SettingsError where it is not well, and what is told where it is."""
+    tls, trace, repository = settings.grpc.tls, settings.trace, settings.repository
+    if tls.on:
+        yield partial(server_credentials, tls), f"grpc: {tls.certificate} is shown to clients"
+    if trace.file:
+        yield partial(TraceFile, trace.file), f"trace: {trace.file} can be written"
+    if repository.signatures != "off":
+        keys = ", ".join(repository.signature_keys) or "no key"
+        yield partial(chosen_signatures, repository), f"models: held against {keys}"
 
 
 def _check_models(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import time
 from contextlib import ExitStack
 from importlib.metadata import version
@@ -26,9 +27,16 @@ from edge_server.mqtt.broker_address import BrokerAddress
 from edge_server.mqtt.identity import Identity
 from edge_server.mqtt.publisher import Publisher
 from edge_server.pipeline import LanePipeline
+from edge_server.repository.budget import MemoryBudget
 from edge_server.repository.control import RepositoryControl
+from edge_server.repository.ledger import Ledger
 from edge_server.repository.loader import RepositoryLoader
+from edge_server.repository.poll_control import PollControl
+from edge_server.repository.signature import SignaturePolicy
+from edge_server.repository.source import AcceptedModels, Repositories
+from edge_server.repository.store import ModelStore
 from edge_server.serving.data_plane import DataPlane
+from edge_server.serving.probation import ProbationTerms
 from edge_server.serving.rate_limiter import RateLimiter, ResourceLimit
 from edge_server.serving.registry import ModelRegistry
 from edge_server.serving.scheduling import Scheduling
@@ -89,7 +97,11 @@ class Daemon:
             self._registry, strict_readiness=settings.repository.strict_readiness
         )
         self._scheduling = chosen_scheduling(settings.serving)
-        self.control = chosen_control(self._registry, self._scheduling, settings.repository)
+        repository = settings.repository
+        make_control = _following if repository.mode == "poll" else chosen_control
+        self.control: RepositoryControl | PollControl = make_control(
+            self._registry, self._scheduling, repository
+        )
         self._trace_writer = (
             TraceWriter(TraceFile(settings.trace.file)) if settings.trace.file else None
         )
@@ -121,6 +133,8 @@ class Daemon:
             workers.append(self._publisher.worker)
         if self._metrics is not None:
             workers.append(self._metrics.worker)
+        if isinstance(self.control, PollControl):
+            workers.append(self.control.watcher.worker)
         self._supervisor = Supervisor(workers)
         self._running = ExitStack()
         self._told: dict[str, str] = {}
@@ -238,6 +252,7 @@ class Daemon:
             latency,
             self._publisher,
             ProcessorUse() if settings.metrics.cpu else None,
+            self.control.watcher.age_s if isinstance(self.control, PollControl) else None,
         )
         return MetricsServer(settings.metrics, sources)
 
@@ -291,21 +306,72 @@ def chosen_scheduling(settings: Serving) -> Scheduling:
 def chosen_control(
     registry: ModelRegistry, scheduling: Scheduling, settings: Repository
 ) -> RepositoryControl:
-    """What loads models into `registry`, at the start and on request."""
-    loader = RepositoryLoader(
-        registry,
-        [Path(path) for path in settings.paths],
-        scheduling=scheduling,
-        completion=Completion(settings.auto_complete, settings.default_max_batch_size),
-        load_threads=settings.load_threads,
-    )
+    """What loads models into `registry`, at the start and on request.
+
+    Where the repositories are followed, it loads what is there to begin with.
+    """
     return RepositoryControl(
-        loader,
+        RepositoryLoader(
+            registry,
+            Repositories([Path(path) for path in settings.paths]),
+            scheduling=scheduling,
+            completion=Completion(settings.auto_complete, settings.default_max_batch_size),
+            load_threads=settings.load_threads,
+        ),
         registry,
         explicit=settings.mode == "explicit",
         load=settings.load,
         exit_on_error=settings.exit_on_error,
     )
+
+
+def chosen_signatures(settings: Repository) -> SignaturePolicy:
+    """Raises: SettingsError: see `SignaturePolicy`."""
+    return SignaturePolicy(settings.signatures, [Path(path) for path in settings.signature_keys])
+
+
+def _following(
+    registry: ModelRegistry, scheduling: Scheduling, settings: Repository
+) -> PollControl:
+    """What keeps `registry` as the repositories are."""
+    accepted = AcceptedModels()
+    store = ModelStore(
+        Path(settings.store) if settings.store else _usual_store(),
+        most_bytes=settings.store_max_bytes,
+        signatures=chosen_signatures(settings),
+    )
+    ledger = Ledger(accepted, store)
+    terms = ProbationTerms(settings.probation_requests, settings.probation_s)
+    loader = RepositoryLoader(
+        registry,
+        accepted,
+        scheduling=scheduling,
+        completion=Completion(settings.auto_complete, settings.default_max_batch_size),
+        load_threads=settings.load_threads,
+        budget=MemoryBudget(settings.memory_reserve_bytes),
+        probation=terms if settings.probation_requests else None,
+        on_rolled_back=ledger.rolled_back,
+        on_passed=ledger.passed,
+    )
+    return PollControl(
+        loader,
+        ledger,
+        store,
+        registry,
+        [Path(path) for path in settings.paths],
+        poll_s=settings.poll_s,
+        settle_s=settings.settle_s,
+        exit_on_error=settings.exit_on_error,
+    )
+
+
+def _usual_store() -> Path:
+    """Where systemd lets the daemon keep its state, else where the user's programs do."""
+    state = os.environ.get("STATE_DIRECTORY", "").partition(":")[0]
+    if state:
+        return Path(state) / "store"
+    home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(home) / "edge_server" / "store"
 
 
 def _trace_rule(settings: Trace) -> TraceRule:

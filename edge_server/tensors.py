@@ -136,3 +136,24 @@ def shape_text(shape: tuple[int, ...]) -> str:
 def element_count(shape: Iterable[int]) -> int:
     """Product of the dimensions in Python integers, so that it cannot overflow."""
     return math.prod(shape)
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Whether it holds neither infinity nor what is no number; all but floats are finite."""
+    array = tensor.array
+    if array.dtype.kind == "f":
+        return bool(np.isfinite(array).all())
+    if array.dtype == DataType.BF16.numpy:
+        return not bool(((array.view("<u2") & 0x7F80) == 0x7F80).any())
+    return True
+
+
+def as_floats(tensor: Tensor) -> NDArray[Any]:
+    """Its elements as float64; those of BYTES are all 0."""
+    array = tensor.array
+    if array.dtype.hasobject:
+        return np.zeros(array.shape)
+    if array.dtype == DataType.BF16.numpy:
+        # A bfloat16 is the upper half of a float32.
+        array = (array.view("<u2").astype("<u4") << 16).view("<f4")
+    return array.astype(np.float64)

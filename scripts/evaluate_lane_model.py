@@ -23,6 +23,7 @@ import numpy as np
 from edge_server.errors import EdgeServerError, ModelConfigError
 from edge_server.lanes.tusimple import ImageScore, lanes_at, score_image, summarise
 from edge_server.repository.loader import RepositoryLoader
+from edge_server.repository.source import Repositories
 from edge_server.requests import InferRequest
 from edge_server.serving.data_plane import DataPlane
 from edge_server.serving.registry import ModelRegistry
@@ -88,7 +89,7 @@ def line_range(text: str) -> range:
 
 def load_models(repository: Path) -> DataPlane:
     registry = ModelRegistry()
-    failed = RepositoryLoader(registry, [repository]).load_all()
+    failed = RepositoryLoader(registry, Repositories([repository])).load_all()
     if failed:
         raise ModelConfigError("; ".join(entry.reason for entry in failed))
     return DataPlane(registry)

@@ -13,6 +13,11 @@ if TYPE_CHECKING:
     from edge_server.model_config.files import ModelFiles
 
 
+# Every model may have it, whatever its backend: how long its median request may take before it
+# serves.
+GOLDEN_MAX_LATENCY_MS = "golden_max_latency_ms"
+
+
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Names and types of a backend's parameters; the defaults are the backend's."""
 
@@ -38,4 +43,5 @@ def check_parameters(files: ModelFiles, config: ModelConfig, kind: type[Paramete
 
 def read_parameters(config: ModelConfig, kind: type[P]) -> P:
     """What the configuration says, as `kind`; `check_parameters` saw to it that it fits."""
-    return msgspec.convert(dict(config.parameters), kind, strict=False)
+    said = {k: v for k, v in config.parameters.items() if k != GOLDEN_MAX_LATENCY_MS}
+    return msgspec.convert(said, kind, strict=False)

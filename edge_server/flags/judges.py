@@ -16,13 +16,6 @@ _TRACE_LEVELS = {
 }
 
 
-def model_control_mode(given: str) -> Verdict:
-    mode = one_of("none", "explicit", "poll")(given)
-    if mode == "poll":
-        return Refused("poll comes with hot reload; until then give none or explicit")
-    return Sets("repository.mode", mode)
-
-
 def cache_config(given: str) -> Verdict:
     cache, setting, value = named_setting(given)
     if cache != "local":

@@ -47,6 +47,20 @@ _GROUPS: dict[str, tuple[Flag, ...]] = {
         sets("grpc-max-message-bytes", "BYTES", "grpc.max_message_bytes", whole, "largest request"),
         sets("grpc-insecure", "", "grpc.insecure", boolean, "allow plain text beyond the loopback"),
         sets("metrics-insecure", "", "metrics.insecure", boolean, "the same for metrics"),
+        sets(
+            "repository-settle-secs",
+            "S",
+            "repository.settle_s",
+            number,
+            "a model that stays the same so long is all there, if poll",
+        ),
+        sets(
+            "repository-copies",
+            "DIR",
+            "repository.store",
+            text,
+            "where copies of models are kept, if poll",
+        ),
     ),
     "Server": (
         sets("id", "NAME", "serving.name", text, "what clients are told the server is called"),
@@ -76,7 +90,13 @@ _GROUPS: dict[str, tuple[Flag, ...]] = {
     "Model repository": (
         gathers("model-repository", "DIR", "repository.paths", text, _REPOSITORY),
         gathers("model-store", "DIR", "repository.paths", text, "the same as --model-repository"),
-        Flag("model-control-mode", "MODE", "none or explicit", judges.model_control_mode),
+        sets(
+            "model-control-mode",
+            "MODE",
+            "repository.mode",
+            one_of("none", "explicit", "poll"),
+            "none, explicit or poll",
+        ),
         gathers(
             "load-model",
             "NAME",
@@ -84,7 +104,7 @@ _GROUPS: dict[str, tuple[Flag, ...]] = {
             text,
             "load at start if explicit; * is all",
         ),
-        ignored("repository-poll-secs", "S", whole, "it belongs to poll, which is not here yet"),
+        sets("repository-poll-secs", "S", "repository.poll_s", number, "between two looks if poll"),
         sets(
             "exit-on-error",
             "BOOL",

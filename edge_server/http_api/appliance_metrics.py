@@ -37,6 +37,7 @@ class ApplianceMetrics:
         yield from self._cameras()
         yield from self._latencies()
         yield from self._broker()
+        yield from self._repository()
         yield from self._board()
 
     def _model_states(self) -> Metric:
@@ -50,6 +51,14 @@ class ApplianceMetrics:
                 labels = (entry.name, str(entry.version), state.value)
                 states.add_metric(labels, float(entry.state is state))
         return states
+
+    def _repository(self) -> Iterator[Metric]:
+        if self._sources.poll_age_s is not None:
+            yield GaugeMetricFamily(
+                "edge_repo_poll_age_seconds",
+                "How long ago the model repositories were looked at",
+                self._sources.poll_age_s(time.monotonic()),
+            )
 
     def _cameras(self) -> Iterator[Metric]:
         by_camera = ("camera",)

@@ -35,6 +35,8 @@ class Sources:
         models: every model version that is known, at this moment.
         broker: None where nothing is published.
         processors: None where their metrics are not wanted.
+        poll_age_s: how long ago, at a `time.monotonic()`, the repositories were looked at; None
+            where they are not polled.
     """
 
     version: str
@@ -43,3 +45,4 @@ class Sources:
     latency: LaneLatency
     broker: Broker | None = None
     processors: ProcessorUse | None = None
+    poll_age_s: Callable[[float], float] | None = None

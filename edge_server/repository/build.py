@@ -11,11 +11,17 @@ from edge_server.backends import find_backend
 from edge_server.backends.contract import Placement
 from edge_server.errors import EdgeServerError, InternalError
 from edge_server.repository.fit import Part
+from edge_server.repository.proof import prove
+from edge_server.repository.reuse import Reuse, renewed, reuse
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from edge_server.repository.budget import MemoryBudget
     from edge_server.repository.draft import Draft
     from edge_server.serving.scheduling import Scheduling
     from edge_server.serving.snapshot import LoadedModel
+    from edge_server.serving.statistics import ModelStatistics
 
 log = logging.getLogger(__name__)
 
@@ -28,11 +34,13 @@ class Failure:
         error: what a person is told.
         version: the one that failed; 0 where it was none in particular.
         draft: None where it came to none.
+        misfit: it was loaded, but does not fit the ensembles beside it.
     """
 
     error: EdgeServerError
     version: int = 0
     draft: Draft | None = None
+    misfit: bool = False
 
     @staticmethod
     def of(
@@ -51,11 +59,15 @@ class Built:
     """All versions of a model that its draft asks for, loaded, known to nobody yet.
 
     An ensemble's come to be when it is known to fit its members.
+
+    Attributes:
+        kept: the versions that are the same as before, but perhaps for their instances.
     """
 
     draft: Draft
     models: tuple[LoadedModel, ...] = ()
     took_s: float = 0.0
+    kept: frozenset[int] = frozenset()
 
     def as_part(self) -> Part:
         """What ensembles see of it."""
@@ -73,33 +85,78 @@ class Built:
 
 
 class Build:
-    """Loads models of backends."""
+    """Loads models of backends.
 
-    def __init__(self, scheduling: Scheduling) -> None:
+    Args:
+        budget: is asked before a model is loaded; None lets all load.
+    """
+
+    def __init__(self, scheduling: Scheduling, budget: MemoryBudget | None = None) -> None:
         self._scheduling = scheduling
+        self._budget = budget
 
-    def model(self, draft: Draft) -> Built | Failure:
+    def model(self, draft: Draft, serving: Built | None = None) -> Built | Failure:
         """Every version that `draft` asks for, or why one of them failed; then none is left open.
 
         Whatever a backend raises is this model's failure and nobody else's.
+
+        Args:
+            serving: what serves now; what has not changed of it is used on, see `reuse`.
         """
         began = time.monotonic()
+        try:
+            self._afford(draft, serving)
+        except EdgeServerError as error:
+            return Failure(error, draft=draft)
         made: list[LoadedModel] = []
+        kept: set[int] = set()
         for version in draft.versions:
             try:
-                made.append(self._version(draft, version))
+                loaded = self._kept(draft, version, serving)
+                if loaded is not None:
+                    kept.add(version)
+                made.append(loaded or self._anew(draft, version))
             # A backend may raise anything, and a model may call sys.exit().
             except (Exception, SystemExit) as error:  # noqa: BLE001
                 Built(draft, tuple(made)).close()
                 return Failure.of(error, draft.name, version, draft)
-        return Built(draft, tuple(made), time.monotonic() - began)
+        return Built(draft, tuple(made), time.monotonic() - began, frozenset(kept))
 
     def ensemble(self, part: Part) -> Built:
         """Every version of an ensemble that fits its members."""
         models = [self._scheduling.ensemble(c, version) for version, c in part.configs.items()]
         return Built(part.draft, tuple(models))
 
-    def _version(self, draft: Draft, version: int) -> LoadedModel:
+    def _afford(self, draft: Draft, serving: Built | None) -> None:
+        """Raises: Unavailable: there is no memory for the models that are to be made."""
+        if self._budget is not None:
+            made = [v for v in draft.versions if _reuse(draft, v, serving)[0] < Reuse.MODEL]
+            self._budget.check(draft, made)
+
+    def _kept(self, draft: Draft, version: int, serving: Built | None) -> LoadedModel | None:
+        """The version as it serves, with other instances where others are wanted."""
+        what, like = _reuse(draft, version, serving)
+        if like is None:
+            return None
+        if what is Reuse.STATISTICS:
+            return self._version(draft, version, like.statistics)
+        config = renewed(like.config, draft)
+        if what is Reuse.INSTANCES:
+            return like.shared(config)
+        return self._scheduling.with_instances(like, config, draft.files.directory)
+
+    def _anew(self, draft: Draft, version: int) -> LoadedModel:
+        loaded = self._version(draft, version)
+        try:
+            prove(loaded, draft.files.directory)
+        except BaseException:
+            loaded.close()
+            raise
+        return loaded
+
+    def _version(
+        self, draft: Draft, version: int, statistics: ModelStatistics | None = None
+    ) -> LoadedModel:
         began = time.monotonic()
         files = draft.files
         backend = find_backend(draft.config.backend)
@@ -107,12 +164,31 @@ class Build:
         config = replace(completed, labels=draft.config.labels)
         model = backend.load(files.versions[version], config, Placement())
         try:
-            loaded = self._scheduling.model(config, version, model, files.directory)
+            loaded = self._scheduling.model(config, version, model, files.directory, statistics)
         except BaseException:
             model.close()
             raise
         loaded = replace(loaded, load_s=time.monotonic() - began)
-        if draft.staged is None:
-            return loaded
-        draft.staged.hold()
-        return replace(loaded, after_close=draft.staged.let_go)
+        if draft.staged is not None:
+            draft.staged.hold()
+            return replace(loaded, after_close=draft.staged.let_go)
+        return replace(loaded, after_close=_holding(files.holder))
+
+
+def _holding(held: object) -> Callable[[], None]:
+    """Keeps `held` until it is called."""
+
+    def let_go() -> None:
+        nonlocal held
+        held = None
+
+    return let_go
+
+
+def _reuse(draft: Draft, version: int, serving: Built | None) -> tuple[Reuse, LoadedModel | None]:
+    """What of the version is used on, and the one that it is of; None where it is nothing."""
+    if serving is None:
+        return Reuse.NOTHING, None
+    like = next((model for model in serving.models if model.version == version), None)
+    what = Reuse.NOTHING if like is None else reuse(draft, serving.draft, version)
+    return what, like if what is not Reuse.NOTHING else None

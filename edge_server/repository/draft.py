@@ -75,7 +75,7 @@ class Draft:
                 # It is not the file's fault.
                 text = str(error).replace(str(files.config_path), "config override")
                 raise ModelConfigError(text) from error
-        seen = fingerprint(files.directory)
+        seen = fingerprint(files.directory) if files.fingerprint is None else files.fingerprint
         return _completed(files, read_model_config(files.config_path), completion, seen, None)
 
     @property

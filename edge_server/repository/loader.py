@@ -11,26 +11,22 @@ from edge_server.model_config.config import USUAL_COMPLETION
 from edge_server.repository.build import Build, Built, Failure
 from edge_server.repository.draft import Draft
 from edge_server.repository.lifecycle import ModelLifecycle
-from edge_server.repository.scan import (
-    NAME_RULE,
-    files_in,
-    find_model,
-    is_model_name,
-    model_names,
-    scan_repositories,
-)
+from edge_server.repository.scan import NAME_RULE, files_in, is_model_name
 from edge_server.repository.turns import Turns
 from edge_server.serving.scheduling import Scheduling
 from edge_server.serving.snapshot import ModelState
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Collection, Mapping, Sequence
-    from pathlib import Path
+    from collections.abc import Callable, Collection, Mapping
 
+    from edge_server.errors import EdgeServerError
     from edge_server.model_config.config import Completion
     from edge_server.model_config.files import ModelFiles
+    from edge_server.repository.budget import MemoryBudget
     from edge_server.repository.draft import Override
+    from edge_server.repository.source import ModelSource
+    from edge_server.serving.probation import ProbationTerms
     from edge_server.serving.registry import ModelRegistry
     from edge_server.serving.snapshot import ModelEntry
 
@@ -50,26 +46,35 @@ class RepositoryLoader:
 
     Args:
         registry: where the models go; nobody else writes there.
+        source: where their files are.
         scheduling: what the models' schedulers share.
         completion: what a configuration may leave out.
         load_threads: how many models one call loads at once.
+        budget: see `Build`.
+        probation, on_rolled_back: see `ModelLifecycle`.
     """
 
     def __init__(
         self,
         registry: ModelRegistry,
-        repositories: Sequence[Path],
+        source: ModelSource,
         *,
         scheduling: Scheduling | None = None,
         completion: Completion = USUAL_COMPLETION,
         load_threads: int = 4,
+        budget: MemoryBudget | None = None,
+        probation: ProbationTerms | None = None,
+        on_rolled_back: Callable[[Draft, str], None] = lambda *_: None,
+        on_passed: Callable[[Draft], None] = lambda _: None,
     ) -> None:
         self._registry = registry
-        self._repositories = repositories
+        self._source = source
         self._completion = completion
         self._load_threads = load_threads
-        self._build = Build(scheduling or Scheduling())
-        self._lifecycle = ModelLifecycle(registry, self._build)
+        self._build = Build(scheduling or Scheduling(), budget)
+        self._lifecycle = ModelLifecycle(
+            registry, self._build, probation, on_rolled_back, on_passed
+        )
         self._turns = Turns()
 
     def load_all(self, stop: threading.Event | None = None) -> list[ModelEntry]:
@@ -78,7 +83,7 @@ class RepositoryLoader:
         Raises:
             ModelConfigError: a repository itself cannot be read.
         """
-        models = scan_repositories(self._repositories)
+        models = self._source.all()
         return self._load_each(
             {n: self._read(n, files) for n, files in models.items()}, models, stop
         )
@@ -127,13 +132,34 @@ class RepositoryLoader:
         """Let nobody new use `name`; see `ModelLifecycle.unload`."""
         self._lifecycle.unload(name, with_members=unload_dependents)
 
+    def refuse(self, name: str, error: EdgeServerError) -> None:
+        """`name` cannot be loaded as it is now, for that reason; what serves of it serves on.
+
+        Raises:
+            Unavailable: the loader is closed.
+        """
+        with self._turns.hold({name}):
+            self._lifecycle.publish({name: Failure(error)})
+
+    def serves(self, name: str) -> Draft | None:
+        """What the READY versions of `name` were made of."""
+        return self._lifecycle.serves(name)
+
+    def on_trial(self, name: str) -> bool:
+        """Whether what serves of `name` is on probation."""
+        return self._lifecycle.on_trial(name)
+
+    def roll_back(self, draft: Draft, reason: str) -> bool:
+        """See `ModelLifecycle.roll_back`."""
+        return self._lifecycle.roll_back(draft, reason)
+
     def names_on_disk(self) -> Mapping[str, int]:
         """Model name → in how many repositories it is, at this moment.
 
         Raises:
             ModelConfigError: a repository itself cannot be read.
         """
-        return model_names(self._repositories)
+        return self._source.names()
 
     def close(self, timeout_s: float) -> None:
         """Load nothing more, forget every model, and wait that long for what is still loading."""
@@ -190,7 +216,7 @@ class RepositoryLoader:
     def _find(self, name: str, override: Override | None) -> Draft | Failure | None:
         if override is not None and override.staged is not None:
             return self._read(name, files_in(override.staged.directory), override)
-        files = find_model(self._repositories, name)
+        files = self._source.find(name)
         return None if files is None else self._read(name, files, override)
 
     def _read(
@@ -200,16 +226,19 @@ class RepositoryLoader:
             return Failure(files)
         try:
             return Draft.read(files, override, self._completion)
+        except ModelConfigError as error:
+            return Failure(ModelConfigError(files.as_shown(str(error))))
         except Exception as error:  # noqa: BLE001 - a configuration may be wrong in unforeseen ways
             return Failure.of(error, name)
 
     def _make(self, read: Draft | Failure) -> Built | Failure:
         if isinstance(read, Failure):
             return read
-        return Built(read) if read.is_ensemble else self._build.model(read)
+        if read.is_ensemble:
+            return Built(read)
+        return self._build.model(read, self._lifecycle.serving(read.name))
 
     def _absent(self, name: str) -> NotFound:
         if not is_model_name(name):
             return NotFound(f"'{name}' is no model: {NAME_RULE}")
-        where = ", ".join(map(str, self._repositories))
-        return NotFound(f"no model '{name}' in {where}")
+        return NotFound(f"no model '{name}' in {self._source.where}")

@@ -131,7 +131,7 @@ def _versions(model: Path) -> dict[int, Path]:
                 model.name,
                 entry.name,
             )
-        elif entry.name not in {"configs", "warmup", "initial_state"}:
+        elif entry.name not in {"configs", "warmup", "initial_state", "golden"}:
             log.warning(
                 "model %s: ignore version directory %r which fails to convert to integral number",
                 model.name,

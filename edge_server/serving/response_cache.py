@@ -118,6 +118,10 @@ class CachingScheduler:
         self._output_names = tuple(spec.name for spec in config.outputs)
         self._statistics = statistics
 
+    @property
+    def beneath(self) -> Scheduler:
+        return self._scheduler
+
     def submit(self, request: InferRequest, snapshot: Snapshot, respond: Respond) -> None:
         began_ns = time.monotonic_ns()
         names = request.outputs or self._output_names
@@ -153,6 +157,11 @@ class CachingScheduler:
     def close(self) -> None:
         self._scheduler.close()
         self._cache.forget(self._owner)
+
+
+def uncached(scheduler: Scheduler) -> Scheduler:
+    """What answers where the cache does not."""
+    return scheduler.beneath if isinstance(scheduler, CachingScheduler) else scheduler
 
 
 def is_cacheable(config: ModelConfig) -> bool:

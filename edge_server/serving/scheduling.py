@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from edge_server.serving.sequence import SequenceScheduler
 from edge_server.serving.snapshot import LoadedModel
 from edge_server.serving.statistics import ModelStatistics
 from edge_server.serving.step_threads import StepThreads
+from edge_server.serving.uses import Uses
 from edge_server.serving.warm_up import warmed_up
 
 if TYPE_CHECKING:
@@ -50,43 +52,80 @@ class Scheduling:
     def ensemble(self, config: ModelConfig, version: int) -> LoadedModel:
         """An ensemble whose graph has been resolved."""
         statistics = ModelStatistics()
-        scheduler = EnsembleScheduler(config, version, statistics, self._step_threads)
-        return self._loaded(config, version, scheduler, statistics)
+        ensemble = EnsembleScheduler(config, version, statistics, self._step_threads)
+        scheduler = self._cached(config, version, ensemble, statistics)
+        return LoadedModel(config, version, scheduler, statistics)
 
     def model(
-        self, config: ModelConfig, version: int, model: Model, directory: Path = Path()
+        self,
+        config: ModelConfig,
+        version: int,
+        model: Model,
+        directory: Path = Path(),
+        statistics: ModelStatistics | None = None,
     ) -> LoadedModel:
         """A model of a backend, warmed up; it is closed with the loaded model.
 
         Args:
             directory: the model's, for the files of its warm-up and of initial states.
+            statistics: those that go on; None begins new ones.
 
         Raises:
             EdgeServerError: an instance cannot be made or warmed up, or would never run; nothing
                 is left open.
         """
-        statistics = ModelStatistics()
-        executor = Executor(config, version, statistics)
-        scheduler = self._scheduler(executor, warmed_up(config, model, directory), directory)
-        return self._loaded(config, version, scheduler, statistics, model)
+        statistics = ModelStatistics() if statistics is None else statistics
+        scheduler = self._of_instances(config, version, model, directory, statistics)
+        return LoadedModel(config, version, scheduler, statistics, model)
 
-    def _loaded(
+    def with_instances(
+        self, loaded: LoadedModel, config: ModelConfig, directory: Path
+    ) -> LoadedModel | None:
+        """`loaded` with the instances that `config` asks for, beside those that it has, warmed up.
+
+        Model and statistics are the same; the model is closed with the last of both. None where
+        `loaded` is closed already, or has no model.
+
+        Raises: as `model`.
+        """
+        held = loaded.shared(config)
+        if held is None:
+            return None
+        try:
+            if held.model is None:
+                return None
+            scheduler = self._of_instances(
+                config, held.version, held.model, directory, held.statistics
+            )
+            held.model_uses.more()
+            return replace(held, scheduler=scheduler, scheduler_uses=Uses())
+        finally:
+            held.close()
+
+    def _of_instances(
         self,
         config: ModelConfig,
         version: int,
-        scheduler: Scheduler,
+        model: Model,
+        directory: Path,
         statistics: ModelStatistics,
-        model: Model | None = None,
-    ) -> LoadedModel:
+    ) -> Scheduler:
         if config.response_cache and self._cache is None:
             log.warning(
                 _NO_EFFECT, config.name, "response_cache", "--cache-config=local,size=BYTES"
             )
         if self._limiter is None and any(g.resources for g in config.instance_groups):
             log.warning(_NO_EFFECT, config.name, "rate_limiter", "--rate-limit=execution_count")
-        if self._cache is not None and is_cacheable(config):
-            scheduler = CachingScheduler(scheduler, self._cache, config, version, statistics)
-        return LoadedModel(config, version, scheduler, statistics, model)
+        executor = Executor(config, version, statistics)
+        scheduler = self._scheduler(executor, warmed_up(config, model, directory), directory)
+        return self._cached(config, version, scheduler, statistics)
+
+    def _cached(
+        self, config: ModelConfig, version: int, scheduler: Scheduler, statistics: ModelStatistics
+    ) -> Scheduler:
+        if self._cache is None or not is_cacheable(config):
+            return scheduler
+        return CachingScheduler(scheduler, self._cache, config, version, statistics)
 
     def _scheduler(self, executor: Executor, model: Model, directory: Path) -> Scheduler:
         config = executor.config

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from edge_server.errors import InvalidRequest, NotFound, Unavailable
 from edge_server.serving.pending import PendingAnswer
 from edge_server.serving.request_check import check_request
+from edge_server.serving.uses import Uses
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -75,6 +76,7 @@ class LoadedModel:
         model: what the scheduler's instances are of; an ensemble has none.
         after_close: called once all that it holds is released.
         load_s: how long it took until it could answer.
+        scheduler_uses, model_uses: of those that share them; the last one closes.
     """
 
     config: ModelConfig
@@ -84,10 +86,24 @@ class LoadedModel:
     model: Model | None = None
     after_close: Callable[[], None] | None = None
     load_s: float = 0.0
+    scheduler_uses: Uses = field(default_factory=Uses)
+    model_uses: Uses = field(default_factory=Uses)
 
     @property
     def name(self) -> str:
         return self.config.name
+
+    def shared(self, config: ModelConfig) -> LoadedModel | None:
+        """Another of the same scheduler and model, to be closed too; None where this is closed.
+
+        Args:
+            config: what is said of it; the instances are those that there are.
+        """
+        if not self.scheduler_uses.more():
+            return None
+        # Whoever has the scheduler has the model.
+        self.model_uses.more()
+        return replace(self, config=config)
 
     def trouble(self) -> str:
         """Why it cannot answer at this moment; empty where it can."""
@@ -98,16 +114,21 @@ class LoadedModel:
         return () if self.model is None else self.model.metrics()
 
     def close(self) -> None:
-        """Release what it holds; nothing is running any more."""
+        """Release what it holds and nobody else uses; nothing of it is running any more."""
         try:
-            self.scheduler.close()
+            if self.scheduler_uses.end():
+                self.scheduler.close()
         finally:
-            try:
-                if self.model is not None:
-                    self.model.close()
-            finally:
-                if self.after_close is not None:
-                    self.after_close()
+            if self.model_uses.end():
+                self._close_model()
+
+    def _close_model(self) -> None:
+        try:
+            if self.model is not None:
+                self.model.close()
+        finally:
+            if self.after_close is not None:
+                self.after_close()
 
 
 @dataclass(frozen=True, eq=False)

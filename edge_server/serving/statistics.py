@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from edge_server.serving.latencies import Latencies
+
 if TYPE_CHECKING:
     from edge_server.backends.contract import Phases
 
@@ -101,11 +103,25 @@ class ModelStatistics:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._counts = Counts()
+        self._latencies = Latencies()
+
+    def p99_ns(self, least: int) -> int:
+        """What 99 of 100 requests that the model answered did not take longer than, about; 0 of
+        fewer than `least`."""
+        with self._lock:
+            enough = self._latencies.count >= least
+            return self._latencies.quantile_ns(0.99) if enough else 0
 
     def counts(self) -> Counts:
         """A copy of the numbers at this moment."""
         with self._lock:
             return deepcopy(self._counts)
+
+    def start_over(self) -> None:
+        """Forget all: what ran before the model served counts nowhere."""
+        with self._lock:
+            self._counts = Counts()
+            self._latencies = Latencies()
 
     def executed(self, batch_size: int, phases: Phases, padding: int = 0) -> None:
         """A run of the model on `batch_size` elements (1 where the model does not batch).
@@ -128,6 +144,7 @@ class ModelStatistics:
         with self._lock:
             counts = self._counts
             counts.success.add(total_ns)
+            self._latencies.add(total_ns)
             counts.queue.add(queue_ns)
             counts.compute_input.add(phases.input)
             counts.compute_infer.add(phases.infer)

@@ -193,18 +193,19 @@ def _array(data: WarmupInput, folder: Path) -> NDArray[Any]:
     if data.file is not None:
         return _from_file(data.file, data.datatype, data.shape, folder)
     if data.data is WarmupData.RANDOM:
-        return _random(data.datatype, data.shape)
-    return _zeros(data.datatype, data.shape)
+        return random_data(data.datatype, data.shape)
+    return zeros(data.datatype, data.shape)
 
 
-def _zeros(datatype: DataType, shape: tuple[int, ...]) -> NDArray[Any]:
+def zeros(datatype: DataType, shape: tuple[int, ...]) -> NDArray[Any]:
+    """Zeros of any type; texts are empty."""
     if datatype is DataType.BYTES:
         return np.full(shape, b"", np.object_)
     return np.zeros(shape, datatype.numpy)
 
 
-def _random(datatype: DataType, shape: tuple[int, ...]) -> NDArray[Any]:
-    """Any integer, floats in [0, 1), texts of 8 digits."""
+def random_data(datatype: DataType, shape: tuple[int, ...]) -> NDArray[Any]:
+    """Any integer, floats in [0, 1), texts of 8 digits; the same each time."""
     generator = np.random.default_rng(0)
     dtype = datatype.numpy
     if datatype is DataType.BYTES:

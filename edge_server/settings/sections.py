@@ -32,7 +32,17 @@ class Repository(Section, frozen=True):
 
     Attributes:
         mode: `none` loads all at start and never again; `explicit` loads `load` at start and the
-            rest on request; `poll` comes with hot reload.
+            rest on request; `poll` loads all, and follows every change.
+        poll_s: between two looks, in mode `poll`.
+        settle_s: a model's files that stay the same so long are all there, in mode `poll`.
+        store: where mode `poll` keeps its copies of models; empty is `store` in systemd's state
+            directory, or in the user's.
+        store_max_bytes: what all copies may take together.
+        memory_reserve_bytes: no model is loaded in mode `poll` that would leave less free.
+        probation_requests: so many requests a model that replaces another is watched, and for
+            `probation_s` at least; where it does worse, the other serves again. 0 is never.
+        signatures: whether models must be signed: `require` takes no other, `warn` tells of them.
+        signature_keys: files of the public keys, of which one must fit.
         load: names to load at start in mode `explicit`; `*` alone is all.
         exit_on_error: a model that cannot be loaded at start ends the daemon.
         strict_readiness: the server is ready only while every model is.
@@ -42,7 +52,16 @@ class Repository(Section, frozen=True):
     """
 
     paths: tuple[str, ...] = ("models",)
-    mode: Literal["none", "explicit"] = "none"
+    mode: Literal["none", "explicit", "poll"] = "none"
+    poll_s: Annotated[float, msgspec.Meta(gt=0, le=86400)] = 15.0
+    settle_s: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 2.0
+    store: str = ""
+    store_max_bytes: Positive = 8 << 30
+    memory_reserve_bytes: Count = 256 << 20
+    probation_requests: Count = 200
+    probation_s: Annotated[float, msgspec.Meta(ge=0, le=86400)] = 30.0
+    signatures: Literal["off", "warn", "require"] = "off"
+    signature_keys: tuple[str, ...] = ()
     load: tuple[str, ...] = ()
     exit_on_error: bool = True
     strict_readiness: bool = True

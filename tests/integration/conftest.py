@@ -8,6 +8,8 @@ import signal
 import socket
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import cv2
@@ -135,7 +137,7 @@ class Process:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         address = folder / "notify"
         self._socket.bind(str(address))
-        self._socket.settimeout(PATIENCE_S)
+        self._socket.settimeout(0.5)
         self.log = folder / "log"
         self.port = _free_port()
         self.metrics_port = _free_port()
@@ -155,11 +157,14 @@ class Process:
             )
 
     def wait_for(self, assignment: str) -> None:
+        end = time.monotonic() + PATIENCE_S
         said = ""
         while assignment not in said:
             if self.popen.poll() is not None:
                 raise AssertionError(f"ended with {self.popen.returncode}:\n{self.log.read_text()}")
-            said = self._socket.recv(4096).decode()
+            assert time.monotonic() < end, f"{assignment} was not said:\n{self.log.read_text()}"
+            with suppress(TimeoutError):
+                said = self._socket.recv(4096).decode()
 
     def terminate(self) -> int:
         self.popen.send_signal(signal.SIGTERM)

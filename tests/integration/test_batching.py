@@ -16,6 +16,7 @@ from tritonclient.utils import InferenceServerException
 
 from edge_server.errors import Cancelled, EdgeServerError, Unavailable
 from edge_server.repository.loader import RepositoryLoader
+from edge_server.repository.source import Repositories
 from edge_server.requests import Answer, InferRequest, InferResponse
 from edge_server.serving.data_plane import DataPlane
 from edge_server.serving.registry import ModelRegistry
@@ -204,7 +205,7 @@ class InProcess:
 
     def __init__(self, repository: Path) -> None:
         self.registry = ModelRegistry()
-        assert RepositoryLoader(self.registry, [repository]).load_all() == []
+        assert RepositoryLoader(self.registry, Repositories([repository])).load_all() == []
         self._data_plane = DataPlane(self.registry)
         self.answered: queue.Queue[tuple[str, Answer]] = queue.Queue()
         self.loaded = self.registry.snapshot.find("counting")

@@ -113,7 +113,6 @@ def test_the_log_goes_where_and_how_it_was_asked_for_and_clients_are_told_so(
     ("flags", "says"),
     [
         (["--allow-http=true"], "--allow-http=true: there is no HTTP front end"),
-        (["--model-control-mode=poll"], "poll comes with hot reload"),
         (["--grpc-address=0.0.0.0"], "0.0.0.0 is beyond the loopback"),
         (["--metrics-address=0.0.0.0"], "0.0.0.0 is beyond the loopback"),
         (["--log-file=/nowhere/log"], "log.file: /nowhere/log: cannot be written: No such file"),

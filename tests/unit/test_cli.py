@@ -126,7 +126,6 @@ def test_check_tells_of_flags_without_effect(
             78,
             "--grpc-address=host:1: the port has a flag of its own",
         ),
-        (["check", "--model-control-mode", "poll"], 78, "poll comes with hot reload"),
     ],
 )
 def test_each_kind_of_failure_has_its_exit_code(

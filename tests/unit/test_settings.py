@@ -61,7 +61,7 @@ def test_the_command_line_wins_key_by_key(path: Path) -> None:
         ("[mqtt]\nport = 3", "mqtt: Object missing required field `host`"),
         (
             '[repository]\nmode = "always"',
-            "repository.mode: expected one of none, explicit; got 'always'",
+            "repository.mode: expected one of none, explicit, poll; got 'always'",
         ),
         ('[device]\nid = "A b"', "device.id: "),
         ("grpc", "not TOML"),

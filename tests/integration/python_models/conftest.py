@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from edge_server.repository.loader import RepositoryLoader
+from edge_server.repository.source import Repositories
 from edge_server.requests import InferRequest, InferResponse
 from edge_server.serving.data_plane import DataPlane
 from edge_server.serving.registry import ModelRegistry
@@ -35,7 +36,7 @@ class Served:
 
     def __init__(self, directory: Path) -> None:
         self.registry = ModelRegistry()
-        self.failed = RepositoryLoader(self.registry, [directory]).load_all()
+        self.failed = RepositoryLoader(self.registry, Repositories([directory])).load_all()
         self.plane = DataPlane(self.registry)
 
     def infer(self, model: str, *values: int, **request: object) -> InferResponse:

@@ -23,6 +23,7 @@ from edge_server.errors import (
 from edge_server.model_config.config import Completion
 from edge_server.repository.control import RepositoryControl
 from edge_server.repository.loader import RepositoryLoader
+from edge_server.repository.source import Repositories
 from edge_server.requests import InferRequest
 from edge_server.serving.data_plane import DataPlane
 from edge_server.serving.registry import ModelRegistry
@@ -70,7 +71,7 @@ class World:
 
     def __init__(self, *repositories: Path, strict: bool = True, **options: object) -> None:
         self.registry = ModelRegistry()
-        self.loader = RepositoryLoader(self.registry, repositories)
+        self.loader = RepositoryLoader(self.registry, Repositories(repositories))
         options = {"explicit": True, **options}
         self.control = RepositoryControl(self.loader, self.registry, **options)  # type: ignore[arg-type]
         self.door = DataPlane(self.registry, strict_readiness=strict)
@@ -689,7 +690,9 @@ def test_without_completion_a_configuration_says_it_all(
 ) -> None:
     write_onnx(repository / "m" / "1" / "model.onnx")
     registry = ModelRegistry()
-    loader = RepositoryLoader(registry, [repository], completion=Completion(auto=False))
+    loader = RepositoryLoader(
+        registry, Repositories([repository]), completion=Completion(auto=False)
+    )
     (failed,) = loader.load_all()
     assert "must specify" in failed.reason or "missing or empty" in failed.reason
     dims = "data_type: TYPE_FP32 dims: [ 1, 4 ] }"

@@ -17,6 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 from edge_server.errors import InternalError, ModelConfigError
 from edge_server.repository.control import RepositoryControl
 from edge_server.repository.loader import RepositoryLoader
+from edge_server.repository.source import Repositories
 from edge_server.requests import InferRequest
 from edge_server.serving.registry import ModelRegistry
 from edge_server.serving.snapshot import ModelState
@@ -61,7 +62,7 @@ class Machine(RuleBasedStateMachine):
         self.backend = backend
         backend.made.clear()
         self.registry = ModelRegistry()
-        loader = RepositoryLoader(self.registry, [repository])
+        loader = RepositoryLoader(self.registry, Repositories([repository]))
         self.control = RepositoryControl(loader, self.registry, explicit=True)
         self.leases: list[Lease] = []
         # What a plain load would make of the disk; None is broken.

@@ -10,6 +10,7 @@ import pytest
 
 from edge_server.backends import BACKENDS
 from edge_server.repository.loader import RepositoryLoader
+from edge_server.repository.source import Repositories
 from edge_server.requests import InferRequest
 from edge_server.serving.registry import ModelRegistry
 from edge_server.serving.snapshot import ModelState
@@ -39,7 +40,7 @@ ENSEMBLE = (
 def load(repository: Path) -> tuple[ModelRegistry, dict[str, str]]:
     """The registry, and model → reason for those that failed."""
     registry = ModelRegistry()
-    failed = RepositoryLoader(registry, [repository]).load_all()
+    failed = RepositoryLoader(registry, Repositories([repository])).load_all()
     return registry, {entry.name: entry.reason for entry in failed}
 
 
@@ -135,7 +136,9 @@ def test_a_model_in_two_repositories_is_unavailable_without_a_version(tmp_path: 
         (tmp_path / directory / "1").mkdir(parents=True)
         (tmp_path / directory / "config.pbtxt").write_text(IDENTITY)
     registry = ModelRegistry()
-    (failed,) = RepositoryLoader(registry, [tmp_path / "one", tmp_path / "two"]).load_all()
+    (failed,) = RepositoryLoader(
+        registry, Repositories([tmp_path / "one", tmp_path / "two"])
+    ).load_all()
     assert (failed.name, failed.version) == ("m", 0)
     assert "model appears in two or more repositories" in failed.reason
     assert registry.snapshot.ready_versions("other") == [1]
@@ -200,6 +203,6 @@ def test_loading_ends_between_two_models_once_stop_is_set(
     write_model("odd", "nonsense: 1")
     registry, stop = ModelRegistry(), threading.Event()
     stop.set()
-    failed = RepositoryLoader(registry, [repository]).load_all(stop)
+    failed = RepositoryLoader(registry, Repositories([repository])).load_all(stop)
     assert [entry.name for entry in failed] == ["odd"]
     assert registry.snapshot.entries["good", 1].state is ModelState.LOADING

@@ -1,0 +1,162 @@
+"""Golden pairs: inputs of a model and the outputs that they shall give, recorded beside it."""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from dataclasses import dataclass
+from typing import IO, TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.lib import format as npy
+
+from edge_server.errors import ModelConfigError
+from edge_server.model_config.files import GOLDEN_DIRECTORY, reading
+from edge_server.tensors import DataType, Tensor, element_count
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from edge_server.model_config.config import ModelConfig
+    from edge_server.tensors import TensorSpec
+
+# More would keep a model from serving for no good, or is an accident, or an attack.
+MOST_PAIRS = 64
+MOST_ARRAYS = 256
+MOST_BYTES = 256 << 20
+
+_HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+
+
+@dataclass(frozen=True, eq=False)
+class GoldenPair:
+    """One file `golden/<any>.npz`, as `numpy.savez` writes it.
+
+    Attributes:
+        inputs: arrays `input.<name>` of it, as a request carries them, batch dimension included.
+        outputs: arrays `output.<name>`; at least one, not necessarily all that the model has.
+        tolerances: scalars `tolerance.<name>`: how far off any element of that output may be.
+    """
+
+    path: Path
+    inputs: Mapping[str, Tensor]
+    outputs: Mapping[str, Tensor]
+    tolerances: Mapping[str, float]
+
+
+def golden_pairs(config: ModelConfig, version: int, directory: Path) -> Iterator[GoldenPair]:
+    """The pairs of that version of the model in `directory`, by file name, read one by one.
+
+    They are in `golden/<version>`, where that exists, else in `golden`. Nothing in them is ever
+    run, and none takes more memory than it may.
+
+    Raises:
+        ModelConfigError: one cannot be used; names file, array and remedy.
+    """
+    folder = directory / GOLDEN_DIRECTORY
+    with reading(folder):
+        own = folder / str(version)
+        folder = own if own.is_dir() else folder
+        paths = sorted(folder.glob("*.npz"))
+    if len(paths) > MOST_PAIRS:
+        raise ModelConfigError(f"{folder}: {len(paths)} golden pairs; keep at most {MOST_PAIRS}")
+    for path in paths:
+        yield _pair(config, path)
+
+
+def _pair(config: ModelConfig, path: Path) -> GoldenPair:
+    arrays = _arrays(path)
+    said: dict[str, dict[str, Any]] = {"input": {}, "output": {}, "tolerance": {}}
+    for key, array in arrays.items():
+        part, _, name = key.partition(".")
+        if part not in said or not name:
+            raise ModelConfigError(
+                f"{path}: array '{key}': a golden pair has arrays 'input.<name>', 'output.<name>' "
+                "and 'tolerance.<name>'; rename it"
+            )
+        said[part][name] = array
+    if not said["output"]:
+        raise ModelConfigError(f"{path}: no array 'output.<name>'; record what shall come out")
+    for name in said["tolerance"].keys() - said["output"].keys():
+        raise ModelConfigError(f"{path}: 'tolerance.{name}' is of no output in it; remove it")
+    inputs = {spec.name: spec for spec in config.inputs}
+    outputs = {spec.name: spec for spec in config.outputs}
+    return GoldenPair(
+        path,
+        {n: _tensor(path, f"input.{n}", a, inputs.get(n)) for n, a in said["input"].items()},
+        {n: _tensor(path, f"output.{n}", a, outputs.get(n)) for n, a in said["output"].items()},
+        {n: _tolerance(path, n, a) for n, a in said["tolerance"].items()},
+    )
+
+
+def _tensor(path: Path, key: str, array: NDArray[Any], spec: TensorSpec | None) -> Tensor:
+    if spec is None:
+        raise ModelConfigError(f"{path}: '{key}': the model has no tensor of that name; rename it")
+    if spec.datatype is DataType.BYTES and array.dtype.kind in "SU":
+        texts = [t.encode() if isinstance(t, str) else t for t in array.reshape(-1).tolist()]
+        return Tensor(np.array([*texts, None], np.object_)[:-1].reshape(array.shape))
+    if DataType.from_numpy(array.dtype) is not spec.datatype:
+        raise ModelConfigError(
+            f"{path}: '{key}' is {array.dtype}, the configuration says {spec.datatype.config_name}"
+            "; record it with that type"
+        )
+    return Tensor(array.astype(spec.datatype.numpy, order="C", copy=False))
+
+
+def _tolerance(path: Path, name: str, array: NDArray[Any]) -> float:
+    value = float(array.reshape(-1)[0]) if array.size == 1 and array.dtype.kind in "fiu" else -1.0
+    if not 0 <= value < np.inf:
+        raise ModelConfigError(f"{path}: 'tolerance.{name}' must be one number, 0 or above")
+    return value
+
+
+def _arrays(path: Path) -> dict[str, NDArray[Any]]:
+    try:
+        # A pipe would keep us waiting for ever.
+        with reading(path):
+            if not path.is_file():
+                raise ModelConfigError(f"{path}: is no regular file; remove it")
+            with zipfile.ZipFile(path) as archive:
+                members = archive.infolist()
+                size_bytes = sum(member.file_size for member in members)
+                if len(members) > MOST_ARRAYS or size_bytes > MOST_BYTES:
+                    raise ModelConfigError(
+                        f"{path}: {len(members)} arrays of {size_bytes >> 20} MiB; a golden pair "
+                        f"has at most {MOST_ARRAYS} of {MOST_BYTES >> 20} MiB together"
+                    )
+                arrays = {}
+                for member in members:
+                    with archive.open(member) as file:
+                        name = member.filename.removesuffix(".npy")
+                        arrays[name] = _array(file)
+                return arrays
+    # RuntimeError: a password; NotImplementedError: an unknown compression.
+    except (zipfile.BadZipFile, zlib.error, ValueError, EOFError, RuntimeError) as error:
+        raise ModelConfigError(
+            f"{path}: is no file of arrays: {error}; write it with numpy.savez"
+        ) from error
+
+
+def _array(file: IO[bytes]) -> NDArray[Any]:
+    """What `numpy.load` gives, but that nothing is allocated for what is not there.
+
+    Raises:
+        ValueError: it is not what `numpy.save` writes of plain elements.
+    """
+    read_header = _HEADERS.get(npy.read_magic(file))
+    if read_header is None:
+        raise ValueError("arrays of named fields cannot be used")
+    shape, column_major, dtype = read_header(file)
+    if dtype.hasobject:
+        raise ValueError("arrays of Python objects cannot be used; texts are arrays of 'S' or 'U'")
+    expected = element_count(shape) * dtype.itemsize
+    # No more is allocated than is there. The check sum is compared at the end only.
+    data = file.read(expected + 1)
+    if len(data) != expected:
+        raise ValueError(f"an array of shape {shape} is said to be in {len(data)} bytes")
+    if not expected:
+        return np.empty(shape, dtype)
+    return np.frombuffer(data, dtype).reshape(shape, order="F" if column_major else "C")

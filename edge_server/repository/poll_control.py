@@ -1,0 +1,127 @@
+"""Mode POLL: what served last is there at once, and every change that is believed follows."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from edge_server.errors import ModelConfigError, Unavailable
+from edge_server.repository.arrivals import Arrivals
+from edge_server.repository.beliefs import Beliefs
+from edge_server.repository.manifest import read_manifest
+from edge_server.repository.updates import Updates
+from edge_server.repository.watcher import RepositoryWatcher
+from edge_server.serving.control import NO_FILES
+from edge_server.serving.snapshot import ModelState
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from edge_server.repository.ledger import Ledger
+    from edge_server.repository.loader import RepositoryLoader
+    from edge_server.repository.store import ModelStore
+    from edge_server.serving.registry import ModelRegistry
+    from edge_server.serving.snapshot import ModelEntry
+
+log = logging.getLogger(__name__)
+
+_FIRST_LOOKS_S = 0.2
+
+
+class PollControl:
+    """A `ModelControl` that follows repositories; nothing is loaded or unloaded on request.
+
+    Args:
+        loader: of the same registry, over what `ledger` accepts, and telling it.
+        exit_on_error: a model that cannot be loaded when nothing has served yet ends the daemon.
+    """
+
+    def __init__(
+        self,
+        loader: RepositoryLoader,
+        ledger: Ledger,
+        store: ModelStore,
+        registry: ModelRegistry,
+        repositories: Sequence[Path],
+        *,
+        poll_s: float,
+        settle_s: float,
+        exit_on_error: bool = True,
+    ) -> None:
+        self._loader = loader
+        self._registry = registry
+        self._store = store
+        self._exit_on_error = exit_on_error
+        self._beliefs = Beliefs(settle_s, read_manifest)
+        self._updates = Updates(loader, ledger, store)
+        self._arrivals = Arrivals(repositories)
+        self.watcher = RepositoryWatcher(
+            repositories,
+            self._beliefs,
+            self._updates.carry_out,
+            poll_s=poll_s,
+            wait=self._arrivals.wait,
+        )
+
+    def start(self, stop: threading.Event | None = None) -> None:
+        """Serve what served last; where there is nothing of the kind, what is in the repositories.
+
+        Raises:
+            ModelConfigError: nothing has served yet, and a model cannot be loaded.
+        """
+        kept = self._updates.load_last_good(stop)
+        if kept:
+            for name, staged in kept.items():
+                self._beliefs.accept(name, staged.source)
+        else:
+            self._load_first(stop)
+        self.watcher.worker.start()
+
+    def load(
+        self, name: str, *, config: str | None = None, files: Mapping[str, bytes] = NO_FILES
+    ) -> None:
+        """See `ModelControl.load`."""
+        del name, config, files
+        _refuse()
+
+    def unload(self, name: str, *, unload_dependents: bool = False) -> None:
+        """See `ModelControl.unload`."""
+        del name, unload_dependents
+        _refuse()
+
+    def index(self, *, only_ready: bool) -> list[ModelEntry]:
+        """See `ModelControl.index`."""
+        entries = self._registry.snapshot.entries
+        return [
+            entry
+            for _, entry in sorted(entries.items())
+            if entry.state is ModelState.READY or not only_ready
+        ]
+
+    def close(self, timeout_s: float) -> None:
+        """Look no more, forget every model, and wait that long for what is still loading."""
+        self.watcher.worker.stop(timeout_s)
+        self._updates.close()
+        self._loader.close(timeout_s)
+        self._arrivals.close()
+        self._store.close()
+
+    def _load_first(self, stop: threading.Event | None) -> None:
+        while self.watcher.look(time.monotonic()):
+            if stop is not None and stop.wait(_FIRST_LOOKS_S):
+                return
+        while not self._updates.wait_idle(_FIRST_LOOKS_S):
+            if stop is not None and stop.is_set():
+                return
+        entries = self._registry.snapshot.entries.values()
+        failed = sorted({e.name for e in entries if e.state is ModelState.UNAVAILABLE})
+        if failed and self._exit_on_error:
+            raise ModelConfigError(f"models that cannot be loaded: {', '.join(failed)}")
+
+
+def _refuse() -> None:
+    # Triton's text.
+    raise Unavailable("explicit model load / unload is not allowed if polling is enabled")

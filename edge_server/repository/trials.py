@@ -1,0 +1,193 @@
+"""What served before a new version, kept until that one has shown that it is no worse."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from edge_server.serving.probation import Probation, ProbationTerms, recorded
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping
+
+    from edge_server.repository.build import Built
+    from edge_server.repository.draft import Draft
+    from edge_server.serving.snapshot import LoadedModel
+
+
+@dataclass(frozen=True, eq=False)
+class Before:
+    """What there is to go back to.
+
+    Attributes:
+        built: open; whoever takes it publishes or closes it.
+        ensembles: what those were made of that changed together with it.
+    """
+
+    built: Built
+    ensembles: Mapping[str, Draft]
+
+
+class Trials:
+    """Puts new versions on probation, and keeps what they replaced open meanwhile.
+
+    A version that replaces one on probation is held against the last one that passed. Versions
+    that have no predecessor, and ensembles, are not on probation.
+
+    Args:
+        terms: None puts nothing on probation and keeps nothing.
+        roll_back: called with draft and reason where a version fails, on a thread of the
+            probation's own; by then the version may be replaced or gone.
+        on_passed: called likewise where it passes.
+    """
+
+    def __init__(
+        self,
+        terms: ProbationTerms | None,
+        roll_back: Callable[[Draft, str], object],
+        on_passed: Callable[[Draft], None] = lambda _: None,
+    ) -> None:
+        self._terms = terms
+        self._roll_back = roll_back
+        self._on_passed = on_passed
+        self._lock = threading.Lock()
+        self._trials: dict[str, _Trial] = {}
+        # Those too whose thread has still to close what nobody took.
+        self._alive: set[_Trial] = set()
+
+    def begin(self, built: Built, serving: Built | None, ensembles: Mapping[str, Draft]) -> Built:
+        """`built` as it is to be published in place of `serving`, its new versions watched.
+
+        Args:
+            serving: open, and nobody closes it before this returns.
+            ensembles: what those serve as that change together with it.
+        """
+        terms, name = self._terms, built.draft.name
+        if terms is None:
+            return built
+        new = {model.version for model in built.models} - built.kept
+        former = self._end(name)
+        if former is not None:
+            new |= former.versions
+        watched = [model for model in built.models if model.version in new]
+        before = None
+        if watched and serving is not None:
+            # The one before may pass in this moment.
+            kept = None if former is None else self._take(former)
+            if kept is None:
+                before = Before(_held(serving), ensembles)
+            else:
+                before = Before(kept.built, {**ensembles, **kept.ensembles})
+        if former is not None:
+            former.probation.stop()
+        if before is None or not before.built.models:
+            return replace(built, models=tuple(recorded(m, terms) for m in built.models))
+        trial = self._trial(terms, built.draft, before, frozenset(m.version for m in watched))
+        models = [
+            trial.probation.watch(m, _predecessor(m, before.built))
+            if m in watched
+            else recorded(m, terms)
+            for m in built.models
+        ]
+        with self._lock:
+            self._trials[name] = trial
+            self._alive.add(trial)
+        trial.probation.start()
+        return replace(built, models=tuple(models))
+
+    def has(self, name: str) -> bool:
+        """Whether versions of that model are on probation."""
+        with self._lock:
+            return name in self._trials
+
+    def take(self, draft: Draft) -> Before | None:
+        """What served before `draft`, which ends its probation; None where nothing is kept."""
+        trial = self._end(draft.name, draft)
+        if trial is None:
+            return None
+        before = self._take(trial)
+        trial.probation.stop()
+        return before
+
+    def forget(self, names: Collection[str]) -> None:
+        """These serve no more; what is kept for them is closed soon, on another thread."""
+        for name in names:
+            trial = self._end(name)
+            if trial is not None:
+                trial.probation.stop()
+
+    def close(self, timeout_s: float) -> None:
+        """End every probation; wait that long, for each, until what it keeps is closed."""
+        with self._lock:
+            self._trials.clear()
+            alive = list(self._alive)
+        for trial in alive:
+            trial.probation.stop()
+        for trial in alive:
+            trial.probation.wait_over(timeout_s)
+
+    def _trial(
+        self, terms: ProbationTerms, draft: Draft, before: Before, versions: frozenset[int]
+    ) -> _Trial:
+        trial = _Trial(draft, before, versions)
+        trial.probation = Probation(
+            draft.name,
+            terms,
+            on_failed=partial(self._roll_back, draft),
+            on_passed=partial(self._on_passed, draft),
+            on_over=partial(self._over, trial),
+        )
+        return trial
+
+    def _end(self, name: str, draft: Draft | None = None) -> _Trial | None:
+        """The trial of that model, or of that very draft, which is none any more."""
+        with self._lock:
+            trial = self._trials.get(name)
+            if trial is None or draft not in (None, trial.draft):
+                return None
+            return self._trials.pop(name)
+
+    def _take(self, trial: _Trial) -> Before | None:
+        """What it keeps, the caller's from now on."""
+        with self._lock:
+            before, trial.before = trial.before, None
+            return before
+
+    def _over(self, trial: _Trial) -> None:
+        with self._lock:
+            if self._trials.get(trial.draft.name) is trial:
+                del self._trials[trial.draft.name]
+        before = self._take(trial)
+        if before is not None:
+            before.built.close()
+        with self._lock:
+            self._alive.discard(trial)
+
+
+class _Trial:
+    """One model's new versions on probation.
+
+    Attributes:
+        draft: what they were made of.
+        before: None once it is somebody else's.
+        probation: set by whoever makes the trial.
+    """
+
+    probation: Probation
+
+    def __init__(self, draft: Draft, before: Before, versions: frozenset[int]) -> None:
+        self.draft = draft
+        self.before: Before | None = before
+        self.versions = versions
+
+
+def _held(serving: Built) -> Built:
+    held = (model.shared(model.config) for model in serving.models)
+    return replace(serving, models=tuple(model for model in held if model is not None))
+
+
+def _predecessor(model: LoadedModel, before: Built) -> LoadedModel:
+    """The same version as it was, or the latest."""
+    return max(before.models, key=lambda old: (old.version == model.version, old.version))

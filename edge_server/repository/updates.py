@@ -1,0 +1,222 @@
+"""Believed changes are carried out: staged, loaded beside what serves, swapped, kept."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
+
+from edge_server.errors import EdgeServerError, InternalError, ModelConfigError, Unavailable
+from edge_server.repository.content import TornModel
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from edge_server.repository.beliefs import Change
+    from edge_server.repository.ledger import Ledger
+    from edge_server.repository.loader import RepositoryLoader
+    from edge_server.repository.store import ModelStore, StagedModel
+
+log = logging.getLogger(__name__)
+
+# A load that takes longer hangs, or is of a model that need not hold the others up.
+LOAD_PATIENCE_S = 60.0
+
+
+class Updates:
+    """Carries out changes, each model's one after another, different models' beside each other.
+
+    All changes of one look are staged before any of them is loaded, so that an ensemble and its
+    members that changed together are found together. One model loads at a time; one that takes
+    longer than `LOAD_PATIENCE_S` loads on, but holds the others up no more. Of the changes of a
+    model that come meanwhile, the last one counts.
+
+    What cannot be staged or loaded leaves what serves as it is, with the reason on the index, and
+    is not tried again until its files change.
+
+    Args:
+        ledger: hears what becomes of each model.
+    """
+
+    def __init__(
+        self,
+        loader: RepositoryLoader,
+        ledger: Ledger,
+        store: ModelStore,
+        *,
+        patience_s: float = LOAD_PATIENCE_S,
+    ) -> None:
+        self._loader = loader
+        self._ledger = ledger
+        self._store = store
+        self._turn = LoadTurn(patience_s)
+        self._changed = threading.Condition()
+        self._waiting: dict[str, _Work] = {}
+        self._busy: set[str] = set()
+        self._closed = False
+
+    def load_last_good(self, stop: threading.Event | None) -> dict[str, StagedModel]:
+        """Load what served last; by name, whether it could be loaded again or not.
+
+        Those that a process has died of before, perhaps, are loaded last and each alone.
+        """
+        kept = self._store.last_good()
+        suspects = [staged for staged in kept.values() if self._store.suspected(staged.digest)]
+        others = [staged for staged in kept.values() if staged not in suspects]
+        with ExitStack() as loading:
+            for staged in others:
+                self._ledger.accept(staged)
+                loading.enter_context(self._store.loading(staged))
+            failed = {entry.name for entry in self._loader.load_all(stop)}
+        for staged in suspects:
+            if stop is not None and stop.is_set():
+                break
+            self._ledger.accept(staged)
+            with self._store.loading(staged):
+                failed |= self._loader.load(staged.name).keys()
+        for name, staged in kept.items():
+            if name not in failed:
+                self._ledger.serves_again(staged)
+        return kept
+
+    def carry_out(self, changes: Sequence[Change]) -> list[str]:
+        """Begin with `changes`; returns once all of them are staged.
+
+        Returns:
+            The models that changed meanwhile: nothing was begun with them.
+        """
+        torn = []
+        works = []
+        for change in changes:
+            try:
+                works.append((change.name, self._prepare(change)))
+            except TornModel as error:
+                log.debug("model %s: %s", change.name, error)
+                torn.append(change.name)
+            except EdgeServerError as error:
+                self._refuse(change.name, error)
+        with self._changed:
+            for name, work in works:
+                if self._closed:
+                    break
+                self._waiting[name] = work
+                if name not in self._busy:
+                    self._busy.add(name)
+                    threading.Thread(
+                        target=self._work, args=(name,), name=f"update-{name}", daemon=True
+                    ).start()
+        return torn
+
+    def wait_idle(self, timeout_s: float | None = None) -> bool:
+        """Whether within that time every change has been carried out."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._busy, timeout_s)
+
+    def close(self) -> None:
+        """Begin with nothing more."""
+        with self._changed:
+            self._closed = True
+            self._waiting.clear()
+
+    def _prepare(self, change: Change) -> _Work:
+        """What is to be done for `change`.
+
+        Raises:
+            TornModel: it changed meanwhile.
+            EdgeServerError: it cannot be staged, or must not be loaded.
+        """
+        tree = change.tree
+        if tree is None:
+            return _Work(None, None)
+        if tree.fault:
+            raise ModelConfigError(tree.fault)
+        staged = self._store.stage(tree)
+        if reason := self._store.quarantined(staged.digest):
+            raise ModelConfigError(
+                f"{tree.directory}: quarantined: {reason}; put another model there"
+            )
+        return _Work(staged, self._ledger.accept(staged, tree.directory))
+
+    def _work(self, name: str) -> None:
+        """Carry out what waits for `name` until nothing does."""
+        while True:
+            with self._changed:
+                work = self._waiting.pop(name, None)
+                if work is None:
+                    self._busy.discard(name)
+                    self._changed.notify_all()
+                    return
+            try:
+                self._carry_out(name, work)
+            except Unavailable:
+                log.debug("model %s: not updated: the server ends", name)
+            except Exception as error:
+                log.exception("model %s: updating failed", name)
+                text = f"model '{name}': unexpected {type(error).__name__}: {error}; see the log"
+                self._refuse(name, InternalError(text))
+
+    def _carry_out(self, name: str, work: _Work) -> None:
+        staged, serving = work.staged, self._ledger.serving(name)
+        if staged is None:
+            log.info("model %s: taken out of the repository", name)
+            self._loader.unload(name)
+            self._ledger.gone(name)
+            return
+        if serving is not None and staged.digest == serving.digest:
+            # Touched, moved or copied again, and still the same: that it serves is said again.
+            self._ledger.same_as_before(staged, serving)
+            self._loader.load(name)
+            return
+        with self._turn.take(name), self._store.loading(staged):
+            failures = self._loader.load(name)
+        failure = failures.get(name)
+        if failure is None:
+            self._ledger.serves(staged, on_trial=self._loader.on_trial(name))
+        elif not failure.misfit:
+            # What fits nothing yet may fit with the next change of another model.
+            self._ledger.decline(name, work.before)
+
+    def _refuse(self, name: str, error: EdgeServerError) -> None:
+        try:
+            self._loader.refuse(name, error)
+        except Unavailable:
+            log.debug("model %s: not refused: the server ends", name)
+
+
+class _Work:
+    """What is to become of a model; no `staged` is: nothing any more."""
+
+    def __init__(self, staged: StagedModel | None, before: StagedModel | None) -> None:
+        self.staged = staged
+        self.before = before
+
+
+class LoadTurn:
+    """Lets one load at a time; one that has taken its time holds the next up no more."""
+
+    def __init__(self, patience_s: float) -> None:
+        self._patience_s = patience_s
+        self._changed = threading.Condition()
+        self._holder: str | None = None
+        self._since = 0.0
+
+    @contextmanager
+    def take(self, name: str) -> Iterator[None]:
+        """Wait for the turn; it is the caller's inside, or until its patience is over."""
+        with self._changed:
+            while self._holder is not None:
+                left_s = self._since + self._patience_s - time.monotonic()
+                if left_s <= 0:
+                    log.warning("model %s: still loads; others load beside it", self._holder)
+                    break
+                self._changed.wait(left_s)
+            self._holder, self._since = name, time.monotonic()
+        try:
+            yield
+        finally:
+            with self._changed:
+                if self._holder == name:
+                    self._holder = None
+                    self._changed.notify_all()

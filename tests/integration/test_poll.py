@@ -1,0 +1,354 @@
+"""Models follow the repository, and nothing that happens there hurts who asks meanwhile."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx
+import pytest
+import tritonclient.grpc as triton
+from onnx import TensorProto, helper
+from tritonclient.utils import InferenceServerException
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+PATIENCE_S = 30.0
+POLL = ("--model-control-mode=poll", "--repository-poll-secs=0.2", "--repository-settle-secs=0.3")
+
+
+def network(number: float) -> bytes:
+    """y = x + number."""
+    tensor = helper.make_tensor("k", TensorProto.FLOAT, [1], [number])
+    io = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy"]
+    node = helper.make_node("Add", ["x", "k"], ["y"])
+    graph = helper.make_graph([node], "g", io[:1], io[1:], [tensor])
+    opsets = [helper.make_opsetid("", 17)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString()
+
+
+def build(folder: Path, data: bytes, config: str = 'backend: "onnxruntime"') -> Path:
+    (folder / "1").mkdir(parents=True)
+    (folder / "config.pbtxt").write_text(config)
+    (folder / "1" / "model.onnx").write_bytes(data)
+    return folder
+
+
+def manifest(folder: Path, name: str) -> str:
+    """What manifest.json says of `folder` as it is."""
+    files = {
+        str(path.relative_to(folder)): {
+            "sha256": sha256(path.read_bytes()).hexdigest(),
+            "size": path.stat().st_size,
+        }
+        for path in folder.rglob("*")
+        if path.is_file() and path.name != "manifest.json"
+    }
+    return json.dumps({"format": 1, "model": name, "files": files})
+
+
+def swap(repository: Path, name: str, data: bytes, config: str = 'backend: "onnxruntime"') -> None:
+    """Put a whole model in the place of another, as a delivery does."""
+    folder = build(repository / f".incoming-{name}", data, config)
+    if (repository / name).exists():
+        (repository / name).rename(repository / f".old-{name}")
+    folder.rename(repository / name)
+    shutil.rmtree(repository / f".old-{name}", ignore_errors=True)
+
+
+class Server:
+    """A daemon that polls, and what it answers."""
+
+    def __init__(
+        self, process: Any, client: triton.InferenceServerClient, repository: Path
+    ) -> None:
+        self.process = process
+        self.client = client
+        self.repository = repository
+
+    def answer(self, model: str = "m") -> float:
+        values = triton.InferInput("x", [1], "FP32")
+        values.set_data_from_numpy(np.zeros(1, np.float32))
+        return float(self.client.infer(model, [values]).as_numpy("y")[0])
+
+    def wait_for(self, number: float, model: str = "m") -> set[float]:
+        """Ask until the answer is `number`; what was answered before. No request may fail."""
+        before: set[float] = set()
+        end = time.monotonic() + PATIENCE_S
+        while (answer := self.answer(model)) != number:
+            before.add(answer)
+            assert time.monotonic() < end, (before, self.index(), self.log)
+        return before
+
+    def wait_for_reason(self, said: str, model: str = "m") -> str:
+        """Ask until the index says so of `model`; its state."""
+        end = time.monotonic() + PATIENCE_S
+        while True:
+            for state, reason in self.index().get(model, []):
+                if said in reason:
+                    return state
+            assert time.monotonic() < end, (self.index(), self.log)
+            self.answer()
+
+    def index(self) -> dict[str, list[tuple[str, str]]]:
+        found: dict[str, list[tuple[str, str]]] = {}
+        for entry in self.client.get_model_repository_index().models:
+            found.setdefault(entry.name, []).append((entry.state, entry.reason))
+        return found
+
+    @property
+    def log(self) -> str:
+        text: str = self.process.log.read_text()
+        return text
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """`m`, which adds 1, and `other`, so that taking `m` away leaves something to see."""
+    place = tmp_path / "repository"
+    build(place / "m", network(1))
+    build(place / "other", network(100))
+    return place
+
+
+@pytest.fixture
+def serve(
+    tmp_path: Path,
+    repository: Path,
+    start: Callable[..., Any],
+    client: Callable[..., triton.InferenceServerClient],
+) -> Callable[..., Server]:
+    def make(*arguments: str) -> Server:
+        process = start(
+            *POLL,
+            f"--model-repository={repository}",
+            f"--repository-copies={tmp_path / 'store'}",
+            *arguments,
+        )
+        return Server(process, client(process), repository)
+
+    return make
+
+
+def test_every_way_of_delivering_is_followed(serve: Callable[..., Server]) -> None:
+    server = serve()
+    assert server.answer() == 1
+    swap(server.repository, "m", network(2))
+    assert server.wait_for(2) <= {1}
+    # In place, the manifest last.
+    model = server.repository / "m"
+    (model / "1" / "model.onnx").write_bytes(network(3))
+    (model / "manifest.json").write_text(manifest(model, "m"))
+    assert server.wait_for(3) <= {2}
+    # In place, plainly, over an older time.
+    (model / "manifest.json").unlink()
+    (model / "1" / "model.onnx").write_bytes(network(4))
+    assert server.wait_for(4) <= {3}
+    # A new version, and back.
+    shutil.copytree(model / "1", server.repository / ".2")
+    (server.repository / ".2" / "model.onnx").write_bytes(network(5))
+    (server.repository / ".2").rename(model / "2")
+    assert server.wait_for(5) <= {4}
+    shutil.rmtree(model / "2")
+    assert server.wait_for(4) <= {5}
+
+
+def test_what_is_broken_is_never_served_and_says_why(serve: Callable[..., Server]) -> None:
+    server = serve()
+    swap(server.repository, "m", network(9)[:-5])
+    where = str(server.repository / "m" / "1" / "model.onnx")
+    assert server.wait_for_reason(where) == "READY"
+    swap(server.repository, "m", network(9), 'backend: "onnxruntime" max_batch_size: many')
+    where = str(server.repository / "m" / "config.pbtxt")
+    assert server.wait_for_reason(f"{where}:1") == "READY"
+    folder = build(server.repository / ".incoming-m", network(9))
+    (folder / "manifest.json").write_text(manifest(folder, "m"))
+    damaged = bytearray(network(9))
+    damaged[30] ^= 1
+    (folder / "1" / "model.onnx").write_bytes(damaged)
+    shutil.rmtree(server.repository / "m")
+    folder.rename(server.repository / "m")
+    assert server.wait_for_reason("is not what manifest.json says") == "READY"
+    assert server.answer() == 1
+    # Told once, however often it was looked at since.
+    assert server.log.count("is not what manifest.json says") == 1
+    swap(server.repository, "m", network(2))
+    server.wait_for(2)
+    assert server.index()["m"] == [("READY", "")]
+
+
+RAISES = """
+import triton_python_backend_utils as pb_utils
+class TritonPythonModel:
+    def execute(self, requests):
+        raise pb_utils.TritonModelException("as bad as can be")
+"""
+
+
+def test_what_serves_worse_than_what_was_before_is_taken_back(
+    serve: Callable[..., Server],
+) -> None:
+    server = serve()
+    folder = server.repository / ".incoming-m"
+    (folder / "1").mkdir(parents=True)
+    (folder / "1" / "model.py").write_text(RAISES)
+    (folder / "config.pbtxt").write_text(
+        'backend: "python" input { name: "x" data_type: TYPE_FP32 dims: 1 } '
+        'output { name: "y" data_type: TYPE_FP32 dims: 1 }'
+    )
+    shutil.rmtree(server.repository / "m")
+    folder.rename(server.repository / "m")
+    end = time.monotonic() + PATIENCE_S
+    told: set[str] = set()
+    while "rolled back" not in server.log:
+        assert time.monotonic() < end, server.log
+        try:
+            assert server.answer() == 1
+        except InferenceServerException as error:
+            told.add(error.message())
+    assert all("as bad as can be" in text for text in told)
+    assert server.answer() == 1
+    (entry,) = server.index()["m"]
+    assert entry[0] == "READY"
+    assert "rolled back" in entry[1]
+    # Nor is it taken again, by whatever way it comes.
+    (server.repository / "m" / "1" / "model.py").write_text(RAISES)
+    assert server.wait_for_reason("quarantined") == "READY"
+    assert server.answer() == 1
+    swap(server.repository, "m", network(2))
+    server.wait_for(2)
+
+
+def test_other_instances_are_an_update_in_place(serve: Callable[..., Server]) -> None:
+    server = serve()
+    for _ in range(10):
+        server.answer()
+    config = server.repository / "m" / "config.pbtxt"
+    config.write_text('backend: "onnxruntime" instance_group { count: 3 kind: KIND_CPU }')
+    end = time.monotonic() + PATIENCE_S
+    while server.client.get_model_config("m").config.instance_group[0].count != 3:
+        assert time.monotonic() < end
+        assert server.answer() == 1
+    (statistics,) = server.client.get_inference_statistics("m").model_stats
+    assert statistics.inference_count >= 10
+
+
+def test_a_slow_writer_is_waited_for(serve: Callable[..., Server]) -> None:
+    server = serve()
+    data = network(7)
+    path = server.repository / "m" / "1" / "model.onnx"
+    with path.open("wb") as file:
+        for start in range(0, len(data), 40):
+            file.write(data[start : start + 40])
+            file.flush()
+            time.sleep(0.1)
+    assert server.wait_for(7) <= {1}
+
+
+def test_a_model_comes_and_goes_with_its_directory(serve: Callable[..., Server]) -> None:
+    server = serve()
+    swap(server.repository, "new", network(8))
+    end = time.monotonic() + PATIENCE_S
+    while not server.client.is_model_ready("new"):
+        assert time.monotonic() < end
+    assert server.answer("new") == 8
+    shutil.rmtree(server.repository / "new")
+    while server.client.is_model_ready("new"):
+        assert server.answer() == 1
+        assert time.monotonic() < end
+
+
+def test_a_repository_that_vanishes_unloads_nothing(serve: Callable[..., Server]) -> None:
+    server = serve()
+    server.repository.rename(server.repository.parent / "away")
+    end = time.monotonic() + PATIENCE_S
+    while "what is loaded of it serves on" not in server.log:
+        assert server.answer() == 1
+        assert time.monotonic() < end
+    server.repository.mkdir()
+    while "holds no model" not in server.log:
+        assert server.answer() == 1
+        assert time.monotonic() < end
+    server.repository.rmdir()
+    (server.repository.parent / "away").rename(server.repository)
+    swap(server.repository, "m", network(2))
+    server.wait_for(2)
+
+
+def test_what_served_last_serves_again_without_a_repository(
+    serve: Callable[..., Server], tmp_path: Path
+) -> None:
+    settings = tmp_path / "settings.toml"
+    settings.write_text("[repository]\nprobation_requests = 0\n")
+    server = serve("--config", str(settings))
+    swap(server.repository, "m", network(2))
+    server.wait_for(2)
+    end = time.monotonic() + PATIENCE_S
+    while server.log.count("model m: last known good") < 2:
+        assert time.monotonic() < end
+    server.process.popen.kill()
+    server.process.close()
+    (server.process.log.parent / "notify").unlink()
+    shutil.rmtree(server.repository)
+    again = serve()
+    assert again.answer() == 2
+    assert again.answer("other") == 100
+
+
+def test_an_ensemble_and_its_member_change_together(
+    serve: Callable[..., Server], repository: Path
+) -> None:
+    def ensemble(tensor: str) -> str:
+        return (
+            'platform: "ensemble" input { name: "x" data_type: TYPE_FP32 dims: 1 } '
+            'output { name: "y" data_type: TYPE_FP32 dims: 1 } '
+            'ensemble_scheduling { step { model_name: "m" model_version: -1 '
+            f'input_map {{ key: "{tensor}" value: "x" }} output_map {{ key: "y" value: "y" }} }} }}'
+        )
+
+    def place(tensor: str) -> None:
+        folder = repository / ".incoming-e"
+        (folder / "1").mkdir(parents=True)
+        (folder / "config.pbtxt").write_text(ensemble(tensor))
+        if (repository / "e").exists():
+            shutil.rmtree(repository / "e")
+        folder.rename(repository / "e")
+
+    place("x")
+    server = serve()
+    assert server.answer("e") == 1
+    swap(repository, "m", network(2))
+    assert server.wait_for(2, "e") <= {1}
+    # A member that no longer fits is refused; with an ensemble that fits it, both come.
+    renamed = onnx.load_from_string(network(3))
+    renamed.graph.input[0].name = renamed.graph.node[0].input[0] = "a"
+    swap(repository, "m", renamed.SerializeToString())
+    assert server.wait_for_reason("would no longer fit") == "READY"
+    assert server.answer("e") == 2
+    place("a")
+    assert server.wait_for(3, "e") <= {2}
+
+
+def test_nothing_is_loaded_on_request(serve: Callable[..., Server]) -> None:
+    server = serve()
+    for call in (server.client.load_model, server.client.unload_model):
+        with pytest.raises(InferenceServerException) as caught:
+            call("m")
+        assert caught.value.status() == "StatusCode.UNAVAILABLE"
+        assert caught.value.message() == (
+            "explicit model load / unload is not allowed if polling is enabled"
+        )
+
+
+def test_a_first_start_with_a_broken_model_ends_as_in_mode_none(
+    serve: Callable[..., Server], repository: Path
+) -> None:
+    (repository / "m" / "1" / "model.onnx").write_bytes(b"no model")
+    with pytest.raises(AssertionError, match="ended with 78"):
+        serve()
