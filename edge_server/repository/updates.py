@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 # A load that takes longer hangs, or is of a model that need not hold the others up.
-LOAD_PATIENCE_S = 60.0
+LOAD_PATIENCE_S = 20.0
 
 
 class Updates:
