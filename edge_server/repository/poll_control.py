@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -10,13 +10,13 @@ from edge_server.errors import ModelConfigError, Unavailable
 from edge_server.repository.arrivals import Arrivals
 from edge_server.repository.beliefs import Beliefs
 from edge_server.repository.manifest import read_manifest
+from edge_server.repository.scan import model_names
 from edge_server.repository.updates import Updates
 from edge_server.repository.watcher import RepositoryWatcher
 from edge_server.serving.control import NO_FILES
 from edge_server.serving.snapshot import ModelState
 
 if TYPE_CHECKING:
-    import threading
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from edge_server.repository.store import ModelStore
     from edge_server.serving.registry import ModelRegistry
     from edge_server.serving.snapshot import ModelEntry
-
-log = logging.getLogger(__name__)
 
 _FIRST_LOOKS_S = 0.2
 
@@ -53,6 +51,7 @@ class PollControl:
     ) -> None:
         self._loader = loader
         self._registry = registry
+        self._repositories = tuple(repositories)
         self._store = store
         self._exit_on_error = exit_on_error
         self._beliefs = Beliefs(settle_s, read_manifest)
@@ -70,14 +69,15 @@ class PollControl:
         """Serve what served last; where there is nothing of the kind, what is in the repositories.
 
         Raises:
-            ModelConfigError: nothing has served yet, and a model cannot be loaded.
+            ModelConfigError: nothing has served yet, and a model cannot be loaded or a repository
+                cannot be read.
         """
         kept = self._updates.load_last_good(stop)
         if kept:
             for name, staged in kept.items():
                 self._beliefs.accept(name, staged.source)
         else:
-            self._load_first(stop)
+            self._load_first(stop or threading.Event())
         self.watcher.worker.start()
 
     def load(
@@ -109,12 +109,13 @@ class PollControl:
         self._arrivals.close()
         self._store.close()
 
-    def _load_first(self, stop: threading.Event | None) -> None:
+    def _load_first(self, stop: threading.Event) -> None:
         while self.watcher.look(time.monotonic()):
-            if stop is not None and stop.wait(_FIRST_LOOKS_S):
+            if stop.wait(_FIRST_LOOKS_S):
                 return
+        model_names(self._repositories)  # raises, as in the other modes, where one cannot be read
         while not self._updates.wait_idle(_FIRST_LOOKS_S):
-            if stop is not None and stop.is_set():
+            if stop.is_set():
                 return
         entries = self._registry.snapshot.entries.values()
         failed = sorted({e.name for e in entries if e.state is ModelState.UNAVAILABLE})

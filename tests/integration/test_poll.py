@@ -346,6 +346,14 @@ def test_nothing_is_loaded_on_request(serve: Callable[..., Server]) -> None:
         )
 
 
+def test_a_first_start_without_a_repository_ends_as_in_mode_none(
+    serve: Callable[..., Server], repository: Path
+) -> None:
+    shutil.rmtree(repository)
+    with pytest.raises(AssertionError, match="the model repository cannot be read"):
+        serve()
+
+
 def test_a_first_start_with_a_broken_model_ends_as_in_mode_none(
     serve: Callable[..., Server], repository: Path
 ) -> None:
