@@ -252,7 +252,7 @@ class Daemon:
             latency,
             self._publisher,
             ProcessorUse() if settings.metrics.cpu else None,
-            self.control.watcher.age_s if isinstance(self.control, PollControl) else None,
+            self.control if isinstance(self.control, PollControl) else None,
         )
         return MetricsServer(settings.metrics, sources)
 

@@ -53,12 +53,20 @@ class ApplianceMetrics:
         return states
 
     def _repository(self) -> Iterator[Metric]:
-        if self._sources.poll_age_s is not None:
-            yield GaugeMetricFamily(
-                "edge_repo_poll_age_seconds",
-                "How long ago the model repositories were looked at",
-                self._sources.poll_age_s(time.monotonic()),
-            )
+        repository = self._sources.repository
+        if repository is None:
+            return
+        yield GaugeMetricFamily(
+            "edge_repo_poll_age_seconds",
+            "How long ago the model repositories were looked at",
+            repository.poll_age_s(time.monotonic()),
+        )
+        reloads = CounterMetricFamily(
+            "edge_model_reload", "Changes of models, by what became of them", labels=("result",)
+        )
+        for result, count in repository.outcomes().items():
+            reloads.add_metric((result,), count)
+        yield reloads
 
     def _cameras(self) -> Iterator[Metric]:
         by_camera = ("camera",)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from edge_server.http_api.lane_latency import LaneLatency
     from edge_server.http_api.processor_use import ProcessorUse
@@ -27,6 +27,14 @@ class Broker(Protocol):
     def waiting(self) -> int: ...
 
 
+class FollowedRepository(Protocol):
+    """What is told of the way from the repositories to what serves."""
+
+    def poll_age_s(self, now: float) -> float: ...
+
+    def outcomes(self) -> Mapping[str, int]: ...
+
+
 @dataclass(frozen=True)
 class Sources:
     """The parts of the daemon that the metrics look at, each time they are asked.
@@ -35,8 +43,7 @@ class Sources:
         models: every model version that is known, at this moment.
         broker: None where nothing is published.
         processors: None where their metrics are not wanted.
-        poll_age_s: how long ago, at a `time.monotonic()`, the repositories were looked at; None
-            where they are not polled.
+        repository: None where it is not followed.
     """
 
     version: str
@@ -45,4 +52,4 @@ class Sources:
     latency: LaneLatency
     broker: Broker | None = None
     processors: ProcessorUse | None = None
-    poll_age_s: Callable[[float], float] | None = None
+    repository: FollowedRepository | None = None

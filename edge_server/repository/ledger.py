@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from edge_server.errors import EdgeServerError
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from edge_server.repository.store import ModelStore
 
 log = logging.getLogger(__name__)
+
+# `torn`: it changed while it was copied, and is looked at again; `failed`: what served serves on.
+OUTCOMES = ("loaded", "unchanged", "removed", "torn", "failed", "rolled_back")
 
 
 class Ledger:
@@ -33,6 +37,17 @@ class Ledger:
         self._lock = threading.Lock()
         self._serving: dict[str, StagedModel] = {}
         self._good: dict[str, StagedModel] = {}
+        self._outcomes: Counter[str] = Counter(dict.fromkeys(OUTCOMES, 0))
+
+    def count(self, outcome: str) -> None:
+        """One change more has come to that end, one of `OUTCOMES`."""
+        with self._lock:
+            self._outcomes[outcome] += 1
+
+    def outcomes(self) -> dict[str, int]:
+        """How many changes have come to each end."""
+        with self._lock:
+            return dict(self._outcomes)
 
     def serving(self, name: str) -> StagedModel | None:
         with self._lock:
@@ -54,6 +69,7 @@ class Ledger:
 
     def serves(self, staged: StagedModel, *, on_trial: bool) -> None:
         """It serves now; it is good, unless that is still to be seen."""
+        self.count("loaded")
         if self._store.quarantined(staged.digest):
             return  # rolled back in the meantime
         with self._lock:
@@ -68,6 +84,7 @@ class Ledger:
 
     def same_as_before(self, staged: StagedModel, serving: StagedModel) -> None:
         """It has the content of what serves; a restart need not look at it again."""
+        self.count("unchanged")
         self._accepted.put(serving.name, serving)
         with self._lock:
             is_good = self._good.get(serving.name) is serving
@@ -88,6 +105,7 @@ class Ledger:
         staged = draft.files.holder
         if not isinstance(staged, StagedModel):
             return
+        self.count("rolled_back")
         self._store.quarantine(staged.digest, f"rolled back: {reason}")
         with self._lock:
             good = self._good.get(staged.name)
@@ -97,6 +115,7 @@ class Ledger:
 
     def gone(self, name: str) -> None:
         """It was taken out of the repository."""
+        self.count("removed")
         self._accepted.put(name, None)
         with self._lock:
             self._serving.pop(name, None)

@@ -54,6 +54,7 @@ class PollControl:
         self._repositories = tuple(repositories)
         self._store = store
         self._exit_on_error = exit_on_error
+        self._ledger = ledger
         self._beliefs = Beliefs(settle_s, read_manifest)
         self._updates = Updates(loader, ledger, store)
         self._arrivals = Arrivals(repositories)
@@ -100,6 +101,14 @@ class PollControl:
             for _, entry in sorted(entries.items())
             if entry.state is ModelState.READY or not only_ready
         ]
+
+    def poll_age_s(self, now: float) -> float:
+        """How long ago, at `time.monotonic()`, the repositories were looked at."""
+        return self.watcher.age_s(now)
+
+    def outcomes(self) -> dict[str, int]:
+        """How many changes have come to which end; see `OUTCOMES`."""
+        return self._ledger.outcomes()
 
     def close(self, timeout_s: float) -> None:
         """Look no more, forget every model, and wait that long for what is still loading."""

@@ -94,6 +94,7 @@ class Updates:
                 works.append((change.name, self._prepare(change)))
             except TornModel as error:
                 log.debug("model %s: %s", change.name, error)
+                self._ledger.count("torn")
                 torn.append(change.name)
             except EdgeServerError as error:
                 self._refuse(change.name, error)
@@ -174,11 +175,14 @@ class Updates:
         failure = failures.get(name)
         if failure is None:
             self._ledger.serves(staged, on_trial=self._loader.on_trial(name))
-        elif not failure.misfit:
+            return
+        self._ledger.count("failed")
+        if not failure.misfit:
             # What fits nothing yet may fit with the next change of another model.
             self._ledger.decline(name, work.before)
 
     def _refuse(self, name: str, error: EdgeServerError) -> None:
+        self._ledger.count("failed")
         try:
             self._loader.refuse(name, error)
         except Unavailable:

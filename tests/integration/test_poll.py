@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
+import urllib.request
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
@@ -102,6 +103,13 @@ class Server:
             found.setdefault(entry.name, []).append((entry.state, entry.reason))
         return found
 
+    def metric(self, name: str) -> float:
+        url = f"http://127.0.0.1:{self.process.metrics_port}/metrics"
+        with urllib.request.urlopen(url, timeout=PATIENCE_S) as page:
+            lines = page.read().decode().splitlines()
+        (value,) = (line.split()[-1] for line in lines if line.startswith(f"{name} "))
+        return float(value)
+
     @property
     def log(self) -> str:
         text: str = self.process.log.read_text()
@@ -178,6 +186,8 @@ def test_what_is_broken_is_never_served_and_says_why(serve: Callable[..., Server
     assert server.answer() == 1
     # Told once, however often it was looked at since.
     assert server.log.count("is not what manifest.json says") == 1
+    assert server.metric('edge_model_reload_total{result="failed"}') == 3
+    assert server.metric("edge_repo_poll_age_seconds") < PATIENCE_S
     swap(server.repository, "m", network(2))
     server.wait_for(2)
     assert server.index()["m"] == [("READY", "")]
@@ -213,6 +223,7 @@ def test_what_serves_worse_than_what_was_before_is_taken_back(
         except InferenceServerException as error:
             told.add(error.message())
     assert all("as bad as can be" in text for text in told)
+    assert server.metric('edge_model_reload_total{result="rolled_back"}') == 1
     assert server.answer() == 1
     (entry,) = server.index()["m"]
     assert entry[0] == "READY"
