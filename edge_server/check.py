@@ -10,9 +10,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from edge_server.cameras.camera import Camera
-from edge_server.daemon import chosen_control, chosen_scheduling, chosen_signatures
 from edge_server.errors import ModelConfigError, SettingsError, SourceError
 from edge_server.grpc_api.credentials import server_credentials
+from edge_server.model_parts import chosen_control, chosen_scheduling, chosen_signatures
 from edge_server.mqtt.broker_address import BrokerAddress
 from edge_server.pipeline import LanePipeline
 from edge_server.serving.data_plane import DataPlane

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import gc
 import logging
-import os
 import time
 from contextlib import ExitStack
 from importlib.metadata import version
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from edge_server.appliance.allocator import keep_large_buffers
@@ -22,24 +20,14 @@ from edge_server.http_api.lane_latency import LaneLatency
 from edge_server.http_api.metrics import MetricsServer
 from edge_server.http_api.processor_use import ProcessorUse
 from edge_server.http_api.sources import Sources
-from edge_server.model_config.config import Completion
+from edge_server.model_parts import chosen_control, chosen_scheduling, following_control
 from edge_server.mqtt.broker_address import BrokerAddress
 from edge_server.mqtt.identity import Identity
 from edge_server.mqtt.publisher import Publisher
 from edge_server.pipeline import LanePipeline
-from edge_server.repository.budget import MemoryBudget
-from edge_server.repository.control import RepositoryControl
-from edge_server.repository.ledger import Ledger
-from edge_server.repository.loader import RepositoryLoader
 from edge_server.repository.poll_control import PollControl
-from edge_server.repository.signature import SignaturePolicy
-from edge_server.repository.source import AcceptedModels, Repositories
-from edge_server.repository.store import ModelStore
 from edge_server.serving.data_plane import DataPlane
-from edge_server.serving.probation import ProbationTerms
-from edge_server.serving.rate_limiter import RateLimiter, ResourceLimit
 from edge_server.serving.registry import ModelRegistry
-from edge_server.serving.scheduling import Scheduling
 from edge_server.tracing.sampling import TraceRule
 from edge_server.tracing.trace_file import TraceFile
 from edge_server.tracing.trace_writer import TraceWriter
@@ -51,7 +39,8 @@ if TYPE_CHECKING:
 
     from edge_server.appliance.log_switches import LogSwitches
     from edge_server.pipeline import Listener
-    from edge_server.settings import Repository, Serving, Settings, Trace
+    from edge_server.repository.control import RepositoryControl
+    from edge_server.settings import Settings, Trace
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +87,7 @@ class Daemon:
         )
         self._scheduling = chosen_scheduling(settings.serving)
         repository = settings.repository
-        make_control = _following if repository.mode == "poll" else chosen_control
+        make_control = following_control if repository.mode == "poll" else chosen_control
         self.control: RepositoryControl | PollControl = make_control(
             self._registry, self._scheduling, repository
         )
@@ -284,94 +273,6 @@ class Daemon:
             broker = f"{state}, {self._publisher.dropped} lanes dropped"
         ready = len(self.data_plane.index(only_ready=True))
         return f"{ready} models; cameras: {cameras or 'none'}; mqtt: {broker}"
-
-
-def chosen_scheduling(settings: Serving) -> Scheduling:
-    """What the schedulers of all models share.
-
-    Raises:
-        SettingsError: see `RateLimiter`.
-    """
-    limiter = None
-    if settings.rate_limit != "off":
-        limiter = RateLimiter(
-            [
-                ResourceLimit(each.name, each.count, each.device if each.device >= 0 else None)
-                for each in settings.rate_limit_resources
-            ]
-        )
-    return Scheduling(limiter, settings.cache_bytes)
-
-
-def chosen_control(
-    registry: ModelRegistry, scheduling: Scheduling, settings: Repository
-) -> RepositoryControl:
-    """What loads models into `registry`, at the start and on request.
-
-    Where the repositories are followed, it loads what is there to begin with.
-    """
-    return RepositoryControl(
-        RepositoryLoader(
-            registry,
-            Repositories([Path(path) for path in settings.paths]),
-            scheduling=scheduling,
-            completion=Completion(settings.auto_complete, settings.default_max_batch_size),
-            load_threads=settings.load_threads,
-        ),
-        registry,
-        explicit=settings.mode == "explicit",
-        load=settings.load,
-        exit_on_error=settings.exit_on_error,
-    )
-
-
-def chosen_signatures(settings: Repository) -> SignaturePolicy:
-    """Raises: SettingsError: see `SignaturePolicy`."""
-    return SignaturePolicy(settings.signatures, [Path(path) for path in settings.signature_keys])
-
-
-def _following(
-    registry: ModelRegistry, scheduling: Scheduling, settings: Repository
-) -> PollControl:
-    """What keeps `registry` as the repositories are."""
-    accepted = AcceptedModels()
-    store = ModelStore(
-        Path(settings.store) if settings.store else _usual_store(),
-        most_bytes=settings.store_max_bytes,
-        signatures=chosen_signatures(settings),
-    )
-    ledger = Ledger(accepted, store)
-    terms = ProbationTerms(settings.probation_requests, settings.probation_s)
-    loader = RepositoryLoader(
-        registry,
-        accepted,
-        scheduling=scheduling,
-        completion=Completion(settings.auto_complete, settings.default_max_batch_size),
-        load_threads=settings.load_threads,
-        budget=MemoryBudget(settings.memory_reserve_bytes),
-        probation=terms if settings.probation_requests else None,
-        on_rolled_back=ledger.rolled_back,
-        on_passed=ledger.passed,
-    )
-    return PollControl(
-        loader,
-        ledger,
-        store,
-        registry,
-        [Path(path) for path in settings.paths],
-        poll_s=settings.poll_s,
-        settle_s=settings.settle_s,
-        exit_on_error=settings.exit_on_error,
-    )
-
-
-def _usual_store() -> Path:
-    """Where systemd lets the daemon keep its state, else where the user's programs do."""
-    state = os.environ.get("STATE_DIRECTORY", "").partition(":")[0]
-    if state:
-        return Path(state) / "store"
-    home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(home) / "edge_server" / "store"
 
 
 def _trace_rule(settings: Trace) -> TraceRule:

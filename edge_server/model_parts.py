@@ -1,0 +1,112 @@
+"""What loads and schedules models, as the settings choose it; `check` makes the same."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edge_server.model_config.config import Completion
+from edge_server.repository.budget import MemoryBudget
+from edge_server.repository.control import RepositoryControl
+from edge_server.repository.ledger import Ledger
+from edge_server.repository.loader import RepositoryLoader
+from edge_server.repository.poll_control import PollControl
+from edge_server.repository.signature import SignaturePolicy
+from edge_server.repository.source import AcceptedModels, Repositories
+from edge_server.repository.store import ModelStore
+from edge_server.serving.probation import ProbationTerms
+from edge_server.serving.rate_limiter import RateLimiter, ResourceLimit
+from edge_server.serving.scheduling import Scheduling
+
+if TYPE_CHECKING:
+    from edge_server.serving.registry import ModelRegistry
+    from edge_server.settings import Repository, Serving
+
+
+def chosen_scheduling(settings: Serving) -> Scheduling:
+    """What the schedulers of all models share.
+
+    Raises:
+        SettingsError: see `RateLimiter`.
+    """
+    limiter = None
+    if settings.rate_limit != "off":
+        limiter = RateLimiter(
+            [
+                ResourceLimit(each.name, each.count, each.device if each.device >= 0 else None)
+                for each in settings.rate_limit_resources
+            ]
+        )
+    return Scheduling(limiter, settings.cache_bytes)
+
+
+def chosen_control(
+    registry: ModelRegistry, scheduling: Scheduling, settings: Repository
+) -> RepositoryControl:
+    """What loads models into `registry`, at the start and on request.
+
+    Where the repositories are followed, it loads what is there to begin with.
+    """
+    return RepositoryControl(
+        RepositoryLoader(
+            registry,
+            Repositories([Path(path) for path in settings.paths]),
+            scheduling=scheduling,
+            completion=Completion(settings.auto_complete, settings.default_max_batch_size),
+            load_threads=settings.load_threads,
+        ),
+        registry,
+        explicit=settings.mode == "explicit",
+        load=settings.load,
+        exit_on_error=settings.exit_on_error,
+    )
+
+
+def chosen_signatures(settings: Repository) -> SignaturePolicy:
+    """Raises: SettingsError: see `SignaturePolicy`."""
+    return SignaturePolicy(settings.signatures, [Path(path) for path in settings.signature_keys])
+
+
+def following_control(
+    registry: ModelRegistry, scheduling: Scheduling, settings: Repository
+) -> PollControl:
+    """What keeps `registry` as the repositories are."""
+    accepted = AcceptedModels()
+    store = ModelStore(
+        Path(settings.store) if settings.store else _usual_store(),
+        most_bytes=settings.store_max_bytes,
+        signatures=chosen_signatures(settings),
+    )
+    ledger = Ledger(accepted, store)
+    terms = ProbationTerms(settings.probation_requests, settings.probation_s)
+    loader = RepositoryLoader(
+        registry,
+        accepted,
+        scheduling=scheduling,
+        completion=Completion(settings.auto_complete, settings.default_max_batch_size),
+        load_threads=settings.load_threads,
+        budget=MemoryBudget(settings.memory_reserve_bytes),
+        probation=terms if settings.probation_requests else None,
+        on_rolled_back=ledger.rolled_back,
+        on_passed=ledger.passed,
+    )
+    return PollControl(
+        loader,
+        ledger,
+        store,
+        registry,
+        [Path(path) for path in settings.paths],
+        poll_s=settings.poll_s,
+        settle_s=settings.settle_s,
+        exit_on_error=settings.exit_on_error,
+    )
+
+
+def _usual_store() -> Path:
+    """Where systemd lets the daemon keep its state, else where the user's programs do."""
+    state = os.environ.get("STATE_DIRECTORY", "").partition(":")[0]
+    if state:
+        return Path(state) / "store"
+    home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(home) / "edge_server" / "store"
