@@ -312,6 +312,38 @@ def test_what_served_last_serves_again_without_a_repository(
     assert again.answer("other") == 100
 
 
+KILLS = """
+import os, signal
+class TritonPythonModel:
+    def initialize(self, args):
+        os.kill(os.getppid(), signal.SIGKILL)
+    def execute(self, requests):
+        pass
+"""
+
+
+def test_a_model_that_kills_the_process_that_loads_it_is_left_out_at_the_third_start(
+    serve: Callable[..., Server],
+) -> None:
+    server = serve()
+    folder = server.repository / ".incoming-m"
+    (folder / "1").mkdir(parents=True)
+    (folder / "1" / "model.py").write_text(KILLS)
+    (folder / "config.pbtxt").write_text(
+        'backend: "python" output { name: "y" data_type: TYPE_FP32 dims: 1 }'
+    )
+    shutil.rmtree(server.repository / "m")
+    folder.rename(server.repository / "m")
+    for _ in range(2):
+        server.process.popen.wait(PATIENCE_S)
+        server.process.close()
+        (server.process.log.parent / "notify").unlink()
+        server = serve()
+        assert server.answer() == 1
+    assert server.wait_for_reason("quarantined") == "READY"
+    assert server.answer() == 1
+
+
 def test_an_ensemble_and_its_member_change_together(
     serve: Callable[..., Server], repository: Path
 ) -> None:
