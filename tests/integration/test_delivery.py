@@ -209,11 +209,7 @@ def is_whole(repository: Path, name: str) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("pushes_before", "exchange"),
-    # All of them take a minute.
-    [(0, True), (1, True), (2, True), (1, False), (2, False)]
-    if os.environ.get("EDGE_CRASH_POINTS") == "all"
-    else [(1, True), (2, False)],
+    ("pushes_before", "exchange"), [(0, True), (1, True), (2, True), (1, False), (2, False)]
 )
 def test_killed_at_any_system_call_a_push_leaves_no_half_model(
     strace: str, repository: Path, tmp_path: Path, exchange: bool, pushes_before: int

@@ -20,9 +20,6 @@ from edge_server.repository.tree import look
 # Every call that changes what is on disk, or when it gets there.
 CHANGES = "write|fsync|fdatasync|rename.*|mkdir.*|unlink.*|rmdir|chmod|fchmod.*|ftruncate|openat"
 REFUSED = 3
-# EDGE_CRASH_POINTS=all dies at every call, which takes a minute; else at every third.
-ALL = os.environ.get("EDGE_CRASH_POINTS") == "all"
-STEP = 1 if ALL else 3
 
 
 class Call(NamedTuple):
@@ -160,7 +157,7 @@ def require_valid(bench: Bench, directory: Path, at: str) -> str:
 
 
 def test_a_process_that_dies_at_any_call_leaves_a_store_that_goes_on(bench: Bench) -> None:
-    killed = everywhere(bench, bench.traced[::STEP], "signal=SIGKILL")
+    killed = everywhere(bench, bench.traced, "signal=SIGKILL")
     served = []
     for call, directory, status in killed:
         assert status == -signal.SIGKILL, f"it was not killed at {call.text}"
@@ -168,21 +165,20 @@ def test_a_process_that_dies_at_any_call_leaves_a_store_that_goes_on(bench: Benc
     # In the order of the calls: the old model up to one of them, the new one from there on.
     commit = served.index("new" * 1000)
     assert served == ["c" * 100] * commit + ["new" * 1000] * (len(served) - commit)
-    if ALL:
-        assert "rename" in bench.traced[commit - 1].text
+    assert "rename" in bench.traced[commit - 1].text
 
 
 def test_a_call_that_fails_leaves_a_store_that_goes_on(bench: Bench) -> None:
     fallible = re.compile("write|fsync|mkdir|openat|rename")
     calls = [call for call in bench.traced if fallible.match(call.name)]
     failed = [
-        *everywhere(bench, calls[:: 3 * STEP], "error=ENOSPC"),
-        *everywhere(bench, calls[1 :: 3 * STEP], "error=EIO"),
+        *everywhere(bench, calls[::3], "error=ENOSPC"),
+        *everywhere(bench, calls[1::3], "error=EIO"),
     ]
     for call, directory, status in failed:
         assert status in {0, REFUSED}, call.text
         require_valid(bench, directory, call.text)
-    assert sum(status == REFUSED for _, _, status in failed) > (5 if ALL else 1)
+    assert sum(status == REFUSED for _, _, status in failed) > 5
 
 
 def test_what_a_name_stands_for_is_on_the_disk_before_the_name(bench: Bench) -> None:
