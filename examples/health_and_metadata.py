@@ -18,3 +18,4 @@ for tensor in (*metadata.inputs, *metadata.outputs):
 assert client.get_model_config("simple").config.max_batch_size == 8
 for model in client.get_inference_statistics("simple").model_stats:
     print(f"simple: {model.inference_count} inferences in {model.execution_count} executions")
+client.close()

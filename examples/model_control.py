@@ -29,3 +29,4 @@ else:
     raise AssertionError("a model that is not there was loaded")
 for model in client.get_model_repository_index().models:
     print(model.name, model.version, model.state)
+client.close()

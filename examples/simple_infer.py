@@ -37,3 +37,4 @@ for _ in range(8):
     np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), left + right)
     assert result.as_numpy("OUTPUT1") is None
 print("8 at once: ok")
+client.close()

@@ -41,3 +41,4 @@ for _ in values:
 client.stop_stream()
 assert streamed == [10, 30, 60, 100], streamed
 print(sums, streamed)
+client.close()

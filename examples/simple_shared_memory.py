@@ -34,3 +34,4 @@ finally:
     client.unregister_system_shared_memory()
     shared_memory.destroy_shared_memory_region(given)
     shared_memory.destroy_shared_memory_region(made)
+client.close()

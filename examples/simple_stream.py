@@ -26,3 +26,4 @@ while True:
 client.stop_stream()
 assert received == values.tolist(), received
 print(received)
+client.close()

@@ -26,10 +26,13 @@ def test_an_example_runs(example: Path, start: Callable[..., Process]) -> None:
         "--allow-client-shm=true",
     )
     done = subprocess.run(
-        [sys.executable, "-W", "error", str(example), f"127.0.0.1:{process.port}"],
+        [
+            *("timeout", "--signal=ABRT", "60"),  # one that hangs tells where
+            *(sys.executable, "-X", "faulthandler", "-W", "error"),
+            *(str(example), f"127.0.0.1:{process.port}"),
+        ],
         capture_output=True,
         text=True,
-        timeout=60,
         check=False,
     )
     assert done.returncode == 0, f"{done.stdout}{done.stderr}\n{process.log.read_text()}"
