@@ -88,6 +88,8 @@ class InferRequest(msgspec.Struct, frozen=True, eq=False):
         parameters: the caller's own, for models that read them; the protocol's are not in it.
         cancellation: None is never cancelled.
         trace: None where its moments are not kept.
+        on_device: the answer's tensors may stay where the model made them, on a GPU; without it
+            they are on the host.
     """
 
     model_name: str
@@ -103,6 +105,7 @@ class InferRequest(msgspec.Struct, frozen=True, eq=False):
     parameters: Parameters = NO_PARAMETERS
     cancellation: Cancellation | None = None
     trace: Trace | None = None
+    on_device: bool = False
 
     @property
     def log_prefix(self) -> str:

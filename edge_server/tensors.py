@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 import numpy as np
@@ -95,10 +95,50 @@ class TensorSpec:
     optional: bool = False
 
 
+class DeviceArray(Protocol):
+    """An array in a GPU's memory that looks like numpy's from outside, and never becomes one by
+    itself."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def dtype(self) -> np.dtype[Any]: ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def reshape(self, shape: tuple[int, ...]) -> DeviceArray:
+        """The same elements in another shape; one -1 in it is worked out.
+
+        Raises:
+            ValueError: another number of elements.
+        """
+        ...
+
+    def on_host(self) -> NDArray[Any]:
+        """A copy on the host, once what writes the array has ended.
+
+        Raises:
+            EdgeServerError: the device failed.
+        """
+        ...
+
+
 class Tensor(msgspec.Struct, frozen=True, eq=False, gc=False):
-    """A value without a name: `array` is on the host, C-contiguous, never written by a reader."""
+    """A value without a name: `array` is C-contiguous and never written by a reader.
+
+    `array` is numpy's, but for tensors between the steps of an ensemble: those of models on a GPU
+    may hold a `DeviceArray`. Whoever is given a tensor without having asked for such ones may take
+    it for numpy's.
+    """
 
     array: NDArray[Any]
+
+    @property
+    def on_device(self) -> DeviceArray | None:
+        """Its array where that is in a GPU's memory; None on the host."""
+        return None if isinstance(self.array, np.ndarray) else self.array
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -139,7 +179,8 @@ def element_count(shape: Iterable[int]) -> int:
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """Whether it holds neither infinity nor what is no number; all but floats are finite."""
+    """Whether it, on the host, holds neither infinity nor what is no number; all but floats are
+    finite."""
     array = tensor.array
     if array.dtype.kind == "f":
         return bool(np.isfinite(array).all())

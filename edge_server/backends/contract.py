@@ -21,18 +21,36 @@ from edge_server.tensors import Tensor
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from edge_server.model_config.config import ModelConfig
+    from edge_server.cuda.devices import Devices
+    from edge_server.model_config.config import ModelConfig, Placement
     from edge_server.model_config.files import ModelFiles
 
 Tensors = Mapping[str, Tensor]
 Run = Callable[[Tensors, frozenset[str]], Tensors]
+CopyDirection = Literal["to_host", "to_device"]
 
 
-@dataclass(frozen=True)
-class Placement:
-    """Where a model shall run; `CPU` is the only kind until a GPU can be driven."""
+class Copied(Protocol):
+    """Counts a tensor's copy between host and device."""
 
-    kind: str = "CPU"
+    def __call__(self, direction: CopyDirection, n_bytes: int) -> None: ...
+
+
+def not_counted(direction: CopyDirection, n_bytes: int) -> None:
+    """A `Copied` for what no model's statistics shall show."""
+
+
+def on_host(tensor: Tensor, copied: Copied) -> Tensor:
+    """`tensor` as numpy's; copied, and the copy counted, where it is on a device.
+
+    Raises:
+        EdgeServerError: the device failed.
+    """
+    array = tensor.on_device
+    if array is None:
+        return tensor
+    copied("to_host", array.nbytes)
+    return Tensor(array.on_host())
 
 
 class RespondTensors(Protocol):
@@ -69,11 +87,12 @@ class ExecuteRequest(msgspec.Struct, frozen=True, eq=False):
 
     Attributes:
         inputs: full shapes, batch dimension included; with what the scheduler adds (sequence
-            controls, state).
+            controls, state). Some may be on a device: see `host_inputs`.
         outputs: the names that are wanted.
         respond: called with the outputs or an error, and whether that was the last response.
         request: as the caller made it: id, parameters, sequence, deadline, cancellation.
         world: the other models, pinned for the life of this request.
+        copied: to be told of each copy between host and device, but for those of `host_inputs`.
     """
 
     inputs: Tensors
@@ -81,6 +100,18 @@ class ExecuteRequest(msgspec.Struct, frozen=True, eq=False):
     respond: RespondTensors
     request: InferRequest
     world: World
+    copied: Copied = not_counted
+
+    def host_inputs(self) -> Tensors:
+        """The inputs, all on the host: for an instance that works there.
+
+        Raises:
+            EdgeServerError: a device failed.
+        """
+        inputs = self.inputs
+        if not any(tensor.on_device for tensor in inputs.values()):
+            return inputs
+        return {name: on_host(tensor, self.copied) for name, tensor in inputs.items()}
 
 
 class Phases(NamedTuple):
@@ -96,6 +127,8 @@ class Instance(Protocol):
 
     def execute(self, requests: Sequence[ExecuteRequest]) -> Phases | None:
         """Answer each request through its own `respond`, the last time with `final=True`.
+
+        Tensors of an answer may be on a device; who did not ask for such ones gets copies.
 
         Only a decoupled model may answer after this has returned; it then answers whatever
         happens, even if it ends.
@@ -136,7 +169,13 @@ class ModelMetric:
 class Model(Protocol):
     """One loaded version; it makes instances and is closed once, after the last of them."""
 
-    def make_instance(self, name: str) -> Instance: ...
+    def make_instance(self, name: str, placement: Placement) -> Instance:
+        """One more of it, there.
+
+        Raises:
+            EdgeServerError: it cannot be made there; the text says why.
+        """
+        ...
 
     def trouble(self) -> str:
         """Why it cannot answer at this moment (a model process that restarts); empty where it
@@ -161,8 +200,8 @@ class Backend(Protocol):
         """
         ...
 
-    def load(self, directory: Path, config: ModelConfig, placement: Placement) -> Model:
-        """The model in the version directory, ready to make instances.
+    def load(self, directory: Path, config: ModelConfig, devices: Devices) -> Model:
+        """The model in the version directory, ready to make instances where it is asked to.
 
         Raises:
             ModelConfigError: the model cannot be loaded; the text names the file and the remedy.
@@ -185,21 +224,22 @@ class TensorInstance:
         (request,) = requests
         answer: Tensors | EdgeServerError
         try:
-            answer = self._run(request.inputs, request.outputs)
+            answer = self._run(request.host_inputs(), request.outputs)
         except EdgeServerError as error:
             answer = error
         request.respond(answer, True)
         return None
 
     def _execute_batch(self, requests: Sequence[ExecuteRequest]) -> Phases:
-        began = time.monotonic_ns()
-        joined = {
-            name: Tensor(np.concatenate([request.inputs[name].array for request in requests]))
-            for name in requests[0].inputs
-        }
+        began = joined_at = time.monotonic_ns()
         wanted = frozenset().union(*(request.outputs for request in requests))
-        joined_at = time.monotonic_ns()
         try:
+            inputs = [request.host_inputs() for request in requests]
+            joined = {
+                name: Tensor(np.concatenate([each[name].array for each in inputs]))
+                for name in inputs[0]
+            }
+            joined_at = time.monotonic_ns()
             made = self._run(joined, wanted)
             ran_at = time.monotonic_ns()
             answers = _split(made, requests)
@@ -243,7 +283,7 @@ class TensorModel:
     def __init__(self, run: Run) -> None:
         self._run = run
 
-    def make_instance(self, name: str) -> TensorInstance:  # noqa: ARG002 - the contract names it
+    def make_instance(self, name: str, placement: Placement) -> TensorInstance:  # noqa: ARG002
         return TensorInstance(self._run)
 
     def trouble(self) -> str:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from edge_server.backends.contract import Placement, TensorModel, Tensors
+from edge_server.backends.contract import TensorModel, Tensors
 from edge_server.backends.parameters import Parameters, check_parameters
 from edge_server.errors import InvalidRequest, ModelConfigError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from edge_server.cuda.devices import Devices
     from edge_server.model_config.config import ModelConfig
     from edge_server.model_config.files import ModelFiles
 
@@ -32,8 +33,8 @@ def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfi
     return config
 
 
-def load(directory: Path, config: ModelConfig, placement: Placement) -> TensorModel:
-    del directory, placement
+def load(directory: Path, config: ModelConfig, devices: Devices) -> TensorModel:
+    del directory, devices
     source = {o.name: i.name for i, o in zip(config.inputs, config.outputs, strict=True)}
 
     def run(inputs: Tensors, outputs: frozenset[str]) -> Tensors:

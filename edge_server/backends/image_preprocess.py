@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import cv2
 import numpy as np
 
-from edge_server.backends.contract import Placement, TensorModel, Tensors
+from edge_server.backends.contract import TensorModel, Tensors
 from edge_server.backends.parameters import Parameters, check_parameters, read_parameters
 from edge_server.errors import InvalidRequest, ModelConfigError
 from edge_server.tensors import DataType, Tensor, TensorSpec, element_count, shape_text
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from edge_server.cuda.devices import Devices
     from edge_server.model_config.config import ModelConfig
     from edge_server.model_config.files import ModelFiles
 
@@ -70,8 +71,8 @@ def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfi
     return config
 
 
-def load(directory: Path, config: ModelConfig, placement: Placement) -> TensorModel:
-    del directory, placement
+def load(directory: Path, config: ModelConfig, devices: Devices) -> TensorModel:
+    del directory, devices
     image = config.inputs[0].name
     network_input = _network_input(config)
     assert network_input is not None  # noqa: S101 - `complete` saw to it

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from edge_server.backends.contract import Placement, TensorModel, Tensors
+from edge_server.backends.contract import TensorModel, Tensors
 from edge_server.backends.parameters import Parameters, check_parameters, read_parameters
 from edge_server.errors import InvalidRequest, ModelConfigError
 from edge_server.lanes.anchors import COLUMN_COUNT, ROW_COUNT
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from edge_server.cuda.devices import Devices
     from edge_server.model_config.config import ModelConfig
     from edge_server.model_config.files import ModelFiles
 
@@ -61,8 +62,8 @@ def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfi
     return config
 
 
-def load(directory: Path, config: ModelConfig, placement: Placement) -> TensorModel:
-    del directory, placement
+def load(directory: Path, config: ModelConfig, devices: Devices) -> TensorModel:
+    del directory, devices
     proposals = _named(config.inputs, DataType.FP32, rank=2)
     size = _named(config.inputs, DataType.INT32, rank=1)
     points = _named(config.outputs, DataType.FP32, rank=3)

@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 import onnxruntime as ort
 
-from edge_server.backends.contract import Placement, TensorInstance, Tensors
+from edge_server.backends.contract import TensorInstance, Tensors
 from edge_server.backends.parameters import Parameters, check_parameters, read_parameters
 from edge_server.errors import InternalError, InvalidRequest, ModelConfigError
 from edge_server.model_config.agreement import Signature, complete_from
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from edge_server.model_config.config import ModelConfig
+    from edge_server.cuda.devices import Devices
+    from edge_server.model_config.config import ModelConfig, Placement
     from edge_server.model_config.files import ModelFiles
 
 log = logging.getLogger(__name__)
@@ -118,8 +119,8 @@ def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfi
     return complete_from(files, config, signature)
 
 
-def load(directory: Path, config: ModelConfig, placement: Placement) -> OnnxModel:
-    del placement
+def load(directory: Path, config: ModelConfig, devices: Devices) -> OnnxModel:
+    del devices
     options = ort.SessionOptions()
     options.log_severity_level = 3
     parameters = read_parameters(_ours(config), OnnxRuntimeParameters)
@@ -158,7 +159,7 @@ class OnnxModel:
         nodes = (*session.get_inputs(), *session.get_outputs())
         self._has_bf16 = any(_ONNX_TYPES.get(node.type) is DataType.BF16 for node in nodes)
 
-    def make_instance(self, name: str) -> TensorInstance:  # noqa: ARG002 - the contract names it
+    def make_instance(self, name: str, placement: Placement) -> TensorInstance:  # noqa: ARG002
         return TensorInstance(self._run)
 
     def trouble(self) -> str:

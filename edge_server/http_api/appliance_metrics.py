@@ -34,6 +34,7 @@ class ApplianceMetrics:
     def collect(self) -> Iterator[Metric]:
         yield InfoMetricFamily("edge_build", "What runs here", {"version": self._sources.version})
         yield self._model_states()
+        yield from self._copies()
         yield from self._cameras()
         yield from self._latencies()
         yield from self._broker()
@@ -51,6 +52,24 @@ class ApplianceMetrics:
                 labels = (entry.name, str(entry.version), state.value)
                 states.add_metric(labels, float(entry.state is state))
         return states
+
+    def _copies(self) -> Iterator[Metric]:
+        labels = ("model", "version", "direction")
+        number = CounterMetricFamily(
+            "edge_tensor_copies", "Tensors copied between host and device", labels=labels
+        )
+        size = CounterMetricFamily(
+            "edge_tensor_copied_bytes", "Bytes copied between host and device", labels=labels
+        )
+        for entry in self._sources.models():
+            if entry.loaded is None:
+                continue
+            for direction, copies in entry.loaded.statistics.counts().copies.items():
+                of = (entry.name, str(entry.version), direction)
+                number.add_metric(of, copies.count)
+                size.add_metric(of, copies.n_bytes)
+        yield number
+        yield size
 
     def _repository(self) -> Iterator[Metric]:
         repository = self._sources.repository

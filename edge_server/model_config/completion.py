@@ -26,6 +26,8 @@ BACKEND_BY_PLATFORM = {
 }
 _PLATFORM_BY_BACKEND = {backend: platform for platform, backend in BACKEND_BY_PLATFORM.items()}
 _FILE_BY_BACKEND = {backend: file for file, (backend, _) in _BACKEND_BY_FILE.items()}
+# Those that can work on a GPU; the others run on the CPU wherever they are.
+GPU_BACKENDS = frozenset({"tensorrt", "image_preprocess"})
 _DEFAULT_SEQUENCE_IDLE_US = 1_000_000
 
 
@@ -47,7 +49,7 @@ def complete(message: Any, files: ModelFiles, completion: Completion = USUAL_COM
         message.name = files.name
     if message.platform != "ensemble":
         _complete_backend(message, files)
-        _complete_instance_groups(message)
+        _complete_instance_groups(message, completion.gpus)
         for memory in ("input_pinned_memory", "output_pinned_memory"):
             if not message.optimization.HasField(memory):
                 getattr(message.optimization, memory).enable = True
@@ -109,15 +111,18 @@ def _backend_of(filename: str, files: ModelFiles) -> tuple[str, str]:
     )
 
 
-def _complete_instance_groups(message: Any) -> None:
+def _complete_instance_groups(message: Any, gpus: int) -> None:
+    kind = pb.ModelInstanceGroup
     if not message.instance_group:
         message.instance_group.add(name=message.name)
     for index, group in enumerate(message.instance_group):
         if not group.name:
             group.name = f"{message.name}_{index}"
-        if group.kind == pb.ModelInstanceGroup.KIND_AUTO:
-            # Where a GPU can be driven, its backend asks for it; everything here runs on the CPU.
-            group.kind = pb.ModelInstanceGroup.KIND_CPU
+        if group.kind == kind.KIND_AUTO:
+            on_gpu = message.backend in GPU_BACKENDS and gpus and all(g < gpus for g in group.gpus)
+            group.kind = kind.KIND_GPU if on_gpu else kind.KIND_CPU
+        if group.kind == kind.KIND_GPU and not group.gpus:
+            group.gpus.extend(range(gpus))
         if group.count == 0:
-            cpu = group.kind == pb.ModelInstanceGroup.KIND_CPU
+            cpu = group.kind == kind.KIND_CPU
             group.count = 2 if cpu and message.backend == "onnxruntime" else 1

@@ -49,10 +49,32 @@ class RateLimitResource:
 
 
 @dataclass(frozen=True)
+class Placement:
+    """Where one instance runs.
+
+    Attributes:
+        kind: `CPU`, `GPU` or `MODEL`.
+        gpu: its number; None where it runs on none.
+        dla_core: the NVDLA core beside the GPU that runs what it can; None is none.
+        profiles: the TensorRT optimisation profiles it may use; none means the first.
+    """
+
+    kind: str = "CPU"
+    gpu: int | None = None
+    dla_core: int | None = None
+    profiles: tuple[int, ...] = ()
+
+
+ON_CPU = Placement()
+
+
+@dataclass(frozen=True)
 class InstanceGroup:
     """How many instances of a model run, and on what (`CPU`, `GPU`, `MODEL`).
 
     Attributes:
+        count: on each of `gpus`, where there are some.
+        gpus, dla_core, profiles: see `Placement`.
         resources: what the rate limiter reserves for a run.
         priority: an instance of priority n gets 1/n of the chances; 0 counts as 1.
         passive: holds its resources and never runs.
@@ -64,6 +86,18 @@ class InstanceGroup:
     resources: tuple[RateLimitResource, ...] = ()
     priority: int = 1
     passive: bool = False
+    gpus: tuple[int, ...] = ()
+    dla_core: int | None = None
+    profiles: tuple[int, ...] = ()
+
+    @property
+    def placements(self) -> list[Placement]:
+        """One for each instance, in order."""
+        return [
+            Placement(self.kind, gpu, self.dla_core, self.profiles)
+            for gpu in self.gpus or (None,)
+            for _ in range(self.count)
+        ]
 
 
 @dataclass(frozen=True)
@@ -73,10 +107,14 @@ class Completion:
     Attributes:
         auto: inputs, outputs and `max_batch_size`, where they are left out; else it only checks.
         default_max_batch_size: for a model that batches where the configuration does not say.
+        gpus: how many there are, numbered from 0.
+        no_gpu: why there is none.
     """
 
     auto: bool = True
     default_max_batch_size: int = 4
+    gpus: int = 0
+    no_gpu: str = ""
 
 
 USUAL_COMPLETION = Completion()
@@ -148,6 +186,9 @@ class ModelConfig:
                     ),
                     group.rate_limiter.priority or 1,
                     group.passive,
+                    tuple(group.gpus),
+                    next((device.device_id for device in group.secondary_devices), None),
+                    tuple(int(profile) for profile in group.profile),
                 )
                 for group in message.instance_group
             ),

@@ -56,6 +56,7 @@ ACTED_ON = frozenset(
     | _under("ensemble_scheduling", "max_inflight_requests")
     | _under("ensemble_scheduling.step", "model_name model_version input_map output_map")
     | _under("instance_group", "name kind count gpus profile passive rate_limiter.priority")
+    | _under("instance_group.secondary_devices", "kind device_id")
     | _under("instance_group.rate_limiter.resources", "name global count")
     | _under("model_warmup", "name batch_size count")
     | _under("model_warmup.inputs", "data_type dims zero_data random_data input_data_file")
@@ -87,7 +88,6 @@ REFUSED = {
     "optimization.execution_accelerators": "ONNX Runtime runs on its CPU provider here; remove it",
     "sequence_batching.iterative_sequence": "a request runs once; remove it, and let a decoupled "
     "model answer it step by step",
-    "instance_group.secondary_devices": "no GPU, and so no DLA beside it, can be driven; remove it",
     "model_repository_agents": "there are no repository agents here; remove it, and check "
     "the files before they come into the repository",
 }
@@ -104,6 +104,7 @@ _WITHOUT_EFFECT_FOR_ENSEMBLES = {
 # Path → the backends that act on it; for the others it is without effect.
 _ACTED_ON_BY = {
     "optimization.graph": frozenset({"onnxruntime"}),
+    "instance_group.secondary_devices": frozenset({"tensorrt"}),
     "default_model_filename": frozenset({"onnxruntime", "tensorrt", "python"}),
 }
 

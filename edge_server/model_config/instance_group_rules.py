@@ -6,25 +6,30 @@ from typing import TYPE_CHECKING, Any
 
 from tritonclient.grpc import model_config_pb2 as pb
 
+from edge_server.model_config.completion import GPU_BACKENDS
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from edge_server.model_config.config import Completion
 
 # Each instance holds a thread, a process or a copy of the model; more is a slip of the keyboard.
 MAX_INSTANCES = 1024
 
 
-def instance_group_faults(message: Any) -> Iterator[str]:
+def instance_group_faults(message: Any, completion: Completion) -> Iterator[str]:
     """Faults of a completed configuration's instance groups, of which there is at least one."""
     for group in message.instance_group:
         where = f"instance group {group.name} of model {message.name}"
         if group.kind == pb.ModelInstanceGroup.KIND_GPU:
-            yield f"{where} has kind KIND_GPU but server does not support GPUs"
+            yield from _gpu_faults(message, group, where, completion)
         elif group.gpus:
             kind = pb.ModelInstanceGroup.Kind
             name = kind.Name(group.kind) if group.kind in kind.values() else group.kind
             yield f"{where} has kind {name} but specifies one or more GPUs"
         if group.count < 0:
             yield f"{where} has a negative count"
+        yield from _dla_faults(message, group)
         for profile in group.profile:
             if message.platform != "tensorrt_plan":
                 yield (
@@ -44,3 +49,32 @@ def instance_group_faults(message: Any) -> Iterator[str]:
         yield f"model {message.name} asks for {count} instances; at most {MAX_INSTANCES} can be"
     if all(group.passive for group in message.instance_group):
         yield f"every instance group of model {message.name} is passive, so that nothing would run"
+
+
+def _gpu_faults(message: Any, group: Any, where: str, completion: Completion) -> Iterator[str]:
+    if message.backend not in GPU_BACKENDS:
+        yield (
+            f"{where} has kind KIND_GPU but server does not support GPUs for backend "
+            f"'{message.backend}'; give KIND_CPU"
+        )
+    elif not completion.gpus:
+        yield f"{where} has kind KIND_GPU but no GPUs are available: {completion.no_gpu}"
+    for gpu in group.gpus:
+        if completion.gpus and not 0 <= gpu < completion.gpus:
+            there = ",".join(map(str, range(completion.gpus)))
+            yield (
+                f"{where} specifies invalid or unsupported gpu id {gpu}. GPUs with at least the "
+                f"minimum required CUDA compute compatibility of 6.000000 are: {there}"
+            )
+
+
+def _dla_faults(message: Any, group: Any) -> Iterator[str]:
+    devices = group.secondary_devices
+    if len(devices) > 1:
+        yield (
+            f"{group.name} of model {message.name} must have either zero or or one secondary "
+            "devices"
+        )
+    nvdla = pb.ModelInstanceGroup.SecondaryDevice.KIND_NVDLA
+    if any(device.kind != nvdla for device in devices):
+        yield f"secondary device for {group.name} of model {message.name} must be KIND_NVDLA"

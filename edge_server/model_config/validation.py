@@ -51,7 +51,7 @@ def validate(
     if message.platform == "ensemble":
         faults += _ensemble(message)
     else:
-        faults += [*instance_group_faults(message), *warmup_faults(message, files)]
+        faults += [*instance_group_faults(message, completion), *warmup_faults(message, files)]
     if faults:
         raise ModelConfigError("\n".join(f"{path}: {fault}" for fault in faults))
     read_labels(message, files)

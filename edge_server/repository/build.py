@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from edge_server.backends import find_backend
-from edge_server.backends.contract import Placement
+from edge_server.cuda.devices import Devices
 from edge_server.errors import EdgeServerError, InternalError
 from edge_server.repository.fit import Part
 from edge_server.repository.proof import prove
@@ -89,11 +89,18 @@ class Build:
 
     Args:
         budget: is asked before a model is loaded; None lets all load.
+        devices: the GPUs that models may use.
     """
 
-    def __init__(self, scheduling: Scheduling, budget: MemoryBudget | None = None) -> None:
+    def __init__(
+        self,
+        scheduling: Scheduling,
+        budget: MemoryBudget | None = None,
+        devices: Devices | None = None,
+    ) -> None:
         self._scheduling = scheduling
         self._budget = budget
+        self._devices = devices or Devices()
 
     def model(self, draft: Draft, serving: Built | None = None) -> Built | Failure:
         """Every version that `draft` asks for, or why one of them failed; then none is left open.
@@ -162,7 +169,7 @@ class Build:
         backend = find_backend(draft.config.backend)
         completed = backend.complete(files, version, draft.config)
         config = replace(completed, labels=draft.config.labels)
-        model = backend.load(files.versions[version], config, Placement())
+        model = backend.load(files.versions[version], config, self._devices)
         try:
             loaded = self._scheduling.model(config, version, model, files.directory, statistics)
         except BaseException:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Collection, Mapping
 
+    from edge_server.cuda.devices import Devices
     from edge_server.errors import EdgeServerError
     from edge_server.model_config.config import Completion
     from edge_server.model_config.files import ModelFiles
@@ -50,7 +51,7 @@ class RepositoryLoader:
         scheduling: what the models' schedulers share.
         completion: what a configuration may leave out.
         load_threads: how many models one call loads at once.
-        budget: see `Build`.
+        budget, devices: see `Build`.
         probation, on_rolled_back: see `ModelLifecycle`.
     """
 
@@ -63,6 +64,7 @@ class RepositoryLoader:
         completion: Completion = USUAL_COMPLETION,
         load_threads: int = 4,
         budget: MemoryBudget | None = None,
+        devices: Devices | None = None,
         probation: ProbationTerms | None = None,
         on_rolled_back: Callable[[Draft, str], None] = lambda *_: None,
         on_passed: Callable[[Draft], None] = lambda _: None,
@@ -71,7 +73,7 @@ class RepositoryLoader:
         self._source = source
         self._completion = completion
         self._load_threads = load_threads
-        self._build = Build(scheduling or Scheduling(), budget)
+        self._build = Build(scheduling or Scheduling(), budget, devices)
         self._lifecycle = ModelLifecycle(
             registry, self._build, probation, on_rolled_back, on_passed
         )

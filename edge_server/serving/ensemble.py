@@ -6,7 +6,7 @@ import time
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
-from edge_server.backends.contract import Phases
+from edge_server.backends.contract import Phases, on_host
 from edge_server.errors import EdgeServerError
 from edge_server.requests import InferResponse
 from edge_server.serving.ensemble_plan import plan_of
@@ -110,15 +110,18 @@ class _Answers:
         self, tensors: dict[str, Tensor], timings: tuple[StepTiming, ...]
     ) -> InferResponse | EdgeServerError:
         config = self._config
-        if config.reshapes:
-            shapes = {s.name: s.shape for s in config.outputs if s.name in config.reshapes}
-            try:
+        try:
+            if not self._request.on_device:
+                copied = self._statistics.copied
+                tensors = {name: on_host(tensor, copied) for name, tensor in tensors.items()}
+            if config.reshapes:
+                shapes = {s.name: s.shape for s in config.outputs if s.name in config.reshapes}
                 tensors = {
                     name: in_shape(tensor, shapes.get(name), self._batch_size)
                     for name, tensor in tensors.items()
                 }
-            except EdgeServerError as error:
-                return error
+        except EdgeServerError as error:
+            return error
         return InferResponse(config.name, self._version, self._request.id, tensors, timings)
 
     def __call__(

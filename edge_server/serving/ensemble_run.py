@@ -214,6 +214,7 @@ class EnsembleRun:
             request.parameters,
             request.cancellation,
             None if request.trace is None else request.trace.child(step.model_name, request.id),
+            on_device=True,
         )
 
     def answered(self, call: _Call, answer: Answer, *, final: bool) -> None:

@@ -6,7 +6,7 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from edge_server.backends.contract import ExecuteRequest, Phases
+from edge_server.backends.contract import ExecuteRequest, Phases, on_host
 from edge_server.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -148,9 +148,12 @@ class Executor:
 
         Raises:
             InternalError: an output does not fit the shape it shall have.
+            EdgeServerError: the device that an output is on failed.
         """
         names = job.request.outputs or self._output_names
         outputs = {name: made[name] for name in names if name in made}
+        if not job.request.on_device:
+            outputs = self.on_host(outputs)
         if shapes := self._client_shapes:
             outputs = {
                 name: in_shape(tensor, shapes.get(name), job.batch_size)
@@ -164,6 +167,11 @@ class Executor:
             (StepTiming(self.config.name, self.config.backend, infer_ns),),
             parameters,
         )
+
+    def on_host(self, tensors: Tensors) -> dict[str, Tensor]:
+        """Raises: EdgeServerError: the device that one is on failed."""
+        copied = self.statistics.copied
+        return {name: on_host(tensor, copied) for name, tensor in tensors.items()}
 
 
 class _Turn:
@@ -187,6 +195,7 @@ class _Turn:
             self,
             job.request,
             job.snapshot,
+            self._executor.statistics.copied,
         )
 
     def __call__(
@@ -264,6 +273,7 @@ class _Turn:
         if not isinstance(answer, EdgeServerError):
             try:
                 if job.made is not None:
+                    answer = executor.on_host(answer)
                     job.made(answer)
                 response = executor.response(job, answer, parameters, phases.infer)
             except EdgeServerError as error:
@@ -300,6 +310,6 @@ def in_shape(tensor: Tensor, shape: tuple[int, ...] | None, batch_size: int) -> 
         return tensor
     full = (batch_size, *shape) if batch_size else shape
     try:
-        return Tensor(tensor.array.reshape(full))
+        return Tensor(tensor.array.reshape(full))  # a device's has that, too
     except ValueError as error:
         raise InternalError(f"a tensor of shape {tensor.shape} is no {list(full)}") from error

@@ -247,12 +247,16 @@ def _make(config: ModelConfig, model: Model, limiter: RateLimiter | None) -> lis
             "instance_group be not passive"
         )
     shares = limiter.enrol(groups) if limiter is not None else []
-    names = [(f"{group.name}_{i}", group.passive) for group in groups for i in range(group.count)]
+    wanted = [
+        (f"{group.name}_{i}", placement, group.passive)
+        for group in groups
+        for i, placement in enumerate(group.placements)
+    ]
     made: list[_Made] = []
     try:
         # One by one, so that those before a failure are known.
-        for (name, passive), share in zip_longest(names, shares):
-            made.append(_Made(model.make_instance(name), passive, share))
+        for (name, placement, passive), share in zip_longest(wanted, shares):
+            made.append(_Made(model.make_instance(name, placement), passive, share))
     except BaseException:
         for each in made:
             each.instance.close()

@@ -45,9 +45,10 @@ class Share:
 
     __slots__ = ("needs", "passive", "priority", "running", "turn")
 
-    def __init__(self, group: InstanceGroup) -> None:
+    def __init__(self, group: InstanceGroup, gpu: int | None) -> None:
+        device = _CPU_DEVICE if gpu is None else gpu
         self.needs: Mapping[Resource, int] = {
-            Resource(each.name, _CPU_DEVICE if each.per_device else None): each.count
+            Resource(each.name, device if each.per_device else None): each.count
             for each in group.resources
             if each.count
         }
@@ -87,7 +88,7 @@ class RateLimiter:
         Raises:
             ModelConfigError: there is not as much of a resource as they need (Triton's texts).
         """
-        joining = [Share(group) for group in groups for _ in range(group.count)]
+        joining = [Share(group, place.gpu) for group in groups for place in group.placements]
         with self._lock:
             shares = [*self._shares, *joining]
             self._totals = self._totals_for(shares)

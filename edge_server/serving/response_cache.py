@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec.structs import replace
 
 from edge_server.requests import InferResponse
 from edge_server.tensors import DataType, Tensor
@@ -100,6 +101,7 @@ class CachingScheduler:
     """Answers from the cache what has been asked before, and gives the rest to `scheduler`.
 
     Only for models of which each request has one answer that depends on nothing but the request.
+    Answers that are kept are on the host; what asks with tensors on a device is not looked up.
     """
 
     def __init__(
@@ -123,6 +125,11 @@ class CachingScheduler:
         return self._scheduler
 
     def submit(self, request: InferRequest, snapshot: Snapshot, respond: Respond) -> None:
+        if any(tensor.on_device for tensor in request.inputs.values()):
+            self._scheduler.submit(request, snapshot, respond)
+            return
+        if request.on_device:
+            request = replace(request, on_device=False)
         began_ns = time.monotonic_ns()
         names = request.outputs or self._output_names
         key = key_of(request, names)

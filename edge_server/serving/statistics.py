@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from edge_server.serving.latencies import Latencies
 
 if TYPE_CHECKING:
-    from edge_server.backends.contract import Phases
+    from edge_server.backends.contract import CopyDirection, Phases
 
 
 # A model may answer one request without end; each index is counted by itself, and told to clients.
@@ -38,6 +38,14 @@ class Duration:
     def add(self, ns: int, count: int = 1) -> None:
         self.count += count
         self.ns += ns
+
+
+@dataclass
+class Copies:
+    """How many tensors were copied between host and device in one direction, and their size."""
+
+    count: int = 0
+    n_bytes: int = 0
 
 
 @dataclass
@@ -79,6 +87,7 @@ class Counts:
         batches: batch size → its executions.
         responses: index of a response of a decoupled request, "0" first; the last of
             `_MOST_RESPONSES` stands for all after it, too.
+        copies: of inputs to where the model wants them, and of outputs to where callers do.
     """
 
     last_inference_ms: int = 0
@@ -95,6 +104,9 @@ class Counts:
     failures: dict[Failure, int] = field(default_factory=lambda: dict.fromkeys(Failure, 0))
     batches: dict[int, BatchStatistics] = field(default_factory=dict)
     responses: dict[str, ResponseStatistics] = field(default_factory=dict)
+    copies: dict[CopyDirection, Copies] = field(
+        default_factory=lambda: {"to_host": Copies(), "to_device": Copies()}
+    )
 
 
 class ModelStatistics:
@@ -166,6 +178,13 @@ class ModelStatistics:
         with self._lock:
             self._counts.fail.add(total_ns)
             self._counts.failures[reason] += 1
+
+    def copied(self, direction: CopyDirection, n_bytes: int) -> None:
+        """A tensor of so many bytes was copied between host and device."""
+        with self._lock:
+            copies = self._counts.copies[direction]
+            copies.count += 1
+            copies.n_bytes += n_bytes
 
     def responded(self, index: int, ns: int, *, empty: bool = False, failed: bool = False) -> None:
         """The `index`-th response of a decoupled request, `ns` after the one before it."""

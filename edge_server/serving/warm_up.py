@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from edge_server.backends.contract import Instance, Model, ModelMetric, Tensors
-    from edge_server.model_config.config import ModelConfig
+    from edge_server.model_config.config import ModelConfig, Placement
     from edge_server.model_config.warmup import Warmup, WarmupInput
     from edge_server.requests import Parameters
 
@@ -87,9 +87,9 @@ class _WarmingModel:
         self._model = model
         self._samples = samples
 
-    def make_instance(self, name: str) -> Instance:
+    def make_instance(self, name: str, placement: Placement) -> Instance:
         """Raises: ModelConfigError: a sample failed; names model, sample and remedy."""
-        instance = self._model.make_instance(name)
+        instance = self._model.make_instance(name, placement)
         try:
             for sample in self._samples:
                 for _ in range(sample.count):

@@ -7,6 +7,8 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
+from msgspec.structs import replace
+
 from edge_server.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -93,7 +95,10 @@ class Watch:
 
 
 class WatchedScheduler:
-    """Passes requests on to `scheduler`, and tells `watch` of their answers while there is one."""
+    """Passes requests on to `scheduler`, and tells `watch` of their answers while there is one.
+
+    As long as that is so, answers are on the host, where they can be looked at.
+    """
 
     def __init__(self, scheduler: Scheduler, watch: Watch) -> None:
         self._scheduler = scheduler
@@ -120,6 +125,8 @@ class WatchedScheduler:
             return
         if watch.is_full:
             self.end()
+        if request.on_device:
+            request = replace(request, on_device=False)
         began_ns = time.monotonic_ns()
         finite = True
 

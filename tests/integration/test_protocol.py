@@ -32,7 +32,7 @@ from edge_server.errors import InternalError
 from edge_server.grpc_api.admission import Admission
 from edge_server.grpc_api.shared_memory import SharedMemory
 from edge_server.grpc_api.triton import TritonServicer, answer_with
-from edge_server.model_config.config import ModelConfig
+from edge_server.model_config.config import ModelConfig, Placement
 from edge_server.serving.data_plane import DataPlane
 from edge_server.serving.registry import ModelRegistry
 from edge_server.serving.scheduling import Scheduling
@@ -68,7 +68,7 @@ def config(name: str, types: Sequence[str], extra: str = "") -> ModelConfig:
 class Repeats:
     """A decoupled model: as many answers as the first element says, then the end."""
 
-    def make_instance(self, name: str) -> Repeats:
+    def make_instance(self, name: str, placement: Placement) -> Repeats:
         return self
 
     def execute(self, requests: Sequence[ExecuteRequest]) -> None:

@@ -39,7 +39,7 @@ from edge_server.model_config.validation import validate
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from edge_server.backends.contract import Placement
+    from edge_server.cuda.devices import Devices
     from edge_server.model_config.files import ModelFiles
 
 log = logging.getLogger(__name__)
@@ -83,9 +83,9 @@ def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfi
     return config
 
 
-def load(directory: Path, config: ModelConfig, placement: Placement) -> PythonModel:
+def load(directory: Path, config: ModelConfig, devices: Devices) -> PythonModel:
     """The model; nothing runs before its first instance is made."""
-    del placement
+    del devices
     return PythonModel(directory, config, _limits_of(config))
 
 

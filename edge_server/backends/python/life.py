@@ -248,7 +248,7 @@ class ChildLife:
 
     def _ask(self, number: int, request: ExecuteRequest) -> Asked:
         theirs = request.request
-        contents = [(name, t.datatype, t.array) for name, t in request.inputs.items()]
+        contents = [(name, t.datatype, t.array) for name, t in request.host_inputs().items()]
         place = theirs.sequence
         flags = 0
         if place is not None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from edge_server.backends.contract import ModelMetric
     from edge_server.backends.python.instance import Limits
-    from edge_server.model_config.config import ModelConfig
+    from edge_server.model_config.config import ModelConfig, Placement
 
 
 class PythonModel:
@@ -36,7 +36,7 @@ class PythonModel:
         self._turns: Turns[PythonInstance] = Turns(stand_in=config.sequence_batching is None)
         self._instances: list[PythonInstance] = []
 
-    def make_instance(self, name: str) -> PythonInstance:
+    def make_instance(self, name: str, placement: Placement) -> PythonInstance:  # noqa: ARG002
         """Raises: ModelConfigError: its process does not start, or `initialize` fails."""
         instance = PythonInstance(
             name,

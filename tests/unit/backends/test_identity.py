@@ -10,9 +10,10 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.backends import identity
-from edge_server.backends.contract import ExecuteRequest, Placement
+from edge_server.backends.contract import ExecuteRequest
+from edge_server.cuda.devices import Devices
 from edge_server.errors import InvalidRequest, ModelConfigError
-from edge_server.model_config.config import ModelConfig
+from edge_server.model_config.config import ON_CPU, ModelConfig
 from edge_server.model_config.files import ModelFiles
 from edge_server.requests import InferRequest
 from edge_server.serving.snapshot import Snapshot
@@ -60,8 +61,8 @@ def answer(config: ModelConfig, outputs: set[str], **arrays: np.ndarray) -> obje
         InferRequest("m", inputs),
         Snapshot({}),
     )
-    model = identity.load(Path("m"), config, Placement())
-    model.make_instance("m_0").execute([request])
+    model = identity.load(Path("m"), config, Devices())
+    model.make_instance("m_0", ON_CPU).execute([request])
     return answers[0]
 
 

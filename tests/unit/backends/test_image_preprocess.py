@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.backends import image_preprocess
-from edge_server.backends.contract import Placement
 from edge_server.backends.image_preprocess import scale_frame
+from edge_server.cuda.devices import Devices
 from edge_server.errors import InvalidRequest, ModelConfigError
 from edge_server.model_config.config import ModelConfig
 from edge_server.model_config.files import ModelFiles
@@ -32,7 +32,7 @@ def config(text: str, batch: int = 1) -> ModelConfig:
 
 
 def run(model_config: ModelConfig, image: np.ndarray) -> dict[str, np.ndarray]:
-    model = image_preprocess.load(Path("p/1"), model_config, Placement())
+    model = image_preprocess.load(Path("p/1"), model_config, Devices())
     names = frozenset(spec.name for spec in model_config.outputs)
     answer = model._run({"image": Tensor(image)}, names)
     return {name: tensor.array for name, tensor in answer.items()}

@@ -48,6 +48,8 @@ TRITON = {
 OWN = {
     "edge_build_info",
     "edge_model_state",
+    "edge_tensor_copies_total",
+    "edge_tensor_copied_bytes_total",
     "edge_frames_total",
     "edge_frames_dropped_total",
     "edge_camera_up",

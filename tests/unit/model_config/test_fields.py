@@ -75,10 +75,6 @@ def test_the_tables_name_no_field_that_does_not_exist() -> None:
             "field 'optimization.execution_accelerators' is not supported by this server: ONNX",
         ),
         (
-            "instance_group { secondary_devices { kind: KIND_NVDLA } }",
-            "field 'instance_group[0].secondary_devices' is not supported by this server: no GPU",
-        ),
-        (
             'model_repository_agents { agents { name: "checksum" } }',
             "field 'model_repository_agents' is not supported by this server",
         ),

@@ -10,7 +10,7 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.errors import ModelConfigError
 from edge_server.model_config.completion import complete
-from edge_server.model_config.config import Completion, ModelConfig, RateLimitResource
+from edge_server.model_config.config import Completion, ModelConfig, Placement, RateLimitResource
 from edge_server.model_config.files import ModelFiles
 from edge_server.model_config.instance_group_rules import MAX_INSTANCES
 from edge_server.model_config.scheduling import (
@@ -30,14 +30,15 @@ IO = (
 )
 
 
-def faults(text: str, *, auto: bool = True) -> list[str]:
+def faults(text: str, *, auto: bool = True, gpus: int = 0) -> list[str]:
     files = ModelFiles("m", Path("/repository/m"), {1: Path("/repository/m/1")})
     if "backend:" not in text and "platform:" not in text:
         text = 'backend: "identity" ' + text
     message = text_format.Parse(text, pb.ModelConfig())
-    complete(message, files)
+    completion = Completion(auto=auto, gpus=gpus, no_gpu="" if gpus else "there is no driver")
+    complete(message, files, completion)
     try:
-        validate(message, files, BACKENDS, Completion(auto=auto))
+        validate(message, files, BACKENDS, completion)
     except ModelConfigError as error:
         return [
             line.removeprefix("/repository/m/config.pbtxt: ") for line in str(error).split("\n")
@@ -385,7 +386,11 @@ def test_the_response_cache_needs_answers_that_depend_on_inputs_alone(text: str,
         ("kind: KIND_MODEL gpus: 0", " has kind KIND_MODEL but specifies one or more GPUs"),
         ("kind: KIND_CPU gpus: 0", " has kind KIND_CPU but specifies one or more GPUs"),
         ("gpus: 0", " has kind KIND_CPU but specifies one or more GPUs"),
-        ("kind: KIND_GPU", " has kind KIND_GPU but server does not support GPUs"),
+        (
+            "kind: KIND_GPU",
+            " has kind KIND_GPU but server does not support GPUs for backend 'identity'; give "
+            "KIND_CPU",
+        ),
         ("count: -1", " has a negative count"),
         (
             'profile: "0"',
@@ -476,3 +481,63 @@ def test_a_warmup_sample_has_a_typed_form_and_runs_once_by_default() -> None:
     (sample,) = ModelConfig.of(text_format.Parse(text, pb.ModelConfig())).warmups
     tensor = WarmupInput(DataType.BYTES, (1, 2), WarmupData.FILE, "x")
     assert sample == Warmup("w", 0, 1, {"a": tensor})
+
+
+PLAN = 'platform: "tensorrt_plan" ' + IO
+
+
+@pytest.mark.parametrize(
+    ("text", "gpus", "says"),
+    [
+        (
+            "kind: KIND_GPU",
+            0,
+            "instance group m_0 of model m has kind KIND_GPU but no GPUs are available: there is "
+            "no driver",
+        ),
+        (
+            "kind: KIND_GPU gpus: 2",
+            2,
+            "instance group m_0 of model m specifies invalid or unsupported gpu id 2. GPUs with at "
+            "least the minimum required CUDA compute compatibility of 6.000000 are: 0,1",
+        ),
+        (
+            "secondary_devices { kind: KIND_NVDLA } secondary_devices { kind: KIND_NVDLA }",
+            1,
+            "m_0 of model m must have either zero or or one secondary devices",
+        ),
+    ],
+)
+def test_each_fault_of_a_group_on_a_gpu_is_told(text: str, gpus: int, says: str) -> None:
+    assert faults(f"{PLAN} instance_group {{ {text} }}", gpus=gpus) == [says]
+
+
+def placements(text: str, *, gpus: int) -> list[Placement]:
+    files = ModelFiles("m", Path("/repository/m"), {1: Path("/repository/m/1")})
+    message = text_format.Parse(text, pb.ModelConfig())
+    completion = Completion(gpus=gpus)
+    complete(message, files, completion)
+    validate(message, files, BACKENDS, completion)
+    groups = ModelConfig.of(message, completion).instance_groups
+    return [each for group in groups for each in group.placements]
+
+
+def test_what_can_use_a_gpu_does_where_there_is_one() -> None:
+    assert placements(PLAN, gpus=1) == [Placement("GPU", 0)]
+    assert placements(PLAN, gpus=0) == [Placement("CPU")]
+    assert placements(PLAN + "instance_group { gpus: 1 }", gpus=2) == [Placement("GPU", 1)]
+    assert placements(PLAN + "instance_group { kind: KIND_CPU }", gpus=1) == [Placement("CPU")]
+    assert placements('platform: "onnxruntime_onnx"' + IO, gpus=1) == [Placement("CPU")] * 2
+
+
+def test_a_group_has_its_count_on_each_gpu() -> None:
+    two = 'instance_group { count: 2 kind: KIND_GPU profile: "1" }'
+    assert placements(PLAN + two, gpus=2) == [
+        *[Placement("GPU", 0, profiles=(1,))] * 2,
+        *[Placement("GPU", 1, profiles=(1,))] * 2,
+    ]
+
+
+def test_a_group_names_its_dla_core() -> None:
+    core = "instance_group { secondary_devices { kind: KIND_NVDLA device_id: 1 } }"
+    assert placements(PLAN + core, gpus=1) == [Placement("GPU", 0, dla_core=1)]

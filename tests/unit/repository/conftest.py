@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from edge_server.backends import BACKENDS
-from edge_server.backends.contract import Placement, TensorInstance, Tensors
+from edge_server.backends.contract import TensorInstance, Tensors
 from edge_server.errors import InternalError
 from edge_server.tensors import Tensor
 
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from edge_server.model_config.config import ModelConfig
+    from edge_server.cuda.devices import Devices
+    from edge_server.model_config.config import ModelConfig, Placement
     from edge_server.model_config.files import ModelFiles
 
 PATIENCE_S = 30.0
@@ -33,7 +34,7 @@ class Counted:
         self.number = number
         self.closed = 0
 
-    def make_instance(self, name: str) -> TensorInstance:
+    def make_instance(self, name: str, placement: Placement) -> TensorInstance:
         return TensorInstance(self._run)
 
     def trouble(self) -> str:
@@ -85,7 +86,7 @@ class CountedBackend:
     def complete(self, files: ModelFiles, version: int, config: ModelConfig) -> ModelConfig:
         return config
 
-    def load(self, directory: Path, config: ModelConfig, placement: Placement) -> Counted:
+    def load(self, directory: Path, config: ModelConfig, devices: Devices) -> Counted:
         self.loads[config.name] += 1
         if gate := self.gates.get(config.name):
             gate.pass_through()

@@ -13,7 +13,7 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.backends.contract import TensorModel
 from edge_server.errors import InternalError, Unavailable
-from edge_server.model_config.config import ModelConfig
+from edge_server.model_config.config import ModelConfig, Placement
 from edge_server.requests import InferRequest
 from edge_server.serving.scheduling import Scheduling
 from edge_server.serving.snapshot import ModelEntry, ModelState, Snapshot
@@ -120,7 +120,7 @@ def test_what_an_instance_raises_unforeseen_is_an_internal_error_by_name(
         def close(self) -> None: ...
 
     class Odd(TensorModel):
-        def make_instance(self, name: str) -> Raises:  # type: ignore[override]
+        def make_instance(self, name: str, placement: Placement) -> Raises:  # type: ignore[override]
             return Raises()
 
     snapshot = world(Odd(lambda i, o: {}))

@@ -11,7 +11,7 @@ import numpy as np
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
-from edge_server.model_config.config import ModelConfig
+from edge_server.model_config.config import ModelConfig, Placement
 from edge_server.requests import InferRequest
 from edge_server.serving.data_plane import DataPlane
 from edge_server.serving.registry import ModelRegistry
@@ -44,7 +44,7 @@ class GoesOn:
         self.inside = False
         self.closed_inside: list[bool] = []
 
-    def make_instance(self, name: str) -> GoesOn:
+    def make_instance(self, name: str, placement: Placement) -> GoesOn:
         return self
 
     def execute(self, requests: Sequence[ExecuteRequest]) -> None:
@@ -86,7 +86,7 @@ def test_an_instance_is_not_closed_before_it_has_returned_from_its_last_answer()
 class Twice:
     """A decoupled model that works, and then answers twice."""
 
-    def make_instance(self, name: str) -> Twice:
+    def make_instance(self, name: str, placement: Placement) -> Twice:
         return self
 
     def execute(self, requests: Sequence[ExecuteRequest]) -> None:

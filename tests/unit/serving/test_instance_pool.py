@@ -14,7 +14,7 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.backends.contract import TensorInstance, TensorModel
 from edge_server.errors import Cancelled, DeadlineExceeded, InternalError, ModelConfigError
-from edge_server.model_config.config import ModelConfig
+from edge_server.model_config.config import ModelConfig, Placement
 from edge_server.serving.instance_pool import InstancePool
 from edge_server.serving.rate_limiter import RateLimiter, ResourceLimit
 
@@ -174,7 +174,7 @@ class Making(TensorModel):
         self.made: dict[str, Closable] = {}
         self._fails = fails
 
-    def make_instance(self, name: str) -> TensorInstance:
+    def make_instance(self, name: str, placement: Placement) -> TensorInstance:
         if name == self._fails:
             raise InternalError("no memory")
         self.made[name] = Closable()

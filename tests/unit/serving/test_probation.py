@@ -19,7 +19,7 @@ from edge_server.errors import (
     InvalidRequest,
     Unavailable,
 )
-from edge_server.model_config.config import ModelConfig
+from edge_server.model_config.config import ModelConfig, Placement
 from edge_server.requests import Answer, InferRequest, InferResponse
 from edge_server.serving.probation import Probation, ProbationTerms, recorded
 from edge_server.serving.snapshot import LoadedModel, Snapshot
@@ -69,7 +69,7 @@ class Troubled:
 
     why = ""
 
-    def make_instance(self, name: str) -> Any:
+    def make_instance(self, name: str, placement: Placement) -> Any:
         raise NotImplementedError
 
     def trouble(self) -> str:

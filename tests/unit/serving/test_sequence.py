@@ -22,7 +22,7 @@ from edge_server.errors import (
     ModelConfigError,
     Unavailable,
 )
-from edge_server.model_config.config import ModelConfig
+from edge_server.model_config.config import ModelConfig, Placement
 from edge_server.requests import InferRequest, SequencePlace
 from edge_server.serving.data_plane import DataPlane
 from edge_server.serving.pending import PendingAnswer
@@ -468,7 +468,7 @@ class Closes(TensorModel):
         super().__init__(run)
         self.closed: list[str] = []
 
-    def make_instance(self, name: str) -> TensorInstance:
+    def make_instance(self, name: str, placement: Placement) -> TensorInstance:
         closed = self.closed
 
         class Noting(TensorInstance):
@@ -527,7 +527,7 @@ def test_the_last_answer_of_a_replaced_model_closes_it() -> None:
 
 def test_a_state_that_cannot_be_read_is_refused_before_an_instance_is_made() -> None:
     class NoInstances(TensorModel):
-        def make_instance(self, name: str) -> TensorInstance:
+        def make_instance(self, name: str, placement: Placement) -> TensorInstance:
             raise AssertionError("made")
 
     state = (

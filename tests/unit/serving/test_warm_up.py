@@ -10,7 +10,7 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.errors import EdgeServerError, InternalError, ModelConfigError
-from edge_server.model_config.config import ModelConfig
+from edge_server.model_config.config import ModelConfig, Placement
 from edge_server.serving.scheduling import Scheduling
 from edge_server.serving.warm_up import read_samples
 from edge_server.tensors import DataType
@@ -59,7 +59,7 @@ class Model:
         self.instances: list[Instance] = []
         self._errors = [*errors, None, None]
 
-    def make_instance(self, name: str) -> Instance:
+    def make_instance(self, name: str, placement: Placement) -> Instance:
         self.instances.append(Instance(self._errors[len(self.instances)]))
         return self.instances[-1]
 
