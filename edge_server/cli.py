@@ -18,6 +18,7 @@ from edge_server import errors
 from edge_server.appliance.log_formats import journal_prefix
 from edge_server.appliance.logs import set_up_logging
 from edge_server.delivery.verbs import add_verbs
+from edge_server.doctor.verb import add_doctor
 from edge_server.flags.chosen import choose, nearest
 from edge_server.flags.table import GROUPS
 from edge_server.flags.texts import address
@@ -103,6 +104,8 @@ def _parser() -> argparse.ArgumentParser:
     check.set_defaults(verb=_check)
 
     add_verbs(verbs.add_parser("models", help="deliver, list, verify and sign models"))
+
+    add_doctor(verbs.add_parser("doctor", help="what is wrong with this machine, and the remedies"))
 
     demo = verbs.add_parser("demo", help="show lanes arriving, with no camera or broker needed")
     demo.add_argument(

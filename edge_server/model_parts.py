@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from edge_server.appliance.state_directory import state_directory
 from edge_server.model_config.config import Completion
 from edge_server.repository.budget import MemoryBudget
 from edge_server.repository.control import RepositoryControl
@@ -74,7 +74,7 @@ def following_control(
     """What keeps `registry` as the repositories are."""
     accepted = AcceptedModels()
     store = ModelStore(
-        Path(settings.store) if settings.store else _usual_store(),
+        Path(settings.store) if settings.store else state_directory() / "store",
         most_bytes=settings.store_max_bytes,
         signatures=chosen_signatures(settings),
     )
@@ -101,12 +101,3 @@ def following_control(
         settle_s=settings.settle_s,
         exit_on_error=settings.exit_on_error,
     )
-
-
-def _usual_store() -> Path:
-    """Where systemd lets the daemon keep its state, else where the user's programs do."""
-    state = os.environ.get("STATE_DIRECTORY", "").partition(":")[0]
-    if state:
-        return Path(state) / "store"
-    home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(home) / "edge_server" / "store"

@@ -15,7 +15,7 @@ import threading
 import time
 import uuid
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -294,6 +294,22 @@ def test_a_wrong_configuration_is_no_reason_to_try_again(unit: Unit, wrong: str)
     assert unit["ActiveEnterTimestampMonotonic"] == was_active_us
 
 
+def test_doctor_tells_how_the_unit_is(active: Unit) -> None:
+    _, findings = _doctor(active.container)
+    assert findings["unit"] == ["warning", "sudo systemctl enable edge-server"]
+
+    active.container.do("systemctl", "enable", "edge-server")
+    told, findings = _doctor(active.container)
+    assert findings["unit"] == ["ok", ""]
+    assert findings["grpc_port"] == ["ok", ""]
+    assert told["board"]["account"]["name"] == "edge-server"
+
+    active.start_with("[mqtt]\nhsot = 1\n")
+    told, findings = _doctor(active.container)
+    assert findings["unit"] == ["fault", f"edge-server check --config {CONFIG}"]
+    assert not told["ok"]
+
+
 def test_a_pipeline_that_hangs_ends_the_daemon_instead_of_feeding_the_watchdog(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -334,6 +350,12 @@ def _received(systemd: socket.socket) -> str:
     with contextlib.suppress(BlockingIOError):
         return systemd.recv(4096).decode()
     return ""
+
+
+def _doctor(container: Container) -> tuple[dict[str, Any], dict[str, list[str]]]:
+    """All that it tells, and level and remedy of each check."""
+    told = json.loads(container.run("edge-server", "doctor", "--json").stdout)
+    return told, {each["name"]: [each["level"], each["remedy"]] for each in told["checks"]}
 
 
 def _seen_paths() -> list[str]:

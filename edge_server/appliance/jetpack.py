@@ -1,0 +1,94 @@
+"""Which JetPack a board runs, and what that JetPack brings: L4T's release decides both."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+# "# R36 (release), REVISION: 4.3, GCID: 38968081, BOARD: generic, EABI: aarch64, DATE: ..."
+_RELEASE = re.compile(r"R(\d{1,4}) \(release\), REVISION: (\d{1,4})(?:\.(\d{1,4}))?")
+
+# Whether Orin's NVDLA cores can be used there: on all modules that have some, on AGX Orin, nowhere.
+NvdlaSupport = Literal["yes", "agx", "no"]
+
+
+@dataclass(frozen=True, order=True)
+class L4tRelease:
+    """Of the Linux for Tegra below a JetPack: 36.4.3."""
+
+    major: int
+    minor: int
+    patch: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> L4tRelease | None:
+        """From the first line of /etc/nv_tegra_release; None where it is something else."""
+        found = _RELEASE.search(text)
+        return None if found is None else cls(*(int(number or 0) for number in found.groups()))
+
+    def __str__(self) -> str:
+        return f"{self.major}.{self.minor}.{self.patch}"
+
+
+@dataclass(frozen=True)
+class JetPack:
+    """One JetPack.
+
+    Attributes:
+        since: the first L4T that it came with.
+        tensorrt: that its packages install.
+        python: of its Ubuntu, for which its TensorRT and OpenCV are built.
+        nvdla: whether Orin's cores can be used.
+    """
+
+    version: str
+    since: L4tRelease
+    cuda: str
+    tensorrt: str
+    python: str
+    nvdla: NvdlaSupport
+
+
+def _row(version: str, since: tuple[int, int, int], *brings: str, nvdla: NvdlaSupport) -> JetPack:
+    cuda, tensorrt, python = brings
+    return JetPack(version, L4tRelease(*since), cuda, tensorrt, python, nvdla)
+
+
+# From NVIDIA's release notes of JetPack and TensorRT (10.16.1, 11.3, 11.4.1 for NVDLA); oldest
+# first. 7.0 and 7.1 are for Thor only. None of it was seen on a board.
+JETPACKS = (
+    _row("5.1", (35, 2, 1), "11.4", "8.5.2", "3.8", nvdla="yes"),
+    _row("5.1.1", (35, 3, 1), "11.4", "8.5.2", "3.8", nvdla="yes"),
+    _row("5.1.2", (35, 4, 1), "11.4", "8.5.2", "3.8", nvdla="yes"),
+    _row("5.1.3", (35, 5, 0), "11.4", "8.5.2", "3.8", nvdla="yes"),
+    _row("5.1.4", (35, 6, 0), "11.4", "8.5.2", "3.8", nvdla="yes"),
+    _row("5.1.5", (35, 6, 1), "11.4", "8.5.2", "3.8", nvdla="yes"),
+    _row("5.1.6", (35, 6, 4), "11.4", "8.5.2", "3.8", nvdla="yes"),
+    _row("6.0", (36, 3, 0), "12.2", "8.6.2", "3.10", nvdla="yes"),
+    _row("6.1", (36, 4, 0), "12.6", "10.3.0", "3.10", nvdla="yes"),
+    _row("6.2", (36, 4, 3), "12.6", "10.3.0", "3.10", nvdla="yes"),
+    _row("6.2.1", (36, 4, 4), "12.6", "10.3.0", "3.10", nvdla="yes"),
+    _row("6.2.2", (36, 5, 0), "12.6", "10.3.0", "3.10", nvdla="yes"),
+    _row("6.2.3", (36, 5, 2), "12.6", "10.3.0", "3.10", nvdla="yes"),
+    _row("7.0", (38, 2, 0), "13.0", "10.13.3", "3.12", nvdla="no"),
+    _row("7.1", (38, 4, 0), "13.0", "10.13.3", "3.12", nvdla="no"),
+    _row("7.2", (39, 2, 0), "13.2", "10.16.2", "3.12", nvdla="no"),
+    _row("7.2.1", (39, 2, 1), "13.2", "10.16.2", "3.12", nvdla="no"),
+    # NVDLA there needs TensorRT 11.4.1, which is installed beside JetPack's own. Which L4T it came
+    # with is not confirmed: whatever is newer than 7.2.1's counts as it.
+    _row("7.2.2", (39, 2, 2), "13.2", "10.16.2", "3.12", nvdla="agx"),
+)
+
+
+def jetpack_of(release: L4tRelease) -> JetPack | None:
+    """The JetPack that came with `release`, or the last one before it of the same major L4T.
+
+    None where no such JetPack is known, as for a release before 35.2.1.
+    """
+    before = [
+        jetpack
+        for jetpack in JETPACKS
+        if jetpack.since <= release and jetpack.since.major == release.major
+    ]
+    return before[-1] if before else None

@@ -1,0 +1,60 @@
+"""All that the checks may look at, gathered before the first of them runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from edge_server.doctor.asking import Answer
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from edge_server.appliance.board import BoardFacts
+    from edge_server.appliance.disk import Disk
+    from edge_server.settings import Settings
+
+_UNASKED = Answer(trouble="not asked")
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """What the daemon would run with; `settings` is None where `error` says why not.
+
+    Attributes:
+        path: the file; None where there is none, and the defaults count.
+    """
+
+    path: Path | None
+    settings: Settings | None
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What every check is a function of.
+
+    Attributes:
+        board: what its files tell.
+        configuration: the daemon's.
+        disk: of the model store, or where it would be; None where nobody tells.
+        answers: of the probes, by their names.
+        python: the version that runs here.
+        version: our own.
+    """
+
+    board: BoardFacts
+    configuration: Configuration
+    disk: Disk | None
+    answers: Mapping[str, Answer] = MappingProxyType({})
+    python: str = ""
+    version: str = ""
+
+    def answer(self, probe: str) -> Answer:
+        return self.answers.get(probe, _UNASKED)
+
+    @property
+    def driver_works(self) -> bool:
+        return self.answer("driver").says.get("init") == 0
