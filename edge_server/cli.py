@@ -37,6 +37,7 @@ USAGE = 2
 UNAVAILABLE = 69
 ALREADY_RUNNING = 75
 CONFIGURATION = 78
+DEVICE_LOST = 86
 RESTART_ME = 87
 
 EXIT_CODES = {
@@ -45,12 +46,13 @@ EXIT_CODES = {
     errors.SourceError: UNAVAILABLE,
     errors.Unavailable: UNAVAILABLE,
     errors.AlreadyRunning: ALREADY_RUNNING,
+    errors.DeviceLost: DEVICE_LOST,
     errors.StageStuck: RESTART_ME,
 }
 
 _EPILOG = """exit codes: 0 ended as asked, 1 failed, 2 usage, 69 something required is unavailable,
 75 another daemon holds the socket, 78 configuration or model repository is wrong,
-87 a stage hung: restart me"""
+86 a GPU is lost: restart me, 87 a stage hung: restart me"""
 
 
 def run_command(argv: Sequence[str]) -> int:

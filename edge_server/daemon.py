@@ -13,6 +13,7 @@ from edge_server.appliance.allocator import keep_large_buffers
 from edge_server.appliance.sd_notify import notify, watchdog_period_s
 from edge_server.appliance.supervisor import Supervisor
 from edge_server.cameras.camera import Camera, CameraState
+from edge_server.cuda.devices import Devices
 from edge_server.errors import StageStuck
 from edge_server.grpc_api.server import GrpcServer
 from edge_server.grpc_api.shared_memory import SharedMemory
@@ -80,6 +81,7 @@ class Daemon:
         log_switches: LogSwitches | None = None,
     ) -> None:
         keep_large_buffers()
+        self.devices = Devices()
         self._registry = ModelRegistry()
         self._settings = settings
         self.data_plane = DataPlane(
@@ -149,6 +151,7 @@ class Daemon:
             SourceError: a camera's recording cannot be opened.
         """
         with ExitStack() as started:
+            started.callback(self.devices.close)
             started.callback(self._scheduling.close)
             started.callback(lambda: self.control.close(self._left_s()))
             if (traces := self._trace_writer) is not None:
@@ -189,11 +192,14 @@ class Daemon:
         """Watch over the parts until `stop` is set.
 
         Raises:
+            DeviceLost: a GPU is broken, whichever thread met that; only a new process helps.
             StageStuck: a worker or a model hangs; only a new process helps.
             InternalError: a worker died.
         """
         period_s = min(LOOK_S, (watchdog_period_s() or LOOK_S) / 2)
         while not stop.wait(period_s):
+            # First, as a worker may have died of it.
+            self.devices.check()
             now = time.monotonic()
             self._supervisor.check(now)
             model, running_s = self.data_plane.longest_run(now)

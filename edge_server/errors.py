@@ -13,7 +13,8 @@
     ├── InternalError        a model or a backend failed while it ran
     ├── AlreadyRunning       another daemon has what this one would take
     ├── SourceError          a camera or a file gives no frames
-    └── StageStuck           a part of the daemon never returned; only a restart helps
+    ├── StageStuck           a part of the daemon never returned; only a restart helps
+    └── DeviceLost           a GPU answers nothing but errors; only a restart helps
 
 An error knows what happened, never how it is told: status codes are chosen in `grpc_api`,
 exit codes in `cli`.
@@ -76,3 +77,7 @@ class SourceError(EdgeServerError):
 
 class StageStuck(EdgeServerError):
     """A part of the daemon did not return in its time; only a restart of the process helps."""
+
+
+class DeviceLost(EdgeServerError):
+    """A GPU answers every call with the same error; only a restart of the process helps."""

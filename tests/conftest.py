@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import datetime
+import importlib.util
 import ipaddress
 import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,7 +22,6 @@ from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 # How long an example takes says something of the machine only.
 settings.register_profile(
@@ -103,3 +108,74 @@ def authority(tmp_path: Path) -> Authority:
 def stranger(tmp_path: Path) -> Authority:
     """One that nobody trusts."""
     return Authority(tmp_path, "stranger")
+
+
+SIMULATED_GPU = Path(__file__).parent / "simulated_gpu"
+
+
+class SimulatedGpu:
+    """The simulated driver library, as tests see it; libcuda.c tells what can be set.
+
+    Args:
+        folder: holds the compiled libcuda.so.1.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        # Whoever loads libcuda.so.1 in this process from now on gets this one.
+        self._library = ctypes.CDLL(str(folder / "libcuda.so.1"), mode=ctypes.RTLD_GLOBAL)
+        self._library.simulated_device_bytes.restype = ctypes.c_size_t
+        self._library.simulated_allocations.restype = ctypes.c_size_t
+
+    def set(self, words: str) -> None:
+        """As EDGE_SIMULATED_CUDA, at once."""
+        self._library.simulated_settings(words.encode())
+
+    def reset(self) -> None:
+        self._library.simulated_reset()
+
+    @property
+    def device_bytes(self) -> int:
+        """Device memory that is allocated."""
+        return self._library.simulated_device_bytes()
+
+    @property
+    def allocations(self) -> int:
+        """How often memory was allocated, on the device or pinned."""
+        return self._library.simulated_allocations()
+
+    def environment(self, words: str = "") -> dict[str, str]:
+        """For a process of its own that shall find this GPU."""
+        path = os.pathsep.join(filter(None, [str(SIMULATED_GPU), os.environ.get("PYTHONPATH")]))
+        return {
+            **os.environ,
+            "LD_LIBRARY_PATH": str(self._folder),
+            "PYTHONPATH": path,
+            "EDGE_SIMULATED_CUDA": words,
+        }
+
+
+@pytest.fixture(scope="session")
+def simulated_libcuda(tmp_path_factory: pytest.TempPathFactory) -> SimulatedGpu:
+    folder = tmp_path_factory.mktemp("libcuda")
+    subprocess.run([SIMULATED_GPU / "build_libcuda", folder], check=True)
+    return SimulatedGpu(folder)
+
+
+# Where the real pycuda is installed, it runs over the simulated driver, too.
+@pytest.fixture(params=["simulated"] + ["real"] * bool(importlib.util.find_spec("pycuda")))
+def simulated_gpu(
+    request: pytest.FixtureRequest,
+    simulated_libcuda: SimulatedGpu,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[SimulatedGpu]:
+    """A GPU that is simulated, in this process, until the test ends."""
+    simulated_libcuda.reset()
+    if request.param == "simulated":
+        monkeypatch.syspath_prepend(SIMULATED_GPU)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "pycuda"]:
+        del sys.modules[name]
+    yield simulated_libcuda
+    for name in [name for name in sys.modules if name.partition(".")[0] == "pycuda"]:
+        del sys.modules[name]
+    simulated_libcuda.set("init=100")

@@ -1,0 +1,93 @@
+"""The driver library itself, by ctypes: what must be known before pycuda may be imported, and the
+few calls that pycuda does not have."""
+
+from __future__ import annotations
+
+import ctypes
+
+from edge_server.errors import Unavailable
+
+# JetPack 5, the oldest that is served.
+OLDEST_DRIVER = 11040
+
+# Of CUresult: what cuInit answers where there is no GPU to use, and what it means for a person.
+_INIT_REMEDIES = {
+    34: "this is the toolkit's empty stub, not a driver; take its folder out of LD_LIBRARY_PATH",
+    100: "no GPU, or this user may not open it; on a Jetson add it to the groups video and render",
+    101: "CUDA_VISIBLE_DEVICES names no GPU that is here",
+    803: "the driver's library and its kernel module differ in version; restart the machine",
+    804: "this driver is not supported on this GPU; install a newer one",
+    999: "the driver's state is broken, or this user may not open it; restart the machine",
+}
+
+
+class Libcuda:
+    """The loaded and initialised driver library.
+
+    Attributes:
+        driver_version: the newest CUDA that the driver speaks: 12060 is 12.6.
+
+    Raises:
+        Unavailable: there is no driver, no GPU that it can use, or it is too old; with the remedy.
+    """
+
+    def __init__(self, name: str = "libcuda.so.1") -> None:
+        try:
+            self._library = ctypes.CDLL(name)
+        except OSError:
+            raise Unavailable(
+                f"no CUDA driver: {name} is not on this machine; install NVIDIA's driver "
+                "(on a Jetson: apt install nvidia-l4t-cuda)"
+            ) from None
+        code: int = self._library.cuInit(0)
+        if code:
+            remedy = _INIT_REMEDIES.get(code, "see the kernel's log for what the driver says")
+            raise Unavailable(
+                f"no CUDA device: cuInit answers {code} ({self.error_text(code)}): {remedy}"
+            )
+        version = ctypes.c_int()
+        self._library.cuDriverGetVersion(ctypes.byref(version))
+        self.driver_version = version.value
+        if self.driver_version < OLDEST_DRIVER:
+            raise Unavailable(
+                f"the CUDA driver is too old: it speaks CUDA {version_text(self.driver_version)}, "
+                f"{version_text(OLDEST_DRIVER)} is needed; install a newer driver or JetPack"
+            )
+
+    def error_text(self, code: int) -> str:
+        """What the driver calls the error `code`, as pycuda's messages end; empty for no error
+        of its own."""
+        text = ctypes.c_char_p()
+        self._library.cuGetErrorString(code, ctypes.byref(text))
+        return (text.value or b"").decode()
+
+    def pop_context(self) -> None:
+        """Take whatever context is current off this thread."""
+        self._library.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
+
+    def make_wait(self, waiting: int, awaited: int) -> None:
+        """Work given to the stream `waiting` from now on begins after what the stream `awaited`
+        holds now; both are raw handles, and the context is current.
+
+        Raises:
+            OSError: the driver refused; its code and text.
+        """
+        event = ctypes.c_void_p()
+        without_timing = 2
+        self._call("cuEventCreate", ctypes.byref(event), ctypes.c_uint(without_timing))
+        try:
+            self._call("cuEventRecord", event, ctypes.c_void_p(awaited))
+            self._call("cuStreamWaitEvent", ctypes.c_void_p(waiting), event, ctypes.c_uint(0))
+        finally:
+            # The driver keeps what it still needs of it.
+            self._library.cuEventDestroy_v2(event)
+
+    def _call(self, name: str, *arguments: object) -> None:
+        code: int = getattr(self._library, name)(*arguments)
+        if code:
+            raise OSError(code, f"{name} failed: {self.error_text(code)}")
+
+
+def version_text(version: int) -> str:
+    """12060 → "12.6"."""
+    return f"{version // 1000}.{version % 1000 // 10}"

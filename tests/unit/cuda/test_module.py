@@ -1,0 +1,75 @@
+"""Kernels are found by name and get their arguments as they were given."""
+
+from __future__ import annotations
+
+import subprocess
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from edge_server.errors import InternalError, Unavailable
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from edge_server.cuda.device import Device
+
+    from ...conftest import SimulatedGpu
+
+SHIM = """
+const char signature_mix[] = "Pif4s";
+struct Pair { short a, b; };
+void launch_mix(void **arguments, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
+                unsigned bz) {
+    float *to = *(float **)arguments[0];
+    to[0] = *(int *)arguments[1];
+    to[1] = *(float *)arguments[2];
+    struct Pair pair = *(struct Pair *)arguments[3];
+    to[2] = pair.a;
+    to[3] = pair.b;
+    to[4] = gx * 100 + gy * 10 + gz;
+    to[5] = bx * 100 + by * 10 + bz;
+}
+"""
+
+
+@pytest.fixture
+def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "shim.c").write_text(SHIM)
+    library = str(tmp_path / "shim.so")
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", library, str(tmp_path / "shim.c")], check=True)
+    monkeypatch.setenv("EDGE_SIMULATED_KERNELS", library)
+
+
+def test_a_kernel_gets_its_arguments_and_its_grid(kernels: None, device: Device) -> None:
+    stream = device.stream()
+    out = device.mapped((6,), np.float32)
+    out.array[:] = 0
+    kernel = device.module(b"image").kernel("mix", "Pif4s")
+    pair = np.array([-3, 9], np.int16).tobytes()
+    stream.launch(kernel, (2, 3), (4, 5, 6), out, -7, 0.5, pair)
+    assert out.array.tolist() == [0] * 6
+    stream.synchronize()
+    assert out.array.tolist() == [-7, 0.5, -3, 9, 231, 456]
+
+
+def test_a_kernel_outlives_the_name_of_its_module(kernels: None, device: Device) -> None:
+    kernel = device.module(b"image").kernel("mix", "Pif4s")
+    stream, out = device.stream(), device.memory(24)
+    stream.launch(kernel, (1,), (1,), out, 1, 2.0, b"abcd")
+    stream.synchronize()
+
+
+def test_a_kernel_that_is_not_there_is_named(kernels: None, device: Device) -> None:
+    with pytest.raises(InternalError, match=r"^GPU 0: find kernel blur: .*named symbol not found"):
+        device.module(b"image").kernel("blur", "P")
+
+
+@pytest.mark.parametrize("code", [209, 222])
+def test_kernels_for_other_gpus_are_told_with_the_remedy(
+    device: Device, simulated_gpu: SimulatedGpu, code: int
+) -> None:
+    simulated_gpu.set(f"fail=cuModuleLoadDataEx:{code}:0")
+    with pytest.raises(Unavailable, match=r"^GPU 0: load kernels: .*not compiled for this GPU"):
+        device.module(b"image")
