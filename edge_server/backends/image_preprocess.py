@@ -15,18 +15,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import cv2
 import numpy as np
 
 from edge_server.backends.contract import TensorModel, Tensors
 from edge_server.backends.parameters import Parameters, check_parameters, read_parameters
+from edge_server.backends.preprocess_cpu import scale_frame
 from edge_server.errors import InvalidRequest, ModelConfigError
 from edge_server.tensors import DataType, Tensor, TensorSpec, element_count, shape_text
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from numpy.typing import NDArray
 
     from edge_server.cuda.devices import Devices
     from edge_server.model_config.config import ModelConfig
@@ -99,15 +97,6 @@ def load(directory: Path, config: ModelConfig, devices: Devices) -> TensorModel:
         return made
 
     return TensorModel(run)
-
-
-def scale_frame(frame: NDArray[np.uint8], scale: np.float32, out: NDArray[np.float32]) -> None:
-    """Write `frame`, (h, w, 3) uint8, into `out`, (3, H, W) float32: resized, planar, scaled."""
-    _, height, width = out.shape
-    if frame.shape[:2] != (height, width):
-        frame = cv2.resize(frame, (width, height), interpolation=cv2.INTER_LINEAR)
-    for plane, target in zip(cv2.split(frame), out, strict=True):
-        np.multiply(plane, scale, out=target, dtype=np.float32)
 
 
 def _network_input(config: ModelConfig) -> TensorSpec | None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.backends import image_preprocess
-from edge_server.backends.image_preprocess import scale_frame
+from edge_server.backends.preprocess_cpu import scale_frame
 from edge_server.cuda.devices import Devices
 from edge_server.errors import InvalidRequest, ModelConfigError
 from edge_server.model_config.config import ModelConfig

@@ -1,0 +1,271 @@
+"""How the preprocessing kernels are launched: geometry and arguments, no CUDA.
+
+`preprocess.cu` holds six kernels, `preprocess_args.h` says what they are told; this is the only
+place that fills that struct. Everything here is arithmetic on sizes and addresses, so it runs and
+is tested on any machine; whoever launches gives the result to the driver.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+from edge_server.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+MAX_FRAMES = 16
+# A map says where a pixel lies in 16 signed bits; OpenCV has the same bound.
+MAX_SIDE_PX = 32767
+
+# preprocess_args.h has the reasons for these.
+_LANES = 32
+_STAGED_BYTES = 24576
+
+
+class PixelFormat(Enum):
+    """How a camera's bytes lie: BGR interleaved, NV12 in two planes, YUY2 in pairs of pixels."""
+
+    BGR = "bgr"
+    NV12 = "nv12"
+    YUY2 = "yuy2"
+
+
+class PreprocessArgs(ctypes.Structure):
+    """`struct PreprocessArgs` of preprocess_args.h, field by field."""
+
+    _fields_: ClassVar = [
+        ("out", ctypes.c_uint64),
+        ("map_position", ctypes.c_uint64),
+        ("map_fraction", ctypes.c_uint64),
+        ("pixels", ctypes.c_uint64 * MAX_FRAMES),
+        ("chroma", ctypes.c_uint64 * MAX_FRAMES),
+        ("step_x", ctypes.c_double),
+        ("step_y", ctypes.c_double),
+        ("pixels_stride_bytes", ctypes.c_int32),
+        ("chroma_stride_bytes", ctypes.c_int32),
+        ("frame_width", ctypes.c_int32),
+        ("frame_height", ctypes.c_int32),
+        ("region_x", ctypes.c_int32),
+        ("region_y", ctypes.c_int32),
+        ("region_width", ctypes.c_int32),
+        ("region_height", ctypes.c_int32),
+        ("out_width", ctypes.c_int32),
+        ("out_height", ctypes.c_int32),
+        ("tile_width", ctypes.c_int32),
+        ("out_is_half", ctypes.c_int32),
+        ("scale", ctypes.c_float),
+        ("reserved", ctypes.c_int32),
+    ]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel launch: `args` is the kernel's single parameter, by value; no dynamic shared
+    memory."""
+
+    kernel: str
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    args: bytes
+
+
+@dataclass(frozen=True)
+class Region:
+    """A rectangle of a frame in px, whole pixels; any parity, for NV12 and YUY2 too."""
+
+    x: int
+    y: int
+    width: int
+    height: int
+
+
+class FrameAddress(NamedTuple):
+    """Where the GPU finds a frame; any alignment. `chroma` is NV12's second plane, else 0."""
+
+    pixels: int
+    chroma: int = 0
+
+
+@dataclass(frozen=True)
+class FrameLayout:
+    """A frame's format, size in px, and bytes from row to row.
+
+    NV12 has `height` rows of luma and half as many of chroma, YUY2 two bytes per pixel.
+
+    Raises:
+        InvalidRequest: a size or a stride that this format cannot have.
+    """
+
+    pixel_format: PixelFormat
+    width: int
+    height: int
+    stride_bytes: int
+    chroma_stride_bytes: int = 0
+
+    @classmethod
+    def packed(cls, pixel_format: PixelFormat, width: int, height: int) -> FrameLayout:
+        """Rows without a gap."""
+        chroma = width if pixel_format is PixelFormat.NV12 else 0
+        return cls(pixel_format, width, height, width * _BYTES_PER_PIXEL[pixel_format], chroma)
+
+    def __post_init__(self) -> None:
+        name = self.pixel_format.name
+        if not (0 < self.width <= MAX_SIDE_PX and 0 < self.height <= MAX_SIDE_PX):
+            raise InvalidRequest(
+                f"a frame of {self.width}x{self.height} px: each side is 1 to {MAX_SIDE_PX} px"
+            )
+        if self.pixel_format is not PixelFormat.BGR and self.width % 2:
+            raise InvalidRequest(f"a {name} frame {self.width} px wide: its width is even")
+        if self.pixel_format is PixelFormat.NV12 and self.height % 2:
+            raise InvalidRequest(f"a {name} frame {self.height} px high: its height is even")
+        row_bytes = self.width * _BYTES_PER_PIXEL[self.pixel_format]
+        if self.stride_bytes < row_bytes:
+            raise InvalidRequest(
+                f"a {name} frame {self.width} px wide has {row_bytes} bytes in a row, "
+                f"its stride is {self.stride_bytes}"
+            )
+        if self.pixel_format is PixelFormat.NV12 and self.chroma_stride_bytes < self.width:
+            raise InvalidRequest(
+                f"a {name} frame {self.width} px wide has as many bytes in a row of chroma, "
+                f"its chroma stride is {self.chroma_stride_bytes}"
+            )
+
+
+_BYTES_PER_PIXEL = {PixelFormat.BGR: 3, PixelFormat.NV12: 1, PixelFormat.YUY2: 2}
+
+
+class FramePreprocess:
+    """Turns frames of one layout into a network's input of one size; immutable.
+
+    The output is (frames, 3, out_height, out_width), planes B, G, R, C order: float32, or IEEE
+    half if `half`. Its numbers are those of `backends.preprocess_cpu` bit for bit.
+
+    Args:
+        frame: how every frame lies in memory.
+        out_width, out_height: the network's size in px.
+        scale: what the 8-bit values are multiplied by.
+        region: what of the frame is resized; the whole of it if None. Pixels outside are never
+            mixed in.
+        undistortion: device addresses of a map's positions and fractions, (out_height, out_width,
+            2) int16 and (out_height, out_width) uint16, as `preprocess_cpu.UndistortionMap` has
+            them; None resizes. A map brings its own region.
+
+    Raises:
+        InvalidRequest: a region outside the frame, or a network size beyond `MAX_SIDE_PX`.
+    """
+
+    def __init__(
+        self,
+        frame: FrameLayout,
+        out_width: int,
+        out_height: int,
+        *,
+        scale: float,
+        half: bool = False,
+        region: Region | None = None,
+        undistortion: tuple[int, int] | None = None,
+    ) -> None:
+        if not (0 < out_width <= MAX_SIDE_PX and 0 < out_height <= MAX_SIDE_PX):
+            raise InvalidRequest(
+                f"a network input of {out_width}x{out_height} px: each side is 1 to "
+                f"{MAX_SIDE_PX} px"
+            )
+        region = region or Region(0, 0, frame.width, frame.height)
+        if (
+            min(region.x, region.y) < 0
+            or min(region.width, region.height) < 1
+            or region.x + region.width > frame.width
+            or region.y + region.height > frame.height
+        ):
+            raise InvalidRequest(
+                f"the region {region.width}x{region.height} px at {region.x},{region.y} is not "
+                f"within the frame of {frame.width}x{frame.height} px"
+            )
+        # OpenCV's own detour by the inverse; the plain quotient differs in the last bit.
+        step_x = 1.0 / (out_width / region.width)
+        step_y = 1.0 / (out_height / region.height)
+        if undistortion is None:
+            self._kernel = f"{frame.pixel_format.value}_to_nchw"
+            tile_width, tile_height = _tile(frame.pixel_format, step_x, region.width)
+        else:
+            self._kernel = f"{frame.pixel_format.value}_to_nchw_undistorted"
+            tile_width, tile_height = _TILE_WIDTHS[0], _TILE_HEIGHTS[0]
+        self._grid = (math.ceil(out_width / tile_width), math.ceil(out_height / tile_height))
+        self._block = (_LANES, tile_height, 1)
+        self._has_chroma = frame.pixel_format is PixelFormat.NV12
+        self._args = PreprocessArgs(
+            map_position=undistortion[0] if undistortion else 0,
+            map_fraction=undistortion[1] if undistortion else 0,
+            step_x=step_x,
+            step_y=step_y,
+            pixels_stride_bytes=frame.stride_bytes,
+            chroma_stride_bytes=frame.chroma_stride_bytes,
+            frame_width=frame.width,
+            frame_height=frame.height,
+            region_x=region.x,
+            region_y=region.y,
+            region_width=region.width,
+            region_height=region.height,
+            out_width=out_width,
+            out_height=out_height,
+            tile_width=tile_width,
+            out_is_half=half,
+            scale=scale,
+        )
+
+    def launch(self, frames: Sequence[FrameAddress], out: int) -> Launch:
+        """The launch that writes 1 to `MAX_FRAMES` frames to the device address `out`.
+
+        `out` at a multiple of 16 and a width at a multiple of 4 px let the kernel store widely;
+        anything aligned to its elements works.
+        """
+        if not 1 <= len(frames) <= MAX_FRAMES:
+            raise ValueError(f"{len(frames)} frames: a launch takes 1 to {MAX_FRAMES}")
+        args = PreprocessArgs.from_buffer_copy(self._args)
+        args.out = out
+        for i, frame in enumerate(frames):
+            if not frame.pixels or self._has_chroma != bool(frame.chroma):
+                raise ValueError(f"frame {i}: {frame} does not fit {self._kernel}")
+            args.pixels[i], args.chroma[i] = frame
+        return Launch(self._kernel, (*self._grid, len(frames)), self._block, bytes(args))
+
+
+_TILE_WIDTHS = (128, 64, 32, 16, 8, 4, 2, 1)
+_TILE_HEIGHTS = (8, 4, 2, 1)
+
+
+def _tile(pixel_format: PixelFormat, step_x: float, region_width: int) -> tuple[int, int]:
+    """The largest tile of output whose piece of the frame fits into shared memory.
+
+    A narrow tile leaves lanes idle, a low one only makes smaller blocks; so height goes first.
+    One column needs two pixels, which always fit.
+    """
+    tiles = [(_TILE_WIDTHS[0], height) for height in _TILE_HEIGHTS]
+    tiles += [(width, 1) for width in _TILE_WIDTHS[1:]]
+    for width, height in tiles:
+        # From the first column's left tap to the last one's right tap; 1 for the floor of each.
+        pixels = min(region_width, math.ceil((width - 1) * step_x) + 3)
+        # Two rows of the frame for each of the output.
+        if 2 * height * _row_bytes(pixel_format, pixels) <= _STAGED_BYTES:
+            return width, height
+    raise AssertionError("a tile of one column fits")
+
+
+def _row_bytes(pixel_format: PixelFormat, pixels: int) -> int:
+    """Of shared memory for `pixels` of one row, which may begin anywhere in a 16-byte word."""
+
+    def words(row_bytes: int) -> int:
+        return (row_bytes + 30) & ~15
+
+    match pixel_format:
+        case PixelFormat.BGR:
+            return words(3 * pixels)
+        case PixelFormat.YUY2:
+            return words(2 * (pixels + 2))
+        case PixelFormat.NV12:
+            return words(pixels) + words(pixels + 2)
