@@ -55,6 +55,7 @@ def chosen_control(
             scheduling=scheduling,
             completion=Completion(settings.auto_complete, settings.default_max_batch_size),
             load_threads=settings.load_threads,
+            take_down=settings.incompatible_member == "take_down",
         ),
         registry,
         explicit=settings.mode == "explicit",
@@ -79,6 +80,7 @@ def following_control(
         signatures=chosen_signatures(settings),
     )
     ledger = Ledger(accepted, store)
+    budget = MemoryBudget(settings.memory_reserve_bytes)
     terms = ProbationTerms(settings.probation_requests, settings.probation_s)
     loader = RepositoryLoader(
         registry,
@@ -86,10 +88,11 @@ def following_control(
         scheduling=scheduling,
         completion=Completion(settings.auto_complete, settings.default_max_batch_size),
         load_threads=settings.load_threads,
-        budget=MemoryBudget(settings.memory_reserve_bytes),
+        budget=budget,
         probation=terms if settings.probation_requests else None,
         on_rolled_back=ledger.rolled_back,
         on_passed=ledger.passed,
+        take_down=settings.incompatible_member == "take_down",
     )
     return PollControl(
         loader,
@@ -100,4 +103,5 @@ def following_control(
         poll_s=settings.poll_s,
         settle_s=settings.settle_s,
         exit_on_error=settings.exit_on_error,
+        budget=budget,
     )

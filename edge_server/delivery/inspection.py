@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from edge_server.delivery.content_list import digest_of, unfit
@@ -10,7 +11,7 @@ from edge_server.repository.manifest import NAME
 from edge_server.repository.signature import SignaturePolicy
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from edge_server.delivery.local import LocalRepository
@@ -25,12 +26,16 @@ class Inspection:
 
     Args:
         keys: public ones; without any, signatures are not checked.
+        quarantine: digest → why it is not loaded.
 
     Raises:
         SettingsError: a key cannot be used.
     """
 
-    def __init__(self, keys: Sequence[Path]) -> None:
+    def __init__(
+        self, keys: Sequence[Path], quarantine: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
+        self._quarantine = quarantine
         self._policy = SignaturePolicy("require", keys) if keys else None
 
     def faults(self, stock: Stock) -> list[str]:
@@ -48,7 +53,7 @@ class Inspection:
         """All that is known of a model, as JSON has it.
 
         `manifest` is "none", "fits" or what does not; `signature` is "none", "unchecked", "good"
-        or what is wrong with it.
+        or what is wrong with it; `quarantine` is why no daemon with that store loads it, or empty.
         """
         if stock.fault:
             return {"name": stock.name, "fault": stock.fault, "previous": stock.has_previous}
@@ -58,13 +63,15 @@ class Inspection:
         if stock.signature is not None:
             good = "unchecked" if self._policy is None else "good"
             signature = self._signature_fault(stock) or good
+        digest = digest_of(stock.files, stock.empty)
         return {
             "name": stock.name,
             "versions": list(stock.versions),
             "bytes": sum(each.size for each in stock.files.values()),
-            "digest": digest_of(stock.files, stock.empty),
+            "digest": digest,
             "manifest": manifest,
             "signature": signature,
+            "quarantine": self._quarantine.get(digest, ""),
             "previous": stock.has_previous,
         }
 

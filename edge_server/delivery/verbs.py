@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from edge_server.delivery.push import Delivery
+    from edge_server.delivery.quarantine import Held
 
 OK = 0
 FAILED = 1
@@ -68,6 +69,7 @@ def add_verbs(parser: argparse.ArgumentParser) -> None:
     listing.takes("repository", nargs="?", default="models", metavar="REPO", help="default: models")
     listing.takes_keys("check signatures with it; repeatable")
     listing.takes("--json", action="store_true", help="a list of objects, with whole digests")
+    listing.takes_store("what is in quarantine is told of")
     listing.takes_ssh()
 
     verify = _Verb(verbs, "verify", "whether a model is what its manifest says", _verify)
@@ -80,6 +82,18 @@ def add_verbs(parser: argparse.ArgumentParser) -> None:
     rollback.takes("name", metavar="NAME")
     rollback.takes("--to", required=True, metavar="REPO", help="where")
     rollback.takes_ssh()
+
+    release = _Verb(
+        verbs, "release", "let a model out of quarantine; the daemon tries it again", _release
+    )
+    release.takes("name", metavar="NAME")
+    release.takes(
+        "--digest",
+        type=_digest,
+        metavar="D",
+        help="only what has this digest, or one that begins so; default: all of that model",
+    )
+    release.takes_store("it is in quarantine")
 
     sign = _Verb(verbs, "sign", "write a model's manifest and signature into its directory", _sign)
     sign.takes("directory", type=Path, metavar="DIR", help="the model")
@@ -113,6 +127,15 @@ class _Verb:
             default="ssh",
             metavar="COMMAND",
             help="like 'ssh -p 2222 -i KEY'; default: ssh",
+        )
+
+    def takes_store(self, text: str) -> None:
+        self.takes(
+            "--store",
+            type=Path,
+            metavar="DIR",
+            help=f"where the daemon keeps its copies of models, in which {text}; default: the "
+            "installed daemon's, else yours",
         )
 
     def takes_keys(self, text: str) -> None:
@@ -170,15 +193,52 @@ def _pull(arguments: argparse.Namespace) -> int:
 
 def _list(arguments: argparse.Namespace) -> int:
     from edge_server.delivery.inspection import Inspection, rows, table  # noqa: PLC0415
+    from edge_server.delivery.local import LocalRepository  # noqa: PLC0415
+    from edge_server.delivery.quarantine import held_back  # noqa: PLC0415
     from edge_server.delivery.remote import repository_at  # noqa: PLC0415
 
-    found = rows(repository_at(arguments.repository, arguments.ssh), Inspection(arguments.key))
+    repository = repository_at(arguments.repository, arguments.ssh)
+    # A store is on the machine of its daemon.
+    is_here = isinstance(repository, LocalRepository)
+    held = held_back(arguments.store) if arguments.store else _held_here() if is_here else []
+    found = rows(repository, Inspection(arguments.key, {each.digest: each.reason for each in held}))
     if arguments.json:
         print(json.dumps(found, indent=2))
-    elif found:
+        return OK
+    if found:
         print("\n".join(table(found)))
     else:
         print(f"{arguments.repository}: no models", file=sys.stderr)
+    for each in held:
+        print(f"{each.name or 'quarantine'}: {each.digest[:12]} is in quarantine: {each.reason}")
+    return OK
+
+
+def _held_here() -> list[Held]:
+    """What is in quarantine on this machine, as far as this user may know."""
+    from edge_server.delivery.quarantine import held_back  # noqa: PLC0415
+    from edge_server.errors import SettingsError  # noqa: PLC0415
+    from edge_server.repository.store_place import installed_store  # noqa: PLC0415
+
+    try:
+        return held_back(installed_store())
+    except SettingsError as error:
+        print(f"note: what is in quarantine is not known: {error}", file=sys.stderr)
+        return []
+
+
+def _release(arguments: argparse.Namespace) -> int:
+    from edge_server.delivery.quarantine import release  # noqa: PLC0415
+    from edge_server.repository.store_place import installed_store  # noqa: PLC0415
+
+    store = arguments.store or installed_store()
+    for digest, done in release(store, arguments.name, arguments.digest or "").items():
+        how = (
+            "released; the daemon looks at it again"
+            if done
+            else "noted; the next daemon that opens the store releases it, none has by now"
+        )
+        print(f"{arguments.name}: {digest[:12]} in {store}: {how}")
     return OK
 
 
@@ -239,3 +299,9 @@ def _version(text: str) -> int:
     if not text.isdecimal() or text.startswith("0"):
         raise argparse.ArgumentTypeError(f"{text}: a version is a whole number from 1")
     return int(text)
+
+
+def _digest(text: str) -> str:
+    if not text or len(text) > 64 or not set(text) <= set("0123456789abcdef"):
+        raise argparse.ArgumentTypeError(f"{text}: a digest is hexadecimal, as `list` tells it")
+    return text

@@ -61,6 +61,13 @@ _GROUPS: dict[str, tuple[Flag, ...]] = {
             text,
             "where copies of models are kept, if poll",
         ),
+        sets(
+            "incompatible-member",
+            "WHAT",
+            "repository.incompatible_member",
+            one_of("refuse", "take_down"),
+            "of a model that its ensemble would not fit: refuse it, or take_down the ensemble",
+        ),
     ),
     "Server": (
         sets("id", "NAME", "serving.name", text, "what clients are told the server is called"),

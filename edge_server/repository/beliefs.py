@@ -82,6 +82,11 @@ class Beliefs:
         # What was there before is gone in any case; nothing looks like this.
         self._known[name] = Sight((), (), "doubted")
 
+    def tell_again(self, name: str) -> None:
+        """What was told of `name` last, if it was, is to be told once more."""
+        if name in self._known:
+            self.doubt(name)
+
     @property
     def settling(self) -> Collection[str]:
         """The models that may be changing."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from edge_server.errors import Unavailable
 from edge_server.model_config.files import reading
+from edge_server.repository.memory import available_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -43,12 +45,14 @@ class MemoryBudget:
 
     Args:
         reserve_bytes: what is to stay free.
-        root: of the file system that tells how much there is.
+        root: of the file system that tells how much there is; see `available_bytes`.
     """
 
     def __init__(self, reserve_bytes: int = DEFAULT_RESERVE_BYTES, root: Path = Path("/")) -> None:
         self._reserve_bytes = reserve_bytes
         self._root = root
+        self._lock = threading.Lock()
+        self._lacked: dict[str, int] = {}
 
     def check(self, draft: Draft, versions: Collection[int]) -> None:
         """To be called before `versions` of `draft` are loaded, beside what serves.
@@ -57,13 +61,25 @@ class MemoryBudget:
             Unavailable: there is too little now; says how much is needed, and what can be done.
             ModelConfigError: its files cannot be read.
         """
-        available = available_bytes(self._root)
-        if available is None:
-            return
         needed = needed_bytes(draft, versions)
-        reason = shortage(needed, available, self._reserve_bytes)
+        reason = self._shortage(needed)
+        with self._lock:
+            self._lacked[draft.name] = needed if reason else 0
         if reason:
             raise Unavailable(f"model '{draft.name}': {reason}")
+
+    def lacked(self, name: str) -> int:
+        """How many bytes the last load of that model needed if they were not there, else 0."""
+        with self._lock:
+            return self._lacked.get(name, 0)
+
+    def has(self, needed_bytes: int) -> bool:
+        """Whether there is so much at this moment."""
+        return not self._shortage(needed_bytes)
+
+    def _shortage(self, needed_bytes: int) -> str:
+        available = available_bytes(self._root)
+        return "" if available is None else shortage(needed_bytes, available, self._reserve_bytes)
 
 
 def shortage(needed_bytes: int, available_bytes: int, reserve_bytes: int) -> str:
@@ -75,7 +91,8 @@ def shortage(needed_bytes: int, available_bytes: int, reserve_bytes: int) -> str
     )
     return (
         f"too little memory: loading it needs about {needed}, {available} are available and "
-        f"{reserve} of them stay in reserve; unload another model, or load fewer instances"
+        f"{reserve} of them stay in reserve; unload another model, load fewer instances, or "
+        "raise the daemon's limit where it has one (systemd: MemoryMax=)"
     )
 
 
@@ -93,20 +110,6 @@ def needed_bytes(draft: Draft, versions: Collection[int]) -> int:
         each = int(weights * cost.factor) + cost.beside_bytes
         total += each * (instances if cost.each_instance else 1)
     return total
-
-
-def available_bytes(root: Path = Path("/")) -> int | None:
-    """What the kernel could give without swapping; None where it does not say."""
-    try:
-        text = (root / "proc/meminfo").read_text()
-    except OSError:
-        return None
-    for line in text.splitlines():
-        name, _, value = line.partition(":")
-        number = value.split()
-        if name == "MemAvailable" and number and number[0].isdecimal():
-            return int(number[0]) * 1024
-    return None
 
 
 def _weights_bytes(directory: Path, config: ModelConfig) -> int:

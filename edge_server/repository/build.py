@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from edge_server.backends import find_backend
 from edge_server.cuda.devices import Devices
-from edge_server.errors import EdgeServerError, InternalError
+from edge_server.errors import EdgeServerError, InternalError, ModelConfigError
 from edge_server.repository.fit import Part
+from edge_server.repository.patience import Hangs, patiently
 from edge_server.repository.proof import prove
 from edge_server.repository.reuse import Reuse, renewed, reuse
 
@@ -24,6 +26,9 @@ if TYPE_CHECKING:
     from edge_server.serving.statistics import ModelStatistics
 
 log = logging.getLogger(__name__)
+
+# More than the proof itself gives a model that does nothing any more and has not answered.
+PROOF_PATIENCE_S = 90.0
 
 
 @dataclass(frozen=True)
@@ -90,6 +95,8 @@ class Build:
     Args:
         budget: is asked before a model is loaded; None lets all load.
         devices: the GPUs that models may use.
+        patience_s: how long a request of a model's proof may take. One that hangs is refused, and
+            left as it is: its thread cannot be ended, and what it uses must not be closed.
     """
 
     def __init__(
@@ -97,10 +104,13 @@ class Build:
         scheduling: Scheduling,
         budget: MemoryBudget | None = None,
         devices: Devices | None = None,
+        *,
+        patience_s: float = PROOF_PATIENCE_S,
     ) -> None:
         self._scheduling = scheduling
         self._budget = budget
         self._devices = devices or Devices()
+        self._patience_s = patience_s
 
     def model(self, draft: Draft, serving: Built | None = None) -> Built | Failure:
         """Every version that `draft` asks for, or why one of them failed; then none is left open.
@@ -155,7 +165,17 @@ class Build:
     def _anew(self, draft: Draft, version: int) -> LoadedModel:
         loaded = self._version(draft, version)
         try:
-            prove(loaded, draft.files.directory)
+            patiently(
+                f"prove-{draft.name}",
+                partial(prove, loaded, draft.files.directory),
+                self._patience_s,
+                late=loaded.close,
+            )
+        except Hangs as error:
+            raise ModelConfigError(
+                f"model '{draft.name}': its check before it serves: {error}; mend the model, or "
+                "record a golden pair that it answers"
+            ) from error
         except BaseException:
             loaded.close()
             raise

@@ -28,21 +28,27 @@ class Fit(NamedTuple):
 
     Attributes:
         refused: the offered models that cannot be, and why.
+        taken_down: the ensembles which serve and cannot any more, and why.
         ensembles: those that are to be made, members first: the offered ones, and those which
             serve and of which a member changes, near or far.
     """
 
     refused: dict[str, ModelConfigError]
+    taken_down: dict[str, ModelConfigError]
     ensembles: dict[str, Part]
 
 
 def fit(
-    offered: Mapping[str, Part], serving: Mapping[str, Part], reasons: Mapping[str, str]
+    offered: Mapping[str, Part],
+    serving: Mapping[str, Part],
+    reasons: Mapping[str, str],
+    *,
+    take_down: bool = False,
 ) -> Fit:
     """Choose of `offered` so that with the rest of `serving` every ensemble fits its members.
 
     An offered ensemble that does not is refused, and so is an offered model that would break an
-    ensemble which serves.
+    ensemble which serves; with `take_down` it is that ensemble which goes.
 
     Args:
         offered: what was loaded, beside the registry.
@@ -51,20 +57,27 @@ def fit(
     """
     left = dict(offered)
     refused: dict[str, ModelConfigError] = {}
+    taken_down: dict[str, ModelConfigError] = {}
     while True:
-        told = {**reasons, **{name: str(error) for name, error in refused.items()}}
-        faults, ensembles = _resolved({**serving, **left}, left.keys(), told)
+        world = {**{n: part for n, part in serving.items() if n not in taken_down}, **left}
+        gone = {name: str(error) for name, error in (refused | taken_down).items()}
+        faults, ensembles = _resolved(
+            dict(world), left.keys() | taken_down.keys(), {**reasons, **gone}
+        )
         if not faults:
-            return Fit(refused, ensembles)
+            return Fit(refused, taken_down, ensembles)
         for ensemble, error in faults.items():
             if ensemble in left:
                 refused[ensemble] = error
-                continue
-            for name in _below(ensemble, {**serving, **left}) & left.keys():
-                refused[name] = ModelConfigError(
-                    f"ensemble '{ensemble}', which serves, uses model '{name}' and would no longer "
-                    f"fit: {error}; change the ensemble too and load that, or unload it first"
-                )
+            elif take_down:
+                taken_down[ensemble] = error
+            else:
+                for name in _below(ensemble, world) & left.keys():
+                    refused[name] = ModelConfigError(
+                        f"ensemble '{ensemble}', which serves, uses model '{name}' and would no "
+                        f"longer fit: {error}; change the ensemble too and load that, or unload "
+                        "it first"
+                    )
         left = {name: part for name, part in left.items() if name not in refused}
 
 

@@ -69,7 +69,6 @@ class Ledger:
 
     def serves(self, staged: StagedModel, *, on_trial: bool) -> None:
         """It serves now; it is good, unless that is still to be seen."""
-        self.count("loaded")
         if self._store.quarantined(staged.digest):
             return  # rolled back in the meantime
         with self._lock:
@@ -94,7 +93,11 @@ class Ledger:
     def passed(self, draft: Draft) -> None:
         """`draft` has shown that it is no worse than what served before."""
         staged = draft.files.holder
-        if isinstance(staged, StagedModel) and self.serving(staged.name) is staged:
+        if not isinstance(staged, StagedModel):
+            return
+        with self._lock:
+            is_known = self._good.get(staged.name) is staged
+        if self.serving(staged.name) is staged and not is_known:
             try:
                 self._is_good(staged)
             except EdgeServerError as error:
@@ -106,7 +109,7 @@ class Ledger:
         if not isinstance(staged, StagedModel):
             return
         self.count("rolled_back")
-        self._store.quarantine(staged.digest, f"rolled back: {reason}")
+        self._store.quarantine(staged.digest, f"rolled back: {reason}", staged.name)
         with self._lock:
             good = self._good.get(staged.name)
             if good is not None:

@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import logging
 import threading
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from edge_server.errors import Unavailable
-from edge_server.model_config.validation import without_effect
 from edge_server.repository.build import Built, Failure
-from edge_server.repository.fit import Fit, Part, fit
+from edge_server.repository.standing import Standing, entries_of
 from edge_server.repository.trials import Trials
-from edge_server.repository.wishes import Wishes
 from edge_server.serving.snapshot import UNLOADED, ModelEntry, ModelState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
-    from edge_server.model_config.config import ModelConfig
     from edge_server.repository.build import Build
     from edge_server.repository.draft import Draft
+    from edge_server.repository.fit import Fit
+    from edge_server.repository.trials import Before
     from edge_server.serving.probation import ProbationTerms
     from edge_server.serving.registry import ModelRegistry
-    from edge_server.serving.snapshot import LoadedModel
 
 log = logging.getLogger(__name__)
 
@@ -31,8 +29,20 @@ OUTDATED = (
     "Newer operation has been applied to the model lifecycle, current load operation is out-dated."
 )
 
-# It may quote a configuration that a client sent, and is kept and told to everyone who asks.
-_LONGEST_REASON = 4000
+
+@dataclass(frozen=True)
+class _Suspects:
+    """What goes back.
+
+    Attributes:
+        back: by name, what served before each.
+        spared: likewise of the ensemble in which it showed, and which is not at fault.
+        reason: what is told of those that go back.
+    """
+
+    back: Mapping[str, Before]
+    spared: Mapping[str, Before]
+    reason: str
 
 
 class ModelLifecycle:
@@ -43,6 +53,8 @@ class ModelLifecycle:
 
     Args:
         probation: of versions that replace others; None is none.
+        take_down: an ensemble gives way to a member that it does not fit any more; else that
+            member is refused.
         on_rolled_back: hears what a version was made of that failed on probation, and why, on a
             thread of its own, when its predecessor serves again.
     """
@@ -54,20 +66,23 @@ class ModelLifecycle:
         probation: ProbationTerms | None = None,
         on_rolled_back: Callable[[Draft, str], None] = lambda *_: None,
         on_passed: Callable[[Draft], None] = lambda _: None,
+        *,
+        take_down: bool = False,
     ) -> None:
         self._registry = registry
+        self._take_down = take_down
         self._trials = Trials(probation, self.roll_back, on_passed)
         self._on_rolled_back = on_rolled_back
         self._build = build
         # Guards what follows and every change of the registry.
         self._lock = threading.Lock()
-        self._wishes = Wishes()
+        self._standing = Standing(registry)
         self._over = False
 
     def serves(self, name: str) -> Draft | None:
         """What the READY versions of `name` were made of."""
         with self._lock:
-            return self._wishes[name].serving
+            return self._standing.wishes[name].serving
 
     def on_trial(self, name: str) -> bool:
         """Whether what serves of `name` is on probation."""
@@ -76,7 +91,7 @@ class ModelLifecycle:
     def serving(self, name: str) -> Built | None:
         """What serves now, to be looked at and shared; nobody else closes it."""
         with self._lock:
-            return self._serving(name)
+            return self._standing.serving(name)
 
     def begin(
         self, found: Mapping[str, Draft | Failure], explicit: Collection[str]
@@ -98,16 +113,17 @@ class ModelLifecycle:
                 if isinstance(read, Failure):
                     due[name] = read
                     continue
-                wish = self._wishes[name]
+                wish = self._standing.wishes[name]
                 wish = replace(wish, explicit=wish.explicit or name in explicit)
                 if wish.serving is not None and read.is_same_as(wish.serving):
-                    changes[name] = self._serving_entries(name, reason="")
+                    changes[name] = self._standing.serve_on(name, "")
+                    wish = replace(wish, coming=None)
                 else:
                     due[name] = read
                     wish = replace(wish, coming=read)
                     if wish.serving is None:
-                        changes[name] = _entries(name, read, ModelState.LOADING)
-                self._wishes[name] = wish
+                        changes[name] = entries_of(name, read.versions, ModelState.LOADING)
+                self._standing.wishes[name] = wish
             self._registry.publish(changes)
         return due
 
@@ -128,19 +144,20 @@ class ModelLifecycle:
                     failed[name] = result
                 else:
                     offered[name] = result
-            for draft in self._wishes.waiting(results.keys()):
+            for draft in self._standing.wishes.waiting(results.keys()):
                 offered.setdefault(draft.name, Built(draft))
-            refused, ensembles = self._fit(offered, failed)
-            for name, error in refused.items():
+            found = self._standing.fit(offered, failed, take_down=self._take_down)
+            for name, error in found.refused.items():
                 failed[name] = Failure(error, draft=offered.pop(name).draft, misfit=True)
-            # Those that serve are made anew with their members, too.
-            for name, part in ensembles.items():
-                offered[name] = self._build.ensemble(part)
-            former = self._former(ensembles)
-            changes = {n: self._serve(self._tried(b, former)) for n, b in offered.items()}
+            former = self._former(found)
+            changes = self._taken_down(found)
+            for built in self._made(offered, found):
+                changes[built.draft.name] = self._standing.serve(self._tried(built, former))
             for name, failure in failed.items():
-                if name in results or self._is_loading(name):
-                    changes[name] = self._fail(name, failure, changes.get(name))
+                if name in results or self._standing.is_loading(name):
+                    changes[name] = self._standing.fail(name, failure, changes.get(name))
+                elif name in changes:
+                    changes[name] = self._standing.still_fails(failure, changes[name])
             self._registry.publish(changes)
         for name, result in results.items():
             if isinstance(result, Built) and offered.get(name) is not result:
@@ -150,37 +167,32 @@ class ModelLifecycle:
     def roll_back(self, draft: Draft, reason: str) -> bool:
         """Let what served before `draft` serve again, and the ensembles with it, at once.
 
-        It is still open while `draft` is on probation. Ensembles that changed together with it, and
-        do not fit what served before, go back too.
+        It is still open while `draft` is on probation. Of an ensemble that is what it was, the
+        members that are not go back. What changed together with what goes back, and does not fit
+        what served before, goes back too: ensembles, which then wait for members that they fit, and
+        members of ensembles. Ensembles that wait for what served before come back.
 
         Returns:
             False where there is nothing to go back to, or it does not fit the ensembles that serve:
             then nothing has changed.
         """
-        name = draft.name
         with self._lock:
-            before = None if self._over else self._trials.take(draft)
-            if before is None:
-                return False
-            offered = {name: before.built}
-            refused, ensembles = self._fit(offered, {})
-            if refused:
-                offered.update((n, Built(d)) for n, d in before.ensembles.items())
-                refused, ensembles = self._fit(offered, {})
-            if not refused:
-                for ensemble, part in ensembles.items():
-                    offered[ensemble] = self._build.ensemble(part)
-                changes = {n: self._serve(built) for n, built in offered.items()}
-                why = f"rolled back: {reason}"
-                changes[name] = [replace(entry, reason=why) for entry in changes[name]]
-                self._registry.publish(changes)
-        if refused:
-            log.error("model %s: cannot be rolled back: %s", name, next(iter(refused.values())))
+            suspects = self._suspects(draft, reason)
+            back, wishes = dict(suspects.back), self._standing.wishes
+            guilty = [d for name in back if (d := wishes[name].serving) is not None]
+            offered, found = self._fit_back(draft, back)
+            misfits = [error for name, error in found.refused.items() if name in back]
+            if back and not misfits:
+                self._go_back(replace(suspects, back=back), offered, found)
+        for before in (*suspects.spared.values(), *(back.values() if misfits else ())):
             before.built.close()
+        if misfits:
+            log.error("model %s: cannot be rolled back: %s", draft.name, misfits[0])
             return False
-        log.warning("model %s: rolled back: %s", name, reason)
-        self._on_rolled_back(draft, reason)
-        return True
+        for each in guilty:
+            log.warning("model %s: rolled back: %s", each.name, suspects.reason)
+            self._on_rolled_back(each, suspects.reason)
+        return bool(back)
 
     def unload(self, name: str, *, with_members: bool) -> None:
         """Let nobody new use `name` and the ensembles that use it; unknown is fine.
@@ -192,8 +204,8 @@ class ModelLifecycle:
                 uses them.
         """
         with self._lock:
-            gone = self._wishes.forget(name, with_members=with_members)
-            gone += self._wishes.suspend_users(gone)
+            gone = self._standing.wishes.forget(name, with_members=with_members)
+            gone += self._standing.wishes.suspend_users(gone)
             self._trials.forget(gone)
             changes: dict[str, list[ModelEntry]] = {}
             for entry in self._registry.snapshot.entries.values():
@@ -214,91 +226,118 @@ class ModelLifecycle:
         """
         with self._lock:
             self._over = True
-            self._wishes = Wishes()
+            self._standing = Standing(self._registry)
         self._registry.clear()
         self._trials.close(timeout_s)
 
     def _is_outdated(self, draft: Draft) -> bool:
-        wish = self._wishes[draft.name]
+        wish = self._standing.wishes[draft.name]
         # Another call's models may have brought a waiting ensemble along.
         return draft is not wish.coming and draft is not wish.serving
 
-    def _serving(self, name: str) -> Built | None:
-        draft = self._wishes[name].serving
-        return None if draft is None else Built(draft, self._loaded(name))
+    def _former(self, found: Fit) -> dict[str, Draft]:
+        """What the ensembles that change were made of."""
+        serving = self._standing.wishes.serving()
+        names = found.ensembles.keys() | found.taken_down.keys()
+        return {name: serving[name] for name in names if name in serving}
 
-    def _former(self, ensembles: Collection[str]) -> dict[str, Draft]:
-        """What those of them that serve were made of."""
-        serving = self._wishes.serving()
-        return {name: serving[name] for name in ensembles if name in serving}
+    def _made(self, offered: Mapping[str, Built], found: Fit) -> list[Built]:
+        """What is to serve: models, then every ensemble after its members."""
+        models = [built for built in offered.values() if not built.draft.is_ensemble]
+        # Those that serve are made anew with their members, too.
+        return [*models, *(self._build.ensemble(part) for part in found.ensembles.values())]
 
-    def _tried(self, built: Built, ensembles: Mapping[str, Draft]) -> Built:
-        if built.draft.is_ensemble:
+    def _taken_down(self, found: Fit) -> dict[str, list[ModelEntry]]:
+        self._trials.forget(found.taken_down.keys())
+        return self._standing.take_down(found.taken_down)
+
+    def _tried(self, built: Built, former: Mapping[str, Draft]) -> Built:
+        """As it is to be published; on probation where it, or what it uses, is new.
+
+        Args:
+            former: what the ensembles are made of that change together with it.
+        """
+        draft = built.draft
+        serving = self._standing.serving(draft.name)
+        if serving is not None and draft is serving.draft and not self._is_new(draft):
+            return self._trials.record(built)
+        others = {name: each for name, each in former.items() if name != draft.name}
+        return self._trials.begin(built, serving, others)
+
+    def _watched_on(self, built: Built, suspects: _Suspects) -> Built:
+        """As it is to be published when something goes back: only ensembles are made anew then."""
+        draft = built.draft
+        if not draft.is_ensemble:
             return built
-        return self._trials.begin(built, self._serving(built.draft.name), ensembles)
+        before = {**suspects.spared, **suspects.back}.get(draft.name)
+        was_new = before is not None and before.built.draft is not draft
+        if not (was_new or self._is_new(draft)):
+            return self._trials.record(built)
+        serving = self._standing.serving(draft.name) if before is None else before.built
+        return self._trials.begin(built, serving, {} if before is None else before.ensembles)
 
-    def _loaded(self, name: str) -> tuple[LoadedModel, ...]:
-        entries = self._registry.snapshot.entries.values()
-        return tuple(e.loaded for e in entries if e.name == name and e.loaded is not None)
-
-    def _is_loading(self, name: str) -> bool:
-        entries = self._registry.snapshot.entries.values()
-        return any(e.name == name and e.state is ModelState.LOADING for e in entries)
-
-    def _fit(self, offered: Mapping[str, Built], failed: Mapping[str, Failure]) -> Fit:
-        configs: dict[str, dict[int, ModelConfig]] = {}
-        reasons: dict[str, str] = {}
-        for entry in self._registry.snapshot.entries.values():
-            if entry.loaded is not None:
-                configs.setdefault(entry.name, {})[entry.version] = entry.loaded.config
-            else:
-                reasons[entry.name] = entry.reason or entry.state.value
-        reasons.update((name, str(failure.error)) for name, failure in failed.items())
-        serving = {n: Part(d, configs[n]) for n, d in self._wishes.serving().items()}
-        return fit({n: built.as_part() for n, built in offered.items()}, serving, reasons)
-
-    def _serve(self, built: Built) -> list[ModelEntry]:
-        name = built.draft.name
-        wish = self._wishes[name]
-        if built.draft is not wish.serving:
-            coming = None if built.draft is wish.coming else wish.coming
-            wish = replace(wish, serving=built.draft, coming=coming)
-        self._wishes[name] = wish
-        for field, reason in without_effect(built.draft.message).items():
-            log.warning("model %s: field '%s' has no effect here: %s", name, field, reason)
-        log.info(
-            "model %s: READY, version %s, %.0f ms",
-            name,
-            ", ".join(str(model.version) for model in built.models),
-            1e3 * built.took_s,
+    def _is_new(self, draft: Draft) -> bool:
+        """Whether it has still to show what it is worth, or something that it uses has."""
+        return self._trials.has_change(draft) or any(
+            self._trials.has(member) for member in self._standing.wishes.below(draft)
         )
-        return [ModelEntry(name, m.version, ModelState.READY, loaded=m) for m in built.models]
 
-    def _fail(
-        self, name: str, failure: Failure, made_anew: list[ModelEntry] | None
-    ) -> list[ModelEntry]:
-        wish, reason = self._wishes[name], str(failure.error)
-        if failure.draft is not None:
-            reason = failure.draft.files.as_shown(reason)
-        reason = reason[:_LONGEST_REASON]
-        if failure.draft is not None:
-            waits = failure.draft.is_ensemble and wish.serving is None
-            self._wishes[name] = replace(wish, coming=failure.draft if waits else None)
-        if wish.serving is not None:
-            log.error("model %s: serves on as it was, loading it anew failed: %s", name, reason)
-            entries = made_anew or self._serving_entries(name, reason)
-            return [replace(entry, reason=reason) for entry in entries]
-        log.error("model %s: UNAVAILABLE: %s", name, reason)
-        return _entries(name, failure.draft, ModelState.UNAVAILABLE, reason)
+    def _fit_back(self, draft: Draft, back: dict[str, Before]) -> tuple[dict[str, Built], Fit]:
+        """`back`, and what has to go or come with it: what is offered, and how that fits.
 
-    def _serving_entries(self, name: str, reason: str) -> list[ModelEntry]:
-        entries = self._registry.snapshot.entries.values()
-        return [replace(e, reason=reason) for e in entries if e.name == name and e.loaded]
+        Where it does not fit otherwise, `back` gets what changed together with an ensemble.
+        """
+        wishes = self._standing.wishes
+        waiting = {each.name: Built(each) for each in wishes.waiting(())}
+        offered = {**waiting, **{name: before.built for name, before in back.items()}}
+        found = self._standing.fit(offered, {})
+        if not found.refused.keys().isdisjoint(back):
+            below = [wishes[name].serving for name in wishes.below(draft)]
+            back.update(self._taken(each for each in below if each is not None))
+            for before in back.values():
+                offered.update((name, Built(each)) for name, each in before.ensembles.items())
+            offered.update((name, before.built) for name, before in back.items())
+            found = self._standing.fit(offered, {})
+        if self._take_down and not found.refused.keys().isdisjoint(back):
+            found = self._standing.fit(offered, {}, take_down=True)
+        return {n: built for n, built in offered.items() if n not in found.refused}, found
 
+    def _go_back(self, suspects: _Suspects, offered: Mapping[str, Built], found: Fit) -> None:
+        back, reason = suspects.back, f"rolled back: {suspects.reason}"
+        changes = self._taken_down(found)
+        for built in self._made(offered, found):
+            name, wish = built.draft.name, self._standing.wishes[built.draft.name]
+            changes[name] = self._standing.serve(self._watched_on(built, suspects))
+            if name in back:
+                changes[name] = [replace(entry, reason=reason) for entry in changes[name]]
+            elif wish.serving is not None and built.draft not in (wish.serving, wish.coming):
+                # It is as good as it was, but not for these members.
+                self._standing.wishes.wait(wish.serving)
+        self._registry.publish(changes)
 
-def _entries(
-    name: str, draft: Draft | None, state: ModelState, reason: str = ""
-) -> list[ModelEntry]:
-    """One for each version, or for version 0 where it came to none."""
-    versions = (0,) if draft is None else draft.versions
-    return [ModelEntry(name, version, state, reason) for version in versions]
+    def _suspects(self, draft: Draft, reason: str) -> _Suspects:
+        """What is to go back where `draft` failed on probation, which is over."""
+        before = None if self._over else self._trials.take(draft)
+        if before is None:
+            return _Suspects({}, {}, reason)
+        name = draft.name
+        if not draft.is_ensemble:
+            return _Suspects({name: before}, {}, reason)
+        serving = self._standing.wishes.serving()
+        used = [serving[n] for n in self._standing.wishes.below(draft) if n in serving]
+        faults = {each.name: fault for each in used if (fault := self._trials.fault(each))}
+        if faults:
+            # What is wrong with it shows in them, too.
+            bad = [each for each in used if each.name in faults]
+            return _Suspects(self._taken(bad), {name: before}, next(iter(faults.values())))
+        if before.built.draft is not draft:
+            return _Suspects({name: before}, {}, reason)
+        return _Suspects(self._taken(used), {name: before}, f"in ensemble '{name}': {reason}")
+
+    def _taken(self, drafts: Iterable[Draft]) -> dict[str, Before]:
+        """What served before those of them that are new."""
+        return {
+            draft.name: before
+            for draft in drafts
+            if self._trials.has_change(draft) and (before := self._trials.take(draft)) is not None
+        }

@@ -52,7 +52,7 @@ class RepositoryLoader:
         completion: what a configuration may leave out.
         load_threads: how many models one call loads at once.
         budget, devices: see `Build`.
-        probation, on_rolled_back: see `ModelLifecycle`.
+        probation, on_rolled_back, take_down: see `ModelLifecycle`.
     """
 
     def __init__(
@@ -68,6 +68,7 @@ class RepositoryLoader:
         probation: ProbationTerms | None = None,
         on_rolled_back: Callable[[Draft, str], None] = lambda *_: None,
         on_passed: Callable[[Draft], None] = lambda _: None,
+        take_down: bool = False,
     ) -> None:
         self._registry = registry
         self._source = source
@@ -75,7 +76,7 @@ class RepositoryLoader:
         self._load_threads = load_threads
         self._build = Build(scheduling or Scheduling(), budget, devices)
         self._lifecycle = ModelLifecycle(
-            registry, self._build, probation, on_rolled_back, on_passed
+            registry, self._build, probation, on_rolled_back, on_passed, take_down=take_down
         )
         self._turns = Turns()
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from typing import TYPE_CHECKING
 
-from edge_server.errors import ModelConfigError, Unavailable
+from edge_server.errors import EdgeServerError, ModelConfigError, Unavailable
 from edge_server.repository.arrivals import Arrivals
 from edge_server.repository.beliefs import Beliefs
 from edge_server.repository.manifest import read_manifest
@@ -17,14 +18,17 @@ from edge_server.serving.control import NO_FILES
 from edge_server.serving.snapshot import ModelState
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
     from pathlib import Path
 
+    from edge_server.repository.budget import MemoryBudget
     from edge_server.repository.ledger import Ledger
     from edge_server.repository.loader import RepositoryLoader
     from edge_server.repository.store import ModelStore
     from edge_server.serving.registry import ModelRegistry
     from edge_server.serving.snapshot import ModelEntry
+
+log = logging.getLogger(__name__)
 
 _FIRST_LOOKS_S = 0.2
 
@@ -35,6 +39,7 @@ class PollControl:
     Args:
         loader: of the same registry, over what `ledger` accepts, and telling it.
         exit_on_error: a model that cannot be loaded when nothing has served yet ends the daemon.
+        budget: the loader's; what it refused is loaded when there is memory.
     """
 
     def __init__(
@@ -48,6 +53,7 @@ class PollControl:
         poll_s: float,
         settle_s: float,
         exit_on_error: bool = True,
+        budget: MemoryBudget | None = None,
     ) -> None:
         self._loader = loader
         self._registry = registry
@@ -56,7 +62,7 @@ class PollControl:
         self._exit_on_error = exit_on_error
         self._ledger = ledger
         self._beliefs = Beliefs(settle_s, read_manifest)
-        self._updates = Updates(loader, ledger, store)
+        self._updates = Updates(loader, ledger, store, budget=budget)
         self._arrivals = Arrivals(repositories)
         self.watcher = RepositoryWatcher(
             repositories,
@@ -64,6 +70,7 @@ class PollControl:
             self._updates.carry_out,
             poll_s=poll_s,
             wait=self._arrivals.wait,
+            attend=self._attend,
         )
 
     def start(self, stop: threading.Event | None = None) -> None:
@@ -117,6 +124,15 @@ class PollControl:
         self._loader.close(timeout_s)
         self._arrivals.close()
         self._store.close()
+
+    def _attend(self, now: float) -> Collection[str]:
+        """The models that somebody let out of quarantine; what memory is there for is loaded."""
+        self._updates.retry(now)
+        try:
+            self._updates.note_what_serves()
+        except EdgeServerError as error:
+            log.warning("repository: what serves is not kept for a restart: %s", error)
+        return self._store.release_noted()
 
     def _load_first(self, stop: threading.Event) -> None:
         while self.watcher.look(time.monotonic()):

@@ -63,7 +63,7 @@ class Proof:
         return f"proven with {how}, {1e3 * (self.latency_s or 0):.1f} ms"
 
 
-def prove(model: LoadedModel, directory: Path) -> Proof:
+def prove(model: LoadedModel, directory: Path, got_on: Callable[[], None] = lambda: None) -> Proof:
     """See that `model` does what it shall, before anybody can ask it; nothing of it is counted.
 
     Where `directory`, the model's, has golden pairs, it must reproduce each of them: every output
@@ -74,12 +74,17 @@ def prove(model: LoadedModel, directory: Path) -> Proof:
 
     With the model's parameter `golden_max_latency_ms` its median request must not take longer.
 
+    It may never return, where the model does not.
+
+    Args:
+        got_on: called before each request.
+
     Raises:
         ModelConfigError: it must not serve; names the file, the output, what is wrong and where.
     """
     if model.config.is_ensemble:
         return Proof(unproven="its members are")
-    running = _Running(model)
+    running = _Running(model, got_on)
     try:
         proof = _prove(running, directory)
     finally:
@@ -119,7 +124,8 @@ class _Running:
         took_s: of each request that was answered.
     """
 
-    def __init__(self, model: LoadedModel) -> None:
+    def __init__(self, model: LoadedModel, got_on: Callable[[], None]) -> None:
+        self._got_on = got_on
         self.config = model.config
         self.version = model.version
         self.took_s: list[float] = []
@@ -138,8 +144,12 @@ class _Running:
         request = InferRequest(self.config.name, inputs, id="proof", sequence=self._sequence())
         check_request(self.config, request)
         answers = _Answers()
+        self._got_on()
         began_s = time.monotonic()
         self._scheduler.submit(request, Snapshot({}), answers)
+        while not answers.over.wait(PATIENCE_S):
+            if not self._scheduler.longest_run_s(time.monotonic()):
+                raise InternalError(f"no answer within {PATIENCE_S:g} s")
         outputs = answers.outputs()
         self.took_s.append(time.monotonic() - began_s)
         return outputs
@@ -165,21 +175,19 @@ class _Running:
 
 
 class _Answers:
-    """A `Respond` that waits for the one answer, or the only one of a decoupled model."""
+    """A `Respond` that keeps the one answer, or the only one of a decoupled model."""
 
     def __init__(self) -> None:
         self._answers: list[Answer] = []
-        self._over = threading.Event()
+        self.over = threading.Event()
 
     def __call__(self, answer: Answer, final: bool) -> None:
         if answer is not None:
             self._answers.append(answer)
         if final:
-            self._over.set()
+            self.over.set()
 
     def outputs(self) -> Mapping[str, Tensor]:
-        if not self._over.wait(PATIENCE_S):
-            raise InternalError(f"no answer within {PATIENCE_S:g} s")
         for answer in self._answers:
             if isinstance(answer, EdgeServerError):
                 raise answer

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 from edge_server.errors import InternalError, ModelConfigError, SettingsError
 from edge_server.repository.copies import Copies
 from edge_server.repository.fingerprint import content_fingerprint
+from edge_server.repository.releases import Releases
 from edge_server.repository.staged_copy import copy_model, seal, what_came_with
 from edge_server.repository.state_file import StateFile
 from edge_server.repository.store_lock import lock_store
@@ -98,14 +99,17 @@ class ModelStore:
         self._lock = threading.Lock()
         self._lent = weakref.WeakValueDictionary[int, StagedModel]()
         lock = lock_store(directory)
+        self._releases = Releases(directory)
         try:
             self._copies = Copies(directory)
+            self._releases.make()
         except OSError as error:
             os.close(lock)
             raise SettingsError(f"model store {directory}: {error}; mend or replace it") from error
         self._locked: int | None = lock
         self._file = StateFile(directory)
         self._state = self._file.read()
+        self.release_noted()
         self._recover()
 
     def close(self) -> None:
@@ -210,9 +214,13 @@ class ModelStore:
         with self._lock:
             return digest in self._state.deaths
 
-    def quarantine(self, digest: str, reason: str) -> None:
-        """It is not to be loaded, over restarts too, until it is released."""
-        self._note(lambda state: state.quarantine(digest, reason))
+    def quarantine(self, digest: str, reason: str, name: str = "") -> None:
+        """It is not to be loaded, over restarts too, until it is released.
+
+        Args:
+            name: of the model that it was.
+        """
+        self._note(lambda state: state.quarantine(digest, reason, name))
 
     def quarantined(self, digest: str) -> str:
         """Why it is not to be loaded; empty where it may be."""
@@ -222,6 +230,17 @@ class ModelStore:
     def release(self, digest: str) -> None:
         """Out of quarantine, with all that is held against it forgotten."""
         self._note(lambda state: state.released(digest))
+
+    def release_noted(self) -> set[str]:
+        """Release what somebody left a note about, see `Releases`; the models that it was."""
+        released = set()
+        for digest in self._releases.take():
+            with self._lock:
+                name = self._state.quarantined_as.get(digest, "")
+            log.info("model %s: %.12s is released from quarantine", name or "?", digest)
+            self.release(digest)
+            released.add(name)
+        return released
 
     def _recover(self) -> None:
         before = self._state

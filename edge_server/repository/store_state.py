@@ -63,6 +63,7 @@ class StoreState(msgspec.Struct, frozen=True):
     Attributes:
         models: name → the copies that served, newest first; the first of them is the last good.
         quarantined: digest → why.
+        quarantined_as: digest → the model that it was.
         loading: name → its load, begun and not ended.
         deaths: digest → what its loads have cost since the last that ended.
         turn: of the newest copy.
@@ -73,6 +74,7 @@ class StoreState(msgspec.Struct, frozen=True):
     loading: dict[str, Load] = {}
     deaths: dict[str, Deaths] = {}
     turn: int = 0
+    quarantined_as: dict[str, str] = {}
 
     @property
     def kept(self) -> list[KeptCopy]:
@@ -115,21 +117,31 @@ class StoreState(msgspec.Struct, frozen=True):
     def interrupted(self, boot: str) -> StoreState:
         """What `loading` still says at a start is counted, and quarantined where it is too much."""
         state = self.stopped()
-        for digest, was_up in {x.digest: x.boot == boot for x in self.loading.values()}.items():
+        was_up = {load.digest: load.boot == boot for load in self.loading.values()}
+        names = {load.digest: name for name, load in self.loading.items()}
+        for digest, name in names.items():
             before = self.deaths.get(digest, Deaths())
-            now = Deaths(before.crashes + was_up, before.resets + (not was_up))
+            crashed = was_up[digest]
+            now = Deaths(before.crashes + crashed, before.resets + (not crashed))
             state = replace(state, deaths=_newest({**state.deaths, digest: now}))
             if now.crashes >= MOST_CRASHES or now.resets >= MOST_RESETS:
-                state = state.quarantine(digest, _reason(now))
+                state = state.quarantine(digest, _reason(now), name)
         return state
 
-    def quarantine(self, digest: str, reason: str) -> StoreState:
-        return replace(self, quarantined=_newest({**self.quarantined, digest: reason}))
+    def quarantine(self, digest: str, reason: str, name: str = "") -> StoreState:
+        quarantined = _newest({**self.quarantined, digest: reason})
+        names = {**self.quarantined_as, digest: name}
+        return replace(
+            self,
+            quarantined=quarantined,
+            quarantined_as={d: n for d, n in names.items() if d in quarantined and n},
+        )
 
     def released(self, digest: str) -> StoreState:
         return replace(
             self,
             quarantined={d: reason for d, reason in self.quarantined.items() if d != digest},
+            quarantined_as={d: name for d, name in self.quarantined_as.items() if d != digest},
             deaths={d: deaths for d, deaths in self.deaths.items() if d != digest},
         )
 

@@ -34,7 +34,8 @@ class Trials:
     """Puts new versions on probation, and keeps what they replaced open meanwhile.
 
     A version that replaces one on probation is held against the last one that passed. Versions
-    that have no predecessor, and ensembles, are not on probation.
+    that have no predecessor are not on probation. Of an ensemble all versions are new: it is made
+    anew with its members, and may be the one that shows what is wrong with them.
 
     Args:
         terms: None puts nothing on probation and keeps nothing.
@@ -97,6 +98,25 @@ class Trials:
         trial.probation.start()
         return replace(built, models=tuple(models))
 
+    def record(self, built: Built) -> Built:
+        """`built` as it is to be published on no probation; that of what it replaces is over."""
+        self.forget([built.draft.name])
+        terms = self._terms
+        if terms is None:
+            return built
+        return replace(built, models=tuple(recorded(m, terms) for m in built.models))
+
+    def has_change(self, draft: Draft) -> bool:
+        """Whether `draft` is on probation, and what served before was made of another one."""
+        with self._lock:
+            return self._changed(draft) is not None
+
+    def fault(self, draft: Draft) -> str:
+        """What the answers of such a one show by now to be worse; empty where they do not."""
+        with self._lock:
+            trial = self._changed(draft)
+        return "" if trial is None else trial.probation.fault()
+
     def has(self, name: str) -> bool:
         """Whether versions of that model are on probation."""
         with self._lock:
@@ -140,6 +160,12 @@ class Trials:
             on_over=partial(self._over, trial),
         )
         return trial
+
+    def _changed(self, draft: Draft) -> _Trial | None:
+        trial = self._trials.get(draft.name)
+        if trial is None or trial.draft is not draft or trial.before is None:
+            return None
+        return None if trial.before.built.draft is draft else trial
 
     def _end(self, name: str, draft: Draft | None = None) -> _Trial | None:
         """The trial of that model, or of that very draft, which is none any more."""

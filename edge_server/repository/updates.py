@@ -10,14 +10,17 @@ from typing import TYPE_CHECKING
 
 from edge_server.errors import EdgeServerError, InternalError, ModelConfigError, Unavailable
 from edge_server.repository.content import TornModel
+from edge_server.repository.shortages import Shortages
+from edge_server.repository.store import StagedModel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from edge_server.repository.beliefs import Change
+    from edge_server.repository.budget import MemoryBudget
     from edge_server.repository.ledger import Ledger
     from edge_server.repository.loader import RepositoryLoader
-    from edge_server.repository.store import ModelStore, StagedModel
+    from edge_server.repository.store import ModelStore
 
 log = logging.getLogger(__name__)
 
@@ -34,10 +37,11 @@ class Updates:
     model that come meanwhile, the last one counts.
 
     What cannot be staged or loaded leaves what serves as it is, with the reason on the index, and
-    is not tried again until its files change.
+    is not tried again until its files change; but what there was no memory for is, when there is.
 
     Args:
         ledger: hears what becomes of each model.
+        budget: the loader's.
     """
 
     def __init__(
@@ -46,8 +50,10 @@ class Updates:
         ledger: Ledger,
         store: ModelStore,
         *,
+        budget: MemoryBudget | None = None,
         patience_s: float = LOAD_PATIENCE_S,
     ) -> None:
+        self._shortages: Shortages[StagedModel] = Shortages(budget)
         self._loader = loader
         self._ledger = ledger
         self._store = store
@@ -56,6 +62,7 @@ class Updates:
         self._waiting: dict[str, _Work] = {}
         self._busy: set[str] = set()
         self._closed = False
+        self._noting = threading.Lock()
 
     def load_last_good(self, stop: threading.Event | None) -> dict[str, StagedModel]:
         """Load what served last; by name, whether it could be loaded again or not.
@@ -79,6 +86,8 @@ class Updates:
         for name, staged in kept.items():
             if name not in failed:
                 self._ledger.serves_again(staged)
+            else:
+                self._shortages.keep(name, staged, time.monotonic())
         return kept
 
     def carry_out(self, changes: Sequence[Change]) -> list[str]:
@@ -90,6 +99,7 @@ class Updates:
         torn = []
         works = []
         for change in changes:
+            self._shortages.forget(change.name)
             try:
                 works.append((change.name, self._prepare(change)))
             except TornModel as error:
@@ -102,13 +112,34 @@ class Updates:
             for name, work in works:
                 if self._closed:
                     break
-                self._waiting[name] = work
-                if name not in self._busy:
-                    self._busy.add(name)
-                    threading.Thread(
-                        target=self._work, args=(name,), name=f"update-{name}", daemon=True
-                    ).start()
+                self._begin(name, work)
         return torn
+
+    def retry(self, now: float) -> None:
+        """Begin with what there was no memory for and is by now (`time.monotonic()`)."""
+        for name, staged in self._shortages.due(now).items():
+            with self._changed:
+                if self._closed or name in self._busy:
+                    continue
+                log.info("model %s: there is memory for it by now: loaded again", name)
+                self._begin(name, _Work(staged, self._ledger.accept(staged)))
+
+    def note_what_serves(self) -> None:
+        """Let the ledger know what serves by now, also what came or went back with another model.
+
+        Raises:
+            InternalError: it serves, but is not kept for a restart.
+        """
+        for name in self._loader.names_on_disk():
+            draft = self._loader.serves(name)
+            staged = None if draft is None else draft.files.holder
+            with self._noting:
+                if (
+                    isinstance(staged, StagedModel)
+                    and self._ledger.serving(name) is not staged
+                    and not self._store.quarantined(staged.digest)
+                ):
+                    self._ledger.serves(staged, on_trial=self._loader.on_trial(name))
 
     def wait_idle(self, timeout_s: float | None = None) -> bool:
         """Whether within that time every change has been carried out."""
@@ -120,6 +151,15 @@ class Updates:
         with self._changed:
             self._closed = True
             self._waiting.clear()
+
+    def _begin(self, name: str, work: _Work) -> None:
+        """The caller holds the lock."""
+        self._waiting[name] = work
+        if name not in self._busy:
+            self._busy.add(name)
+            threading.Thread(
+                target=self._work, args=(name,), name=f"update-{name}", daemon=True
+            ).start()
 
     def _prepare(self, change: Change) -> _Work:
         """What is to be done for `change`.
@@ -136,7 +176,8 @@ class Updates:
         staged = self._store.stage(tree)
         if reason := self._store.quarantined(staged.digest):
             raise ModelConfigError(
-                f"{tree.directory}: quarantined: {reason}; put another model there"
+                f"{tree.directory}: quarantined: {reason}; put another model there, or let it out "
+                f"with `edge-server models release {tree.name}`"
             )
         return _Work(staged, self._ledger.accept(staged, tree.directory))
 
@@ -174,9 +215,15 @@ class Updates:
             failures = self._loader.load(name)
         failure = failures.get(name)
         if failure is None:
-            self._ledger.serves(staged, on_trial=self._loader.on_trial(name))
+            self._shortages.forget(name)
+            self._ledger.count("loaded")
+            self.note_what_serves()
             return
         self._ledger.count("failed")
+        if isinstance(failure.error, Unavailable):
+            self._shortages.keep(name, staged, time.monotonic())
+        else:
+            self._shortages.forget(name)
         if not failure.misfit:
             # What fits nothing yet may fit with the next change of another model.
             self._ledger.decline(name, work.before)

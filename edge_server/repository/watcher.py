@@ -31,6 +31,8 @@ class RepositoryWatcher:
         act: carries that out, and returns soon; the models that were not what was told of them.
         wait: waits so many seconds, or until something has changed; then the names of the models
             that were renamed into place, else None.
+        attend: called every second or so with `time.monotonic()`; the models to be told of again,
+            though they have not changed.
     """
 
     def __init__(
@@ -41,6 +43,7 @@ class RepositoryWatcher:
         *,
         poll_s: float,
         wait: Callable[[float], Collection[str] | None],
+        attend: Callable[[float], Collection[str]] = lambda _: (),
     ) -> None:
         # A disk that does not answer is no reason to end the process: what is loaded serves on.
         self.worker = Worker("repository", self._tick, deadline_s=math.inf)
@@ -49,6 +52,7 @@ class RepositoryWatcher:
         self._act = act
         self._poll_s = poll_s
         self._wait = wait
+        self._attend = attend
         self._blind: dict[Path, str] = {}
         self._looked_at = time.monotonic()
         self._next_at = 0.0
@@ -80,6 +84,9 @@ class RepositoryWatcher:
         return bool(self._beliefs.settling)
 
     def _tick(self, now: float) -> None:
+        for name in self._attend(now):
+            self._beliefs.tell_again(name)
+            self._next_at = 0.0
         if now >= self._next_at:
             changing = self.look(now, self._arrived)
             self._arrived = set()

@@ -53,8 +53,22 @@ class Wishes:
             for wish in self._by_name.values()
             if wish.coming is not None
             and wish.coming.is_ensemble
-            and not any(self._is_loading(m) for m in self._below(wish.coming) if m not in loaded)
+            and not any(self._is_loading(m) for m in self.below(wish.coming) if m not in loaded)
         ]
+
+    def below(self, draft: Draft) -> list[str]:
+        """Its members, theirs, and so on."""
+        found = sorted(draft.members)
+        for name in found:  # grows while it is walked
+            wish = self[name]
+            members = {m for d in (wish.serving, wish.coming) if d is not None for m in d.members}
+            found += sorted(members.difference(found))
+        return found
+
+    def wait(self, ensemble: Draft) -> None:
+        """It waits for members that it fits; what serves of it does so on."""
+        wish = self[ensemble.name]
+        self._by_name[ensemble.name] = replace(wish, coming=wish.coming or ensemble)
 
     def forget(self, name: str, *, with_members: bool) -> list[str]:
         """Nobody wants `name` any more.
@@ -96,12 +110,3 @@ class Wishes:
             and not wish.explicit
             and not any(other.uses(name) for other in self._by_name.values())
         )
-
-    def _below(self, draft: Draft) -> list[str]:
-        """Its members, theirs, and so on."""
-        found = sorted(draft.members)
-        for name in found:  # grows while it is walked
-            wish = self[name]
-            members = {m for d in (wish.serving, wish.coming) if d is not None for m in d.members}
-            found += sorted(members.difference(found))
-        return found

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from edge_server.appliance.worker import Worker
 from edge_server.serving.statistics import Failure
-from edge_server.serving.watch import Watch, WatchedScheduler
+from edge_server.serving.watch import Seen, Watch, WatchedScheduler
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -169,12 +169,16 @@ class Probation:
         enough = seen >= self._terms.requests and seconds >= self._terms.least_s
         return enough or seconds >= self._terms.longest_s
 
-    def _reason(self, now: float) -> str:
+    def fault(self) -> str:
+        """What its answers so far show to be worse; empty where they do not."""
         for each in self.watched:
             reason = each.reason()
             if reason:
                 return f"version {each.model.version}: {reason}"
-        return self._hang(now) or self._absence(now)
+        return ""
+
+    def _reason(self, now: float) -> str:
+        return self.fault() or self._hang(now) or self._absence(now)
 
     def _hang(self, now: float) -> str:
         hangs = [hang for each in self.watched if (hang := each.hang(now))]
@@ -241,16 +245,22 @@ def _is_worse(bad: int, requests: int, may: float) -> bool:
 
 
 def _failed_share(model: LoadedModel) -> float:
+    if model.config.is_ensemble:
+        # Its statistics do not tell whose fault it was.
+        seen = _seen(model)
+        return seen.failed / max(1, seen.requests)
     counts = model.statistics.counts()
     failed = counts.failures[Failure.BACKEND]
     return failed / (failed + counts.success.count) if failed else 0.0
 
 
 def _not_finite_share(model: LoadedModel) -> float:
-    if not isinstance(model.scheduler, WatchedScheduler):
-        return 0.0
-    seen = model.scheduler.seen
+    seen = _seen(model)
     return seen.not_finite / max(1, seen.requests)
+
+
+def _seen(model: LoadedModel) -> Seen:
+    return model.scheduler.seen if isinstance(model.scheduler, WatchedScheduler) else Seen()
 
 
 def _unwatched(model: LoadedModel) -> Scheduler:

@@ -41,6 +41,9 @@ class Repository(Section, frozen=True):
         memory_reserve_bytes: no model is loaded in mode `poll` that would leave less free.
         probation_requests: so many requests a model that replaces another is watched, and for
             `probation_s` at least; where it does worse, the other serves again. 0 is never.
+        incompatible_member: of a model that an ensemble which serves would not fit any more:
+            `refuse` keeps both as they are, `take_down` the ensemble from serving until its
+            members fit again.
         signatures: whether models must be signed: `require` takes no other, `warn` tells of them.
         signature_keys: files of the public keys, of which one must fit.
         load: names to load at start in mode `explicit`; `*` alone is all.
@@ -60,6 +63,7 @@ class Repository(Section, frozen=True):
     memory_reserve_bytes: Count = 256 << 20
     probation_requests: Count = 200
     probation_s: Annotated[float, msgspec.Meta(ge=0, le=86400)] = 30.0
+    incompatible_member: Literal["refuse", "take_down"] = "refuse"
     signatures: Literal["off", "warn", "require"] = "off"
     signature_keys: tuple[str, ...] = ()
     load: tuple[str, ...] = ()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
+import subprocess
+import sys
 import time
 import urllib.request
 from hashlib import sha256
@@ -24,10 +27,10 @@ PATIENCE_S = 30.0
 POLL = ("--model-control-mode=poll", "--repository-poll-secs=0.2", "--repository-settle-secs=0.3")
 
 
-def network(number: float) -> bytes:
+def network(number: float, size: int = 1) -> bytes:
     """y = x + number."""
     tensor = helper.make_tensor("k", TensorProto.FLOAT, [1], [number])
-    io = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy"]
+    io = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [size]) for name in "xy"]
     node = helper.make_node("Add", ["x", "k"], ["y"])
     graph = helper.make_graph([node], "g", io[:1], io[1:], [tensor])
     opsets = [helper.make_opsetid("", 17)]
@@ -63,6 +66,19 @@ def swap(repository: Path, name: str, data: bytes, config: str = 'backend: "onnx
     shutil.rmtree(repository / f".old-{name}", ignore_errors=True)
 
 
+def models(*arguments: str | Path) -> str:
+    """What `edge-server models` prints when all is well."""
+    done = subprocess.run(
+        [sys.executable, "-m", "edge_server", "models", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 class Server:
     """A daemon that polls, and what it answers."""
 
@@ -87,15 +103,15 @@ class Server:
             assert time.monotonic() < end, (before, self.index(), self.log)
         return before
 
-    def wait_for_reason(self, said: str, model: str = "m") -> str:
-        """Ask until the index says so of `model`; its state."""
+    def wait_for_reason(self, said: str, model: str = "m", ask: str = "m") -> str:
+        """Ask `ask` until the index says so of `model`; its state."""
         end = time.monotonic() + PATIENCE_S
         while True:
             for state, reason in self.index().get(model, []):
                 if said in reason:
                     return state
             assert time.monotonic() < end, (self.index(), self.log)
-            self.answer()
+            self.answer(ask)
 
     def index(self) -> dict[str, list[tuple[str, str]]]:
         found: dict[str, list[tuple[str, str]]] = {}
@@ -232,6 +248,18 @@ def test_what_serves_worse_than_what_was_before_is_taken_back(
     (server.repository / "m" / "1" / "model.py").write_text(RAISES)
     assert server.wait_for_reason("quarantined") == "READY"
     assert server.answer() == 1
+    # Unless somebody lets it out: then it is tried again, as it is, and rolled back again.
+    store = server.repository.parent / "store"
+    listed = models("list", server.repository, "--store", store)
+    assert "is in quarantine: rolled back: version 1:" in listed
+    released = models("release", "m", "--store", store)
+    assert "released; the daemon looks at it again" in released
+    end = time.monotonic() + PATIENCE_S
+    while server.metric('edge_model_reload_total{result="rolled_back"}') != 2:
+        assert time.monotonic() < end, server.log
+        with contextlib.suppress(InferenceServerException):
+            server.answer()
+    assert server.answer() == 1
     swap(server.repository, "m", network(2))
     server.wait_for(2)
 
@@ -248,6 +276,38 @@ def test_other_instances_are_an_update_in_place(serve: Callable[..., Server]) ->
         assert server.answer() == 1
     (statistics,) = server.client.get_inference_statistics("m").model_stats
     assert statistics.inference_count >= 10
+
+
+ENSEMBLE = (
+    'platform: "ensemble" input { name: "x" data_type: TYPE_FP32 dims: 1 } '
+    'output { name: "y" data_type: TYPE_FP32 dims: 1 } ensemble_scheduling { step { '
+    'model_name: "m" model_version: -1 input_map { key: "x" value: "x" } '
+    'output_map { key: "y" value: "y" } } }'
+)
+
+
+@pytest.mark.parametrize("asked_for", [False, True])
+def test_a_member_that_its_ensemble_does_not_fit_is_refused_or_takes_that_down(
+    asked_for: bool, serve: Callable[..., Server], repository: Path
+) -> None:
+    (repository / "e" / "1").mkdir(parents=True)
+    (repository / "e" / "config.pbtxt").write_text(ENSEMBLE)
+    server = serve(*(["--incompatible-member=take_down"] if asked_for else []))
+    assert server.answer("e") == 1
+    swap(repository, "m", network(2, size=2))
+    if asked_for:
+        text = "in ensemble e, ensemble tensor y: inconsistent shape"
+        assert server.wait_for_reason(text, "e", ask="other") == "UNAVAILABLE"
+        assert server.index()["m"] == [("READY", "")]
+    else:
+        text = "ensemble 'e', which serves, uses model 'm' and would no longer fit"
+        assert server.wait_for_reason(text) == "READY"
+        assert server.answer("e") == 1
+    swap(repository, "m", network(3))
+    end = time.monotonic() + PATIENCE_S
+    while server.index()["e"] != [("READY", "")] or server.answer("e") != 3:
+        assert time.monotonic() < end, (server.index(), server.log)
+    assert server.answer() == 3
 
 
 def test_a_slow_writer_is_waited_for(serve: Callable[..., Server]) -> None:

@@ -42,7 +42,17 @@ def test_help_says_what_is_done_and_what_each_exit_code_means(
     with pytest.raises(SystemExit):
         run_command(["models", "--help"])
     text = capsys.readouterr().out
-    for said in ("push", "pull", "list", "verify", "rollback", "sign", "keygen", "exit codes: 0"):
+    for said in (
+        "push",
+        "pull",
+        "list",
+        "verify",
+        "rollback",
+        "release",
+        "sign",
+        "keygen",
+        "exit codes: 0",
+    ):
         assert said in text
 
 

@@ -49,6 +49,10 @@ EXPECTED: dict[str, list[tuple[str, Any]]] = {
     "repository-poll-secs": [("2.5", ("repository.poll_s", 2.5))],
     "repository-settle-secs": [("0.5", ("repository.settle_s", 0.5))],
     "repository-copies": [("/s", ("repository.store", "/s"))],
+    "incompatible-member": [
+        ("refuse", ("repository.incompatible_member", "refuse")),
+        ("take_down", ("repository.incompatible_member", "take_down")),
+    ],
     "exit-on-error": [("False", ("repository.exit_on_error", False))],
     "strict-readiness": [("false", ("repository.strict_readiness", False))],
     "disable-auto-complete-config": [("true", ("repository.auto_complete", False))],

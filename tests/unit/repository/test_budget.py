@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from edge_server.errors import Unavailable
-from edge_server.repository.budget import MemoryBudget, available_bytes, needed_bytes, shortage
+from edge_server.repository.budget import MemoryBudget, needed_bytes, shortage
 from edge_server.repository.draft import Draft
+from edge_server.repository.memory import available_bytes
 from edge_server.repository.scan import files_in
 
 if TYPE_CHECKING:
@@ -84,7 +85,8 @@ def test_a_refusal_says_how_much_is_needed_and_what_can_be_done(
         budget.check(draft(write_model, "onnxruntime", model_onnx=40), [1])
     assert str(caught.value) == (
         "model 'm': too little memory: loading it needs about 100 MiB, 100 MiB are available and "
-        "30 MiB of them stay in reserve; unload another model, or load fewer instances"
+        "30 MiB of them stay in reserve; unload another model, load fewer instances, or raise the "
+        "daemon's limit where it has one (systemd: MemoryMax=)"
     )
 
 

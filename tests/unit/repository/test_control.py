@@ -69,9 +69,13 @@ OVERRIDE = {
 class World:
     """A repository under model control, and what a client sees of it."""
 
-    def __init__(self, *repositories: Path, strict: bool = True, **options: object) -> None:
+    def __init__(
+        self, *repositories: Path, strict: bool = True, take_down: bool = False, **options: object
+    ) -> None:
         self.registry = ModelRegistry()
-        self.loader = RepositoryLoader(self.registry, Repositories(repositories))
+        self.loader = RepositoryLoader(
+            self.registry, Repositories(repositories), take_down=take_down
+        )
         options = {"explicit": True, **options}
         self.control = RepositoryControl(self.loader, self.registry, **options)  # type: ignore[arg-type]
         self.door = DataPlane(self.registry, strict_readiness=strict)
@@ -515,6 +519,149 @@ def test_a_member_that_would_break_an_ensemble_is_refused_and_both_serve_on(
     assert "inconsistent data type" in str(caught.value)
     assert world.ask("e", tensor="x") == 0
     assert [made.closed for made in counted.made] == [0, 1]
+
+
+def test_an_ensemble_that_fits_no_member_yet_comes_with_one_that_it_fits(
+    world: World, write_model: WriteModel, counted: CountedBackend
+) -> None:
+    write_model("e", ensemble("m"))
+    write_model("m", COUNTED)
+    world.control.load("e")
+    write_model("e", ensemble("m", tensors="ac"))
+    with pytest.raises(ModelConfigError, match="mapped from non-existing output c"):
+        world.control.load("e")
+    # A member that it does not fit either leaves it waiting, and the index says so on.
+    set_number(write_model("m", COUNTED), 3)
+    world.control.load("m")
+    assert world.ask("e", tensor="x") == 3
+    assert "mapped from non-existing output c" in world.states()["e", 1][1]
+    set_number(write_model("m", COUNTED.replace('"b"', '"c"')), 4)
+    world.control.load("m")
+    assert world.ask("e", tensor="x") == 4
+    assert world.states() == {("e", 1): READY, ("m", 1): READY}
+
+
+def test_an_ensemble_that_is_as_it_was_again_waits_for_nothing(
+    world: World, write_model: WriteModel, counted: CountedBackend
+) -> None:
+    path = write_model("e", ensemble("m")) / "config.pbtxt"
+    write_model("m", COUNTED)
+    world.control.load("e")
+    before = path.read_text(), path.stat()
+    write_model("e", ensemble("m", tensors="cb"))
+    with pytest.raises(ModelConfigError):
+        world.control.load("e")
+    path.write_text(before[0])
+    os.utime(path, ns=(before[1].st_atime_ns, before[1].st_mtime_ns))
+    world.control.load("e")
+    assert world.states()["e", 1] == READY
+    write_model("m", COUNTED.replace('"a"', '"c"'))
+    with pytest.raises(ModelConfigError, match="would no longer fit"):
+        world.control.load("m")
+
+
+@pytest.fixture
+def yielding(repository: Path) -> Iterator[World]:
+    """Where ensembles give way to members that they do not fit."""
+    made = World(repository, take_down=True).start()
+    yield made
+    made.control.close(PATIENCE_S)
+
+
+INT32 = 'backend: "counted" ' + IO.format("TYPE_INT32")
+
+
+def test_where_it_is_asked_for_the_ensemble_goes_till_its_members_fit_again(
+    yielding: World, write_model: WriteModel, counted: CountedBackend
+) -> None:
+    write_model("outer", ensemble("e", tensors="xz"))
+    write_model("e", ensemble("m"))
+    write_model("m", COUNTED)
+    yielding.control.load("outer")
+    write_model("m", INT32)
+    yielding.control.load("m")
+    states = yielding.states()
+    assert states["m", 1] == READY
+    state, of_e = states["e", 1]
+    assert state == "UNAVAILABLE"
+    assert of_e.endswith(
+        "in ensemble e, ensemble tensor z: inconsistent data type: TYPE_FP32 is inferred from "
+        "model e while TYPE_INT32 is inferred from model m"
+    )
+    state, of_outer = states["outer", 1]
+    assert state == "UNAVAILABLE"
+    assert of_outer.endswith(
+        "ensemble 'outer' depends on 'e' which has no loaded version. Model 'e' loading failed "
+        f"with error: {of_e}"
+    )
+    with pytest.raises(NotFound, match="'outer' has no available versions"):
+        yielding.ask("outer", tensor="x")
+    assert not yielding.door.server_ready()
+    model = write_model("m", COUNTED)
+    set_number(model, 3)
+    yielding.control.load("m")
+    assert yielding.ask("outer", tensor="x") == 3
+    assert set(yielding.states().values()) == {READY}
+
+
+def test_an_ensemble_whose_version_of_a_member_goes_says_which(
+    yielding: World, write_model: WriteModel, counted: CountedBackend
+) -> None:
+    write_model("e", ensemble("m").replace("model_version: -1", "model_version: 1"))
+    model = write_model("m", COUNTED)
+    yielding.control.load("e")
+    set_number(model, 2, version=2)
+    yielding.control.load("m")
+    text = "ensemble 'e' depends on 'm' whose required version 1 is not loaded."
+    assert yielding.states()["e", 1][1].endswith(text)
+    shutil.rmtree(model / "2")
+    yielding.control.load("m")
+    assert yielding.ask("e", tensor="x") == 0
+
+
+def test_an_ensemble_that_was_taken_down_comes_with_a_configuration_that_fits(
+    yielding: World, write_model: WriteModel, counted: CountedBackend
+) -> None:
+    write_model("e", ensemble("m"))
+    write_model("m", COUNTED)
+    yielding.control.load("e")
+    write_model("e", ensemble("m", tensors="cb"))  # fits neither
+    write_model("m", INT32)
+    with pytest.raises(ModelConfigError, match="mapping to non-existing input c"):
+        yielding.control.load("e")
+    states = yielding.states()
+    assert (states["m", 1], states["e", 1][0]) == (READY, "UNAVAILABLE")
+    write_model("e", ensemble("m").replace("TYPE_FP32", "TYPE_INT32"))
+    yielding.control.load("e")
+    assert set(yielding.states().values()) == {READY}
+
+
+def test_an_ensemble_that_was_taken_down_and_then_unloaded_stays_away(
+    yielding: World, write_model: WriteModel, counted: CountedBackend
+) -> None:
+    write_model("e", ensemble("m"))
+    write_model("m", COUNTED)
+    yielding.control.load("e")
+    write_model("m", INT32)
+    yielding.control.load("m")
+    yielding.control.unload("e")
+    write_model("m", COUNTED)
+    yielding.control.load("m")
+    assert yielding.states() == {("e", 1): UNLOADED, ("m", 1): READY}
+
+
+def test_what_runs_in_an_ensemble_that_is_taken_down_finishes(
+    yielding: World, write_model: WriteModel, counted: CountedBackend
+) -> None:
+    write_model("e", ensemble("m"))
+    set_number(write_model("m", COUNTED), 7)
+    yielding.control.load("e")
+    lease = yielding.registry.lease()
+    write_model("m", INT32)
+    yielding.control.load("m")
+    request = InferRequest("e", {"x": Tensor(np.zeros(1, np.float32))})
+    assert lease.snapshot.infer(request).outputs["z"].array[0] == 7
+    lease.release()
 
 
 def test_an_ensemble_and_its_member_change_together(

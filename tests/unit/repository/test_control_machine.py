@@ -10,6 +10,7 @@ import contextlib
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
@@ -25,8 +26,6 @@ from edge_server.tensors import Tensor
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import pytest
 
     from edge_server.serving.registry import Lease
     from tests.unit.repository.conftest import CountedBackend
@@ -56,14 +55,17 @@ def ensemble_config(datatype: str) -> str:
 
 
 class Machine(RuleBasedStateMachine):
-    def __init__(self, repository: Path, backend: CountedBackend) -> None:
+    def __init__(self, repository: Path, backend: CountedBackend, *, take_down: bool) -> None:
         super().__init__()
+        self.take_down = take_down
         self.repository = repository
         self.backend = backend
         backend.made.clear()
         self.registry = ModelRegistry()
-        loader = RepositoryLoader(self.registry, Repositories([repository]))
-        self.control = RepositoryControl(loader, self.registry, explicit=True)
+        self.loader = RepositoryLoader(
+            self.registry, Repositories([repository]), take_down=take_down
+        )
+        self.control = RepositoryControl(self.loader, self.registry, explicit=True)
         self.leases: list[Lease] = []
         # What a plain load would make of the disk; None is broken.
         self.number: dict[tuple[str, int], int | None] = {}
@@ -100,7 +102,7 @@ class Machine(RuleBasedStateMachine):
         except (ModelConfigError, InternalError):
             # What served still does.
             for each, versions in before.items():
-                if versions:
+                if versions and not (self.take_down and each == "e"):
                     assert self.registry.snapshot.ready_versions(each)
             return
         for each in asked:
@@ -142,6 +144,17 @@ class Machine(RuleBasedStateMachine):
             assert all(snapshot.find(m).config.inputs[0].datatype is datatype for m in MODELS)
 
     @invariant()
+    def an_ensemble_waits_only_for_what_it_does_not_fit(self) -> None:
+        wish = self.loader._lifecycle._standing.wishes["e"]
+        if wish.serving is None and wish.coming is not None:
+            datatype = wish.coming.config.inputs[0].datatype
+            found = [self.registry.snapshot.ready_versions(m) for m in MODELS]
+            assert not all(found) or any(
+                self.registry.snapshot.find(m).config.inputs[0].datatype is not datatype
+                for m in MODELS
+            )
+
+    @invariant()
     def states_agree_with_what_is_loaded(self) -> None:
         for entry in self.registry.snapshot.entries.values():
             assert (entry.state is ModelState.READY) == (entry.loaded is not None)
@@ -155,11 +168,12 @@ class Machine(RuleBasedStateMachine):
         assert [model.closed for model in self.backend.made] == [1] * len(self.backend.made)
 
 
+@pytest.mark.parametrize("take_down", [False, True])
 def test_no_request_loses_its_model_and_every_model_is_closed_once(
-    counted: CountedBackend, tmp_path_factory: pytest.TempPathFactory
+    take_down: bool, counted: CountedBackend, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     run_state_machine_as_test(
-        lambda: Machine(tmp_path_factory.mktemp("repository"), counted),
+        lambda: Machine(tmp_path_factory.mktemp("repository"), counted, take_down=take_down),
         settings=settings(
             max_examples=30,
             stateful_step_count=25,

@@ -30,6 +30,7 @@ states = st.builds(
     st.dictionaries(names, st.builds(Load, digests, texts)),
     st.dictionaries(digests, st.builds(Deaths, st.integers(0, 9), st.integers(0, 9))),
     numbers,
+    st.dictionaries(digests, names),
 )
 
 
@@ -156,5 +157,8 @@ def test_a_load_that_goes_well_makes_up_for_no_other() -> None:
 def test_it_remembers_no_more_than_it_must() -> None:
     state = StoreState()
     for number in range(1000):
-        state = state.quarantine(str(number), "bad").began("m", str(number), "1").interrupted("1")
+        state = (
+            state.quarantine(str(number), "bad", "m").began("m", str(number), "1").interrupted("1")
+        )
+    assert list(state.quarantined_as) == list(state.quarantined)
     assert list(state.quarantined) == list(state.deaths) == [str(n) for n in range(744, 1000)]

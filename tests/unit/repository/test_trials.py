@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from typing import TYPE_CHECKING
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from edge_server.errors import NotFound
+from edge_server.errors import InternalError, NotFound
 from edge_server.repository.loader import RepositoryLoader
 from edge_server.repository.source import Repositories
 from edge_server.requests import InferRequest
@@ -53,6 +54,8 @@ class World:
         write_model: WriteModel,
         counted: CountedBackend,
         terms: ProbationTerms = ENDLESS,
+        *,
+        take_down: bool = False,
     ) -> None:
         self.repository = repository
         self.write_model = write_model
@@ -61,7 +64,11 @@ class World:
         self.rolled_back: list[tuple[Draft, str]] = []
         self.back = threading.Event()
         self.loader = RepositoryLoader(
-            self.registry, Repositories([repository]), probation=terms, on_rolled_back=self._heard
+            self.registry,
+            Repositories([repository]),
+            probation=terms,
+            on_rolled_back=self._heard,
+            take_down=take_down,
         )
 
     def _heard(self, draft: Draft, reason: str) -> None:
@@ -74,6 +81,37 @@ class World:
         directory = self.write_model("m", CONFIG.format(dims, extra), version)
         (directory / str(version) / "add").write_text(str(add))
         assert self.loader.load(name) == {}
+
+    def load_ensemble(self, *members: str, name: str = "e") -> None:
+        """From `x` through `members`, one after the other, to `y`."""
+        tensors = ["x", *(f"t{i}" for i in range(1, len(members))), "y"]
+        steps = "".join(
+            f'step {{ model_name: "{member}" model_version: -1 '
+            f'input_map {{ key: "a" value: "{source}" }} '
+            f'output_map {{ key: "b" value: "{target}" }} }} '
+            for member, source, target in zip(members, tensors, tensors[1:], strict=False)
+        )
+        self.write_model(
+            name,
+            'platform: "ensemble" input { name: "x" data_type: TYPE_FP32 dims: 1 } output { '
+            f'name: "y" data_type: TYPE_FP32 dims: 1 }} ensemble_scheduling {{ {steps} }}',
+        )
+        assert self.loader.load(name) == {}
+
+    def load_model(self, name: str, add: float) -> None:
+        directory = self.write_model(name, CONFIG.format(1, ""))
+        (directory / "1" / "add").write_text(str(add))
+        assert self.loader.load(name) == {}
+
+    def ask_ensemble_until_back(self) -> None:
+        for _ in range(3):
+            with contextlib.suppress(InternalError):
+                self.ask("e")
+        assert self.back.wait(PATIENCE_S)
+
+    def told(self) -> list[str]:
+        """The models that were rolled back, in order, each with its own draft."""
+        return [draft.name for draft, _ in self.rolled_back]
 
     def ask(self, name: str = "m", version: str = "", size: int = 1) -> float:
         given, got = ("x", "y") if name == "e" else ("a", "b")
@@ -194,6 +232,7 @@ def test_an_ensemble_goes_back_with_its_member(world: World) -> None:
     for _ in range(3):
         world.ask("e")
     assert world.back.wait(PATIENCE_S)
+    assert world.told() == ["m"]
     assert world.ask("e") == 10
     assert world.registry.snapshot.find("e") is not ensemble
     assert world.closed() == [1, 1]
@@ -209,6 +248,183 @@ def test_an_ensemble_that_changed_with_its_member_goes_back_too(world: World) ->
     assert world.back.wait(PATIENCE_S)
     assert world.registry.snapshot.find("e").config.inputs[0].shape == (1,)
     assert world.ask("e") == 10
+    assert world.told() == ["m"]
+    # It waits for a member that it fits.
+    world.load(30, dims="2")
+    assert world.ask("e", size=2) == 30
+
+
+def test_an_ensemble_that_alone_changes_is_watched_and_goes_back_alone(world: World) -> None:
+    world.load_model("m", 10)
+    world.load_model("n", NAN)
+    world.load_ensemble("m")
+    world.load_ensemble("n")
+    assert world.loader.on_trial("e")
+    world.ask_ensemble_until_back()
+    assert world.ask("e") == 10
+    ((draft, reason),) = world.rolled_back
+    assert (draft.name, draft.members) == ("e", {"n"})
+    assert reason == "version 1: 3 of 3 answers were not finite; before it 0.0% were not"
+    assert world.state("e") == {1: (ModelState.READY, f"rolled back: {reason}")}
+    assert not world.loader.on_trial("e")
+    assert world.closed() == [1, 1]
+
+
+def test_a_member_that_is_fine_by_itself_goes_back_where_its_ensemble_is_not(world: World) -> None:
+    """What it makes, large but finite, is too much for the next."""
+    world.load_model("m", 10)
+    world.load_model("n", 3e38)
+    world.load_ensemble("m", "n")
+    assert world.ask("e") == np.float32(3e38)
+    world.load_model("m", 3e38)
+    for _ in range(3):
+        assert world.ask("m") == np.float32(3e38)
+    world.ask_ensemble_until_back()
+    assert world.told() == ["m"]
+    assert world.ask("m") == 10
+    assert world.ask("e") == np.float32(3e38)
+    reason = "in ensemble 'e': version 1: 3 of 3 requests failed; before it 0.0% did"
+    assert world.state("m") == {1: (ModelState.READY, f"rolled back: {reason}")}
+    assert world.state("e") == {1: (ModelState.READY, "")}
+    assert world.closed() == [1, 1, 1]
+
+
+def test_of_an_ensemble_in_an_ensemble_the_member_goes_back(world: World) -> None:
+    world.load_model("m", 10)
+    world.load_model("n", 3e38)
+    world.write_model("inner", ENSEMBLE.format(1).replace('"x"', '"a"').replace('"y"', '"b"'))
+    assert world.loader.load("inner") == {}
+    world.load_ensemble("inner", "n")
+    world.load_model("m", 3e38)
+    world.ask_ensemble_until_back()
+    assert world.told() == ["m"]
+    assert world.ask("e") == np.float32(3e38)
+
+
+def test_where_two_members_are_new_both_go_back_in_one_step(world: World) -> None:
+    for name, add in (("m", 10), ("n", 10), ("last", 1e37)):
+        world.load_model(name, add)
+    world.load_ensemble("m", "n", "last")
+    for name in "mn":
+        world.load_model(name, 1.7e38)
+    world.ask_ensemble_until_back()
+    assert world.ask("e") == np.float32(1e37)
+    world.loader.close(PATIENCE_S)
+    assert sorted(world.told()) == ["m", "n"]
+
+
+def test_an_ensemble_and_a_member_that_changed_one_after_the_other_are_told_apart(
+    world: World,
+) -> None:
+    """The ensemble is what changed last; the member goes on, still on probation."""
+    world.load_model("m", 10)
+    world.load_model("n", NAN)
+    world.load_ensemble("m")
+    world.load_model("m", 20)
+    world.load_ensemble("m", "n")
+    world.ask_ensemble_until_back()
+    assert world.told() == ["e"]
+    assert world.ask("e") == 20
+    assert world.loader.on_trial("m")
+    # So is the ensemble as it was before, with the new member.
+    assert world.loader.on_trial("e")
+    world.load_model("m", 3e38)
+    assert world.loader.on_trial("e")
+
+
+def test_an_ensemble_that_only_shows_what_is_wrong_with_a_member_stays_on_probation(
+    world: World,
+) -> None:
+    """Both changed, and it is the member whose own answers are not finite."""
+    world.load_model("m", 10)
+    world.load_model("n", 1)
+    world.load_ensemble("m")
+    world.load_model("m", NAN)
+    world.load_ensemble("m", "n")
+    draft = world.loader.serves("e")
+    assert draft is not None
+    world.ask("e")
+    for _ in range(2):
+        world.ask("m")
+    # Whichever of the two is heard first.
+    world.loader.roll_back(draft, "3 of 3 answers were not finite")
+    assert world.back.wait(PATIENCE_S)
+    assert world.told() == ["m"]
+    assert world.ask("e") == 11
+    assert world.loader.on_trial("e")
+
+
+def test_an_ensemble_is_watched_no_longer_than_what_it_uses_is_new(world: World) -> None:
+    world.load_model("m", 10)
+    world.load_ensemble("m")
+    assert not world.loader.on_trial("e")
+    world.load_model("m", 20)
+    draft = world.loader.serves("m")
+    assert draft is not None
+    assert world.loader.on_trial("e")
+    assert world.loader.roll_back(draft, "slow")
+    assert not world.loader.on_trial("e")
+    # What it is and what it uses are as they were: there is nothing to go back to.
+    of_e = world.loader.serves("e")
+    assert of_e is not None
+    assert not world.loader.roll_back(of_e, "slow")
+
+
+@pytest.mark.parametrize(("add", "than"), [(NAN, 10), (3e38, 3e38)])
+def test_an_ensemble_that_was_as_bad_before_is_not_held_against_its_member(
+    add: float, than: float, world: World
+) -> None:
+    """It gives numbers that are not finite, or an error as the sum is too large."""
+    world.load_model("m", than)
+    world.load_model("n", add)
+    world.load_ensemble("m", "n")
+
+    def ask() -> None:
+        for _ in range(10):
+            with contextlib.suppress(InternalError):
+                assert np.isnan(world.ask("e"))
+
+    ask()
+    world.load_model("m", 0.9 * than)
+    ask()
+    assert world.loader._lifecycle._trials._trials["e"].probation.fault() == ""
+    world.loader.close(PATIENCE_S)
+    assert world.told() == []
+
+
+@pytest.fixture
+def yielding(repository: Path, write_model: WriteModel, counted: CountedBackend) -> Iterator[World]:
+    """Where ensembles give way to members that they do not fit."""
+    made = World(repository, write_model, counted, take_down=True)
+    yield made
+    made.loader.close(PATIENCE_S)
+
+
+def test_an_ensemble_that_its_member_took_down_comes_back_when_that_goes_back(
+    yielding: World,
+) -> None:
+    yielding.write_model("e", ENSEMBLE.format(1))
+    yielding.load(10, name="e")
+    yielding.load(NAN, dims="2")
+    assert yielding.state("e")[1][0] is ModelState.UNAVAILABLE
+    for _ in range(3):
+        yielding.ask(size=2)
+    assert yielding.back.wait(PATIENCE_S)
+    assert yielding.ask("e") == 10
+
+
+def test_going_back_takes_down_an_ensemble_that_came_later_where_that_is_asked_for(
+    yielding: World,
+) -> None:
+    yielding.load(10, dims="1")
+    yielding.load(20, dims="2")
+    draft = yielding.loader.serves("m")
+    assert draft is not None
+    yielding.write_model("e", ENSEMBLE.format(2))
+    assert yielding.loader.load("e") == {}
+    assert yielding.loader.roll_back(draft, "slow")
+    assert yielding.ask() == 10
+    assert yielding.state("e")[1][0] is ModelState.UNAVAILABLE
 
 
 def test_what_would_break_an_ensemble_that_came_later_is_not_gone_back_to(

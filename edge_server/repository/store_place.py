@@ -1,0 +1,15 @@
+"""Where the model store is of a daemon that nobody told otherwise, for whoever asks beside it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from edge_server.appliance.state_directory import state_directory
+
+# What systemd's StateDirectory= of the unit makes.
+_INSTALLED = Path("/var/lib/edge_server")
+
+
+def installed_store() -> Path:
+    """The installed daemon's where there is one, else that of a daemon which this user starts."""
+    return (_INSTALLED if _INSTALLED.is_dir() else state_directory()) / "store"
