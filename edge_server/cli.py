@@ -22,6 +22,7 @@ from edge_server.doctor.verb import add_doctor
 from edge_server.flags.chosen import choose, nearest
 from edge_server.flags.table import GROUPS
 from edge_server.flags.texts import address
+from edge_server.plan_verbs.verbs import add_verbs as add_plan_verbs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -106,6 +107,7 @@ def _parser() -> argparse.ArgumentParser:
     check.set_defaults(verb=_check)
 
     add_verbs(verbs.add_parser("models", help="deliver, list, verify and sign models"))
+    add_plan_verbs(verbs.add_parser("plan", help="build, inspect and verify TensorRT plans"))
 
     add_doctor(verbs.add_parser("doctor", help="what is wrong with this machine, and the remedies"))
 

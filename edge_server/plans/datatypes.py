@@ -1,0 +1,32 @@
+"""TensorRT's names of types: its own table needs names that numpy has dropped, or knows none."""
+
+from __future__ import annotations
+
+_NAMES = {
+    "FLOAT": "FP32",
+    "HALF": "FP16",
+    "BF16": "BF16",
+    "INT8": "INT8",
+    "INT32": "INT32",
+    "INT64": "INT64",
+    "UINT8": "UINT8",
+    "BOOL": "BOOL",
+}
+_NUMPY = {
+    "FLOAT": "<f4",
+    "HALF": "<f2",
+    "INT8": "i1",
+    "INT32": "<i4",
+    "INT64": "<i8",
+    "UINT8": "u1",
+}
+
+
+def datatype_name(name: str) -> str:
+    """The protocol's name of what TensorRT calls `name`; that itself where it has none."""
+    return _NAMES.get(name, name)
+
+
+def numpy_type(name: str) -> str:
+    """What numpy calls it; `bool` for what calibration never sees."""
+    return _NUMPY.get(name, "?")

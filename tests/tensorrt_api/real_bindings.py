@@ -1,0 +1,198 @@
+"""The real Python bindings of TensorRT, without TensorRT: what each version's classes have.
+
+    python tests/tensorrt_api/real_bindings.py [--write]
+
+Takes the wheels of the bindings from the package registry (they hold no library), builds empty
+libraries for them to be imported with, asks each in a process of its own, and compares, or with
+`--write` renews, `names.json`. A wheel that is not made for this Python is not looked at.
+
+There is no wheel of 8.5: its names in `classes_8_5.json` were read in the sources of the bindings
+(the parser's, the network's and the tensor's are those that 8.6 has too and this project uses).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+HERE = Path(__file__).parent
+NAMES = HERE / "names.json"
+READ_FROM_SOURCES = HERE / "classes_8_5.json"
+# Version → the wheel of its bindings and the major version that its libraries are named with.
+WHEELS = {
+    "8.6": ("tensorrt-bindings==8.6.1", 8),
+    "10.3": ("tensorrt-cu12-bindings==10.3.0", 10),
+    "10.16": ("tensorrt-cu12-bindings==10.16.1.11", 10),
+    "11.4": ("tensorrt-cu12-bindings==11.4.0.106", 11),
+}
+VERSIONS = ("8.5", *WHEELS)
+LIBRARIES = ("nvinfer", "nvonnxparser", "nvinfer_plugin")
+
+Classes = dict[str, dict[str, str]]
+
+
+class NotHere(Exception):
+    """The wheel cannot be had, or cannot be imported, here; the text says why."""
+
+
+def names(path: Path = NAMES) -> dict[str, Classes]:
+    """Version → class → member → what it gives, as written down."""
+    found: dict[str, Classes] = {version: {} for version in VERSIONS}
+    for name, groups in json.loads(path.read_text()).items():
+        for versions, members in groups.items():
+            for version in versions.split():
+                table = found[version].setdefault(name, {})
+                table.update(_member(text) for text in members.split())
+    return found
+
+
+def written(found: dict[str, Classes]) -> str:
+    """The text of `names.json`: class → the versions that have a member → the members."""
+    lines = []
+    for name in sorted({name for classes in found.values() for name in classes}):
+        groups: dict[str, list[str]] = {}
+        members = {m for classes in found.values() for m in classes.get(name, {}).items()}
+        for member, given in sorted(members):
+            having = [v for v in VERSIONS if found[v].get(name, {}).get(member) == given]
+            groups.setdefault(" ".join(having), []).append(f"{member}:{given}".rstrip(":"))
+        inner = ",\n".join(
+            f"  {json.dumps(versions)}: {json.dumps(' '.join(members))}"
+            for versions, members in sorted(groups.items())
+        )
+        lines.append(f" {json.dumps(name)}: {{\n{inner}\n }}")
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def read_from_sources() -> Classes:
+    said = json.loads(READ_FROM_SOURCES.read_text())
+    return {
+        name: dict(_member(text) for text in members.split())
+        for name, members in said.items()
+        if members
+    }
+
+
+def look(version: str, folder: Path) -> Classes:
+    """What the real classes of `version` have; `folder` keeps what was downloaded and built.
+
+    Raises:
+        NotHere: there is no such wheel for this Python, or no registry, or no compiler.
+    """
+    done = subprocess.run(
+        [sys.executable, str(HERE / "dump.py"), "tensorrt_bindings"],
+        env={**os.environ, **importing(version, folder)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    if done.returncode:
+        raise NotHere(f"TensorRT {version} cannot be imported: {done.stderr.strip()[-400:]}")
+    classes: Classes = json.loads(done.stdout)["classes"]
+    classes[""] = {name: "" for name in classes[""] if is_used(name)}
+    return {name: members for name, members in classes.items() if is_used(name) and members}
+
+
+def importing(version: str, folder: Path) -> dict[str, str]:
+    """The environment in which `tensorrt_bindings` is that version.
+
+    Raises:
+        NotHere: see `look`.
+    """
+    requirement, major = WHEELS[version]
+    wheel = _unpacked(requirement, folder)
+    return {"PYTHONPATH": str(wheel), "LD_LIBRARY_PATH": str(_stub_libraries(major, folder))}
+
+
+def is_used(name: str) -> bool:
+    """Layers, plugins and other formats' parsers are no concern of this project."""
+    unused = re.search("Layer$|Plugin|Loop|Caffe|Uff|Algorithm|Attention|MoE|Condition", name)
+    return name == "ILayer" or unused is None
+
+
+def _member(text: str) -> tuple[str, str]:
+    name, _, given = text.partition(":")
+    return name, given
+
+
+def _unpacked(requirement: str, folder: Path) -> Path:
+    python = f"{sys.version_info[0]}{sys.version_info[1]}"
+    target = folder / f"{requirement.replace('==', '-')}-cp{python}"
+    if target.is_dir():
+        return target
+    downloads = folder / "downloads"
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"),
+            *(
+                "--no-deps",
+                "--only-binary=:all:",
+                "--retries",
+                "1",
+                "--dest",
+                str(downloads),
+                requirement,
+            ),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    name, version = requirement.split("==")
+    found = sorted(downloads.glob(f"{name.replace('-', '_')}-{version}-cp{python}-*.whl"))
+    if done.returncode or not found:
+        said = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
+        raise NotHere(f"{requirement}: no wheel for this Python: {' '.join(said)}")
+    unpacking = target.with_name(f"{target.name}.{os.getpid()}")
+    with zipfile.ZipFile(found[-1]) as archive:
+        archive.extractall(unpacking)
+    unpacking.rename(target)
+    return target
+
+
+def _stub_libraries(major: int, folder: Path) -> Path:
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    if compiler is None:
+        raise NotHere("no C compiler for the empty libraries; apt install gcc")
+    target = folder / f"libraries-{major}"
+    target.mkdir(parents=True, exist_ok=True)
+    for name in (*LIBRARIES, *(("nvparsers",) if major == 8 else ())):
+        library = target / f"lib{name}.so.{major}"
+        if not library.exists():
+            being_built = library.with_suffix(f".{os.getpid()}")
+            soname = f"-Wl,-soname,{library.name}"
+            subprocess.run(
+                [compiler, "-shared", "-fPIC", soname, "-o", being_built, HERE / "stub.c"],
+                check=True,
+                timeout=60,
+            )
+            being_built.rename(library)
+    return target
+
+
+def main() -> int:
+    folder = HERE.parent.parent / "build" / "tensorrt_bindings"
+    found = names() if NAMES.exists() else {version: {} for version in VERSIONS}
+    renewed = {**found, "8.5": read_from_sources()}
+    for version in WHEELS:
+        try:
+            renewed[version] = look(version, folder)
+        except NotHere as error:
+            print(f"TensorRT {version}: not looked at: {error}", file=sys.stderr)
+        else:
+            print(f"TensorRT {version}: {len(renewed[version])} classes", file=sys.stderr)
+    if "--write" in sys.argv:
+        NAMES.write_text(written(renewed))
+        return 0
+    return 0 if renewed == found else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
