@@ -13,11 +13,16 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 import numpy as np
+
+# Else 1.31 keeps a data base of what it is used for in the user's home, and sends it to its maker.
+# It looks when it is imported.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 import onnxruntime as ort
 
 from edge_server.backends.contract import TensorInstance, Tensors

@@ -8,8 +8,11 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
+import urllib.request
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import cv2
@@ -21,9 +24,9 @@ from edge_server.cameras.source import open_source
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 PATIENCE_S = 30.0
+POLL = ("--model-control-mode=poll", "--repository-poll-secs=0.2", "--repository-settle-secs=0.3")
 
 
 class Mosquitto:
@@ -136,6 +139,7 @@ class Process:
     def __init__(self, folder: Path, *arguments: str) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         address = folder / "notify"
+        address.unlink(missing_ok=True)  # of one that was started before
         self._socket.bind(str(address))
         self._socket.settimeout(0.5)
         self.log = folder / "log"
@@ -205,6 +209,89 @@ def client(
     yield connect
     for each in made:
         each.close()
+
+
+class Server:
+    """A daemon that polls, and what it answers."""
+
+    def __init__(
+        self, process: Process, client: triton.InferenceServerClient, repository: Path
+    ) -> None:
+        self.process = process
+        self.client = client
+        self.repository = repository
+
+    def answer(self, model: str = "m") -> float:
+        values = triton.InferInput("x", [1], "FP32")
+        values.set_data_from_numpy(np.zeros(1, np.float32))
+        return float(self.client.infer(model, [values]).as_numpy("y")[0])
+
+    def wait_for(self, number: float, model: str = "m") -> set[float]:
+        """Ask until the answer is `number`; what was answered before. No request may fail."""
+        before: set[float] = set()
+        end = time.monotonic() + PATIENCE_S
+        while (answer := self.answer(model)) != number:
+            before.add(answer)
+            assert time.monotonic() < end, (before, self.index(), self.log)
+        return before
+
+    def wait_for_reason(self, said: str, model: str = "m", ask: str = "m") -> str:
+        """Ask `ask` until the index says so of `model`; its state."""
+        end = time.monotonic() + PATIENCE_S
+        while True:
+            for state, reason in self.index().get(model, []):
+                if said in reason:
+                    return state
+            assert time.monotonic() < end, (self.index(), self.log)
+            self.answer(ask)
+
+    def index(self) -> dict[str, list[tuple[str, str]]]:
+        found: dict[str, list[tuple[str, str]]] = {}
+        for entry in self.client.get_model_repository_index().models:
+            found.setdefault(entry.name, []).append((entry.state, entry.reason))
+        return found
+
+    def metric(self, name: str) -> float:
+        url = f"http://127.0.0.1:{self.process.metrics_port}/metrics"
+        with urllib.request.urlopen(url, timeout=PATIENCE_S) as page:
+            lines = page.read().decode().splitlines()
+        (value,) = (line.split()[-1] for line in lines if line.startswith(f"{name} "))
+        return float(value)
+
+    @property
+    def log(self) -> str:
+        return self.process.log.read_text()
+
+
+@pytest.fixture
+def serve(
+    tmp_path: Path,
+    start: Callable[..., Process],
+    client: Callable[..., triton.InferenceServerClient],
+) -> Callable[..., Server]:
+    """Starts a daemon that follows `tmp_path/repository`; its copies are in `tmp_path/store`."""
+    repository = tmp_path / "repository"
+
+    def make(*arguments: str) -> Server:
+        process = start(
+            *POLL,
+            f"--model-repository={repository}",
+            f"--repository-copies={tmp_path / 'store'}",
+            *arguments,
+        )
+        return Server(process, client(process), repository)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def in_memory() -> Iterator[Callable[[], Path]]:
+    """Makes empty folders in memory, where that is possible: a process that is killed, unlike a
+    board that loses its power, leaves there what it leaves on a disk, and nothing waits for one."""
+    memory = Path("/dev/shm")  # noqa: S108
+    place = memory if os.access(memory, os.W_OK) else None
+    with tempfile.TemporaryDirectory(dir=place) as folder:
+        yield lambda: Path(tempfile.mkdtemp(dir=folder))
 
 
 @pytest.fixture

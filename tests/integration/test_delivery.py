@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from edge_server.delivery.far_side import BOOT
 from edge_server.delivery.inspection import Inspection
 from edge_server.delivery.local import LocalRepository, send_tree
 from edge_server.delivery.push import push, read_model, write_about
@@ -167,41 +166,87 @@ _CHANGES = (
 _NO_EXCHANGE = "inject=renameat2:error=EINVAL"
 
 
-@pytest.fixture(scope="module")
-def strace() -> str:
-    found = shutil.which("strace")
-    if found is None:
-        pytest.skip("no strace on this machine: apt install strace")
-    tried = subprocess.run([found, "-o", os.devnull, "true"], capture_output=True, check=False)
-    if tried.returncode:
-        pytest.skip(f"strace may not trace here: {tried.stderr.decode().strip()}")
-    return found
-
-
 def receiving(repository: Path, model: Path) -> bytes:
-    """What the receiving side of a push of `model` reads: the side that changes a repository.
-
-    It is the same locally and over ssh, and starts in a moment.
-    """
+    """What the receiving side of a push of `model` reads, once it has its modules: the side that
+    changes a repository, the same locally and over ssh."""
     request = {"do": "receive", "name": "m", "all_but": "", "repository": os.fspath(repository)}
     write_about(model, None)
     stream = io.BytesIO()
-    stream.write(json.dumps(_modules()).encode() + b"\n" + json.dumps(request).encode() + b"\n")
+    stream.write(json.dumps(request).encode() + b"\n")
     sink = TarSink(stream)
     sink.end(send_tree(read_model(model), sink))
     return stream.getvalue()
 
 
-def receive_under(strace: str, data: bytes, *injections: str) -> subprocess.CompletedProcess[bytes]:
-    flags = [flag for each in injections for flag in ("-e", each)]
-    far_side = [sys.executable, "-I", "-S", "-c", BOOT]
-    return subprocess.run(
-        [strace, "-o", os.devnull, "-e", f"trace={_CHANGES}", *flags, *far_side],
-        input=data,
-        capture_output=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
+# As BOOT, but that it loads the modules once for all processes; each begins when it is continued.
+_FORKS = """
+import json, os, signal, sys, types
+for name, text in json.loads(sys.stdin.buffer.readline()):
+    module = sys.modules[name] = types.ModuleType(name)
+    exec(compile(text, name, "exec"), module.__dict__)
+for line in sys.stdin.buffer:
+    request, reply = json.loads(line)
+    process = os.fork()
+    if process == 0:
+        os.kill(os.getpid(), signal.SIGSTOP)
+        with open(request, "rb") as read, open(reply, "wb") as write:
+            os._exit(module.answer(read, write))
+    os.waitpid(process, os.WUNTRACED)
+    print(process, flush=True)
+    print(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), flush=True)
+"""
+
+
+class FarSides:
+    """Runs the side of a push that receives, each time in a process that strace looks at."""
+
+    def __init__(self, strace: str, folder: Path) -> None:
+        self._strace = strace
+        self._request, self._reply = folder / "request", folder / "reply"
+        command = [sys.executable, "-I", "-S", "-c", _FORKS]
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
+        self._say(json.dumps(_modules()))
+
+    def receive(self, data: bytes, *injections: str) -> tuple[int, bytes]:
+        """How it ended, and what it replied."""
+        self._request.write_bytes(data)
+        self._reply.write_bytes(b"")
+        self._say(json.dumps([str(self._request), str(self._reply)]))
+        process = self._hear()
+        flags = [flag for each in (f"trace={_CHANGES}", *injections) for flag in ("-e", each)]
+        command = [self._strace, "-o", os.devnull, *flags, "-p", str(process)]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as tracer:
+            assert tracer.stderr is not None
+            assert "attached" in (said := tracer.stderr.readline()), said
+            os.kill(process, signal.SIGCONT)
+            tracer.communicate(timeout=PATIENCE_S)
+        return self._hear(), self._reply.read_bytes()
+
+    def close(self) -> None:
+        self._process.communicate()
+
+    def _say(self, line: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{line}\n")
+        self._process.stdin.flush()
+
+    def _hear(self) -> int:
+        assert self._process.stdout is not None
+        return int(self._process.stdout.readline())
+
+
+@pytest.fixture(scope="module")
+def far_sides(in_memory: Callable[[], Path]) -> Iterator[FarSides]:
+    strace = shutil.which("strace")
+    if strace is None:
+        pytest.skip("no strace on this machine: apt install strace")
+    tried = subprocess.run([strace, "-o", os.devnull, "true"], capture_output=True, check=False)
+    if tried.returncode:
+        pytest.skip(f"strace may not trace here: {tried.stderr.decode().strip()}")
+    started = FarSides(strace, in_memory())
+    yield started
+    started.close()
 
 
 def is_whole(repository: Path, name: str) -> bool:
@@ -212,11 +257,12 @@ def is_whole(repository: Path, name: str) -> bool:
     ("pushes_before", "exchange"), [(0, True), (1, True), (2, True), (1, False), (2, False)]
 )
 def test_killed_at_any_system_call_a_push_leaves_no_half_model(
-    strace: str, repository: Path, tmp_path: Path, exchange: bool, pushes_before: int
+    far_sides: FarSides, in_memory: Callable[[], Path], exchange: bool, pushes_before: int
 ) -> None:
+    repository, folder = in_memory(), in_memory()
     local = LocalRepository(repository)
     texts = ["one", "two"][:pushes_before]
-    data = receiving(repository, make_model(tmp_path / "new", "new"))
+    data = receiving(repository, make_model(folder / "new", "new"))
     killed: Counter[str] = Counter()
     for call in _CHANGES.split(","):
         if call == "renameat2" and not exchange:
@@ -225,13 +271,13 @@ def test_killed_at_any_system_call_a_push_leaves_no_half_model(
             shutil.rmtree(repository)
             repository.mkdir()
             for text in texts:
-                push(make_model(tmp_path / "made", text), local)
+                push(make_model(folder / "made", text), local)
             kill = f"inject={call}:signal=SIGKILL:when={killed[call] + 1}"
-            process = receive_under(strace, data, kill, *([] if exchange else [_NO_EXCHANGE]))
-            if process.returncode == 0:
+            code, reply = far_sides.receive(data, kill, *([] if exchange else [_NO_EXCHANGE]))
+            if code == 0:
                 assert (repository / "m/1/weights").read_text() == "new"
                 break
-            assert process.returncode in {-signal.SIGKILL, 128 + signal.SIGKILL}, process.stderr
+            assert code == -signal.SIGKILL, reply
             killed[call] += 1
             is_there = (repository / "m").exists()
             # Only where names cannot be exchanged is there a moment without any.
@@ -242,7 +288,7 @@ def test_killed_at_any_system_call_a_push_leaves_no_half_model(
             assert all(path.name == "m" or path.name[0] == "." for path in repository.iterdir())
             if texts:
                 # A second push puts right whatever there was …
-                push(make_model(tmp_path / "made", "next"), local)
+                push(make_model(folder / "made", "next"), local)
                 assert (repository / "m/1/weights").read_text() == "next"
                 assert {path.name for path in repository.iterdir()} == {"m", ".previous-m"}
                 # … and what it replaced is a whole model too.
@@ -267,13 +313,13 @@ def test_killed_at_any_system_call_a_push_leaves_no_half_model(
     ],
 )
 def test_what_the_file_system_refuses_changes_nothing(
-    strace: str, repository: Path, tmp_path: Path, refusal: str, says: str
+    far_sides: FarSides, repository: Path, tmp_path: Path, refusal: str, says: str
 ) -> None:
     push(make_model(tmp_path / "made", "old"), LocalRepository(repository))
     data = receiving(repository, make_model(tmp_path / "new", "new"))
-    process = receive_under(strace, data, f"inject={refusal}:when=1")
-    assert process.returncode == 1
-    assert f"cannot be written: {says}".encode() in process.stdout
+    code, reply = far_sides.receive(data, f"inject={refusal}:when=1")
+    assert code == 1
+    assert f"cannot be written: {says}".encode() in reply
     assert [path.name for path in repository.iterdir()] == ["m"]
     assert (repository / "m/1/weights").read_text() == "old"
 

@@ -8,14 +8,11 @@ import shutil
 import subprocess
 import sys
 import time
-import urllib.request
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
 import onnx
 import pytest
-import tritonclient.grpc as triton
 from onnx import TensorProto, helper
 from tritonclient.utils import InferenceServerException
 
@@ -23,8 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from tests.integration.conftest import Server
+
 PATIENCE_S = 30.0
-POLL = ("--model-control-mode=poll", "--repository-poll-secs=0.2", "--repository-settle-secs=0.3")
 
 
 def network(number: float, size: int = 1) -> bytes:
@@ -79,85 +77,13 @@ def models(*arguments: str | Path) -> str:
     return done.stdout
 
 
-class Server:
-    """A daemon that polls, and what it answers."""
-
-    def __init__(
-        self, process: Any, client: triton.InferenceServerClient, repository: Path
-    ) -> None:
-        self.process = process
-        self.client = client
-        self.repository = repository
-
-    def answer(self, model: str = "m") -> float:
-        values = triton.InferInput("x", [1], "FP32")
-        values.set_data_from_numpy(np.zeros(1, np.float32))
-        return float(self.client.infer(model, [values]).as_numpy("y")[0])
-
-    def wait_for(self, number: float, model: str = "m") -> set[float]:
-        """Ask until the answer is `number`; what was answered before. No request may fail."""
-        before: set[float] = set()
-        end = time.monotonic() + PATIENCE_S
-        while (answer := self.answer(model)) != number:
-            before.add(answer)
-            assert time.monotonic() < end, (before, self.index(), self.log)
-        return before
-
-    def wait_for_reason(self, said: str, model: str = "m", ask: str = "m") -> str:
-        """Ask `ask` until the index says so of `model`; its state."""
-        end = time.monotonic() + PATIENCE_S
-        while True:
-            for state, reason in self.index().get(model, []):
-                if said in reason:
-                    return state
-            assert time.monotonic() < end, (self.index(), self.log)
-            self.answer(ask)
-
-    def index(self) -> dict[str, list[tuple[str, str]]]:
-        found: dict[str, list[tuple[str, str]]] = {}
-        for entry in self.client.get_model_repository_index().models:
-            found.setdefault(entry.name, []).append((entry.state, entry.reason))
-        return found
-
-    def metric(self, name: str) -> float:
-        url = f"http://127.0.0.1:{self.process.metrics_port}/metrics"
-        with urllib.request.urlopen(url, timeout=PATIENCE_S) as page:
-            lines = page.read().decode().splitlines()
-        (value,) = (line.split()[-1] for line in lines if line.startswith(f"{name} "))
-        return float(value)
-
-    @property
-    def log(self) -> str:
-        text: str = self.process.log.read_text()
-        return text
-
-
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def repository(tmp_path: Path) -> Path:
     """`m`, which adds 1, and `other`, so that taking `m` away leaves something to see."""
     place = tmp_path / "repository"
     build(place / "m", network(1))
     build(place / "other", network(100))
     return place
-
-
-@pytest.fixture
-def serve(
-    tmp_path: Path,
-    repository: Path,
-    start: Callable[..., Any],
-    client: Callable[..., triton.InferenceServerClient],
-) -> Callable[..., Server]:
-    def make(*arguments: str) -> Server:
-        process = start(
-            *POLL,
-            f"--model-repository={repository}",
-            f"--repository-copies={tmp_path / 'store'}",
-            *arguments,
-        )
-        return Server(process, client(process), repository)
-
-    return make
 
 
 def test_every_way_of_delivering_is_followed(serve: Callable[..., Server]) -> None:
@@ -365,7 +291,6 @@ def test_what_served_last_serves_again_without_a_repository(
         assert time.monotonic() < end
     server.process.popen.kill()
     server.process.close()
-    (server.process.log.parent / "notify").unlink()
     shutil.rmtree(server.repository)
     again = serve()
     assert again.answer() == 2
@@ -397,7 +322,6 @@ def test_a_model_that_kills_the_process_that_loads_it_is_left_out_at_the_third_s
     for _ in range(2):
         server.process.popen.wait(PATIENCE_S)
         server.process.close()
-        (server.process.log.parent / "notify").unlink()
         server = serve()
         assert server.answer() == 1
     assert server.wait_for_reason("quarantined") == "READY"

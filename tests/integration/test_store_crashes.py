@@ -8,18 +8,22 @@ import shutil
 import signal
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
+from edge_server.repository.content import content_of
 from edge_server.repository.store import ModelStore, StagedModel
 from edge_server.repository.tree import look
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 # Every call that changes what is on disk, or when it gets there.
 CHANGES = "write|fsync|fdatasync|rename.*|mkdir.*|unlink.*|rmdir|chmod|fchmod.*|ftruncate|openat"
 REFUSED = 3
+UNKNOWN = "e" * 64
 
 
 class Call(NamedTuple):
@@ -35,21 +39,13 @@ class Call(NamedTuple):
         return self.text.split("<")[1].split(">")[0]
 
 
-def _strace(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        ["strace", "-qq", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
-    )
-
-
 @pytest.fixture(scope="module", autouse=True)
 def _can_trace() -> None:
     if shutil.which("strace") is None:
         pytest.skip("strace is missing; to have it: apt install strace")
-    if (tried := _strace("-e", "trace=none", "true")).returncode:
+    command = ["strace", "-qq", "-e", "trace=none", "true"]
+    tried = subprocess.run(command, capture_output=True, text=True, check=False)
+    if tried.returncode:
         pytest.skip(f"strace may not trace here: {tried.stderr.strip()}")
 
 
@@ -76,8 +72,11 @@ class Bench:
         (self._base / "state.json").write_bytes(left)
         (self._base / "incoming/half/m").mkdir(parents=True)
         (self._base / "incoming/half/m/config.pbtxt").write_text("x")
-        shutil.copytree(self.old.directory.parent, self._base / "copies" / ("e" * 64))
+        shutil.copytree(self.old.directory.parent, self._base / "copies" / UNKNOWN)
         self.write("m", "new" * 1000)
+        command = [sys.executable, Path(__file__).with_name("store_writer.py"), self.repository]
+        pipe = subprocess.PIPE
+        self._writers = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
         self.traced = self._trace()
 
     def write(self, name: str, content: str) -> None:
@@ -92,9 +91,22 @@ class Bench:
         """The store as a writer that strace treats like that left it, and how that ended."""
         store = self.folder / name
         shutil.copytree(self._base, store)
-        writer = Path(__file__).with_name("store_writer.py")
-        ended = _strace(*options, sys.executable, str(writer), str(store), str(self.repository))
-        return store, ended.returncode
+        to, heard = self._writers.stdin, self._writers.stdout
+        assert to is not None
+        assert heard is not None
+        to.write(f"{store}\n")
+        to.flush()
+        writer = int(heard.readline())
+        command = ["strace", *options, "-p", str(writer)]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as strace:
+            assert strace.stderr is not None
+            assert "attached" in (said := strace.stderr.readline()), said
+            os.kill(writer, signal.SIGCONT)
+            strace.communicate()
+        return store, int(heard.readline())
+
+    def close(self) -> None:
+        self._writers.communicate()
 
     def _trace(self) -> list[Call]:
         log = self.folder / "log"
@@ -113,24 +125,28 @@ class Bench:
 
 
 @pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
-    return Bench(tmp_path_factory.mktemp("bench"))
+def bench(in_memory: Callable[[], Path]) -> Iterator[Bench]:
+    made = Bench(in_memory())
+    yield made
+    made.close()
 
 
 def everywhere(bench: Bench, calls: list[Call], injected: str) -> list[tuple[Call, Path, int]]:
     """Each of `calls`, the store as a writer to whom this happened there left it, and its end."""
-
-    def run(call: Call) -> tuple[Call, Path, int]:
+    found = []
+    for call in calls:
         inject = f"inject={call.name}:{injected}:when={call.count}"
         options = ["-o", "/dev/null", "-e", f"trace={call.name}", "-e", inject]
-        return call, *bench.run(f"{injected[:6]}-{call.name}-{call.count}", *options)
-
-    with ThreadPoolExecutor(2) as pool:
-        return list(pool.map(run, calls))
+        store, status = bench.run(f"{injected[:6]}-{call.name}-{call.count}", *options)
+        found.append((call, store, status))
+    return found
 
 
 def require_valid(bench: Bench, directory: Path, at: str) -> str:
     """Open the store anew, and go on with it; what served last of `m`."""
+    for place in (directory / "copies").iterdir():
+        keys = [content_of(look(place, path.name)).key(path.name) for path in place.iterdir()]
+        assert keys == [place.name] or place.name == UNKNOWN, at
     store = ModelStore(directory, boot="1")
     try:
         good = store.last_good()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from onnx import TensorProto, helper
 
 from edge_server.daemon import Daemon
 from edge_server.errors import StageStuck
@@ -37,6 +39,25 @@ ROAD = f"""
 paths = ["{SHIPPED_MODELS}"]
 [cameras.road]
 uri = "synthetic://road?seed=7&fps=10"
+"""
+
+REPOSITORY = "/srv/models"
+POLL = f"""
+[repository]
+paths = ["{REPOSITORY}"]
+mode = "poll"
+poll_s = 0.2
+settle_s = 0.2
+probation_requests = 0
+"""
+
+# What `m` answers to 0.
+ASK = """
+import numpy, tritonclient.grpc as triton
+x = triton.InferInput("x", [1], "FP32")
+x.set_data_from_numpy(numpy.zeros(1, numpy.float32))
+with triton.InferenceServerClient("127.0.0.1:8001") as client:
+    print(client.infer("m", [x]).as_numpy("y")[0])
 """
 
 # The unit is run as shipped but for this. A shorter watchdog saves 8 s. The checkout and its Python
@@ -94,6 +115,10 @@ class Container:
 
     def write(self, path: str, text: str) -> None:
         self.do("install", "-D", "-m", "644", "/dev/stdin", path, stdin=text)
+
+    def write_bytes(self, path: str, data: bytes) -> None:
+        self.write(f"{path}.base64", base64.b64encode(data).decode())
+        self.do("sh", "-c", f"base64 -d {path}.base64 >{path} && rm {path}.base64")
 
     def close(self) -> None:
         """Everything in it ends at once, and its control groups are removed."""
@@ -276,6 +301,47 @@ def test_stop_is_clean_and_quick(active: Unit) -> None:
     assert "edge-server: stopped" in [text for _, text in active.journal()]
 
 
+def test_models_that_are_pushed_serve_and_serve_again_after_a_crash_without_their_repository(
+    unit: Unit,
+) -> None:
+    container = unit.container
+
+    def push(number: float) -> None:
+        container.write("/root/m/config.pbtxt", 'backend: "onnxruntime"')
+        container.do("mkdir", "-p", "/root/m/1")
+        container.write_bytes("/root/m/1/model.onnx", _network(number))
+        container.do("edge-server", "models", "push", "/root/m", "--to", REPOSITORY)
+
+    def answer() -> float:
+        return float(container.do(sys.executable, "-c", ASK))
+
+    def kept() -> int:
+        return sum("model m: last known good is now" in text for _, text in unit.journal())
+
+    container.do("mkdir", REPOSITORY)
+    push(1)
+    assert unit.start_with(POLL) == 0
+    try:
+        assert answer() == 1
+        push(2)
+        _wait_for(lambda: kept() == 2)
+        assert answer() == 2
+        state = "/var/lib/edge_server"
+        assert container.do("stat", "-c", "%U %a", state) == "edge-server 700"
+        assert len(container.do("ls", f"{state}/store/copies").split()) == 2
+        container.do("mv", REPOSITORY, "/srv/away")
+        before = unit["MainPID"]
+        unit.kill("KILL")
+        _wait_for(lambda: unit.restarted(before))
+        assert answer() == 2
+        container.do("mv", "/srv/away", REPOSITORY)
+        push(3)
+        _wait_for(lambda: kept() == 3)
+        assert answer() == 3
+    finally:
+        container.do("systemctl", "stop", "edge-server")
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -343,6 +409,16 @@ def test_a_pipeline_that_hangs_ends_the_daemon_instead_of_feeding_the_watchdog(
     assert told[0] == "READY=1"
     assert told[-1] == "STOPPING=1"
     assert set(told[1:-1]) == {"WATCHDOG=1"}
+
+
+def _network(number: float) -> bytes:
+    """y = x + number."""
+    tensor = helper.make_tensor("k", TensorProto.FLOAT, [1], [number])
+    io = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy"]
+    node = helper.make_node("Add", ["x", "k"], ["y"])
+    graph = helper.make_graph([node], "g", io[:1], io[1:], [tensor])
+    opsets = [helper.make_opsetid("", 17)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString()
 
 
 def _received(systemd: socket.socket) -> str:

@@ -210,7 +210,7 @@ def test_nothing_is_left_behind_when_a_model_is_closed(serve: Serve) -> None:
     files, threads = open_files(), threading.active_count()
     served = serve(
         m=(
-            "instance_group { count: 20 kind: KIND_CPU }",
+            "instance_group { count: 4 kind: KIND_CPU }",
             """
             def execute(self, requests):
                 if len(x(requests[0])) == 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from typing import TYPE_CHECKING
 
@@ -126,6 +127,16 @@ def test_a_file_is_opened_below_its_model_only(repository: Path, tmp_path: Path)
         pass
     with pytest.raises(OSError, match="leads out"), opened(seen, "../m/config.pbtxt"):
         pass
+
+
+def test_a_file_that_became_a_link_is_not_opened(repository: Path, tmp_path: Path) -> None:
+    seen = look(repository, "m")
+    write(tmp_path / "secret", "secret")
+    (repository / "m" / "config.pbtxt").unlink()
+    (repository / "m" / "config.pbtxt").symlink_to(tmp_path / "secret")
+    with pytest.raises(OSError, match="symbolic link") as caught, opened(seen, "config.pbtxt"):
+        pass
+    assert caught.value.errno == errno.ELOOP
 
 
 def test_a_file_that_became_a_pipe_is_refused(repository: Path) -> None:

@@ -22,6 +22,8 @@ def test_one_loads_at_a_time() -> None:
     def load(name: str) -> bool:
         with turn.take(name):
             alone = inside.acquire(blocking=False)
+            # Long enough for another to come in.
+            threading.Event().wait(0.002)
             if alone:
                 inside.release()
             return alone
