@@ -1,14 +1,11 @@
-"""The preprocessing kernels on this machine's GPU, beside what they have to beat.
+"""The preprocessing kernels beside a plain copy, OpenCV and torch: 1080p → [3,360,640].
 
-    python benchmarks/preprocess.py [--launches 400] [--json FILE]
+    python benchmarks/preprocess.py [--quick] [--json FILE]
 
-For each format a 1080p frame becomes [3,360,640] FP16. Times are per frame. The GPU's are taken
-between two events around launches that wait in their stream until all are enqueued, so that
-Python's own time is not in them; they go round 256 MiB of frames and outputs, so that no cache
-holds them. `copy` is the driver's own device copy of as many bytes as the kernel reads and writes,
-`share` what the kernel reaches of its bandwidth. `opencv` is the CPU path with all of this
-machine's cores. `torch` is its separate operations on the GPU, where torch is installed, as fast as
-Python enqueues them or the GPU does them, whichever is slower.
+Kernel and copy are timed by the GPU's own clock, one frame a launch, each frame and output in
+memory that the caches do not hold. A kernel's bytes are those of the frame that carry weight (an
+exact threefold downscale reads every third row) and those it writes; the copy moves as many, half
+of them read. Exits 69 where there is no GPU.
 """
 
 from __future__ import annotations
@@ -16,17 +13,20 @@ from __future__ import annotations
 import argparse
 import ctypes
 import json
-import statistics
+import math
 import sys
-import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import cv2
 import numpy as np
+import torch_preprocess
+from gpu_timing import GpuClock, host_ms
 
 from edge_server.backends.preprocess_cpu import bgr_of, scale_frame
-from edge_server.cuda.device import Device, open_device
+from edge_server.cuda.devices import Devices
 from edge_server.cuda.kernels.preprocess import (
+    MAX_FRAMES,
     FrameAddress,
     FrameLayout,
     FramePreprocess,
@@ -37,209 +37,217 @@ from edge_server.cuda.kernels.shipped import kernel_image
 from edge_server.errors import Unavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from numpy.typing import NDArray
+
+    from edge_server.cuda.device import Device
 
 WIDTH, HEIGHT = 1920, 1080
 OUT_WIDTH, OUT_HEIGHT = 640, 360
-SCALE = 1 / 255
-OUT_BYTES = 3 * OUT_WIDTH * OUT_HEIGHT * 2
-SPREAD_BYTES = 256 * 2**20
-# Fills of this keep a GPU busy while launches are enqueued behind them.
-HOLD_BYTES = 2**28
-ROUNDS = 7
-
-
-def planes_of(pixel_format: PixelFormat) -> tuple[NDArray[np.uint8], NDArray[np.uint8] | None]:
-    random = np.random.default_rng(0)
-    channels = {PixelFormat.BGR: (3,), PixelFormat.NV12: (), PixelFormat.YUY2: (2,)}
-    pixels = random.integers(0, 256, (HEIGHT, WIDTH, *channels[pixel_format]), np.uint8)
-    if pixel_format is not PixelFormat.NV12:
-        return pixels, None
-    return pixels, random.integers(0, 256, (HEIGHT // 2, WIDTH), np.uint8)
-
-
-def rows_read(step: float, height: int, out_height: int, shift: int) -> int:
-    """How many of a plane's rows carry weight."""
-    centres = (np.arange(out_height) + 0.5) * step - 0.5
-    tops = np.floor(centres)
-    bottoms = tops[np.rint((centres - tops) * 2048) > 0] + 1
-    rows = np.clip(np.concatenate([tops, bottoms]), 0, height - 1).astype(int) >> shift
-    return len(np.unique(rows))
-
-
-def bytes_moved(layout: FrameLayout) -> int:
-    step = HEIGHT / OUT_HEIGHT
-    read = rows_read(step, HEIGHT, OUT_HEIGHT, 0) * layout.stride_bytes
-    read += rows_read(step, HEIGHT, OUT_HEIGHT, 1) * layout.chroma_stride_bytes
-    return read + OUT_BYTES
-
-
-class Gpu:
-    """One stream, and times on it."""
-
-    def __init__(self, device: Device, launches: int) -> None:
-        self.device = device
-        self.stream = device.stream()
-        self._launches = launches
-        self._hold = device.memory(HOLD_BYTES)
-        self._begun, self._ended = device.event(timed=True), device.event(timed=True)
-
-    def us_of(self, enqueue: Callable[[int], None]) -> float:
-        """Microseconds of one `enqueue(i)`: the median of `ROUNDS`, after one to warm up."""
-        times_us = []
-        for _ in range(ROUNDS + 1):
-            # A launch takes about 10 us of Python, a fill 100 us on an H100, more elsewhere.
-            for _ in range(1 + self._launches // 8):
-                self.stream.fill(self._hold)
-            self.stream.record(self._begun)
-            for i in range(self._launches):
-                enqueue(i)
-            self.stream.record(self._ended)
-            self._ended.wait()
-            times_us.append(self._ended.ms_since(self._begun) * 1e3 / self._launches)
-        return statistics.median(times_us[1:])
-
-
-def on_gpu(gpu: Gpu, pixel_format: PixelFormat) -> dict[str, float]:
-    device, stream = gpu.device, gpu.stream
-    module = device.module(kernel_image(device.compute_capability, device.libcuda.driver_version))
-    layout = FrameLayout.packed(pixel_format, WIDTH, HEIGHT)
-    preprocess = FramePreprocess(layout, OUT_WIDTH, OUT_HEIGHT, scale=SCALE, half=True)
-    pixels, chroma = planes_of(pixel_format)
-    frame = pixels.tobytes() + (b"" if chroma is None else chroma.tobytes())
-    host = np.frombuffer(frame, np.uint8)
-    moved = bytes_moved(layout)
-
-    copies = max(1, SPREAD_BYTES // (len(frame) + OUT_BYTES))
-    frames = [device.memory(len(frame)) for _ in range(copies)]
-    outs = [device.memory(OUT_BYTES) for _ in range(copies)]
-    for memory in frames:
-        stream.to_device(memory, host)
-    mapped = device.mapped(host.shape, np.uint8)
-    mapped.array[:] = host
-
-    def launch_of(pointer: int, out: int) -> tuple[tuple[int, ...], tuple[int, ...], bytes]:
-        address = FrameAddress(pointer, 0 if chroma is None else pointer + pixels.nbytes)
-        launch = preprocess.launch([address], out)
-        return launch.grid, launch.block, launch.args
-
-    name = preprocess.launch([FrameAddress(16, 0 if chroma is None else 16)], 16).kernel
-    kernel = module.kernel(name, f"{ctypes.sizeof(PreprocessArgs)}s")
-    launches = [
-        launch_of(memory.pointer, out.pointer) for memory, out in zip(frames, outs, strict=True)
-    ]
-    from_mapped = launch_of(mapped.pointer, outs[0].pointer)
-
-    # The numbers first: a wrong kernel has no speed.
-    made = np.empty((3, OUT_HEIGHT, OUT_WIDTH), np.float16)
-    stream.launch(kernel, *launches[0])
-    stream.to_host(made, outs[0])
-    stream.synchronize()
-    expected = np.empty_like(made)
-    scale_frame(bgr_of(pixel_format, pixels, chroma), np.float32(SCALE), expected)
-    error = float(np.abs(made.astype(np.float64) - expected).max())
-    assert error <= 1 / 255, f"{name}: the largest error is {error * 255:.2f} grey levels"
-
-    # A copy reads as much as it writes.
-    blocks = [device.memory(moved // 2) for _ in range(max(2, SPREAD_BYTES // moved))]
-    kernel_us = gpu.us_of(lambda i: stream.launch(kernel, *launches[i % copies]))
-    copy_us = gpu.us_of(
-        lambda i: stream.copy(blocks[i % len(blocks)], blocks[(i + 1) % len(blocks)])
-    )
-    mapped_us = gpu.us_of(lambda _: stream.launch(kernel, *from_mapped))
-    return {
-        "error_grey_levels": error * 255,
-        "moved_mb": moved / 1e6,
-        "kernel_us": kernel_us,
-        "copy_us": copy_us,
-        "share_of_copy": copy_us / kernel_us,
-        "kernel_gb_s": moved / kernel_us / 1e3,
-        "mapped_us": mapped_us,
-    }
-
-
-def by_opencv_us(pixel_format: PixelFormat, runs: int = 50) -> float:
-    pixels, chroma = planes_of(pixel_format)
-    out = np.empty((3, OUT_HEIGHT, OUT_WIDTH), np.float16)
-    times_us = []
-    for _ in range(runs):
-        begun = time.perf_counter()
-        scale_frame(bgr_of(pixel_format, pixels, chroma), np.float32(SCALE), out)
-        times_us.append((time.perf_counter() - begun) * 1e6)
-    return statistics.median(times_us)
-
-
-def by_torch_us(pixel_format: PixelFormat, launches: int) -> float | None:
-    """Convert, resize, scale and cast, one operation after the other, as a program would."""
-    try:
-        import torch  # noqa: PLC0415
-    except ImportError:
-        return None
-    pixels, chroma = planes_of(pixel_format)
-    device_pixels = torch.from_numpy(pixels).cuda()
-    device_chroma = None if chroma is None else torch.from_numpy(chroma).cuda()
-
-    def yuv_planes() -> tuple[torch.Tensor, torch.Tensor]:
-        if device_chroma is not None:
-            pairs = device_chroma.view(HEIGHT // 2, WIDTH // 2, 2).permute(2, 0, 1)[None].float()
-            wide = torch.nn.functional.interpolate(pairs, size=(HEIGHT, WIDTH))[0]
-            return device_pixels.float(), wide
-        pairs = device_pixels[:, :, 1].reshape(HEIGHT, WIDTH // 2, 2).permute(2, 0, 1)
-        return device_pixels[:, :, 0].float(), pairs.float().repeat_interleave(2, dim=2)
-
-    def run() -> torch.Tensor:
-        if pixel_format is PixelFormat.BGR:
-            bgr = device_pixels.permute(2, 0, 1).float()
-        else:
-            luma, (u, v) = yuv_planes()
-            y = (luma - 16).clamp_min(0) * 1.164
-            u, v = u - 128, v - 128
-            bgr = torch.stack([y + 2.018 * u, y - 0.391 * u - 0.813 * v, y + 1.596 * v])
-            bgr = bgr.clamp(0, 255)
-        small = torch.nn.functional.interpolate(
-            bgr[None], size=(OUT_HEIGHT, OUT_WIDTH), mode="bilinear", align_corners=False
-        )
-        return (small * SCALE).half()
-
-    times_us = []
-    for _ in range(ROUNDS + 1):
-        begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begun.record()
-        for _ in range(launches):
-            run()
-        ended.record()
-        ended.synchronize()
-        times_us.append(begun.elapsed_time(ended) * 1e3 / launches)
-    return statistics.median(times_us[1:])
+SCALE = np.float32(1 / 255)
+# More than any GPU caches: an H100 has 50 MB.
+ROTATED_BYTES = 256 << 20
+GOALS = {"share of copy": 0.6, "times OpenCV": 10.0, "times torch": 2.0}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--launches", type=int, default=400)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--quick", action="store_true", help="a sketch: few repeats, small memory")
+    parser.add_argument("--json", type=Path, help="write rows and goals there")
     arguments = parser.parse_args()
+    devices = Devices()
     try:
-        device = open_device()
+        device = devices.gpu()
+        rows = list(measure(device, quick=arguments.quick))
+        found = {
+            "rows": rows,
+            "goals": goals_of(rows, quick=arguments.quick),
+            "notes": [torch_preprocess.note()],
+        }
     except Unavailable as error:
         print(f"preprocess: {error}", file=sys.stderr)
-        return 1
-    print(f"{device.name}, compute capability {device.compute_capability}")
-    gpu = Gpu(device, arguments.launches)
-    rows = {}
-    for pixel_format in PixelFormat:
-        row = on_gpu(gpu, pixel_format)
-        row["opencv_us"] = by_opencv_us(pixel_format)
-        torch_us = by_torch_us(pixel_format, arguments.launches)
-        if torch_us is not None:
-            row["torch_us"] = torch_us
-        rows[pixel_format.value] = row
-        told = "  ".join(f"{name} {value:.2f}" for name, value in row.items())
-        print(f"{pixel_format.value:5} {told}")
+        return 69
+    finally:
+        devices.close()
     if arguments.json:
-        arguments.json.write_text(json.dumps({"device": device.name, "formats": rows}, indent=1))
+        arguments.json.write_text(json.dumps(found, indent=1))
     return 0
+
+
+def measure(device: Device, *, quick: bool) -> Any:
+    """A row of figures for each format and type, printed as they come."""
+    bench = Bench(device, quick=quick)
+    print(f"{WIDTH}x{HEIGHT} -> [3,{OUT_HEIGHT},{OUT_WIDTH}] on {device.name}")
+    names = (
+        "",
+        "us",
+        "batched",
+        "GB/s",
+        "copy GB/s",
+        "share",
+        "mapped us",
+        "OpenCV ms",
+        "torch us",
+    )
+    print("{:10} {:>8} {:>8} {:>8} {:>9} {:>6} {:>9} {:>9} {:>9}".format(*names))
+    for pixel_format in PixelFormat:
+        for dtype in (np.float16, np.float32):
+            row = bench.row(pixel_format, np.dtype(dtype))
+            mapped, torch_us = (row[k] or math.nan for k in ("mapped_us", "torch_us"))
+            print(
+                f"{pixel_format.name} {'FP16' if dtype is np.float16 else 'FP32':5} "
+                f"{row['kernel_us']:8.1f} {row['kernel_us_in_batch']:8.1f} {row['gb_per_s']:8.1f} "
+                f"{row['copy_gb_per_s']:9.1f} {row['share_of_copy']:6.2f} {mapped:9.1f} "
+                f"{row['opencv_ms']:9.2f} {torch_us:9.1f}",
+                flush=True,
+            )
+            yield row
+
+
+def goals_of(rows: list[dict[str, Any]], *, quick: bool) -> list[dict[str, Any]]:
+    """Those of speed are for NV12 to FP16; a figure that is not there meets none."""
+    (row,) = (r for r in rows if (r["format"], r["dtype"]) == ("NV12", "FP16"))
+    keys = ("share_of_copy", "times_opencv", "times_torch")
+    error = max(row["largest_error"] for row in rows)
+    numbers = {"goal": "as OpenCV, within 1/255", "reached": error, "met": error <= 1 / 255}
+    if quick:
+        return [numbers]
+    return [numbers] + [
+        {
+            "goal": f"1080p NV12 -> [3,360,640] FP16: {name} >= {wanted:g}",
+            "reached": row[key],
+            "met": row[key] is not None and row[key] >= wanted,
+        }
+        for (name, wanted), key in zip(GOALS.items(), keys, strict=True)
+    ]
+
+
+class Bench:
+    """All that the rows share: kernels, a clock, frames."""
+
+    def __init__(self, device: Device, *, quick: bool) -> None:
+        self._device = device
+        self._clock = GpuClock(device, quick=quick)
+        self._batch = 2 if quick else MAX_FRAMES
+        self._rotated_bytes = (8 << 20) if quick else ROTATED_BYTES
+        image = kernel_image(device.compute_capability, device.driver_version)
+        self._module = device.module(image)
+
+    def row(self, pixel_format: PixelFormat, dtype: np.dtype[Any]) -> dict[str, Any]:
+        """Figures of one format and type; its output has been held against OpenCV's."""
+        frame = random_frame(pixel_format)
+        layout = FrameLayout.packed(pixel_format, WIDTH, HEIGHT)
+        half = dtype == np.float16
+        geometry = FramePreprocess(layout, OUT_WIDTH, OUT_HEIGHT, scale=float(SCALE), half=half)
+        signature = f"{ctypes.sizeof(PreprocessArgs)}s"
+        kernel = self._module.kernel(f"{pixel_format.value}_to_nchw", signature)
+        stream = self._clock.stream
+
+        out_bytes = 3 * OUT_HEIGHT * OUT_WIDTH * dtype.itemsize
+        places = max(self._batch, self._rotated_bytes // (frame.nbytes + out_bytes))
+        frames, outs = (self._device.memory(places * n) for n in (frame.nbytes, out_bytes))
+        for place in range(places):
+            stream.to_device(_At(frames.pointer + place * frame.nbytes, frame.nbytes), frame)
+
+        def launch(first: int, count: int = 1, pointer: int = frames.pointer) -> None:
+            addresses = [
+                address_of(pixel_format, pointer + (first + i) * frame.nbytes) for i in range(count)
+            ]
+            made = geometry.launch(addresses, outs.pointer + first * out_bytes)
+            stream.launch(kernel, made.grid, made.block, made.args)
+
+        launch(0)
+        out = np.empty((3, OUT_HEIGHT, OUT_WIDTH), dtype)
+        stream.to_host(out, outs)
+        stream.synchronize()
+        expected = np.empty_like(out)
+        scale_frame(as_bgr(pixel_format, frame), SCALE, expected)
+        error = float(np.abs(out.astype(np.float64) - expected.astype(np.float64)).max())
+
+        kernel_us = self._clock.piece_us(lambda i: launch(i % places))
+        turns = places // self._batch
+        batch_us = self._clock.piece_us(lambda i: launch(i % turns * self._batch, self._batch))
+        bytes_moved = bytes_read(pixel_format) + out_bytes
+        copied = bytes_moved // 2
+        pieces = min(frames.nbytes, outs.nbytes) // copied
+
+        def copy(number: int) -> None:
+            at = number % pieces * copied
+            stream.copy(_At(outs.pointer + at, copied), _At(frames.pointer + at, copied))
+
+        copy_us = self._clock.piece_us(copy)
+        mapped_us = None
+        if self._device.can_map_host_memory:
+            mapped = self._device.mapped((4, frame.nbytes), np.uint8)
+            mapped.array[:] = frame
+            mapped_us = self._clock.piece_us(lambda i: launch(i % 4, pointer=mapped.pointer))
+        opencv_ms = host_ms(
+            lambda: scale_frame(as_bgr(pixel_format, frame), SCALE, out), self._clock.repeats
+        )
+        torch_us = torch_preprocess.gpu_us(pixel_format, frame, (OUT_HEIGHT, OUT_WIDTH), half)
+        return {
+            "format": pixel_format.name,
+            "dtype": "FP16" if half else "FP32",
+            "largest_error": error,
+            "kernel_us": kernel_us,
+            "kernel_us_in_batch": batch_us / self._batch,
+            "mapped_us": mapped_us,
+            "frame_bytes": frame.nbytes,
+            "bytes_moved": bytes_moved,
+            "gb_per_s": bytes_moved / kernel_us / 1e3,
+            "copy_us": copy_us,
+            "copy_gb_per_s": 2 * copied / copy_us / 1e3,
+            "share_of_copy": copy_us / kernel_us * bytes_moved / (2 * copied),
+            "opencv_ms": opencv_ms,
+            "opencv_threads": cv2.getNumThreads(),
+            "times_opencv": 1e3 * opencv_ms / kernel_us,
+            "torch_us": torch_us,
+            "times_torch": None if torch_us is None else torch_us / kernel_us,
+        }
+
+
+class _At:
+    """Some bytes on the device."""
+
+    def __init__(self, pointer: int, nbytes: int) -> None:
+        self.pointer = pointer
+        self.nbytes = nbytes
+
+
+def random_frame(pixel_format: PixelFormat) -> NDArray[np.uint8]:
+    """The bytes of one frame, planes one behind the other."""
+    per_pixel = {PixelFormat.BGR: 3, PixelFormat.NV12: 1.5, PixelFormat.YUY2: 2}[pixel_format]
+    return np.random.default_rng(0).integers(0, 256, int(WIDTH * HEIGHT * per_pixel), np.uint8)
+
+
+def as_bgr(pixel_format: PixelFormat, frame: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    luma = WIDTH * HEIGHT
+    if pixel_format is PixelFormat.NV12:
+        return bgr_of(
+            pixel_format, frame[:luma].reshape(HEIGHT, WIDTH), frame[luma:].reshape(-1, WIDTH)
+        )
+    return bgr_of(pixel_format, frame.reshape(HEIGHT, WIDTH, -1))
+
+
+def address_of(pixel_format: PixelFormat, pointer: int) -> FrameAddress:
+    chroma = pointer + WIDTH * HEIGHT if pixel_format is PixelFormat.NV12 else 0
+    return FrameAddress(pointer, chroma)
+
+
+def bytes_read(pixel_format: PixelFormat) -> int:
+    """Of the rows of a frame that carry weight, each once."""
+    step = HEIGHT / OUT_HEIGHT
+    centres = (np.arange(OUT_HEIGHT) + 0.5) * step - 0.5
+    top = np.floor(centres).astype(int)
+    weighs = np.rint((centres - top) * 2048) > 0
+    rows = np.clip(np.concatenate([top, top[weighs] + 1]), 0, HEIGHT - 1)
+    luma = len(np.unique(rows)) * WIDTH
+    match pixel_format:
+        case PixelFormat.BGR:
+            return 3 * luma
+        case PixelFormat.YUY2:
+            return 2 * luma
+        case PixelFormat.NV12:
+            return luma + len(np.unique(rows // 2)) * WIDTH
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from edge_server.cameras.camera import Camera
+from edge_server.cuda.devices import Devices
 from edge_server.errors import ModelConfigError, SettingsError, SourceError
 from edge_server.grpc_api.credentials import server_credentials
 from edge_server.model_parts import chosen_control, chosen_scheduling, chosen_signatures
@@ -40,7 +41,8 @@ def check(settings: chosen.Settings) -> list[str]:
     """
     registry = ModelRegistry()
     scheduling = chosen_scheduling(settings.serving)
-    control = chosen_control(registry, scheduling, settings.repository)
+    devices = Devices()
+    control = chosen_control(registry, scheduling, devices, settings.repository)
     try:
         data_plane = DataPlane(registry)
         lines, faults, faulty_models = _check_models(settings.repository, control, data_plane)
@@ -65,6 +67,7 @@ def check(settings: chosen.Settings) -> list[str]:
     finally:
         control.close(CLOSE_S)
         scheduling.close()
+        devices.close()
     if faults:
         raise SettingsError("\n".join(faults))
     return lines

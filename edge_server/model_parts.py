@@ -20,6 +20,7 @@ from edge_server.serving.rate_limiter import RateLimiter, ResourceLimit
 from edge_server.serving.scheduling import Scheduling
 
 if TYPE_CHECKING:
+    from edge_server.cuda.devices import Devices
     from edge_server.serving.registry import ModelRegistry
     from edge_server.settings import Repository, Serving
 
@@ -41,8 +42,15 @@ def chosen_scheduling(settings: Serving) -> Scheduling:
     return Scheduling(limiter, settings.cache_bytes)
 
 
+def chosen_completion(settings: Repository, devices: Devices) -> Completion:
+    """What configurations may leave out, on this machine."""
+    return Completion(
+        settings.auto_complete, settings.default_max_batch_size, devices.count, devices.reason
+    )
+
+
 def chosen_control(
-    registry: ModelRegistry, scheduling: Scheduling, settings: Repository
+    registry: ModelRegistry, scheduling: Scheduling, devices: Devices, settings: Repository
 ) -> RepositoryControl:
     """What loads models into `registry`, at the start and on request.
 
@@ -53,8 +61,9 @@ def chosen_control(
             registry,
             Repositories([Path(path) for path in settings.paths]),
             scheduling=scheduling,
-            completion=Completion(settings.auto_complete, settings.default_max_batch_size),
+            completion=chosen_completion(settings, devices),
             load_threads=settings.load_threads,
+            devices=devices,
             take_down=settings.incompatible_member == "take_down",
         ),
         registry,
@@ -70,7 +79,7 @@ def chosen_signatures(settings: Repository) -> SignaturePolicy:
 
 
 def following_control(
-    registry: ModelRegistry, scheduling: Scheduling, settings: Repository
+    registry: ModelRegistry, scheduling: Scheduling, devices: Devices, settings: Repository
 ) -> PollControl:
     """What keeps `registry` as the repositories are."""
     accepted = AcceptedModels()
@@ -86,8 +95,9 @@ def following_control(
         registry,
         accepted,
         scheduling=scheduling,
-        completion=Completion(settings.auto_complete, settings.default_max_batch_size),
+        completion=chosen_completion(settings, devices),
         load_threads=settings.load_threads,
+        devices=devices,
         budget=budget,
         probation=terms if settings.probation_requests else None,
         on_rolled_back=ledger.rolled_back,

@@ -20,8 +20,10 @@ from typing import TYPE_CHECKING, Any
 import cv2
 import numpy as np
 
+from edge_server.cuda.devices import Devices
 from edge_server.errors import EdgeServerError, ModelConfigError
 from edge_server.lanes.tusimple import ImageScore, lanes_at, score_image, summarise
+from edge_server.model_config.config import Completion
 from edge_server.repository.loader import RepositoryLoader
 from edge_server.repository.source import Repositories
 from edge_server.requests import InferRequest
@@ -50,9 +52,10 @@ class Label:
 
 def main() -> int:
     arguments = parse_arguments()
+    devices = Devices()
     try:
         labels = read_labels(arguments.labels, arguments.frames)
-        data_plane = load_models(arguments.model_repository)
+        data_plane = load_models(arguments.model_repository, devices)
         scores = []
         for label in labels:
             path = arguments.images / label.image
@@ -61,6 +64,8 @@ def main() -> int:
     except (EdgeServerError, LabelError, OSError) as error:
         print(f"evaluate_lane_model: {error}", file=sys.stderr)
         return 1
+    finally:
+        devices.close()
     report(scores, as_json=arguments.json)
     return 0
 
@@ -87,9 +92,15 @@ def line_range(text: str) -> range:
     return range(int(first), int(last or first) + 1)
 
 
-def load_models(repository: Path) -> DataPlane:
+def load_models(repository: Path, devices: Devices) -> DataPlane:
     registry = ModelRegistry()
-    failed = RepositoryLoader(registry, Repositories([repository])).load_all()
+    loader = RepositoryLoader(
+        registry,
+        Repositories([repository]),
+        completion=Completion(gpus=devices.count, no_gpu=devices.reason),
+        devices=devices,
+    )
+    failed = loader.load_all()
     if failed:
         raise ModelConfigError("; ".join(entry.reason for entry in failed))
     return DataPlane(registry)

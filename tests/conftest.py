@@ -8,6 +8,7 @@ import importlib.util
 import ipaddress
 import logging
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -126,6 +127,7 @@ class SimulatedGpu:
         self._library = ctypes.CDLL(str(folder / "libcuda.so.1"), mode=ctypes.RTLD_GLOBAL)
         self._library.simulated_device_bytes.restype = ctypes.c_size_t
         self._library.simulated_allocations.restype = ctypes.c_size_t
+        self._library.simulated_calls.restype = ctypes.c_size_t
 
     def set(self, words: str) -> None:
         """As EDGE_SIMULATED_CUDA, at once."""
@@ -144,6 +146,11 @@ class SimulatedGpu:
         """How often memory was allocated, on the device or pinned."""
         return self._library.simulated_allocations()
 
+    @property
+    def calls(self) -> int:
+        """How often the driver was called."""
+        return self._library.simulated_calls()
+
     def environment(self, words: str = "") -> dict[str, str]:
         """For a process of its own that shall find this GPU."""
         path = os.pathsep.join(filter(None, [str(SIMULATED_GPU), os.environ.get("PYTHONPATH")]))
@@ -160,6 +167,17 @@ def simulated_libcuda(tmp_path_factory: pytest.TempPathFactory) -> SimulatedGpu:
     folder = tmp_path_factory.mktemp("libcuda")
     subprocess.run([SIMULATED_GPU / "build_libcuda", folder], check=True)
     return SimulatedGpu(folder)
+
+
+@pytest.fixture(scope="session")
+def kernels_on_cpu(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The shipped kernels' source, compiled for this CPU: what the simulated GPU runs where
+    EDGE_SIMULATED_KERNELS names it."""
+    if shutil.which("g++") is None:
+        pytest.skip("no g++ here: the kernels are compiled for the CPU with it")
+    library = tmp_path_factory.mktemp("kernels") / "kernels.so"
+    subprocess.run([SIMULATED_GPU / "kernel_shim/build_shim", library], check=True)
+    return library
 
 
 # Where the real pycuda is installed, it runs over the simulated driver, too.

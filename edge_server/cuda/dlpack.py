@@ -133,7 +133,8 @@ def described(thing: Any, stream: Stream) -> tuple[int, tuple[int, ...], np.dtyp
         TypeError: it is no C-contiguous array on the device of `stream`.
     """
     interface = getattr(thing, "__cuda_array_interface__", None)
-    if interface is not None:
+    # Before version 3 (torch) it names no stream to wait for; by DLPack its library is told ours.
+    if interface and (interface["version"] >= 3 or not hasattr(thing, "__dlpack__")):
         return _by_interface(thing, interface, stream)
     if not hasattr(thing, "__dlpack__"):
         raise TypeError(

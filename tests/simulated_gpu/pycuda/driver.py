@@ -262,7 +262,11 @@ class Event(_InContext):
         return code == 0
 
     def time_since(self, arg2):
-        return _made(ctypes.c_float, "cuEventElapsedTime_v2", arg2._handle, self._handle)
+        # The second came with CUDA 12.8.
+        name = "cuEventElapsedTime"
+        newer = f"{name}_v2"
+        name = newer if hasattr(_library, newer) else name
+        return _made(ctypes.c_float, name, arg2._handle, self._handle)
 
 
 class Stream(_InContext):

@@ -2,46 +2,41 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from google.protobuf import text_format
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tritonclient.grpc import model_config_pb2 as pb
 
-from edge_server.backends import image_preprocess
 from edge_server.backends.preprocess_cpu import scale_frame
-from edge_server.cuda.devices import Devices
 from edge_server.errors import InvalidRequest, ModelConfigError
-from edge_server.model_config.config import ModelConfig
-from edge_server.model_config.files import ModelFiles
-from edge_server.tensors import Tensor
+from tests.unit.backends.preprocessing import (
+    CPU,
+    GPU,
+    HALVES,
+    IMAGE,
+    NETWORK,
+    SIZE,
+    Preprocess,
+    by_opencv,
+    config,
+    frames,
+)
 
-FILES = ModelFiles("p", Path("p"), {1: Path("p/1")})
-IMAGE = 'input { name: "image" data_type: TYPE_UINT8 dims: [-1, -1, 3] }'
-NETWORK = 'output { name: "input" data_type: TYPE_FP32 dims: [3, 36, 64] }'
-SIZE = 'output { name: "size" data_type: TYPE_INT32 dims: [2] }'
+if TYPE_CHECKING:
+    from edge_server.cuda.devices import Devices
 
-
-def config(text: str, batch: int = 1) -> ModelConfig:
-    head = f'name: "p" backend: "image_preprocess" max_batch_size: {batch} '
-    message = text_format.Parse(head + text, pb.ModelConfig())
-    return image_preprocess.complete(FILES, 1, ModelConfig.of(message))
-
-
-def run(model_config: ModelConfig, image: np.ndarray) -> dict[str, np.ndarray]:
-    model = image_preprocess.load(Path("p/1"), model_config, Devices())
-    names = frozenset(spec.name for spec in model_config.outputs)
-    answer = model._run({"image": Tensor(image)}, names)
-    return {name: tensor.array for name, tensor in answer.items()}
+PLACES = pytest.mark.parametrize("group", [CPU, GPU], ids=["CPU", "GPU"])
 
 
-def test_output_is_planar_scaled_and_in_the_frames_channel_order() -> None:
+@PLACES
+def test_output_is_planar_scaled_and_in_the_frames_channel_order(
+    devices: Devices, group: str
+) -> None:
     image = np.empty((1, 90, 160, 3), np.uint8)
     image[...] = (10, 20, 255)
-    made = run(config(IMAGE + NETWORK + SIZE), image)
+    made = Preprocess(config(IMAGE + NETWORK + SIZE + group), devices).run(image)
     assert made["input"].shape == (1, 3, 36, 64)
     assert made["input"].dtype == np.float32
     for plane, value in zip(made["input"][0], (10, 20, 255), strict=True):
@@ -49,10 +44,29 @@ def test_output_is_planar_scaled_and_in_the_frames_channel_order() -> None:
     np.testing.assert_array_equal(made["size"], [[90, 160]])
 
 
-def test_without_a_batch_dimension_there_is_none_in_the_outputs() -> None:
-    made = run(config(IMAGE + NETWORK + SIZE, batch=0), np.zeros((9, 16, 3), np.uint8))
-    assert made["input"].shape == (3, 36, 64)
+@PLACES
+def test_without_a_batch_dimension_there_is_none_in_the_outputs(
+    devices: Devices, group: str
+) -> None:
+    model = Preprocess(config(IMAGE + NETWORK + SIZE + group, batch=0), devices)
+    made = model.run(frames(1, 9, 16)[0])
+    np.testing.assert_array_equal(made["input"], by_opencv(frames(1, 9, 16))[0])
     assert made["size"].tolist() == [9, 16]
+
+
+@PLACES
+def test_a_network_may_want_halves(devices: Devices, group: str) -> None:
+    image = frames(1, 45, 77)
+    made = Preprocess(config(IMAGE + HALVES + group), devices).run(image)
+    assert made["input"].dtype == np.float16
+    np.testing.assert_array_equal(made["input"], by_opencv(image, np.float16))
+
+
+@PLACES
+def test_only_what_is_wanted_is_made(devices: Devices, group: str) -> None:
+    model = Preprocess(config(IMAGE + NETWORK + SIZE + group), devices)
+    assert list(model.run(frames(1, 9, 16), "size")) == ["size"]
+    assert list(model.run(frames(1, 9, 16), "input")) == ["input"]
 
 
 def bilinear(image: np.ndarray, height: int, width: int) -> np.ndarray:
@@ -100,8 +114,20 @@ def test_the_largest_network_input_has_64_mi_elements() -> None:
     config(IMAGE + 'output { name: "input" data_type: TYPE_FP32 dims: [3, 4096, 5461] }')
     with pytest.raises(ModelConfigError, match="at most 67108864 elements"):
         config(IMAGE + 'output { name: "input" data_type: TYPE_FP32 dims: [3, 4096, 5462] }')
+    with pytest.raises(ModelConfigError, match="32767 px a side"):
+        config(IMAGE + 'output { name: "input" data_type: TYPE_FP32 dims: [3, 1, 32768] }')
 
 
-def test_an_empty_image_is_the_callers_fault() -> None:
+@PLACES
+def test_an_empty_image_is_the_callers_fault(devices: Devices, group: str) -> None:
+    model = Preprocess(config(IMAGE + NETWORK + group), devices)
     with pytest.raises(InvalidRequest, match="is empty"):
-        run(config(IMAGE + NETWORK), np.zeros((1, 0, 5, 3), np.uint8))
+        model.run(np.zeros((1, 0, 5, 3), np.uint8))
+
+
+@PLACES
+def test_a_side_beyond_16_bits_is_the_callers_fault(devices: Devices, group: str) -> None:
+    model = Preprocess(config(IMAGE + NETWORK + group), devices)
+    with pytest.raises(InvalidRequest, match=r"\[1,2,32768,3\]; a side has at most 32767 px"):
+        model.run(np.zeros((1, 2, 32768, 3), np.uint8))
+    assert model.run(np.zeros((1, 2, 32767, 3), np.uint8))["input"].max() == 0

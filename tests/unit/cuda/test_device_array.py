@@ -197,6 +197,20 @@ def test_who_takes_it_by_dlpack_waits_for_the_writer_unless_it_says_no(
         del capsule
 
 
+def test_a_library_whose_interface_names_no_stream_is_asked_by_dlpack(
+    put: Callable, device: Device
+) -> None:
+    there = put(np.zeros(2, np.float32))
+    there.ready.wait()
+    writer, taker = device.stream(), device.stream()
+    writer.to_device(there, np.array([5, 6], np.float32))
+    there.written(writer)
+    theirs = OnlyDlpack(there)
+    theirs.__cuda_array_interface__ = {**there.__cuda_array_interface__, "version": 2}
+    del theirs.__cuda_array_interface__["stream"]
+    assert DeviceArray.of(theirs, taker).on_host().tolist() == [5.0, 6.0]
+
+
 def test_onnxruntime_takes_it_where_it_lies_and_gives_it_back(
     put: Callable, stream: Stream, device: Device
 ) -> None:

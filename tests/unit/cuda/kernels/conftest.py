@@ -51,5 +51,5 @@ def build_shim(compiler: str, tmp_path_factory: pytest.TempPathFactory) -> Build
 
 
 @pytest.fixture(scope="session")
-def shim(build_shim: BuildShim, kernels: Path) -> Shim:
-    return build_shim(kernels / "preprocess.cu")
+def shim(kernels_on_cpu: Path) -> Shim:
+    return Shim(kernels_on_cpu)

@@ -1,0 +1,265 @@
+"""A frame goes through the shipped ensemble on a GPU: which copies are made, and how long it takes.
+
+    python benchmarks/gpu_chain.py [--quick] [--json FILE]
+
+Preprocessing is the shipped model's, on the GPU; decoding is, on the CPU; between them runs in turn
+each network that is possible here: a plain copy on the device (which shows the hand-over and
+nothing else), one of torch's with random weights, and the shipped one in ONNX Runtime on CUDA. The
+same network fed from the host gives the lanes to compare with. Exits 69 where there is no GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from gpu_timing import host_ms
+
+from edge_server.cameras.source import open_source
+from edge_server.cuda.buffer_pool import BufferPool
+from edge_server.cuda.device_array import DeviceArray
+from edge_server.cuda.devices import Devices
+from edge_server.errors import EdgeServerError, Unavailable
+from edge_server.model_config.config import Completion
+from edge_server.repository.loader import RepositoryLoader
+from edge_server.repository.source import Repositories
+from edge_server.requests import InferRequest
+from edge_server.serving.registry import ModelRegistry
+from edge_server.serving.scheduling import Scheduling
+from edge_server.serving.snapshot import ModelEntry, ModelState, Snapshot
+from edge_server.tensors import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from edge_server.backends.contract import ExecuteRequest
+    from edge_server.cuda.device import Device
+    from edge_server.cuda.stream import Stream
+    from edge_server.model_config.config import Placement
+
+MODELS = Path(__file__).parent.parent / "models"
+PREPROCESS, NETWORK, DECODE = "lane_preprocess", "laneDetect_model", "lane_decode"
+ROWS, COLUMNS = 2784, 77
+# Of lanes in px, between one way and the other.
+MOST_DIFFERENCE_PX = 1.0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="a sketch: few repeats")
+    parser.add_argument("--json", type=Path, help="write rows and goals there")
+    arguments = parser.parse_args()
+    devices = Devices()
+    notes: list[str] = []
+    try:
+        device = devices.gpu()
+        source = open_source("synthetic://road?seed=7&fps=0")
+        frame = Tensor(source.read()[np.newaxis])
+        source.close()
+        rows = []
+        for make in (Copying, TorchNetwork, OnnxNetwork):
+            try:
+                rows.append(
+                    measure(devices, make(device), frame, repeats=2 if arguments.quick else 50)
+                )
+            except Unavailable as error:
+                notes.append(str(error))
+        found = {"rows": rows, "goals": goals_of(rows), "notes": notes}
+    except EdgeServerError as error:
+        print(f"gpu_chain: {error}", file=sys.stderr)
+        return 69 if isinstance(error, Unavailable) else 1
+    finally:
+        devices.close()
+    for note in notes:
+        print(note)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(found, indent=1))
+    return 0
+
+
+def measure(devices: Devices, network: Network, frame: Tensor, repeats: int) -> dict[str, Any]:
+    """Figures for one network, with the preprocessing before it on the GPU and on the CPU."""
+    lanes, took_ms, copies = {}, {}, {}
+    for where, gpus in (("gpu", devices.count), ("cpu", 0)):
+        snapshot = world(devices, network, gpus)
+        request = InferRequest("lane_detection", {"image": frame})
+        took_ms[where] = host_ms(lambda s=snapshot, r=request: s.infer(r), repeats)
+        lanes[where] = snapshot.infer(request).outputs["lane_points"].array
+        copies[where] = {
+            f"{name} {way}": counted.count / (repeats + 2)
+            for name in (PREPROCESS, NETWORK, DECODE)
+            for way, counted in snapshot.find(name, "").statistics.counts().copies.items()
+            if counted.count
+        }
+        snapshot.entries[NETWORK, 1].loaded.close()
+    same = lanes["gpu"].shape == lanes["cpu"].shape
+    difference = float(np.abs(lanes["gpu"] - lanes["cpu"]).max(initial=0)) if same else None
+    print(
+        f"{network.name}: {took_ms['gpu']:.2f} ms a frame with copies {copies['gpu']}; "
+        f"{took_ms['cpu']:.2f} ms where the CPU preprocesses, with copies {copies['cpu']}; "
+        f"lanes differ by {difference} px"
+    )
+    return {
+        "network": network.name,
+        "copies_per_frame": copies["gpu"],
+        "copies_per_frame_cpu_preprocess": copies["cpu"],
+        "frame_ms": took_ms["gpu"],
+        "frame_ms_cpu_preprocess": took_ms["cpu"],
+        "lanes": int(lanes["gpu"].shape[1]),
+        "largest_difference_px": difference,
+    }
+
+
+def goals_of(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    goals = []
+    for row in rows:
+        between = {k: n for k, n in row["copies_per_frame"].items() if not k.startswith(DECODE)}
+        # A card is given the frame itself, once; an integrated GPU reads it in place.
+        between.pop(f"{PREPROCESS} to_device", None)
+        difference = row["largest_difference_px"]
+        for goal, reached, met in (
+            ("no copy between preprocessing and decoding", sum(between.values()), not between),
+            (
+                f"lanes within {MOST_DIFFERENCE_PX:g} px of those by the host",
+                "other lanes" if difference is None else difference,
+                difference is not None and difference <= MOST_DIFFERENCE_PX,
+            ),
+        ):
+            goals.append({"goal": f"{row['network']}: {goal}", "reached": reached, "met": met})
+    return goals
+
+
+def world(devices: Devices, network: Network, gpus: int) -> Snapshot:
+    """The shipped models, with `network` in the place of theirs."""
+    registry = ModelRegistry()
+    completion = Completion(gpus=gpus, no_gpu="it is not asked for")
+    loader = RepositoryLoader(
+        registry, Repositories([MODELS]), completion=completion, devices=devices
+    )
+    for failed in loader.load_all():
+        raise Unavailable(failed.reason)
+    entries = dict(registry.snapshot.entries)
+    shipped = entries[NETWORK, 1].loaded
+    loaded = Scheduling().model(shipped.config, 1, network)
+    entries[NETWORK, 1] = ModelEntry(NETWORK, 1, ModelState.READY, loaded=loaded)
+    return Snapshot(entries)
+
+
+class Network:
+    """A model whose instances work on the device, on a stream of their own; at once also one of
+    its instances, as here one frame runs at a time."""
+
+    name = ""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.stream: Stream = device.stream()
+        self.pool = BufferPool(device, 64 << 20, self.name)
+
+    def run(self, planes: DeviceArray) -> DeviceArray:
+        """(1, ROWS, COLUMNS), given to `stream`, which waits for `planes` already."""
+        raise NotImplementedError
+
+    def make_instance(self, name: str, placement: Placement) -> Network:
+        del name, placement
+        return self
+
+    def execute(self, requests: Sequence[ExecuteRequest]) -> None:
+        for request in requests:
+            tensor = request.inputs["input"]
+            planes = tensor.on_device
+            if planes is None:
+                request.copied("to_device", tensor.array.nbytes)
+                planes = self.pool.take(self.stream, tensor.shape, tensor.array.dtype)
+                self.stream.to_device(planes, tensor.array)
+                planes.written(self.stream)
+            assert isinstance(planes, DeviceArray)
+            self.stream.wait(planes.ready)
+            made = self.run(planes)
+            planes.read_by(self.stream.record())
+            request.respond({"predict_lanes": Tensor(made)}, True)
+
+    def trouble(self) -> str:
+        return ""
+
+    def metrics(self) -> tuple[()]:
+        return ()
+
+    def close(self) -> None: ...
+
+
+class Copying(Network):
+    """Takes the front of its input for its answer."""
+
+    name = "a copy on the device"
+
+    def run(self, planes: DeviceArray) -> DeviceArray:
+        made = self.pool.take(self.stream, (1, ROWS, COLUMNS), np.float32)
+        self.stream.copy(made, planes.reshape(-1)[: ROWS * COLUMNS])
+        made.written(self.stream)
+        return made
+
+
+class TorchNetwork(Network):
+    """Convolutions with random weights, the same ones each time."""
+
+    def __init__(self, device: Device) -> None:
+        try:
+            import torch  # noqa: PLC0415 - where it is
+        except ImportError:
+            raise Unavailable("torch is not here: no network of torch's") from None
+        if not torch.cuda.is_available():
+            raise Unavailable(f"torch {torch.__version__} finds no GPU: no network of torch's")
+        self.name = f"torch {torch.__version__}, convolutions"
+        super().__init__(device)
+        self._torch = torch
+        self._torch_stream = torch.cuda.ExternalStream(self.stream.handle)
+        torch.manual_seed(0)
+        nn = torch.nn
+        layers = [nn.Conv2d(3, 32, 5, 4, 2), nn.ReLU(), nn.Conv2d(32, COLUMNS, 3, 2, 1)]
+        self._layers = nn.Sequential(*layers).cuda().eval()
+        torch.cuda.synchronize()
+
+    def run(self, planes: DeviceArray) -> DeviceArray:
+        with self._torch.cuda.stream(self._torch_stream), self._torch.no_grad():
+            made = self._layers(self._torch.from_dlpack(planes))
+            made = made.flatten(2)[:, :, :ROWS].transpose(1, 2).contiguous()
+        return DeviceArray.of(made, self.stream)
+
+
+class OnnxNetwork(Network):
+    """The shipped network, in ONNX Runtime on the GPU."""
+
+    def __init__(self, device: Device) -> None:
+        try:
+            import onnxruntime  # noqa: PLC0415 - where it is
+        except ImportError:
+            raise Unavailable("onnxruntime is not here: no network of its") from None
+        if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
+            raise Unavailable(
+                f"onnxruntime {onnxruntime.__version__} has no CUDA: no network of its"
+            )
+        self.name = f"onnxruntime {onnxruntime.__version__}, the shipped network"
+        super().__init__(device)
+        cuda = {"device_id": device.index, "user_compute_stream": str(self.stream.handle)}
+        self._session = onnxruntime.InferenceSession(
+            MODELS / NETWORK / "1" / "model.onnx", providers=[("CUDAExecutionProvider", cuda)]
+        )
+
+    def run(self, planes: DeviceArray) -> DeviceArray:
+        made = self.pool.take(self.stream, (1, ROWS, COLUMNS), np.float32)
+        binding = self._session.io_binding()
+        place = ("cuda", self.device.index, np.float32)
+        binding.bind_input("input", *place, planes.shape, planes.pointer)
+        binding.bind_output("predict_lanes", *place, made.shape, made.pointer)
+        self._session.run_with_iobinding(binding)
+        made.written(self.stream)
+        return made
+
+
+if __name__ == "__main__":
+    sys.exit(main())

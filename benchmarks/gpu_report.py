@@ -1,0 +1,233 @@
+"""One report of what this machine's GPU does: `scripts/gpu_check` runs it.
+
+    python benchmarks/gpu_report.py [--output DIRECTORY] [--only SECTION]... [--quick]
+
+Each section is a program of its own, so that one which loses the device costs no other. A new one
+is a line in `SECTIONS`: it takes `--json FILE` (and `--quick`), writes there an object with `rows`,
+`goals` (goal, reached, met) and `notes`, prints for people, and exits 69 with the reason on its
+standard error where it is not possible here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+from edge_server.cuda.devices import Devices
+from edge_server.cuda.libcuda import version_text
+from edge_server.errors import Unavailable
+
+ROOT = Path(__file__).parent.parent
+SECTIONS = {
+    "kernels": "benchmarks/preprocess.py",
+    "frame to lanes": "benchmarks/gpu_chain.py",
+}
+TESTS = "hardware tests"
+NOT_POSSIBLE = 69
+PATIENCE_S = 1800
+DISTRIBUTIONS = (
+    *("numpy", "pycuda", "cuda-bindings", "torch", "onnxruntime", "onnxruntime-gpu", "tensorrt"),
+    *("opencv-python-headless", "cupy-cuda13x", "cupy-cuda12x"),
+)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results")
+    parser.add_argument("--quick", action="store_true", help="a sketch, whose figures say nothing")
+    parser.add_argument(
+        "--only", action="append", choices=[TESTS, *SECTIONS], help="this section; repeatable"
+    )
+    arguments = parser.parse_args()
+    try:
+        machine = this_machine()
+    except Unavailable as error:
+        print(f"gpu_check: {error}", file=sys.stderr)
+        return NOT_POSSIBLE
+    text = [f"{key:14} {value}" for key, value in machine.items()]
+    print("\n".join(text), flush=True)
+    sections: dict[str, dict[str, Any]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name in arguments.only or [TESTS, *SECTIONS]:
+            print(f"\n== {name}", flush=True)
+            sections[name] = section = (
+                run_tests(Path(folder))
+                if name == TESTS
+                else run(SECTIONS[name], folder, quick=arguments.quick)
+            )
+            print(section["text"], flush=True)
+            text += ["", f"== {name}: {section['outcome']}", section["text"]]
+    goals = [goal for section in sections.values() for goal in section.get("goals", ())]
+    text += ["", "== goals", *map(goal_text, goals)]
+    print("\n".join(["", "== goals", *map(goal_text, goals)]))
+
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    slug = re.sub(r"[^a-z0-9]+", "-", machine["gpu"].lower()).strip("-")
+    stem = f"{slug}-{machine['date'][:10]}" + ("-quick" if arguments.quick else "")
+    report = {"machine": machine, "quick": arguments.quick, "sections": sections, "goals": goals}
+    for suffix, content in ((".json", json.dumps(report, indent=1)), (".txt", "\n".join(text))):
+        path = arguments.output / f"{stem}{suffix}"
+        path.write_text(content + "\n")
+        print(path)
+    return int(any(section["outcome"] == "failed" for section in sections.values()))
+
+
+def this_machine() -> dict[str, Any]:
+    """What the figures belong to.
+
+    Raises:
+        Unavailable: there is no GPU that can be used.
+    """
+    devices = Devices()
+    try:
+        device = devices.gpu()
+        major, minor = device.compute_capability
+        found = {
+            "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            "gpu": device.name,
+            "sm": f"{major}{minor}",
+            "memory_bytes": device.total_memory_bytes,
+            "integrated": device.integrated,
+            "driver": driver_version(),
+            "cuda_of_driver": version_text(device.driver_version),
+            "binding": f"pycuda {pycuda_origin()}",
+        }
+    finally:
+        devices.close()
+    versions = {}
+    for name in DISTRIBUTIONS:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return {
+        **found,
+        "cpu": cpu_name(),
+        "cpus": os.cpu_count(),
+        "python": platform.python_version(),
+        "kernel": platform.release(),
+        "versions": versions,
+        "commit": commit(),
+    }
+
+
+def run_tests(folder: Path) -> dict[str, Any]:
+    """`tests/hardware`, whose conftest is the only one: the others want more than is needed."""
+    results = folder / "tests.xml"
+    command = [sys.executable, "-m", "pytest", "-m", "hardware", "tests/hardware", "-q", "-rs"]
+    command += ["--confcutdir=tests/hardware", f"--junitxml={results}", "-W", "default"]
+    done = subprocess.run(
+        [*command, "-p", "no:cacheprovider"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    if not results.exists():
+        return {"outcome": "failed", "text": tail(done.stdout + done.stderr)}
+    root = ElementTree.parse(results).getroot()  # noqa: S314 - pytest wrote it
+    suite = root[0].attrib
+    counts = {key: int(suite[key]) for key in ("tests", "failures", "errors", "skipped")}
+    return {
+        "outcome": "ran" if done.returncode == 0 else "failed",
+        "rows": [counts],
+        "goals": [
+            {
+                "goal": "hardware tests pass",
+                "reached": "{tests} tests, {failures} failed, {errors} errors, {skipped} "
+                "skipped".format(**counts),
+                "met": done.returncode == 0 and counts["tests"] > counts["skipped"],
+            }
+        ],
+        "text": tail(done.stdout),
+    }
+
+
+def run(program: str, folder: str, *, quick: bool) -> dict[str, Any]:
+    """A section's findings, or why there are none."""
+    results = Path(folder) / "section.json"
+    results.unlink(missing_ok=True)
+    done = subprocess.run(
+        [sys.executable, program, "--json", str(results), *["--quick"] * quick],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    if done.returncode == NOT_POSSIBLE:
+        return {"outcome": "not possible here", "text": tail(done.stderr, 1)}
+    if done.returncode or not results.exists():
+        return {"outcome": "failed", "text": tail(done.stdout + done.stderr)}
+    return {"outcome": "ran", **json.loads(results.read_text()), "text": done.stdout.rstrip()}
+
+
+def goal_text(goal: dict[str, Any]) -> str:
+    reached = goal["reached"]
+    if reached is None:
+        return f"not measured  {goal['goal']}"
+    shown = f"{reached:.3g}" if isinstance(reached, float) else reached
+    return f"{'met' if goal['met'] else 'NOT MET':13} {goal['goal']}: {shown}"
+
+
+def tail(text: str, lines: int = 40) -> str:
+    return "\n".join(text.rstrip().splitlines()[-lines:])
+
+
+def pycuda_origin() -> str:
+    """Its version, or that it is the tests' own."""
+    import pycuda  # noqa: PLC0415 - the driver has been opened with it
+
+    if "SIMULATION" in (pycuda.__doc__ or ""):
+        return "stand-in, tests/simulated_gpu over ctypes"
+    return str(pycuda.VERSION_TEXT)
+
+
+def driver_version() -> str:
+    """Of the kernel module, or of the board's L4T."""
+    for path, pattern in (
+        ("/sys/module/nvidia/version", r"(.+)"),
+        ("/etc/nv_tegra_release", r"(# R.*?)(?:, GCID|$)"),
+    ):
+        try:
+            found = re.match(pattern, Path(path).read_text())
+        except OSError:
+            continue
+        if found:
+            return found[1].strip()
+    return "unknown"
+
+
+def cpu_name() -> str:
+    try:
+        found = re.search(r"model name\s*: (.+)", Path("/proc/cpuinfo").read_text())
+    except OSError:
+        found = None
+    return found[1] if found else platform.machine()
+
+
+def commit() -> str:
+    done = subprocess.run(
+        ["git", "describe", "--always", "--dirty"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.stdout.strip() or "unknown"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

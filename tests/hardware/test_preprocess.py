@@ -1,0 +1,244 @@
+"""The kernels give OpenCV's numbers on a real GPU, bit for bit, and so does the backend."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2 as pb
+
+from edge_server.backends import image_preprocess
+from edge_server.backends.preprocess_cpu import UndistortionMap, bgr_of, scale_frame
+from edge_server.cuda.buffer_pool import BufferPool
+from edge_server.cuda.device_array import DeviceArray
+from edge_server.cuda.kernels.preprocess import (
+    FrameAddress,
+    FrameLayout,
+    FramePreprocess,
+    PixelFormat,
+    PreprocessArgs,
+    Region,
+)
+from edge_server.cuda.kernels.shipped import kernel_image
+from edge_server.model_config.config import ModelConfig
+from edge_server.model_config.files import ModelFiles
+from edge_server.requests import InferRequest
+from edge_server.serving.scheduling import Scheduling
+from edge_server.serving.snapshot import ModelEntry, ModelState, Snapshot
+from edge_server.tensors import Tensor
+
+if TYPE_CHECKING:
+    from edge_server.cuda.device import Device
+    from edge_server.cuda.devices import Devices
+    from edge_server.cuda.module import Module
+
+pytestmark = pytest.mark.hardware
+
+SCALE = np.float32(1 / 255)
+# Frame, network and, as x, y, width, height, what of the frame is taken.
+SIZES = {
+    "1080p": (1920, 1080, 640, 360, None),
+    "720p": (1280, 720, 640, 360, None),
+    "region": (1920, 1080, 640, 360, (13, 301, 1801, 701)),
+    "odd network": (640, 480, 333, 77, None),
+    "up": (160, 90, 320, 180, None),
+    "few pixels": (6, 4, 5, 3, (1, 1, 3, 2)),
+    "very wide": (32766, 2, 3, 5, None),
+}
+
+
+@pytest.fixture(scope="module")
+def module(device: Device) -> Module:
+    return device.module(kernel_image(device.compute_capability, device.driver_version))
+
+
+class CameraFrame:
+    """Random bytes as a camera gives them, with gaps between the rows."""
+
+    def __init__(self, pixel_format: PixelFormat, width: int, height: int) -> None:
+        self.pixel_format = pixel_format
+        per_row = {PixelFormat.BGR: 3, PixelFormat.NV12: 1, PixelFormat.YUY2: 2}[pixel_format]
+        stride = width * per_row + 20
+        rows = height * 3 // 2 if pixel_format is PixelFormat.NV12 else height
+        self.bytes = np.random.default_rng(width).integers(0, 256, (rows, stride), np.uint8)
+        has_chroma = pixel_format is PixelFormat.NV12
+        self.layout = FrameLayout(pixel_format, width, height, stride, stride * has_chroma)
+        self._chroma_at = height * stride if has_chroma else 0
+
+    def at(self, pointer: int) -> FrameAddress:
+        return FrameAddress(pointer, pointer + self._chroma_at if self._chroma_at else 0)
+
+    def bgr(self) -> np.ndarray:
+        width, height = self.layout.width, self.layout.height
+        if self.pixel_format is PixelFormat.NV12:
+            planes = np.ascontiguousarray(self.bytes[:, :width])
+            return bgr_of(self.pixel_format, planes[:height], planes[height:])
+        channels = 3 if self.pixel_format is PixelFormat.BGR else 2
+        pixels = np.ascontiguousarray(self.bytes[:height, : width * channels])
+        return bgr_of(self.pixel_format, pixels.reshape(height, width, channels))
+
+
+@pytest.mark.parametrize("mapped", [False, True], ids=["copied", "in place"])
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+@pytest.mark.parametrize("pixel_format", PixelFormat)
+def test_resized(
+    module: Module,
+    pixel_format: PixelFormat,
+    sizes: tuple[int, int, int, int, tuple[int, int, int, int] | None],
+    dtype: type[np.floating],
+    mapped: bool,
+) -> None:
+    width, height, out_width, out_height, taken = sizes
+    region = Region(*taken) if taken else Region(0, 0, width, height)
+    frame = CameraFrame(pixel_format, width, height)
+    geometry = FramePreprocess(
+        frame.layout,
+        out_width,
+        out_height,
+        scale=float(SCALE),
+        half=dtype is np.float16,
+        region=region,
+    )
+    expected = np.empty((3, out_height, out_width), dtype)
+    of = frame.bgr()[region.y : region.y + region.height, region.x : region.x + region.width]
+    scale_frame(of, SCALE, expected)
+    got = run(module, frame, geometry, expected, mapped=mapped)
+    np.testing.assert_array_equal(got, expected)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+@pytest.mark.parametrize("pixel_format", PixelFormat)
+def test_undistorted(module: Module, pixel_format: PixelFormat, dtype: type[np.floating]) -> None:
+    frame = CameraFrame(pixel_format, 1280, 720)
+    random = np.random.default_rng(0)
+    shape = (180, 322)
+    # Points beyond every border, too: black.
+    lens = UndistortionMap.of_points(
+        random.uniform(-9, 1289, shape).astype(np.float32),
+        random.uniform(-9, 729, shape).astype(np.float32),
+    )
+    device = module.device
+    stream = device.stream()
+    maps = [np.ascontiguousarray(lens.positions), np.ascontiguousarray(lens.fractions)]
+    on_device = [device.memory(each.nbytes) for each in maps]
+    for memory, each in zip(on_device, maps, strict=True):
+        stream.to_device(memory, each)
+    stream.synchronize()
+    geometry = FramePreprocess(
+        frame.layout,
+        shape[1],
+        shape[0],
+        scale=float(SCALE),
+        half=dtype is np.float16,
+        undistortion=(on_device[0].pointer, on_device[1].pointer),
+    )
+    expected = np.empty((3, *shape), dtype)
+    scale_frame(frame.bgr(), SCALE, expected, lens)
+    got = run(module, frame, geometry, expected, mapped=False)
+    np.testing.assert_array_equal(got, expected)
+
+
+def run(
+    module: Module,
+    frame: CameraFrame,
+    geometry: FramePreprocess,
+    like: np.ndarray,
+    *,
+    mapped: bool,
+) -> np.ndarray:
+    """What the kernel makes of `frame`."""
+    device = module.device
+    stream = device.stream()
+    memory: object
+    if mapped:
+        if not device.can_map_host_memory:
+            pytest.skip("this GPU cannot map host memory")
+        memory = device.mapped(frame.bytes.shape, np.uint8)
+        memory.array[:] = frame.bytes
+    else:
+        memory = device.memory(frame.bytes.nbytes)
+        stream.to_device(memory, frame.bytes)
+    out = device.memory(like.nbytes)
+    launch = geometry.launch([frame.at(memory.pointer)], out.pointer)
+    kernel = module.kernel(launch.kernel, f"{ctypes.sizeof(PreprocessArgs)}s")
+    stream.launch(kernel, launch.grid, launch.block, launch.args)
+    made = np.empty_like(like)
+    stream.to_host(made, out)
+    stream.synchronize()
+    return made
+
+
+CONFIG = """
+name: "p" backend: "image_preprocess" max_batch_size: 20
+input { name: "image" data_type: TYPE_UINT8 dims: [-1, -1, 3] }
+output { name: "input" data_type: TYPE_FP16 dims: [3, 360, 640] }
+instance_group { name: "p" kind: KIND_GPU gpus: 0 count: 1 }
+"""
+
+
+@pytest.fixture
+def preprocess(devices: Devices) -> Snapshot:
+    files = ModelFiles("p", Path("p"), {1: Path("p/1")})
+    config = ModelConfig.of(text_format.Parse(CONFIG, pb.ModelConfig()))
+    config = image_preprocess.complete(files, 1, config)
+    model = image_preprocess.load(Path("p/1"), config, devices)
+    loaded = Scheduling().model(config, 1, model)
+    return Snapshot({("p", 1): ModelEntry("p", 1, ModelState.READY, loaded=loaded)})
+
+
+def frames(count: int, seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (count, 1080, 1920, 3), np.uint8)
+
+
+def by_opencv(images: np.ndarray) -> np.ndarray:
+    made = np.empty((len(images), 3, 360, 640), np.float16)
+    for image, out in zip(images, made, strict=True):
+        scale_frame(image, SCALE, out)
+    return made
+
+
+def ask(preprocess: Snapshot, image: np.ndarray | DeviceArray) -> DeviceArray:
+    request = InferRequest("p", {"image": Tensor(image)}, on_device=True)
+    array = preprocess.infer(request).outputs["input"].on_device
+    assert isinstance(array, DeviceArray)
+    return array
+
+
+def test_frames_that_are_overwritten_at_once_arrive_all_the_same(preprocess: Snapshot) -> None:
+    made = []
+    for seed in range(12):
+        image = frames(1, seed)
+        expected = by_opencv(image)
+        made.append((ask(preprocess, image), expected))
+        image[:] = 0
+    for array, expected in made:
+        np.testing.assert_array_equal(array.on_host(), expected)
+
+
+def test_a_batch_larger_than_a_launch(preprocess: Snapshot) -> None:
+    image = frames(18, 0)
+    np.testing.assert_array_equal(ask(preprocess, image).on_host(), by_opencv(image))
+
+
+def test_frames_on_the_device_are_read_before_their_memory_is_written_again(
+    preprocess: Snapshot, device: Device
+) -> None:
+    stream = device.stream()
+    pool = BufferPool(device, 1 << 26, "camera")
+    made = []
+    for seed in range(6):
+        image = frames(1, seed)
+        there = pool.take(stream, image.shape, np.uint8)
+        stream.to_device(there, image)
+        there.written(stream)
+        made.append((ask(preprocess, there), by_opencv(image)))
+        del there
+    for array, expected in made:
+        np.testing.assert_array_equal(array.on_host(), expected)
+    counted = preprocess.find("p", "").statistics.counts().copies
+    assert counted["to_device"].count == 0
