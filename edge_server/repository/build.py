@@ -156,14 +156,17 @@ class Build:
         if like is None:
             return None
         if what is Reuse.STATISTICS:
-            return self._version(draft, version, like.statistics)
+            return self._anew(draft, version, like.statistics)
         config = renewed(like.config, draft)
         if what is Reuse.INSTANCES:
             return like.shared(config)
         return self._scheduling.with_instances(like, config, draft.files.directory)
 
-    def _anew(self, draft: Draft, version: int) -> LoadedModel:
-        loaded = self._version(draft, version)
+    def _anew(
+        self, draft: Draft, version: int, statistics: ModelStatistics | None = None
+    ) -> LoadedModel:
+        """The version, loaded and proven; the proof counts only in statistics that go on."""
+        loaded = self._version(draft, version, statistics)
         try:
             patiently(
                 f"prove-{draft.name}",
@@ -179,10 +182,12 @@ class Build:
         except BaseException:
             loaded.close()
             raise
+        if statistics is None:
+            loaded.statistics.start_over()
         return loaded
 
     def _version(
-        self, draft: Draft, version: int, statistics: ModelStatistics | None = None
+        self, draft: Draft, version: int, statistics: ModelStatistics | None
     ) -> LoadedModel:
         began = time.monotonic()
         files = draft.files

@@ -64,7 +64,7 @@ class Proof:
 
 
 def prove(model: LoadedModel, directory: Path, got_on: Callable[[], None] = lambda: None) -> Proof:
-    """See that `model` does what it shall, before anybody can ask it; nothing of it is counted.
+    """See that `model` does what it shall, before anybody can ask it.
 
     Where `directory`, the model's, has golden pairs, it must reproduce each of them: every output
     finite, of the recorded type and shape, and within the tolerance. Else a model of a backend
@@ -84,11 +84,7 @@ def prove(model: LoadedModel, directory: Path, got_on: Callable[[], None] = lamb
     """
     if model.config.is_ensemble:
         return Proof(unproven="its members are")
-    running = _Running(model, got_on)
-    try:
-        proof = _prove(running, directory)
-    finally:
-        model.statistics.start_over()
+    proof = _prove(_Running(model, got_on), directory)
     log.info("model %s: version %d: %s", model.name, model.version, proof)
     return proof
 

@@ -212,6 +212,19 @@ def test_what_is_loaded_anew_must_prove_itself_and_what_is_kept_has(world: World
     assert world.loaded().statistics.counts().success.count == 1
 
 
+def test_what_is_placed_elsewhere_must_prove_itself_there(world: World) -> None:
+    (world.directory / "golden").mkdir()
+    pair = {"input.a": np.zeros(2, "<f4"), "output.b": np.full(2, 10, "<f4")}
+    np.savez(world.directory / "golden" / "one.npz", **pair)
+    world.write(config())
+    assert world.load() == ""
+    assert world.ask() == 10
+    asked = world.loaded().statistics.counts().success.count
+    world.write(config().replace("count: 1", "count: 1 kind: KIND_MODEL"))
+    assert world.load() == ""
+    assert world.loaded().statistics.counts().success.count == asked + 1
+
+
 def test_instances_that_cannot_be_made_keep_the_old_ones(world: World) -> None:
     need = 'count: 1 rate_limiter { resources { name: "r" count: 2 } }'
     world.write(config().replace("count: 1", need))
