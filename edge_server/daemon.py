@@ -150,6 +150,7 @@ class Daemon:
             SettingsError: a camera's model is no lane model.
             SourceError: a camera's recording cannot be opened.
         """
+        log.info("gpus: %s", self.devices.reason or self.devices.count)
         with ExitStack() as started:
             started.callback(self.devices.close)
             started.callback(self._scheduling.close)

@@ -21,6 +21,7 @@ from edge_server.delivery.stock import (
     take_stock,
 )
 from edge_server.errors import InternalError, ModelConfigError
+from edge_server.model_config.config import Completion
 from edge_server.repository.draft import Draft
 from edge_server.repository.scan import files_in
 
@@ -35,6 +36,10 @@ if TYPE_CHECKING:
 
     Repository = LocalRepository | RemoteRepository
     Progress = Callable[[int], None]
+
+
+# What a model asks for may be there where it goes, whatever is here.
+_SOMEWHERE = Completion(gpus=64)
 
 
 @dataclass(frozen=True)
@@ -67,7 +72,7 @@ def read_model(directory: Path) -> ModelTree:
         ModelConfigError: it is none, or cannot be used; all that is wrong with its configuration.
     """
     tree = model_tree(directory)
-    draft = Draft.read(files_in(tree.directory))
+    draft = Draft.read(files_in(tree.directory), completion=_SOMEWHERE)
     filename = draft.config.default_model_filename
     for version in draft.versions:
         path = draft.files.versions[version] / filename

@@ -58,7 +58,11 @@ class ChildProcess:
                 self._popen = subprocess.Popen(  # noqa: S603 - our own interpreter and module
                     [sys.executable, "-m", _CHILD, name, *map(str, inherited)],
                     cwd=_ROOT,
-                    env={k: v for k, v in os.environ.items() if k not in _NOT_INHERITED},
+                    env={
+                        # A model that uses ONNX Runtime tells nobody of it, but where asked to.
+                        "ORT_DISABLE_TELEMETRY": "1",
+                        **{k: v for k, v in os.environ.items() if k not in _NOT_INHERITED},
+                    },
                     stdin=subprocess.DEVNULL,
                     stdout=2,
                     pass_fds=inherited,

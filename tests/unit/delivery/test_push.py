@@ -319,6 +319,18 @@ def test_what_the_daemon_would_refuse_is_not_pushed(
     assert names(repository) == ["m"]
 
 
+def test_a_model_for_a_gpu_can_be_pushed_from_where_none_is(
+    repository: Path, make_model: MakeModel
+) -> None:
+    config = (
+        'backend: "image_preprocess" instance_group { kind: KIND_GPU } '
+        'input { name: "i" data_type: TYPE_UINT8 dims: [-1, -1, 3] } '
+        'output { name: "o" data_type: TYPE_FP32 dims: [3, 2, 2] }'
+    )
+    push(make_model(**{"config.pbtxt": config}), LocalRepository(repository))
+    assert texts(repository / "m")["config.pbtxt"] == config
+
+
 def test_a_model_that_is_written_to_meanwhile_is_not_taken(
     repository: Path, target: Repository, make_model: MakeModel
 ) -> None:
