@@ -16,6 +16,7 @@ BACKENDS = {
     "lane_decode": "edge_server.backends.lane_decode",
     "identity": "edge_server.backends.identity",
     "python": "edge_server.backends.python.backend",
+    "tensorrt": "edge_server.backends.tensorrt.backend",
 }
 
 

@@ -31,6 +31,10 @@ ACTED_ON = frozenset(
         "output",
         "name data_type dims reshape.shape label_filename is_shape_tensor is_non_linear_format_io",
     )
+    | {"cc_model_filenames"}
+    | _under("optimization.cuda", "graphs busy_wait_events output_copy_stream")
+    | _under("optimization.cuda.graph_spec", "batch_size input.dim")
+    | _under("optimization.cuda.graph_spec.graph_lower_bound", "batch_size input.dim")
     | _under("optimization", "graph.level input_pinned_memory.enable output_pinned_memory.enable")
     | _under(
         "dynamic_batching",
@@ -63,18 +67,17 @@ ACTED_ON = frozenset(
     | {"parameters.string_value", "model_transaction_policy.decoupled", "response_cache.enable"}
 )
 
-_GPU_ONLY = "it is about GPU execution, and models run on the CPU here"
 _STATE_BUFFERS = "a state is handed on in memory that the server chooses"
 ACCEPTED = {
     "runtime": "the backend is chosen by its name",
-    "cc_model_filenames": "they are chosen by a GPU's capability, and models run on the CPU here",
     "metric_tags": "metrics carry the model's name and version only",
     "model_metrics": "histograms have fixed buckets",
     "model_operations": "no libraries of custom operators are loaded",
-    "optimization.priority": _GPU_ONLY,
-    "optimization.cuda": _GPU_ONLY,
-    "optimization.gather_kernel_buffer_threshold": _GPU_ONLY,
-    "optimization.eager_batching": _GPU_ONLY,
+    "optimization.priority": "streams are made by pycuda, which gives them one priority; the "
+    "order of requests and a rate limiter decide who goes first",
+    "optimization.gather_kernel_buffer_threshold": "the parts of a batch come together by copies",
+    "optimization.eager_batching": "an instance takes its next batch when it is through with one; "
+    "give it a second instance, which prepares its own meanwhile",
     "sequence_batching.state.use_same_buffer_for_input_output": _STATE_BUFFERS,
     "sequence_batching.state.use_growable_memory": _STATE_BUFFERS,
     "ensemble_scheduling.step.model_namespace": "there are no model namespaces here",
@@ -104,6 +107,8 @@ _WITHOUT_EFFECT_FOR_ENSEMBLES = {
 # Path → the backends that act on it; for the others it is without effect.
 _ACTED_ON_BY = {
     "optimization.graph": frozenset({"onnxruntime"}),
+    "optimization.cuda": frozenset({"tensorrt"}),
+    "cc_model_filenames": frozenset({"tensorrt"}),
     "instance_group.secondary_devices": frozenset({"tensorrt"}),
     "default_model_filename": frozenset({"onnxruntime", "tensorrt", "python"}),
 }

@@ -98,6 +98,12 @@ def test_what_cannot_be_done_is_refused_with_its_place_and_the_reason(text: str,
         ('backend: "onnxruntime" optimization { graph { level: 1 } }', []),
         ('backend: "identity" default_model_filename: "x"', ["default_model_filename"]),
         ('backend: "identity" optimization { cuda { graphs: true } }', ["optimization.cuda"]),
+        (
+            'backend: "tensorrt" optimization { cuda { graphs: true graph_spec { batch_size: 1 '
+            'input { key: "x" value { dim: 1 } } } } priority: PRIORITY_MAX }',
+            ["optimization.priority"],
+        ),
+        ('backend: "tensorrt" cc_model_filenames { key: "8.7" value: "x" }', []),
         ('backend: "identity" optimization { input_pinned_memory { enable: true } }', []),
         ('backend: "identity" parameters { key: "a" value { string_value: "b" } }', []),
         ('platform: "ensemble" parameters { key: "a" }', ["parameters"]),

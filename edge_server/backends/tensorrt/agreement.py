@@ -1,0 +1,244 @@
+"""A plan and its model's configuration brought together; the texts are Triton's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from tritonclient.grpc import model_config_pb2 as pb
+
+from edge_server.backends.tensorrt.plan_io import datatype_of
+from edge_server.errors import ModelConfigError
+from edge_server.model_config.agreement import Signature, complete_from
+from edge_server.tensors import DataType, TensorSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from edge_server.backends.tensorrt.plan_io import PlanIO
+    from edge_server.model_config.config import ModelConfig
+    from edge_server.model_config.files import ModelFiles
+    from edge_server.plans.side_car import PlanTensor
+
+
+def agreed(files: ModelFiles, config: ModelConfig, io: PlanIO) -> ModelConfig:
+    """`config` with what it leaves out taken from the plan, and the rest held against it.
+
+    A plan batches where the first dimension of each of its tensors is free; without a
+    `max_batch_size` the model then gets the largest that a profile of its instances takes.
+
+    Raises:
+        ModelConfigError: the two disagree, or the plan has what this server does not support.
+    """
+    return _Agreement(files, config, io).config()
+
+
+def profiles_of(config: ModelConfig) -> tuple[int, ...]:
+    """The profiles that some instance of the model may use, ascending; at least one."""
+    found = {index for group in config.instance_groups for index in group.profiles or (0,)}
+    return tuple(sorted(found)) or (0,)
+
+
+class _Agreement:
+    def __init__(self, files: ModelFiles, config: ModelConfig, io: PlanIO) -> None:
+        self._files = files
+        self._config = config
+        self._io = io
+        group = next(iter(config.instance_groups), None)
+        self._instance = f"{group.name if group else config.name}_0"
+
+    def config(self) -> ModelConfig:
+        config, message = self._config, self._config.message
+        self._check_profiles()
+        self._check_names("input", message.input, self._io.inputs)
+        self._check_names("output", message.output, self._io.outputs)
+        for kind, tensors in (("input", self._io.inputs), ("output", self._io.outputs)):
+            for tensor in tensors:
+                self._check_tensor(kind, tensor)
+        self._check_batching()
+        most = self._most_batches()
+        usual = replace(config, completion=replace(config.completion, default_max_batch_size=most))
+        completed = complete_from(self._files, usual, self._signature())
+        return _marked(replace(completed, completion=config.completion), self._io)
+
+    def _check_profiles(self) -> None:
+        count = self._io.profile_count
+        for index in profiles_of(self._config):
+            if index >= count:
+                # The blank before the full stop is Triton's.
+                raise self._fault(
+                    f"unable to autofill for '{self._config.name}', configuration specified "
+                    f"invalid profile {index} . Number of profiles supported by TensorRT engine: "
+                    f"{count}"
+                )
+
+    def _check_names(self, kind: str, said: Sequence[Any], real: Sequence[PlanTensor]) -> None:
+        names = [tensor.name for tensor in real]
+        for tensor in said:
+            if tensor.name not in names:
+                raise self._fault(
+                    f"unexpected inference {kind} '{tensor.name}', allowed {kind}s are: "
+                    f"{', '.join(names)}"
+                )
+        if len(said) > len(names):
+            raise self._fault(
+                f"unable to load model '{self._config.name}', configuration expects {len(said)} "
+                f"{kind}s, model provides at most {len(names)}"
+            )
+        configured = {tensor.name for tensor in said} | self._batchers()
+        for name in () if self._config.completion.auto else names:
+            if name not in configured:
+                raise self._fault(
+                    f"expected configuration for {kind} '{name}' for {self._instance}"
+                )
+
+    def _batchers(self) -> set[str]:
+        """What the sequence batcher fills in or carries on."""
+        batching = self._config.sequence_batching
+        if batching is None:
+            return set()
+        names = {control.input_name for control in batching.controls}
+        for state in batching.states:
+            names |= {state.input_name, state.output_name}
+        return names
+
+    def _check_tensor(self, kind: str, tensor: PlanTensor) -> None:
+        name, datatype = tensor.name, datatype_of(tensor)
+        model = self._config.name
+        if datatype is None:
+            raise self._fault(
+                f"unsupported datatype {tensor.datatype} for {kind} '{name}' for model '{model}'"
+            )
+        message = self._config.message
+        said = next((t for t in getattr(message, kind) if t.name == name), None)
+        if said is None:
+            return
+        if said.data_type != pb.TYPE_INVALID:
+            wanted = DataType.from_config(pb.DataType.Name(said.data_type))
+            if wanted is not datatype:
+                raise self._fault(
+                    f"unexpected datatype {datatype.config_name} for inference {kind} '{name}', "
+                    f"expecting {pb.DataType.Name(said.data_type)} for {self._instance}"
+                )
+        if tensor.holds_shape and not said.is_shape_tensor and not self._config.completion.auto:
+            raise self._fault(
+                f"{kind} '{name}' for model '{model}' is a shape tensor but the model "
+                "configuration doesn't mark it as a shape tensor."
+            )
+        if said.is_shape_tensor and not tensor.holds_shape:
+            raise self._fault(
+                f"{kind} '{name}' for model '{model}' is not a shape tensor but the model "
+                "configuration marks it as a shape tensor."
+            )
+        self._check_format(kind, tensor, marked=said.is_non_linear_format_io)
+
+    def _check_format(self, kind: str, tensor: PlanTensor, *, marked: bool) -> None:
+        linear = is_linear(tensor)
+        if linear and marked:
+            raise self._fault(
+                f"{kind} '{tensor.name}' for model '{self._config.name}' uses a linear IO format, "
+                "but 'is_non_linear_format_io' is incorrectly set to true in the model "
+                "configuration."
+            )
+        if not linear and not marked:
+            raise self._fault(
+                f"{kind} '{tensor.name}' for model '{self._config.name}' uses a non-linear IO "
+                "format, but 'is_non_linear_format_io' is incorrectly set to false in the model "
+                "configuration."
+            )
+        if not linear:
+            raise self._fault(
+                f"{kind} '{tensor.name}' for model '{self._config.name}' has the format "
+                f"{tensor.format}, which this server does not take apart; build the plan with "
+                "linear inputs and outputs, as `edge-server plan build` does"
+            )
+
+    def _check_batching(self) -> None:
+        config, model = self._config, self._config.name
+        shapes = {t.name: t.shape for t in self._io.tensors if not t.holds_shape}
+        scalar = next((name for name, shape in shapes.items() if not shape), None)
+        if config.max_batch_size > 0:
+            self._check_shapes_held()
+            if scalar is not None:
+                raise self._fault(
+                    f"model '{model}', tensor '{scalar}': for the model to support batching the "
+                    "shape should have at least 1 dimension; but shape expected by the model is []"
+                )
+            if config.max_batch_size > self._most_batches():
+                raise self._fault(
+                    f"autofill failed for model '{model}': configuration specified max-batch "
+                    f"{config.max_batch_size} but TensorRT engine only supports max-batch "
+                    f"{self._most_batches()}"
+                )
+            return
+        hints = set(self._hints())
+        if len(hints) > 1:
+            raise self._fault(
+                f"unable to autofill for '{model}', model tensor configurations are contradicting "
+                "each other in terms of whether batching is supported"
+            )
+        if hints == {True} and any(shape[:1] != (-1,) for shape in shapes.values()):
+            raise self._fault(
+                f"autofill failed for model '{model}': model tensor shape configuration hints for "
+                "dynamic batching but the underlying engine doesn't support batching."
+            )
+
+    def _check_shapes_held(self) -> None:
+        for tensor in self._io.tensors:
+            if tensor.holds_shape:
+                raise self._fault(
+                    f"model '{self._config.name}': tensor '{tensor.name}' holds a shape, which a "
+                    "model that batches cannot have here; set max_batch_size to 0 and give every "
+                    "tensor's dims in full"
+                )
+
+    def _hints(self) -> Iterator[bool]:
+        """For each tensor with dims: whether they leave the batch dimension out."""
+        message = self._config.message
+        ranks = {tensor.name: len(tensor.shape) for tensor in self._io.tensors}
+        for tensor in (*message.input, *message.output):
+            dims = tensor.reshape.shape if tensor.HasField("reshape") else tensor.dims
+            if tensor.dims and tensor.name in ranks and abs(ranks[tensor.name] - len(dims)) <= 1:
+                yield ranks[tensor.name] == len(dims) + 1
+
+    def _most_batches(self) -> int:
+        """The largest batch that some profile takes; what the inputs have in front, where no
+        profile says."""
+        inputs = [tensor for tensor in self._io.inputs if not tensor.holds_shape and tensor.shape]
+        return max(
+            min((self._io.bounds(tensor, profile).max[0] for tensor in inputs), default=0)
+            for profile in profiles_of(self._config)
+        )
+
+    def _signature(self) -> Signature:
+        return Signature(
+            tuple(_spec(tensor) for tensor in self._io.inputs),
+            tuple(_spec(tensor) for tensor in self._io.outputs),
+        )
+
+    def _fault(self, text: str) -> ModelConfigError:
+        return ModelConfigError(f"{self._files.config_path}: {text}")
+
+
+def is_linear(tensor: PlanTensor) -> bool:
+    """By TensorRT's own description: `Row-major linear FP32 format`; nothing is said of one that
+    no device has looked at."""
+    return not tensor.format or "linear" in tensor.format.lower()
+
+
+def _spec(tensor: PlanTensor) -> TensorSpec:
+    datatype = datatype_of(tensor)
+    assert datatype is not None  # noqa: S101 - checked before
+    return TensorSpec(tensor.name, datatype, tensor.shape)
+
+
+def _marked(config: ModelConfig, io: PlanIO) -> ModelConfig:
+    """`config` where tensors that hold shapes are marked as such."""
+    names = {tensor.name for tensor in io.tensors if tensor.holds_shape}
+    if not names:
+        return config
+    message = pb.ModelConfig()
+    message.CopyFrom(config.message)
+    for tensor in (*message.input, *message.output):
+        tensor.is_shape_tensor = tensor.is_shape_tensor or tensor.name in names
+    return replace(config, message=message)

@@ -1,0 +1,111 @@
+"""`tensorrt`: plans of TensorRT 8.5 to 11, on the GPU or on an NVDLA core beside it.
+
+A plan runs on the TensorRT and the GPU that it was built with and for. What its side-car
+(`model.plan.json`) says is held against this device before TensorRT sees the plan.
+
+Of the configuration, `instance_group` says where: `gpus`, `profile`, and in `secondary_devices`
+one NVDLA core (`kind: KIND_NVDLA device_id: 0`). `optimization.cuda` says how: `graphs`,
+`graph_spec`, `busy_wait_events`, `output_copy_stream`.
+
+Parameters in config.pbtxt: `dla_fallback` (`gpu`: where there is no such NVDLA core the model runs
+on the GPU alone; without it, it does not load), `mapped_memory` (default true: on a GPU that
+shares the host's memory, inputs and outputs are not copied) and `auto_build` (default false: a
+plan that does not fit this device is built again from the ONNX file beside it). Any other
+parameter has no effect.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from edge_server.backends.parameters import check_parameters, read_parameters
+from edge_server.backends.tensorrt.agreement import agreed
+from edge_server.backends.tensorrt.described import described
+from edge_server.backends.tensorrt.options import (
+    NOT_ON_A_GPU,
+    Options,
+    TensorRtParameters,
+    on_gpu_alone,
+    plan_name,
+)
+from edge_server.backends.tensorrt.plan_io import PlanIO
+from edge_server.errors import ModelConfigError
+from edge_server.model_config.files import require_path
+from edge_server.plans.gpu import Gpu
+from edge_server.plans.side_car import read_side_car
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from edge_server.backends.tensorrt.model import PlanModel
+    from edge_server.cuda.devices import Devices
+    from edge_server.model_config.config import ModelConfig
+    from edge_server.model_config.files import ModelFiles
+
+
+def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfig:
+    """The configuration with what the plan says: by its side-car, or else in a process of its own,
+    as a plan that nobody vouches for may crash who reads it."""
+    check_parameters(files, _ours(config), TensorRtParameters)
+    _check_kind(files, config)
+    directory = files.versions[version]
+    capability = Gpu().compute_capability if config.message.cc_model_filenames else ""
+    plan = directory / plan_name(config, capability)
+    side_car = read_side_car(plan)
+    if side_car is not None:
+        return agreed(files, config, PlanIO(side_car.tensors, side_car.profiles))
+    parameters = read_parameters(_ours(config), TensorRtParameters)
+    if parameters.auto_build:
+        _require_everything(files, config)
+        return config
+    require_path(plan, config.name)
+    group = config.instance_groups[0]
+    try:
+        io = described(plan, group.gpus[0], group.dla_core)
+    except ModelConfigError:
+        if group.dla_core is None or parameters.dla_fallback != "gpu":
+            raise
+        io = described(on_gpu_alone(plan), group.gpus[0], None)
+    return agreed(files, config, io)
+
+
+def load(directory: Path, config: ModelConfig, devices: Devices) -> PlanModel:
+    # Only now, as a machine without a GPU need not have TensorRT.
+    from edge_server.backends.tensorrt.model import PlanModel  # noqa: PLC0415
+    from edge_server.backends.tensorrt.source import PlanSource  # noqa: PLC0415
+
+    parameters = read_parameters(_ours(config), TensorRtParameters)
+    source = PlanSource(directory, config, parameters)
+    return PlanModel(directory, config, Options.of(config, parameters), devices, source)
+
+
+def _ours(config: ModelConfig) -> ModelConfig:
+    """Without the parameters of others: Triton's, those of the plan's builder, a client's own."""
+    known = TensorRtParameters.__struct_encode_fields__
+    return replace(config, parameters={k: v for k, v in config.parameters.items() if k in known})
+
+
+def _check_kind(files: ModelFiles, config: ModelConfig) -> None:
+    """Raises: ModelConfigError: an instance shall run elsewhere than on a GPU."""
+    for group in config.instance_groups:
+        if group.kind != "GPU":
+            text = NOT_ON_A_GPU.format(model=config.name)
+            no_gpu = config.completion.no_gpu
+            why = "give KIND_GPU" if config.completion.gpus else f"there is no GPU: {no_gpu}"
+            raise ModelConfigError(
+                f"{files.config_path}: {text}: instance group {group.name} is KIND_{group.kind}; "
+                f"{why}"
+            )
+
+
+def _require_everything(files: ModelFiles, config: ModelConfig) -> None:
+    """Raises: ModelConfigError: a plan that is yet to be built cannot complete it."""
+    message = config.message
+    tensors = (*message.input, *message.output)
+    if not (message.input and message.output and all(t.data_type and t.dims for t in tensors)):
+        raise ModelConfigError(
+            f"{files.config_path}: with auto_build, and no side-car beside the plan, the "
+            "configuration must give every input and output with data_type and dims, and "
+            "max_batch_size: the plan is built to them"
+        )

@@ -1,0 +1,132 @@
+"""One execution context of a plan, and what it is set to."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from edge_server.backends.tensorrt.said import said
+from edge_server.errors import DeviceLost, EdgeServerError, InternalError, InvalidRequest
+
+if TYPE_CHECKING:
+    import tensorrt as trt
+
+    from edge_server.backends.tensorrt.engine import Engine
+    from edge_server.backends.tensorrt.plan_io import Shape, Shapes
+    from edge_server.cuda.stream import Stream
+
+
+class Context:
+    """Runs a plan on one stream, one batch after the other; for one thread at a time.
+
+    What it is set to stays: a model of fixed shapes is set once.
+
+    Args:
+        name: the instance's, for errors.
+    """
+
+    def __init__(self, engine: Engine, stream: Stream, name: str) -> None:
+        self._device = engine.device
+        self._io = engine.io
+        self._stream = stream
+        self._name = name
+        self._context: trt.IExecutionContext = engine.context()
+        self._profile = 0
+        # What has one shape only is never set.
+        self._fixed = {t.name: t.shape for t in engine.io.inputs if -1 not in t.shape}
+        self._reads_shapes = any(t.holds_shape for t in engine.io.inputs)
+        self._shapes: dict[str, Shape] = dict(self._fixed)
+        self._outputs: dict[str, Shape] = {}
+        self._is_settled = False
+        self._addresses: dict[str, int] = {}
+
+    def set_shapes(self, profile: int, shapes: Shapes) -> None:
+        """What the next runs get; inputs that TensorRT reads on the host are bound beforehand.
+
+        Args:
+            shapes: of every other input.
+
+        Raises:
+            InvalidRequest: TensorRT does not take these shapes.
+        """
+        context = self._context
+        mark = said().mark
+        # What is read on the host may have changed unseen.
+        self._is_settled = self._is_settled and not self._reads_shapes
+        if profile != self._profile:
+            if not context.set_optimization_profile_async(profile, self._stream.handle):
+                last = self._io.profile_count - 1
+                raise InternalError(
+                    f"Can not set the specified optimization profile {profile}[{profile}] for "
+                    f"{self._name}. Expected optimization profile index range 0-{last}: "
+                    f"{said().since(mark)}"
+                )
+            # It copies to the device, and the shapes of the new profile are wanted now.
+            self._stream.synchronize()
+            self._profile = profile
+            self._shapes = dict(self._fixed)
+            self._is_settled = False
+        for name, shape in shapes.items():
+            if self._shapes.get(name) != shape:
+                self._is_settled = False
+                if not context.set_input_shape(name, shape):
+                    self._shapes.pop(name, None)
+                    raise InvalidRequest(
+                        f"request specifies invalid shape for input '{name}' for {self._name}. "
+                        f"Error details: {said().since(mark)}"
+                    )
+                self._shapes[name] = shape
+        if not self._is_settled:
+            self._outputs.clear()
+            missing = context.infer_shapes()
+            if missing:
+                raise InternalError(
+                    f"{self._name}: TensorRT does not know the shapes for {', '.join(missing)}: "
+                    f"{said().since(mark)}"
+                )
+            self._is_settled = True
+
+    def output_shape(self, name: str) -> Shape:
+        """With -1 where it depends on the data."""
+        if name not in self._outputs:
+            self._outputs[name] = tuple(self._context.get_tensor_shape(name))
+        return self._outputs[name]
+
+    def bind(self, name: str, address: int) -> None:
+        """Where the tensor is, on the device, or on the host where TensorRT has it there."""
+        if self._addresses.get(name) != address:
+            if not self._context.set_tensor_address(name, address):
+                raise InternalError(f"{self._name}: TensorRT does not take '{name}' where it is")
+            self._addresses[name] = address
+
+    def allocate_with(self, name: str, allocator: Any) -> None:
+        """Let `allocator`, an IOutputAllocator, say where the output goes; keep it alive."""
+        if not self._context.set_output_allocator(name, allocator):
+            raise InternalError(f"{self._name}: TensorRT takes no allocator for '{name}'")
+
+    def enqueue(self) -> None:
+        """Give one run to the stream; returns before it is done.
+
+        Raises:
+            DeviceLost: the GPU answers nothing but errors.
+            InternalError: TensorRT refused; with its own words.
+        """
+        mark = said().mark
+        if not self._context.execute_async_v3(self._stream.handle):
+            self._check_device()
+            raise InternalError(
+                f"failed to run TRT inference: unable to enqueue for inference {self._name}: "
+                f"{said().since(mark)}"
+            )
+
+    def _check_device(self) -> None:
+        """Raises: DeviceLost: that is why; what else the device says is not the reason."""
+        try:
+            self._device.check()
+        except DeviceLost:
+            raise
+        except EdgeServerError:
+            return
+
+    def close(self) -> None:
+        """To be called before its engine is closed, when nothing runs."""
+        del self._context

@@ -1,0 +1,172 @@
+"""A plan that TensorRT has loaded, on a GPU and perhaps an NVDLA core."""
+
+from __future__ import annotations
+
+import re
+import threading
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import tensorrt as trt
+
+from edge_server.backends.tensorrt.dla import no_such_core
+from edge_server.backends.tensorrt.plan_io import PlanIO
+from edge_server.backends.tensorrt.said import said
+from edge_server.errors import InternalError, ModelConfigError, Unavailable
+from edge_server.model_config.files import reading
+from edge_server.plans.datatypes import datatype_name
+from edge_server.plans.profiles import Range
+from edge_server.plans.side_car import PlanTensor
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from edge_server.cuda.device import Device
+
+
+def version() -> tuple[int, int]:
+    """TensorRT's major and minor version."""
+    found = re.match(r"(\d+)\.(\d+)", trt.__version__)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
+
+
+class Engine:
+    """One plan, loaded, with a runtime of its own: a runtime is of one NVDLA core.
+
+    One plan is loaded at a time on each GPU: its bytes and what becomes of them are in memory at
+    once.
+
+    Args:
+        device: an open one: without a driver TensorRT's runtime could not even be let go.
+        model: whose it is, for errors.
+
+    Attributes:
+        io: what it says of itself.
+
+    Raises:
+        ModelConfigError: TensorRT does not take it; with its own words.
+        Unavailable: there is no runtime, or no such NVDLA core.
+    """
+
+    def __init__(self, device: Device, plan: Path, dla_core: int | None, model: str) -> None:
+        self.device = device
+        self.dla_core = dla_core
+        self._model = model
+        with _one_load(device.index), device.current(f"load model '{model}'"):
+            _register_plugins()
+            self._runtime: trt.Runtime | None = _runtime(dla_core)
+            self._engine: trt.ICudaEngine | None = _deserialized(self._runtime, plan, model)
+            self.io = _io(self._engine)
+
+    @property
+    def shares_profiles(self) -> bool:
+        """Whether several contexts may use one profile: documented from TensorRT 10 on; before, a
+        profile with free dimensions is one context's."""
+        return self.io.is_fixed or version() >= (10, 0)
+
+    def context(self) -> Any:
+        """A new execution context, with device memory of its own.
+
+        Raises:
+            Unavailable: there is no memory for it.
+        """
+        engine: trt.ICudaEngine | None = self._engine
+        if engine is None:
+            raise InternalError(f"model '{self._model}': its engine is closed")
+        mark = said().mark
+        context: trt.IExecutionContext | None = engine.create_execution_context()
+        if context is None:
+            raise Unavailable(
+                f"model '{self._model}': no execution context on {self.device}: "
+                f"{said().since(mark)}; fewer instances, models or smaller batches fit"
+            )
+        return context
+
+    def close(self) -> None:
+        """To be called when every context of it is closed."""
+        with self.device.current(f"close model '{self._model}'"):
+            # The engine lives in what the runtime holds.
+            self._engine = None
+            self._runtime = None
+
+
+@cache
+def _register_plugins() -> None:
+    """Once for the process: plans may have layers of the plugins that come with TensorRT."""
+    # The lean bindings have none.
+    if hasattr(trt, "init_libnvinfer_plugins"):
+        trt.init_libnvinfer_plugins(said().logger, "")
+
+
+@cache
+def _one_load(gpu: int) -> threading.Lock:
+    del gpu
+    return threading.Lock()
+
+
+def _runtime(dla_core: int | None) -> Any:
+    mark = said().mark
+    try:
+        runtime: trt.Runtime = trt.Runtime(said().logger)
+    except TypeError as error:
+        # All that pybind11 says is that a factory gave nothing.
+        raise Unavailable(f"unable to create TensorRT runtime: {said().since(mark)}") from error
+    if dla_core is not None:
+        if dla_core >= runtime.num_DLA_cores:
+            raise Unavailable(no_such_core(dla_core, runtime.num_DLA_cores, trt.__version__))
+        # Before the plan is read: from then on it is on the core that was set.
+        runtime.DLA_core = dla_core
+    return runtime
+
+
+def _deserialized(runtime: trt.Runtime, plan: Path, model: str) -> Any:
+    with reading(plan):
+        data = plan.read_bytes()
+    mark = said().mark
+    engine: trt.ICudaEngine | None = runtime.deserialize_cuda_engine(data)
+    if engine is None:
+        raise ModelConfigError(
+            f"{plan}: unable to create TensorRT engine: {said().since(mark)}; TensorRT "
+            f"{trt.__version__} is here: run `edge-server plan build {model}`, or copy the plan "
+            f"again if it is cut short ({len(data)} bytes)"
+        )
+    return engine
+
+
+def _io(engine: trt.ICudaEngine) -> PlanIO:
+    names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
+    tensors = tuple(_tensor(engine, name) for name in names)
+    count = engine.num_optimization_profiles
+    free = [t for t in tensors if t.is_input and (t.holds_shape or -1 in t.shape)]
+    profiles = [
+        {t.name: found for t in free if (found := _range(engine, t, index)) is not None}
+        for index in range(count)
+    ]
+    return PlanIO(tensors, tuple(profiles) if free else ())
+
+
+def _tensor(engine: trt.ICudaEngine, name: str) -> PlanTensor:
+    # Where TensorRT wants one that holds a shape on the device, it is like any other.
+    on_host = engine.get_tensor_location(name) == trt.TensorLocation.HOST
+    format_name = engine.get_tensor_format(name).name
+    return PlanTensor(
+        name,
+        engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT,
+        datatype_name(engine.get_tensor_dtype(name).name),
+        tuple(engine.get_tensor_shape(name)),
+        "" if format_name == "LINEAR" else engine.get_tensor_format_desc(name) or format_name,
+        bool(on_host),
+    )
+
+
+def _range(engine: trt.ICudaEngine, tensor: PlanTensor, profile: int) -> Range | None:
+    """None for what this version cannot tell."""
+    if not tensor.holds_shape:
+        found = engine.get_tensor_profile_shape(tensor.name, profile)
+    elif hasattr(engine, "get_tensor_profile_values"):
+        # From 10.3 on; before, TensorRT itself refuses what does not fit.
+        found = engine.get_tensor_profile_values(profile, tensor.name)
+    else:
+        return None
+    least, best, most = (tuple(map(int, sizes)) for sizes in found)
+    return Range(least, best, most)

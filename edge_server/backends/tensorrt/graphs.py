@@ -1,0 +1,122 @@
+"""Runs that are given to the GPU in one call: CUDA graphs."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from edge_server.backends.tensorrt.context import Context
+from edge_server.cuda.graph import record_graph
+from edge_server.errors import DeviceLost, EdgeServerError, Unsupported
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from edge_server.backends.tensorrt.engine import Engine
+    from edge_server.backends.tensorrt.graph_spec import GraphShapes
+    from edge_server.backends.tensorrt.plan_io import Shape, Shapes
+    from edge_server.backends.tensorrt.room import Room
+    from edge_server.cuda.graph import Graph
+    from edge_server.cuda.stream import Stream
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class RecordedRun:
+    """A run of fixed shapes on fixed memory.
+
+    Attributes:
+        output_shapes: what it writes.
+        context: that it was recorded of, where that is its own.
+    """
+
+    wanted: GraphShapes
+    graph: Graph
+    output_shapes: Mapping[str, Shape]
+    context: Context | None
+
+
+class Graphs:
+    """The recorded runs of one instance."""
+
+    def __init__(self, runs: Sequence[RecordedRun] = ()) -> None:
+        self._runs = list(runs)
+
+    def find(self, shapes: Shapes) -> RecordedRun | None:
+        """The run for `shapes`: the very one, or the first that may serve them; None where none
+        does."""
+        serving = [run for run in self._runs if run.wanted.serves(shapes)]
+        exact = (run for run in serving if run.wanted.shapes == shapes)
+        return next(exact, serving[0] if serving else None)
+
+    def close(self) -> None:
+        """To be called when nothing runs: graphs go before the contexts that they are of."""
+        runs, self._runs = self._runs, []
+        for run in runs:
+            run.graph.close()
+        for run in runs:
+            if run.context is not None:
+                run.context.close()
+
+
+def record(
+    engine: Engine,
+    context: Context,
+    stream: Stream,
+    room: Room,
+    *,
+    wanted: Sequence[GraphShapes],
+    name: str,
+) -> Graphs:
+    """All of `wanted`; none of them, with one line in the log, where one cannot be recorded.
+
+    A context must not be changed once a run of it is recorded, so each run has one of its own; a
+    plan of fixed shapes changes nothing and does with `context`.
+
+    Raises:
+        DeviceLost: the attempt broke the device.
+    """
+    graphs = Graphs()
+    runs: list[RecordedRun] = []
+    try:
+        if room.host:
+            raise Unsupported("it has tensors on the host")
+        if not (engine.io.is_fixed or engine.shares_profiles):
+            raise Unsupported("TensorRT before 10 lets a profile with free dimensions be one run's")
+        for each in wanted:
+            own = None if engine.io.is_fixed else Context(engine, stream, name)
+            shapes, graph = _recorded(own or context, stream, room, each)
+            runs.append(RecordedRun(each, graph, shapes, own))
+    except DeviceLost:
+        raise
+    except EdgeServerError as error:
+        log.warning("instance %s: runs without CUDA graphs: %s", name, error)
+        with suppress(EdgeServerError):
+            stream.synchronize()
+        Graphs(runs).close()
+        return graphs
+    return Graphs(runs)
+
+
+def _recorded(
+    context: Context, stream: Stream, room: Room, wanted: GraphShapes
+) -> tuple[dict[str, Shape], Graph]:
+    """The shapes of the outputs, and the run that writes them."""
+    context.set_shapes(wanted.profile, wanted.shapes)
+    for name, slot in room.inputs.items():
+        context.bind(name, slot.pointer)
+        slot.clear(stream)
+    shapes: dict[str, Shape] = {}
+    for name, output in room.outputs.items():
+        shapes[name] = context.output_shape(name)
+        if -1 in shapes[name] or not output.holds(shapes[name]):
+            raise Unsupported(f"the size of output '{name}' is not known beforehand")
+        context.bind(name, output.pointer(shapes[name]))
+    # TensorRT puts off what a change of shapes asks for until the next run, and that cannot be
+    # recorded.
+    context.enqueue()
+    stream.synchronize()
+    return shapes, record_graph(stream, context.enqueue)

@@ -1,0 +1,151 @@
+"""One input of an instance: where the parts of a batch come together."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from edge_server.backends.tensorrt.memory import ALIGNMENT_BYTES, as_bytes
+from edge_server.cuda.device_array import DeviceArray
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from edge_server.backends.contract import ExecuteRequest
+    from edge_server.backends.tensorrt.memory import MakeStaging
+    from edge_server.backends.tensorrt.plan_io import Shape
+    from edge_server.cuda.device import Device
+    from edge_server.cuda.stream import Stream
+
+
+class InputSlot:
+    """Brings what requests have for one input to where TensorRT reads it.
+
+    Args:
+        nbytes: of the largest batch that some profile takes.
+    """
+
+    def __init__(
+        self, name: str, device: Device, dtype: np.dtype[Any], nbytes: int, make: MakeStaging
+    ) -> None:
+        self.name = name
+        self.dtype = dtype
+        self._device = device
+        self._staging = make(nbytes)
+        # Kept until the next run: copies may still read them.
+        self._held: list[object] = []
+
+    @property
+    def pointer(self) -> int:
+        """Where it lies unless it is taken in place; always the same."""
+        return self._staging.pointer
+
+    def begin(self) -> None:
+        """The last run is over: what it read may go."""
+        self._held.clear()
+
+    def clear(self, stream: Stream) -> None:
+        """Set all of it to 0: what is no number, or an index from nowhere, does harm."""
+        stream.fill(self._staging.span(0, self._staging.nbytes))
+
+    def in_place(self, requests: Sequence[ExecuteRequest], stream: Stream) -> DeviceArray | None:
+        """The one part of the batch where it lies on the device already, and can be read there.
+
+        `stream` waits for whoever writes it.
+        """
+        if len(requests) > 1:
+            return None
+        array = self._on_device(requests[0])
+        if array is None or array.pointer % ALIGNMENT_BYTES or not array.nbytes:
+            return None
+        stream.wait(array.ready)
+        self._held.append(array)
+        return array
+
+    def gather(
+        self, requests: Sequence[ExecuteRequest], stream: Stream, into: Shape | None = None
+    ) -> list[DeviceArray]:
+        """Bring all parts, one behind the other, to `pointer`.
+
+        Args:
+            into: a larger shape, in whose first corner the one part or the rows are put; what is
+                beside them is 0.
+
+        Returns:
+            Those that were read on the device: whoever wrote them must know when that is over.
+        """
+        staging = self._staging
+        read: list[DeviceArray] = []
+        if into is not None and self._is_inside(requests, into):
+            self._put_inside(requests, stream, into)
+            return read
+        begin = copied_to = 0
+        for request in requests:
+            array = self._on_device(request)
+            if array is not None and array.nbytes:
+                self._flush(stream, copied_to, begin)
+                stream.wait(array.ready)
+                stream.copy(staging.span(begin, array.nbytes), array)
+                read.append(array)
+                self._held.append(array)
+                begin += array.nbytes
+                copied_to = begin
+                continue
+            part = self._part(request)
+            end = begin + part.nbytes
+            if staging.host is not None:
+                staging.host[begin:end] = part
+            elif part.nbytes:
+                stream.to_device(staging.span(begin, part.nbytes), part)
+                copied_to = end
+            self._count(request, part.nbytes)
+            begin = end
+        self._flush(stream, copied_to, begin)
+        return read
+
+    def _is_inside(self, requests: Sequence[ExecuteRequest], into: Shape) -> bool:
+        """Whether more than rows at the end is missing to `into`."""
+        return any(request.inputs[self.name].shape[1:] != into[1:] for request in requests)
+
+    def _put_inside(self, requests: Sequence[ExecuteRequest], stream: Stream, into: Shape) -> None:
+        whole = np.zeros(into, self.dtype)
+        row = 0
+        for request in requests:
+            array = request.inputs[self.name]
+            part = array.array if array.on_device is None else array.on_device.on_host()
+            corner = [slice(row, row + len(part)), *(slice(0, size) for size in part.shape[1:])]
+            whole[tuple(corner)] = part
+            row += len(part)
+            self._count(request, part.nbytes)
+        if self._staging.host is None:
+            stream.to_device(self._staging.span(0, whole.nbytes), whole)
+        else:
+            self._staging.host[: whole.nbytes] = as_bytes(whole)
+            self._flush(stream, 0, whole.nbytes)
+
+    def _part(self, request: ExecuteRequest) -> NDArray[np.uint8]:
+        tensor = request.inputs[self.name]
+        array = tensor.array
+        if tensor.on_device is not None:
+            # Of another GPU, or another library's.
+            array = tensor.on_device.on_host()
+            request.copied("to_host", array.nbytes)
+        return as_bytes(array)
+
+    def _on_device(self, request: ExecuteRequest) -> DeviceArray | None:
+        array = request.inputs[self.name].on_device
+        mine = isinstance(array, DeviceArray) and array.device is self._device
+        return array if mine else None  # type: ignore[return-value]
+
+    def _flush(self, stream: Stream, begin: int, end: int) -> None:
+        """What lies in pinned memory from `begin` to `end` follows to the device."""
+        staging = self._staging
+        if begin < end and staging.host is not None and not staging.is_mapped:
+            stream.to_device(staging.span(begin, end - begin), staging.host[begin:end])
+
+    def _count(self, request: ExecuteRequest, nbytes: int) -> None:
+        if not self._staging.is_mapped:
+            request.copied("to_device", nbytes)

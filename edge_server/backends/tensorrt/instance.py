@@ -1,0 +1,222 @@
+"""One instance of a plan: a context, a stream, and room for its tensors."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from edge_server.backends.contract import Phases
+from edge_server.backends.tensorrt.allocator import OutputAllocator
+from edge_server.backends.tensorrt.context import Context
+from edge_server.backends.tensorrt.graphs import Graphs, record
+from edge_server.backends.tensorrt.profiles import ProfileChoice
+from edge_server.backends.tensorrt.room import make_room
+from edge_server.backends.tensorrt.run import Run
+from edge_server.errors import EdgeServerError, InternalError, Unavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from edge_server.backends.contract import ExecuteRequest
+    from edge_server.backends.tensorrt.engine import Engine
+    from edge_server.backends.tensorrt.graph_spec import GraphShapes
+    from edge_server.backends.tensorrt.graphs import RecordedRun
+    from edge_server.backends.tensorrt.options import Options
+    from edge_server.backends.tensorrt.plan_io import Shape
+    from edge_server.cuda.device_array import DeviceArray
+
+
+class PlanInstance:
+    """Runs batches, one after the other, on a stream of its own.
+
+    All requests of a batch are one run. Answers on the device are given as soon as the run is
+    given to the stream: nobody waits for it then but the next run, and who reads them. How long
+    such a run took is nobody's to tell.
+
+    Args:
+        profiles: the optimisation profiles that it may use.
+        graphs: the runs to record.
+        after_close: called once.
+
+    Raises:
+        Unavailable: there is no memory for it.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        name: str,
+        profiles: Sequence[int],
+        options: Options,
+        *,
+        graphs: Sequence[GraphShapes],
+        after_close: Callable[[], None],
+    ) -> None:
+        self._engine = engine
+        self._device = engine.device
+        self._name = name
+        self._batched = options.batched
+        self._after_close = after_close
+        self._profiles = ProfileChoice(engine.io, profiles, name)
+        with self._device.current(f"make instance {name}"):
+            self._stream = self._device.stream()
+            self._copies = self._device.stream() if options.copy_stream else self._stream
+            self._through = self._device.event(spin=options.busy_wait)
+            self._copied = self._device.event(spin=options.busy_wait)
+            self._context = Context(engine, self._stream, name)
+            self._graphs = Graphs()
+            try:
+                self._room = make_room(engine, self._context, profiles, options, name)
+                if options.graphs:
+                    self._graphs = record(
+                        engine, self._context, self._stream, self._room, wanted=graphs, name=name
+                    )
+            except BaseException:
+                # Before its engine, which whoever made that closes.
+                self._context.close()
+                raise
+
+    def execute(self, requests: Sequence[ExecuteRequest]) -> Phases:
+        began_ns = time.monotonic_ns()
+        try:
+            with self._device.current(f"run {self._name}"):
+                run = Run(requests, batched=self._batched)
+                given_ns, over_ns = self._run(run)
+            answers = run.answers(self._room.mapped_outputs)
+        except EdgeServerError as error:
+            for request in requests:
+                request.respond(error, True)
+            return Phases(0, time.monotonic_ns() - began_ns, 0)
+        for request, answer in zip(requests, answers, strict=True):
+            request.respond(answer, True)
+        return Phases(given_ns - began_ns, over_ns - given_ns, time.monotonic_ns() - over_ns)
+
+    def close(self) -> None:
+        """Ends all that belongs to it, in the order in which one needs the other."""
+        with self._device.current(f"close {self._name}"):
+            try:
+                self._stream.synchronize()
+            finally:
+                self._graphs.close()
+                self._context.close()
+                self._room.close()
+                self._after_close()
+
+    def _run(self, run: Run) -> tuple[int, int]:
+        """When the inputs were on their way, and when the outputs were there; in ns."""
+        # What the last run reads, and where it writes, is used again now.
+        self._through.wait()
+        for slot in self._room.inputs.values():
+            slot.begin()
+        try:
+            recorded = self._graphs.find(run.shapes)
+            given_ns = self._give(run) if recorded is None else self._give_recorded(run, recorded)
+            self._bring_home(run)
+        finally:
+            self._through.record(self._stream)
+            for array in run.read:
+                array.read_by(self._through)
+        return given_ns, time.monotonic_ns()
+
+    def _give_recorded(self, run: Run, recorded: RecordedRun) -> int:
+        for name, slot in self._room.inputs.items():
+            run.read += slot.gather(run.requests, self._stream, recorded.wanted.shapes[name])
+        given_ns = time.monotonic_ns()
+        try:
+            recorded.graph.launch(self._stream)
+        except InternalError as error:
+            raise InternalError(
+                "failed to run TRT inference: unable to execute graph for inference "
+                f"{self._name}: {error}"
+            ) from error
+        for name, whole in recorded.output_shapes.items():
+            output = self._room.outputs[name]
+            output.pointer(whole)
+            # What a graph for more rows made of the others is nobody's.
+            run.output_shapes[name] = (run.rows, *whole[1:]) if self._batched else whole
+            array = self._kept(run, name)
+            if array is not None:
+                output.copy_to(array, self._stream)
+        return given_ns
+
+    def _give(self, run: Run) -> int:
+        values = self._room.host.read(run.requests[0])
+        for name, address in self._room.host.addresses.items():
+            self._context.bind(name, address)
+            run.shapes.pop(name)
+        self._context.set_shapes(self._profiles.of({**run.shapes, **values}), run.shapes)
+        for name, slot in self._room.inputs.items():
+            array = slot.in_place(run.requests, self._stream)
+            if array is None:
+                run.read += slot.gather(run.requests, self._stream)
+            else:
+                run.read.append(array)
+            self._context.bind(name, slot.pointer if array is None else array.pointer)
+        for tensor in self._engine.io.outputs:
+            self._place(run, tensor.name, self._context.output_shape(tensor.name))
+        given_ns = time.monotonic_ns()
+        self._enqueue(run)
+        return given_ns
+
+    def _place(self, run: Run, name: str, shape: Shape) -> None:
+        """Say where the run shall write an output."""
+        if name in self._room.host:
+            self._context.bind(name, self._room.host.place(name, shape))
+        elif -1 in shape:
+            if name not in self._room.allocators:
+                self._room.allocators[name] = OutputAllocator(self._device)
+                self._context.allocate_with(name, self._room.allocators[name])
+            self._room.allocators[name].begin()
+        else:
+            run.output_shapes[name] = shape
+            array = self._kept(run, name)
+            slot = self._room.outputs[name]
+            self._context.bind(name, slot.pointer(shape) if array is None else array.pointer)
+
+    def _enqueue(self, run: Run) -> None:
+        allocators = self._room.allocators
+        try:
+            self._context.enqueue()
+        except InternalError as error:
+            trouble = (each.trouble for each in allocators.values())
+            raise next(filter(None, trouble), error) from error
+        # TensorRT has told the sizes by now.
+        run.output_shapes.update({name: each.shape for name, each in allocators.items()})
+
+    def _kept(self, run: Run, name: str) -> DeviceArray | None:
+        """Memory for an output that stays on the device; None for one that goes to the host: it is
+        wanted there, nobody wants it, or too much is kept on the device already."""
+        shape = run.output_shapes[name]
+        if not run.on_device or name not in run.wanted or 0 in shape:
+            return None
+        try:
+            run.kept[name] = self._room.outputs[name].array(shape, self._stream)
+        except Unavailable:
+            return None
+        return run.kept[name]
+
+    def _bring_home(self, run: Run) -> None:
+        """Copy to the host what is wanted there, and wait until it is."""
+        for array in run.kept.values():
+            array.written(self._stream)
+        home = [name for name in run.wanted if name not in run.kept]
+        if not home:
+            return
+        if self._copies is not self._stream:
+            self._copies.wait(self._stream.record())
+        for name in home:
+            if name in self._room.allocators:
+                shape, dtype = run.output_shapes[name], self._room.outputs[name].dtype
+                run.host[name] = np.empty(shape, dtype)
+                self._room.allocators[name].copy_to(run.host[name], self._copies)
+            elif name not in self._room.host:
+                slot = self._room.outputs[name]
+                run.host[name] = slot.begin_to_host(run.output_shapes[name], self._copies)
+        self._copied.record(self._copies).wait()
+        for name in home:
+            if name in self._room.host:
+                run.host[name] = self._room.host.output(name)
+            elif name not in self._room.allocators:
+                run.host[name] = self._room.outputs[name].owned(run.host[name])

@@ -1,0 +1,68 @@
+"""Where the tensors of an instance lie between host and device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from edge_server.cuda.device import Device
+    from edge_server.cuda.memory import DeviceMemory, MappedMemory
+
+# What TensorRT wants of every address.
+ALIGNMENT_BYTES = 256
+
+
+@dataclass(frozen=True)
+class Span:
+    """A piece of what lies on the device, without being its owner."""
+
+    pointer: int
+    nbytes: int
+
+
+class Staging:
+    """Room for one tensor on the device, with the host's way to it.
+
+    Where the GPU works in the host's memory they are the same (mapped pinned memory), and nothing
+    is copied. Elsewhere there is pinned memory beside it, for copies that nobody waits for.
+
+    Args:
+        pinned: without it copies go by whatever memory the host's array is in.
+
+    Attributes:
+        host: the host's view; None where there is no memory of its own.
+    """
+
+    def __init__(self, device: Device, nbytes: int, *, mapped: bool, pinned: bool) -> None:
+        self.nbytes = max(1, nbytes)
+        self.is_mapped = mapped
+        self.host: NDArray[np.uint8] | None = None
+        self._memory: DeviceMemory | MappedMemory
+        if mapped:
+            self._memory = device.mapped((self.nbytes,), np.uint8)
+            self.host = self._memory.array
+        else:
+            self._memory = device.memory(self.nbytes)
+            if pinned:
+                self.host = device.pinned((self.nbytes,), np.uint8)
+
+    @property
+    def pointer(self) -> int:
+        return self._memory.pointer
+
+    def span(self, begin: int, nbytes: int) -> Span:
+        return Span(self.pointer + begin, nbytes)
+
+
+MakeStaging = Callable[[int], Staging]
+
+
+def as_bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
+    """The same memory; `array` is C-contiguous."""
+    return array.reshape(-1).view(np.uint8)

@@ -1,0 +1,123 @@
+"""One loaded plan, and the instances of it."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from edge_server.backends.tensorrt.agreement import agreed
+from edge_server.backends.tensorrt.engine import Engine
+from edge_server.backends.tensorrt.graph_spec import graph_shapes
+from edge_server.backends.tensorrt.instance import PlanInstance
+from edge_server.backends.tensorrt.options import NOT_ON_A_GPU
+from edge_server.errors import ModelConfigError
+from edge_server.model_config.files import ModelFiles
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from edge_server.backends.tensorrt.options import Options
+    from edge_server.backends.tensorrt.source import PlanSource
+    from edge_server.cuda.devices import Devices
+    from edge_server.model_config.config import ModelConfig, Placement
+
+
+class PlanModel:
+    """A plan on every GPU and NVDLA core where instances of it are wanted.
+
+    It is loaded once for each of these; once for each instance where TensorRT wants that, see
+    `Engine.shares_profiles`.
+
+    Args:
+        source: finds the plan for a placement.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        config: ModelConfig,
+        options: Options,
+        devices: Devices,
+        source: PlanSource,
+    ) -> None:
+        self._files = ModelFiles(config.name, directory.parent, {})
+        self._config = config
+        self._options = options
+        self._devices = devices
+        self._source = source
+        self._lock = threading.Lock()
+        self._shared: dict[tuple[int, int | None], Engine] = {}
+
+    def make_instance(self, name: str, placement: Placement) -> PlanInstance:
+        """Raises: ModelConfigError, Unavailable: the plan cannot be loaded there, is another than
+        the configuration says, or has no such profile."""
+        if placement.gpu is None:
+            raise ModelConfigError(NOT_ON_A_GPU.format(model=self._config.name))
+        engine, is_own = self._engine(placement)
+        try:
+            # As Triton has it, of those that are equally near the lowest is taken.
+            ordered = sorted(set(placement.profiles or (0,)))
+            _check_profile(engine, ordered[-1], name)
+            graphs = graph_shapes(self._config, engine.io, ordered) if self._options.graphs else ()
+            return PlanInstance(
+                engine,
+                name,
+                ordered,
+                self._options,
+                graphs=graphs,
+                after_close=engine.close if is_own else _nothing,
+            )
+        except BaseException:
+            if is_own:
+                engine.close()
+            raise
+
+    def trouble(self) -> str:
+        return ""
+
+    def metrics(self) -> tuple[()]:
+        return ()
+
+    def close(self) -> None:
+        while self._shared:
+            _, engine = self._shared.popitem()
+            engine.close()
+
+    def _engine(self, placement: Placement) -> tuple[Engine, bool]:
+        """The plan there, and whether it is for one instance alone."""
+        gpu = placement.gpu or 0
+        with self._lock:
+            device = self._devices.gpu(gpu)
+            key = (gpu, placement.dla_core)
+            if key in self._shared:
+                return self._shared[key], False
+            plan, dla_core = self._source.find(device, placement)
+            engine = Engine(device, plan, dla_core, self._config.name)
+            try:
+                self._check(engine)
+            except BaseException:
+                engine.close()
+                raise
+            if engine.shares_profiles:
+                self._shared[key] = engine
+            return engine, not engine.shares_profiles
+
+    def _check(self, engine: Engine) -> None:
+        """Raises: ModelConfigError: it is another plan than the configuration was made for."""
+        completion = replace(self._config.completion, auto=False)
+        agreed(self._files, replace(self._config, completion=completion), engine.io)
+
+
+def _check_profile(engine: Engine, index: int, name: str) -> None:
+    """Raises: ModelConfigError: the plan has no such profile."""
+    last = engine.io.profile_count - 1
+    if index > last:
+        raise ModelConfigError(
+            f"Can not set the specified optimization profile {index}[{index}] for {name}. Expected "
+            f"optimization profile index range 0-{last}"
+        )
+
+
+def _nothing() -> None:
+    """For those who own nothing."""

@@ -1,0 +1,79 @@
+"""What a configuration says of how its plan is run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from edge_server.backends.parameters import Parameters
+from edge_server.errors import ModelConfigError
+from edge_server.model_config.files import is_file_name
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from edge_server.model_config.config import ModelConfig
+
+
+# Triton's.
+NOT_ON_A_GPU = "unable to load model '{model}', TensorRT backend supports only GPU device"
+
+
+class TensorRtParameters(Parameters, frozen=True):
+    """See `backend`."""
+
+    dla_fallback: Literal["", "gpu"] = ""
+    mapped_memory: bool = True
+    auto_build: bool = False
+
+
+def plan_name(config: ModelConfig, compute_capability: str) -> str:
+    """The plan's file for a GPU of that capability, `8.7`: `cc_model_filenames` may name one."""
+    names = config.message.cc_model_filenames
+    found: str = names.get(compute_capability) or config.default_model_filename
+    if not is_file_name(found):
+        raise ModelConfigError(
+            f"model '{config.name}': cc_model_filenames: '{found}' leaves the version directory; "
+            "give a plain file name"
+        )
+    return found
+
+
+def on_gpu_alone(plan: Path) -> Path:
+    """`model.gpu.plan`: what takes the place of `model.plan` where its NVDLA core is missing."""
+    return plan.with_suffix(f".gpu{plan.suffix}")
+
+
+@dataclass(frozen=True)
+class Options:
+    """How the instances of one model run.
+
+    Attributes:
+        mapped: inputs and outputs lie in host memory that the GPU works in, where it can.
+        pinned_inputs, pinned_outputs: copies go by way of pinned memory.
+        graphs: batches are run as CUDA graphs, where they can be.
+        busy_wait: who waits for the GPU burns a core instead of sleeping.
+        copy_stream: outputs are copied to the host on a stream of their own.
+        batched: tensors have the batch in front.
+    """
+
+    mapped: bool = True
+    pinned_inputs: bool = True
+    pinned_outputs: bool = True
+    graphs: bool = False
+    busy_wait: bool = False
+    copy_stream: bool = False
+    batched: bool = False
+
+    @staticmethod
+    def of(config: ModelConfig, parameters: TensorRtParameters) -> Options:
+        said = config.message.optimization
+        return Options(
+            mapped=parameters.mapped_memory,
+            pinned_inputs=said.input_pinned_memory.enable,
+            pinned_outputs=said.output_pinned_memory.enable,
+            graphs=said.cuda.graphs,
+            busy_wait=said.cuda.busy_wait_events,
+            copy_stream=said.cuda.output_copy_stream,
+            batched=config.max_batch_size > 0,
+        )

@@ -1,0 +1,88 @@
+"""One output of an instance: where TensorRT writes it, and how it gets to who asked."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from edge_server.tensors import element_count
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from edge_server.backends.tensorrt.memory import MakeStaging, Staging
+    from edge_server.backends.tensorrt.plan_io import Shape
+    from edge_server.cuda.buffer_pool import BufferPool
+    from edge_server.cuda.device_array import DeviceArray
+    from edge_server.cuda.stream import Stream
+
+
+class OutputSlot:
+    """Room for one output, and the copies out of it.
+
+    Args:
+        nbytes: of the largest that a profile's inputs give; more is made where more comes.
+        pool: for outputs that stay on the device.
+    """
+
+    def __init__(
+        self, dtype: np.dtype[Any], nbytes: int, make: MakeStaging, pool: BufferPool
+    ) -> None:
+        self.dtype = dtype
+        self._make = make
+        self._pool = pool
+        # Graphs write to this one, which is therefore never replaced.
+        self._usual = make(nbytes)
+        self._larger: Staging | None = None
+        self._written = self._usual
+
+    @property
+    def is_mapped(self) -> bool:
+        """What is read on the host was not copied there."""
+        return self._usual.is_mapped
+
+    def holds(self, shape: Shape) -> bool:
+        """Whether an output of that shape has its usual place."""
+        return self._bytes(shape) <= self._usual.nbytes
+
+    def pointer(self, shape: Shape) -> int:
+        """Where the next run writes an output of that shape."""
+        nbytes = self._bytes(shape)
+        if nbytes <= self._usual.nbytes:
+            self._written = self._usual
+        elif self._larger is not None and nbytes <= self._larger.nbytes:
+            self._written = self._larger
+        else:
+            self._written = self._larger = self._make(nbytes)
+        return self._written.pointer
+
+    def array(self, shape: Shape, stream: Stream) -> DeviceArray:
+        """Memory on the device that whoever gets it keeps as long as they like.
+
+        Raises:
+            Unavailable: too much of it is kept already.
+        """
+        return self._pool.take(stream, shape, self.dtype)
+
+    def copy_to(self, array: DeviceArray, stream: Stream) -> None:
+        """What was written at `pointer` goes to `array`."""
+        if array.nbytes:
+            stream.copy(array, self._written.span(0, array.nbytes))
+
+    def begin_to_host(self, shape: Shape, stream: Stream) -> NDArray[Any]:
+        """What was written at `pointer`, as it will be once `stream` has come so far."""
+        nbytes = self._bytes(shape)
+        staging = self._written
+        # Without pinned memory the copy is over when this returns.
+        host = np.empty(nbytes, np.uint8) if staging.host is None else staging.host[:nbytes]
+        if nbytes and not staging.is_mapped:
+            stream.to_host(host, staging.span(0, nbytes))
+        return host.view(self.dtype).reshape(shape)
+
+    def owned(self, host: NDArray[Any]) -> NDArray[Any]:
+        """What `begin_to_host` gave, for keeps: the next run writes there again."""
+        return host if self._written.host is None else host.copy()
+
+    def _bytes(self, shape: Shape) -> int:
+        return element_count(shape) * self.dtype.itemsize

@@ -1,0 +1,145 @@
+"""Which plan is loaded where: the one beside the configuration, or one that is built now."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import tensorrt as trt
+
+from edge_server.appliance.state_directory import state_directory
+from edge_server.backends.tensorrt.dla import no_such_core
+from edge_server.backends.tensorrt.options import on_gpu_alone, plan_name
+from edge_server.backends.tensorrt.said import said
+from edge_server.errors import ModelConfigError, Unavailable
+from edge_server.model_config.files import reading, require_path
+from edge_server.plans.cache import PlanCache, ensure_plan
+from edge_server.plans.facts import DeviceFacts
+from edge_server.plans.gpu import Gpu, l4t_release
+from edge_server.plans.messages import Progressed, Step
+from edge_server.plans.process import build
+from edge_server.plans.side_car import compare, compare_files, read_side_car
+from edge_server.plans.wish import wish_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from edge_server.backends.tensorrt.options import TensorRtParameters
+    from edge_server.cuda.device import Device
+    from edge_server.model_config.config import ModelConfig, Placement
+    from edge_server.plans.messages import Event
+
+log = logging.getLogger(__name__)
+
+ONNX_NAME = "model.onnx"
+_TOLD_EVERY = 0.1
+
+
+class PlanSource:
+    """Finds the plan of one model version.
+
+    What a plan's side-car says must fit this device, and the placement; a plan without one is left
+    to TensorRT to judge. With `auto_build`, one that does not fit, or is not there, is built of
+    the ONNX file beside it, in a process of its own, and kept in a cache.
+    """
+
+    def __init__(
+        self, directory: Path, config: ModelConfig, parameters: TensorRtParameters
+    ) -> None:
+        self._model = config.name
+        self._config = config
+        self._parameters = parameters
+        self._directory = directory
+        self._onnx = directory / ONNX_NAME
+
+    def find(self, device: Device, placement: Placement) -> tuple[Path, int | None]:
+        """The plan for `placement`, and the NVDLA core that it is loaded for; None is the GPU.
+
+        Raises:
+            ModelConfigError: there is none that fits; says why, and the remedy.
+            Unavailable: there is no such NVDLA core, or a plan could not be built now.
+        """
+        facts = device_facts(device)
+        core = self._dla_core(facts, placement)
+        plan = self._directory / plan_name(self._config, facts.compute_capability)
+        if core != placement.dla_core:
+            plan = on_gpu_alone(plan)
+        faults = self._faults(plan, facts, core)
+        if not faults:
+            return plan, core
+        if not self._parameters.auto_build:
+            raise ModelConfigError("\n".join(f"{plan}: {fault}" for fault in faults))
+        require_path(self._onnx, self._model)
+        for fault in faults:
+            log.info("model %s: a plan is built: %s", self._model, fault)
+        return self._built(facts, core), core
+
+    def _dla_core(self, facts: DeviceFacts, placement: Placement) -> int | None:
+        core = placement.dla_core
+        if core is None or core < facts.dla_cores:
+            return core
+        missing = no_such_core(core, facts.dla_cores, facts.tensorrt)
+        if self._parameters.dla_fallback != "gpu":
+            raise Unavailable(f"model '{self._model}': {missing}")
+        log.warning("model %s: runs on the GPU alone: %s", self._model, missing)
+        return None
+
+    def _faults(self, plan: Path, facts: DeviceFacts, core: int | None) -> list[str]:
+        with reading(plan):
+            if not plan.exists():
+                return ["missing"]
+        require_path(plan, self._model)
+        side_car = read_side_car(plan)
+        if side_car is None:
+            log.info("model %s: %s has no side-car: TensorRT tells what it is", self._model, plan)
+            return []
+        onnx = self._onnx if self._onnx.exists() else None
+        faults = compare(side_car, facts, self._model)
+        faults = faults or compare_files(side_car, plan, onnx, self._model)
+        if not faults and (side_car.dla_core is None) != (core is None):
+            built = "the GPU alone" if core is not None else f"NVDLA core {side_car.dla_core}"
+            wanted = f"NVDLA core {core}" if core is not None else "the GPU alone"
+            faults = [
+                f"built for {built}, and its instance is to run on {wanted}; run `edge-server plan "
+                f"build {self._model}`, or mend secondary_devices in the instance_group"
+            ]
+        return faults
+
+    def _built(self, facts: DeviceFacts, core: int | None) -> Path:
+        wish = replace(wish_of(self._config), dla_core=core)
+        cache = PlanCache(state_directory() / "plans")
+        told = _Told(self._model)
+        return ensure_plan(self._onnx, wish, facts, cache, build, model=self._model, on_event=told)
+
+
+def device_facts(device: Device) -> DeviceFacts:
+    """What a side-car is compared with. The driver is there: `device` is open."""
+    major, minor = device.compute_capability
+    with device.current("count NVDLA cores"):
+        runtime: trt.Runtime = trt.Runtime(said().logger)
+        cores = int(runtime.num_DLA_cores)
+        del runtime
+    return DeviceFacts(
+        tensorrt=trt.__version__,
+        compute_capability=f"{major}.{minor}",
+        gpu=device.name,
+        multiprocessors=Gpu().multiprocessors,
+        l4t=l4t_release(),
+        dla_cores=cores,
+    )
+
+
+class _Told:
+    """What a build tells, in the log: each step, and each tenth of the way."""
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+        self._next = 0.0
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, Step):
+            log.info("model %s: plan: %s", self._model, event.what)
+        elif isinstance(event, Progressed) and event.fraction >= self._next:
+            log.info("model %s: plan: %.0f %% built", self._model, 100 * event.fraction)
+            self._next = event.fraction + _TOLD_EVERY

@@ -1,0 +1,405 @@
+"""Plans in a daemon of its own, asked by the real client; GPU and TensorRT are simulated."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import onnxruntime
+import pytest
+import tritonclient.grpc as triton
+from onnx import TensorProto, helper
+from prometheus_client.parser import text_string_to_metric_families
+from tritonclient.utils import InferenceServerException
+
+from ..conftest import SIMULATED_GPU
+from .conftest import Process
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from ..conftest import SimulatedGpu
+
+MODELS = Path(__file__).parents[2] / "models"
+LANES = """
+name: "laneDetect_model"
+platform: "tensorrt_plan"
+max_batch_size: 1
+input [ { name: "input" data_type: TYPE_FP32 dims: [ 3, 360, 640 ] } ]
+output [ { name: "predict_lanes" data_type: TYPE_FP32 dims: [ 2784, 77 ] } ]
+instance_group [ { kind: KIND_GPU count: 2 } ]
+optimization { cuda { graphs: true } }
+"""
+
+
+@pytest.fixture
+def on_gpu(
+    simulated_libcuda: SimulatedGpu, kernels_on_cpu: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., None]:
+    """Lets every process that is started find a GPU, and a TensorRT of these settings."""
+
+    def set_up(tensorrt: str = "", cuda: str = "") -> None:
+        for name, value in simulated_libcuda.environment(cuda).items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setenv("EDGE_SIMULATED_KERNELS", str(kernels_on_cpu))
+        monkeypatch.setenv("EDGE_SIMULATED_TENSORRT", tensorrt)
+
+    set_up()
+    return set_up
+
+
+@pytest.fixture
+def plan_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., bytes]:
+    """The plan that the simulated TensorRT would build of an ONNX file."""
+    monkeypatch.syspath_prepend(SIMULATED_GPU)
+    from tensorrt.simulated_plan import SimulatedPlan
+
+    return lambda onnx, **said: SimulatedPlan(**said).file(onnx.read_bytes())
+
+
+@pytest.fixture
+def models(tmp_path: Path, plan_of: Callable[..., bytes]) -> Path:
+    """The shipped repository, its network a plan."""
+    models = tmp_path / "models"
+    shutil.copytree(MODELS, models)
+    network = models / "laneDetect_model"
+    (network / "1" / "model.plan").write_bytes(plan_of(network / "1" / "model.onnx"))
+    (network / "1" / "model.onnx").unlink()
+    (network / "config.pbtxt").write_text(LANES)
+    return models
+
+
+def lanes(client: triton.InferenceServerClient, road: triton.InferInput) -> dict[str, np.ndarray]:
+    result = client.infer("lane_detection", [road])
+    response = result.get_response()
+    return {output.name: result.as_numpy(output.name) for output in response.outputs}
+
+
+def copies(process: Process) -> dict[tuple[str, str], float]:
+    """(model, direction) → how many tensors were copied between host and device."""
+    url = f"http://127.0.0.1:{process.metrics_port}/metrics"
+    with urllib.request.urlopen(url, timeout=30.0) as answer:
+        families = list(text_string_to_metric_families(answer.read().decode()))
+    return {
+        (sample.labels["model"], sample.labels["direction"]): sample.value
+        for family in families
+        for sample in family.samples
+        if sample.name == "edge_tensor_copies_total"
+    }
+
+
+def test_the_lanes_come_from_a_plan_that_gives_what_its_onnx_file_does(
+    on_gpu: Callable[..., None],
+    models: Path,
+    start: Callable[..., Process],
+    client: Callable[[Process], triton.InferenceServerClient],
+    road_input: triton.InferInput,
+) -> None:
+    process = start(f"--model-repository={models}")
+    connected = client(process)
+    assert len(lanes(connected, road_input)["lane_scores"][0]) >= 2
+    statistics = connected.get_inference_statistics("laneDetect_model", as_json=True)
+    assert int(statistics["model_stats"][0]["inference_count"]) == 1
+    # What the GPU has preprocessed is read where it is.
+    assert copies(process)["laneDetect_model", "to_device"] == 0
+    image = np.random.default_rng(0).random((1, 3, 360, 640), np.float32)
+    given = triton.InferInput("input", list(image.shape), "FP32")
+    given.set_data_from_numpy(image)
+    made = connected.infer("laneDetect_model", [given]).as_numpy("predict_lanes")
+    session = onnxruntime.InferenceSession(MODELS / "laneDetect_model" / "1" / "model.onnx")
+    (expected,) = session.run(["predict_lanes"], {"input": image})
+    np.testing.assert_allclose(made, expected, rtol=1e-4, atol=1e-4)
+    assert "without CUDA graphs" not in process.log.read_text()
+    assert process.terminate() == 0
+
+
+def test_the_configuration_is_completed_from_the_plan(
+    on_gpu: Callable[..., None],
+    models: Path,
+    start: Callable[..., Process],
+    client: Callable[[Process], triton.InferenceServerClient],
+) -> None:
+    (models / "laneDetect_model" / "config.pbtxt").write_text("max_batch_size: 1")
+    connected = client(start(f"--model-repository={models}"))
+    config = connected.get_model_config("laneDetect_model").config
+    assert config.platform == "tensorrt_plan"
+    assert [list(tensor.dims) for tensor in config.input] == [[3, 360, 640]]
+    assert [group.kind for group in config.instance_group] == [1]
+    assert connected.get_model_metadata("laneDetect_model").platform == "tensorrt_plan"
+
+
+def test_a_plan_of_another_version_leaves_the_model_unavailable_with_the_remedy(
+    on_gpu: Callable[..., None],
+    models: Path,
+    plan_of: Callable[..., bytes],
+    start: Callable[..., Process],
+    client: Callable[[Process], triton.InferenceServerClient],
+) -> None:
+    on_gpu("version=10.16.2.1")
+    connected = client(start(f"--model-repository={models}", "--exit-on-error=false"))
+    index = connected.get_model_repository_index().models
+    reason = next(model.reason for model in index if model.name == "laneDetect_model")
+    assert "Serialized Engine Version: 10.3.0.30" in reason
+    assert "edge-server plan build laneDetect_model" in reason
+    with pytest.raises(InferenceServerException):
+        connected.get_model_metadata("lane_detection")
+
+
+def test_a_run_that_breaks_the_device_ends_the_daemon_with_its_own_code(
+    on_gpu: Callable[..., None],
+    models: Path,
+    start: Callable[..., Process],
+    client: Callable[[Process], triton.InferenceServerClient],
+    road_input: triton.InferInput,
+) -> None:
+    # The two runs before are those that prove the model.
+    (models / "laneDetect_model" / "config.pbtxt").write_text(LANES.replace("graphs: true", ""))
+    on_gpu("fail=run:2")
+    process = start(f"--model-repository={models}")
+    with pytest.raises(InferenceServerException):
+        lanes(client(process), road_input)
+    assert process.popen.wait(30) == 86
+
+
+def adding(path: Path, number: float) -> None:
+    """An ONNX file that adds `number` to a batch of its input."""
+    shape = ("n", 4)
+    graph = helper.make_graph(
+        [helper.make_node("Add", ["x", "number"], ["y"])],
+        "adding",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, shape)],
+        [helper.make_tensor("number", TensorProto.FLOAT, [1], [number])],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)])
+    model.ir_version = 8
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_suffix(".new")
+    beside.write_bytes(model.SerializeToString())
+    beside.rename(path)
+
+
+BUILT_HERE = """
+platform: "tensorrt_plan"
+max_batch_size: 8
+input [ { name: "x" data_type: TYPE_FP32 dims: [ 4 ] } ]
+output [ { name: "y" data_type: TYPE_FP32 dims: [ 4 ] } ]
+parameters { key: "auto_build" value { string_value: "true" } }
+"""
+
+
+def asked(client: triton.InferenceServerClient) -> float:
+    given = triton.InferInput("x", [2, 4], "FP32")
+    given.set_data_from_numpy(np.zeros((2, 4), np.float32))
+    return float(client.infer("adding", [given]).as_numpy("y")[0, 0])
+
+
+def test_a_plan_is_built_from_the_onnx_file_beside_it_while_the_old_one_serves(
+    on_gpu: Callable[..., None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    start: Callable[..., Process],
+    client: Callable[[Process], triton.InferenceServerClient],
+) -> None:
+    monkeypatch.setenv("STATE_DIRECTORY", str(tmp_path / "state"))
+    on_gpu("build_s=1.5")
+    model = tmp_path / "models" / "adding"
+    adding(model / "1" / "model.onnx", 1)
+    (model / "config.pbtxt").write_text(BUILT_HERE)
+    process = start(
+        f"--model-repository={tmp_path / 'models'}",
+        "--model-control-mode=poll",
+        "--repository-poll-secs=0.2",
+    )
+    connected = client(process)
+    assert asked(connected) == 1
+    plans = tmp_path / "state" / "plans"
+    assert len(list(plans.glob("*/model.plan"))) == 1
+    adding(model / "1" / "model.onnx", 2)
+    answers = {1.0}
+    end = time.monotonic() + 60
+    while 2 not in answers:
+        assert time.monotonic() < end, process.log.read_text()
+        answers.add(asked(connected))
+    assert answers == {1, 2}
+    log = process.log.read_text()
+    assert "model adding: a plan is built: missing" in log, log
+    assert "model adding: plan: building" in log
+    assert len(list(plans.glob("*/model.plan"))) == 2
+
+
+def test_a_plan_that_cannot_be_built_leaves_what_serves_alone(
+    on_gpu: Callable[..., None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    start: Callable[..., Process],
+    client: Callable[[Process], triton.InferenceServerClient],
+) -> None:
+    monkeypatch.setenv("STATE_DIRECTORY", str(tmp_path / "state"))
+    model = tmp_path / "models" / "adding"
+    adding(model / "1" / "model.onnx", 1)
+    (model / "config.pbtxt").write_text(BUILT_HERE)
+    process = start(
+        f"--model-repository={tmp_path / 'models'}",
+        "--model-control-mode=poll",
+        "--repository-poll-secs=0.2",
+    )
+    connected = client(process)
+    (model / "1" / "model.new").write_bytes(b"no ONNX file")
+    (model / "1" / "model.new").rename(model / "1" / "model.onnx")
+    end = time.monotonic() + 60
+    while "the file is no ONNX model" not in process.log.read_text():
+        assert time.monotonic() < end, process.log.read_text()
+        assert asked(connected) == 1
+    assert asked(connected) == 1
+
+
+NVDLA = Path(__file__).parents[2] / "jetpack" / "laneDetect_model_nvdla.pbtxt"
+
+
+@pytest.fixture
+def on_nvdla(models: Path, plan_of: Callable[..., bytes]) -> Callable[[str], Path]:
+    """The repository with the lane model as it is documented for NVDLA, built by that version."""
+
+    def write(version: str) -> Path:
+        network = models / "laneDetect_model"
+        onnx = MODELS / "laneDetect_model" / "1" / "model.onnx"
+        # Where no core was set, or a wrong one, the simulation does not load it.
+        plan = plan_of(onnx, dla=True, version=version)
+        (network / "1" / "model.plan").write_bytes(plan)
+        shutil.copy(NVDLA, network / "config.pbtxt")
+        return models
+
+    return write
+
+
+def test_the_documented_variant_runs_the_lane_model_on_nvdla(
+    on_gpu: Callable[..., None],
+    on_nvdla: Callable[[str], Path],
+    start: Callable[..., Process],
+    client: Callable[[Process], triton.InferenceServerClient],
+    road_input: triton.InferInput,
+) -> None:
+    on_gpu("dla_cores=1")
+    models = on_nvdla("10.3.0.30")
+    connected = client(start(f"--model-repository={models}"))
+    assert len(lanes(connected, road_input)["lane_scores"][0]) >= 2
+    (group,) = connected.get_model_config("laneDetect_model").config.instance_group
+    assert [device.device_id for device in group.secondary_devices] == [0]
+
+
+def test_a_board_without_nvdla_says_so_and_where_there_is_one(
+    on_gpu: Callable[..., None],
+    on_nvdla: Callable[[str], Path],
+    start: Callable[..., Process],
+    client: Callable[[Process], triton.InferenceServerClient],
+) -> None:
+    on_gpu("version=10.16.2.1,dla_cores=0")
+    models = on_nvdla("10.16.2.1")
+    connected = client(start(f"--model-repository={models}", "--exit-on-error=false"))
+    index = connected.get_model_repository_index().models
+    reason = next(model.reason for model in index if model.name == "laneDetect_model")
+    assert "DLA Core ID: 0, available number of DLA cores: 0" in reason
+    assert "not with JetPack 7.2 (10.16)" in reason
+
+
+def test_a_plan_that_kills_the_daemon_is_quarantined_and_what_served_serves_again(
+    on_gpu: Callable[..., None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    plan_of: Callable[..., bytes],
+    client: Callable[[Process], triton.InferenceServerClient],
+) -> None:
+    monkeypatch.setenv("STATE_DIRECTORY", str(tmp_path / "state"))
+    model = tmp_path / "models" / "adding"
+    onnx = model / "1" / "model.onnx"
+    adding(onnx, 1)
+    (model / "config.pbtxt").write_text(BUILT_HERE.replace('"true"', '"false"'))
+    repository = f"--model-repository={tmp_path / 'models'}"
+    build = [sys.executable, "-m", "edge_server", "plan", "build", "adding", repository]
+    subprocess.run(build, check=True, timeout=60)
+    arguments = [repository, "--model-control-mode=poll", "--repository-poll-secs=0.2"]
+    with started(tmp_path / "first", arguments) as process:
+        assert asked(client(process)) == 1
+        # A side-car that vouches for it, so that nobody else reads it before.
+        deadly = plan_of(onnx, crashes=True, profiles=[{"x": ((1, 4), (8, 4), (8, 4))}])
+        side_car = model / "1" / "model.plan.json"
+        said = json.loads(side_car.read_text())
+        said["plan_sha256"] = hashlib.sha256(deadly).hexdigest()
+        (model / "1" / "model.plan").write_bytes(deadly)
+        side_car.write_text(json.dumps(said))
+        assert process.popen.wait(30) == -signal.SIGABRT
+    for life in range(8):
+        with started(tmp_path / f"again_{life}", arguments) as process:
+            if "quarantined" in process.log.read_text():
+                break
+            with suppress(subprocess.TimeoutExpired):
+                process.popen.wait(5)
+    with started(tmp_path / "last", arguments) as process:
+        assert asked(client(process)) == 1
+        assert process.popen.poll() is None
+
+
+@contextmanager
+def started(folder: Path, arguments: list[str]) -> Iterator[Process]:
+    folder.mkdir()
+    process = Process(folder, *arguments)
+    try:
+        with suppress(AssertionError):
+            process.wait_for("READY=1")
+        yield process
+    finally:
+        process.close()
+
+
+CHAIN = """
+platform: "ensemble"
+max_batch_size: 8
+input [ { name: "x" data_type: TYPE_FP32 dims: [ 4 ] } ]
+output [ { name: "y" data_type: TYPE_FP32 dims: [ 4 ] } ]
+ensemble_scheduling { step [
+  { model_name: "first" model_version: -1
+    input_map { key: "x" value: "x" } output_map { key: "y" value: "between" } },
+  { model_name: "second" model_version: -1
+    input_map { key: "x" value: "between" } output_map { key: "y" value: "y" } }
+] }
+"""
+
+
+def test_between_two_plans_of_an_ensemble_nothing_is_copied_to_the_host(
+    on_gpu: Callable[..., None],
+    tmp_path: Path,
+    plan_of: Callable[..., bytes],
+    start: Callable[..., Process],
+    client: Callable[[Process], triton.InferenceServerClient],
+) -> None:
+    on_gpu(cuda="integrated=0")
+    models = tmp_path / "models"
+    for name, number in (("first", 1), ("second", 10)):
+        adding(models / name / "1" / "model.onnx", number)
+        plan = plan_of(
+            models / name / "1" / "model.onnx", profiles=[{"x": ((1, 4), (4, 4), (8, 4))}]
+        )
+        (models / name / "1" / "model.onnx").rename(tmp_path / name)
+        (models / name / "1" / "model.plan").write_bytes(plan)
+    (models / "adding" / "1").mkdir(parents=True)
+    (models / "adding" / "config.pbtxt").write_text(CHAIN)
+    process = start(f"--model-repository={models}")
+    connected = client(process)
+    assert asked(connected) == 11
+    counted = copies(process)
+    # Of both plans; the last tensor's way to the host is the ensemble's.
+    assert {name for name, copied in counted.items() if copied} == {
+        ("first", "to_device"),
+        ("adding", "to_host"),
+    }

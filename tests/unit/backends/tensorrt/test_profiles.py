@@ -1,0 +1,121 @@
+"""The profile that is nearest runs a batch, and none that does not take it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge_server.backends.tensorrt.plan_io import PlanIO
+from edge_server.backends.tensorrt.profiles import ProfileChoice
+from edge_server.errors import InvalidRequest, ModelConfigError
+from edge_server.model_config.config import Placement
+from edge_server.plans.profiles import Range
+
+from .conftest import Asked, add_one
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .conftest import Workshop
+
+SMALL = {"x": Range((1, 4), (2, 4), (4, 4))}
+LARGE = {"x": Range((1, 4), (8, 4), (16, 4))}
+
+
+def choice(*profiles: dict[str, Range], allowed: tuple[int, ...] | None = None) -> ProfileChoice:
+    io = PlanIO((), profiles)
+    return ProfileChoice(io, allowed or tuple(range(len(profiles))), "m_0")
+
+
+@pytest.mark.parametrize(("batch", "expected"), [(1, 0), (2, 0), (4, 0), (5, 1), (8, 1), (16, 1)])
+def test_the_profile_with_the_nearest_best_shape_is_taken(batch: int, expected: int) -> None:
+    assert choice(SMALL, LARGE).of({"x": (batch, 4)}) == expected
+
+
+def test_of_two_that_are_equally_near_the_first_is_taken() -> None:
+    # 5 is as far from 2 as from 8, and both take it.
+    wide = {"x": Range((1, 4), (2, 4), (16, 4))}
+    assert choice(wide, LARGE).of({"x": (5, 4)}) == 0
+    assert choice(LARGE, wide).of({"x": (5, 4)}) == 0
+
+
+def test_only_those_that_are_allowed_are_taken() -> None:
+    assert choice(SMALL, LARGE, allowed=(1,)).of({"x": (2, 4)}) == 1
+
+
+def test_the_batch_counts_in_the_distance() -> None:
+    """Triton's own compares shapes one dimension off where there is a batch."""
+    by_batch = {"x": Range((1, 1), (1, 90), (99, 99))}
+    by_width = {"x": Range((1, 1), (90, 1), (99, 99))}
+    assert choice(by_batch, by_width).of({"x": (80, 10)}) == 1
+
+
+def test_what_fits_none_is_told_with_what_the_first_one_wants(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        choice(SMALL, LARGE).of({"x": (17, 4)})
+    assert str(caught.value) == (
+        "request specifies invalid shape for input 'x' for m_0. Error details: model expected the "
+        "shape of dimension 0 to be between 1 and 4 but received 17"
+    )
+    assert caplog.messages == [
+        "failed to find any Optimization Profile among [ 0 1 ] to support the requested dimensions "
+        "(or shape values), proceeding with first profile."
+    ]
+
+
+sizes = st.integers(1, 9)
+ranges = (
+    st.tuples(sizes, sizes, sizes)
+    .map(sorted)
+    .map(lambda three: {"x": Range(*((size,) for size in three))})
+)
+
+
+@given(st.lists(ranges, min_size=1, max_size=4), sizes)
+def test_whatever_is_taken_takes_the_shape_and_none_that_does_is_nearer(
+    profiles: list[dict[str, Range]], size: int
+) -> None:
+    def distance(profile: dict[str, Range]) -> int | None:
+        found = profile["x"]
+        return abs(found.opt[0] - size) if found.min[0] <= size <= found.max[0] else None
+
+    fitting = [d for profile in profiles if (d := distance(profile)) is not None]
+    try:
+        taken = choice(*profiles).of({"x": (size,)})
+    except InvalidRequest:
+        assert not fitting
+    else:
+        assert distance(profiles[taken]) == min(fitting)
+
+
+PROFILES = [{"x": ((1, 4), (2, 4), (4, 4))}, {"x": ((1, 4), (8, 4), (16, 4))}]
+
+
+@pytest.mark.parametrize("version", ["8.5.2.2", "10.3.0.30"])
+def test_an_instance_goes_from_profile_to_profile(
+    workshop: Workshop, ask: Callable[..., Asked], version: str
+) -> None:
+    workshop.tensorrt(f"version={version}")
+    workshop.write(add_one(("n", 4)), profiles=PROFILES)
+    instance = workshop.instance('max_batch_size: 4 instance_group { profile: ["0", "1"] }')
+    for rows in (1, 8, 3, 16, 16, 4):
+        x = np.full((rows, 4), rows, np.float32)
+        np.testing.assert_array_equal(ask(instance, inputs={"x": x}).array(), x + 1)
+    error = ask(instance, inputs={"x": np.zeros((17, 4), np.float32)}).answer
+    assert isinstance(error, InvalidRequest)
+
+
+def test_a_profile_that_the_plan_does_not_have_is_told(workshop: Workshop) -> None:
+    workshop.write(add_one(("n", 4)), profiles=PROFILES)
+    with pytest.raises(ModelConfigError, match="invalid profile 7 "):
+        workshop.instance('max_batch_size: 4 instance_group { profile: ["7"] }')
+    # Instances may be made anew of what is loaded already.
+    config = workshop.complete("max_batch_size: 4")
+    with pytest.raises(ModelConfigError, match=r"profile 7\[7\] for m_9\. Expected .* range 0-1"):
+        workshop.model(config).make_instance("m_9", Placement("GPU", 0, None, (1, 7)))
