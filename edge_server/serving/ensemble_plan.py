@@ -26,6 +26,7 @@ class PlannedStep:
         wanted: the model's names of `outputs`.
         reads: the tensors of `inputs`, each once.
         decoupled: each of its responses starts a level of its own.
+        hands_on: another step reads an output; else they are the answer's alone.
     """
 
     index: int
@@ -38,6 +39,7 @@ class PlannedStep:
     wanted: tuple[str, ...]
     reads: tuple[str, ...]
     decoupled: bool
+    hands_on: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,10 +83,13 @@ def plan_of(config: ModelConfig, outputs: frozenset[str]) -> Plan:
     steps: list[PlannedStep] = []
     given = frozenset(spec.name for spec in config.inputs)
     levels = dict.fromkeys(given, 0)
-    for index, step, wanted in _needed(config, outputs):
+    needed = _needed(config, outputs)
+    read_by_steps = {tensor for _, step, _ in needed for tensor in step.input_map.values()}
+    for index, step, wanted in needed:
         reads = tuple(dict.fromkeys(step.input_map.values()))
         level = max((levels[tensor] for tensor in reads), default=0)
-        steps.append(_planned(index, len(steps), level, step, wanted))
+        hands_on = any(tensor in read_by_steps for _, tensor in wanted)
+        steps.append(_planned(index, len(steps), level, step, wanted, hands_on=hands_on))
         for _, tensor in wanted:
             levels[tensor] = level + step.decoupled
     readers: dict[str, list[int]] = {tensor: [] for tensor in levels}
@@ -110,6 +115,8 @@ def _planned(
     level: int,
     step: EnsembleStep,
     outputs: tuple[tuple[str, str], ...],
+    *,
+    hands_on: bool,
 ) -> PlannedStep:
     return PlannedStep(
         index,
@@ -122,6 +129,7 @@ def _planned(
         tuple(name for name, _ in outputs),
         tuple(dict.fromkeys(step.input_map.values())),
         step.decoupled,
+        hands_on,
     )
 
 

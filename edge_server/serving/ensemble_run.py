@@ -214,7 +214,9 @@ class EnsembleRun:
             request.parameters,
             request.cancellation,
             None if request.trace is None else request.trace.child(step.model_name, request.id),
-            on_device=True,
+            # What only the answer has is copied best by the model itself, which may have a faster
+            # way to the host.
+            on_device=request.on_device or step.hands_on,
         )
 
     def answered(self, call: _Call, answer: Answer, *, final: bool) -> None:

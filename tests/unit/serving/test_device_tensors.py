@@ -127,8 +127,22 @@ def test_an_ensembles_own_answer_is_on_the_host() -> None:
     snapshot = world(ensemble_config("e", "x", "y", "m a=x > b=y"), on_device("m")).snapshot
     answer = snapshot.infer(InferRequest("e", {"x": VALUE}))
     assert isinstance(answer.outputs["y"].array, np.ndarray)
+    assert copies(snapshot, "e") == NO_COPIES
+    assert copies(snapshot, "m") == {"to_host": (1, 12), "to_device": (1, 12)}
+
+
+def test_what_a_step_reads_and_the_answer_has_too_is_copied_by_the_ensemble() -> None:
+    snapshot = world(
+        ensemble_config("e", "x", "y z", "m a=x > b=y", "n a=y > b=z"),
+        on_device("m"),
+        on_device("n"),
+    ).snapshot
+    answer = snapshot.infer(InferRequest("e", {"x": VALUE}))
+    np.testing.assert_array_equal(answer.outputs["y"].array, VALUE.array + 1)
+    np.testing.assert_array_equal(answer.outputs["z"].array, VALUE.array + 2)
     assert copies(snapshot, "e") == {"to_host": (1, 12), "to_device": (0, 0)}
     assert copies(snapshot, "m") == {"to_host": (0, 0), "to_device": (1, 12)}
+    assert copies(snapshot, "n") == {"to_host": (1, 12), "to_device": (0, 0)}
 
 
 def test_who_does_not_ask_for_tensors_on_a_device_gets_none() -> None:
