@@ -1,15 +1,29 @@
 """`image_preprocess`: a camera frame becomes a network's input.
 
-Input: one UINT8 tensor with dims [-1,-1,3] (height, width, BGR).
-Outputs: one FP32 or FP16 tensor with dims [3,H,W] (planes in the frame's channel order, values
-times `scale`), and optionally one INT32 tensor with dims [2]: the frame's height and width in px,
-for whoever has to find the way back from network to frame coordinates.
+Input: one UINT8 tensor, a frame as the camera gives it.
+Outputs: one FP32 or FP16 tensor with dims [3,H,W] (planes in the order B, G, R, values times
+`scale`), and optionally one INT32 tensor with dims [2]: height and width in px of what was resized,
+for whoever has to find the way back from network coordinates.
 
-Parameters in config.pbtxt: `scale` (default 1/255).
+Parameters in config.pbtxt:
+- `scale`: what the 8-bit values are multiplied by (default 1/255).
+- `pixel_format`: `bgr` (default; input dims [-1,-1,3]; planes keep the order of its channels),
+  `nv12` (dims [-1,-1]: H rows of luma, then H/2 of U and V in turns; H and width even) or `yuy2`
+  (dims [-1,-1,2]: Y with U or V in turns; width even).
+- `crop`: "x,y,width,height" in px of the frame: only that is resized. A frame that does not contain
+  it is refused. With a lens it is of the undistorted frame.
+- `camera_matrix` "fx,fy,cx,cy", `distortion` "k1,k2,p1,p2[,k3...]", `calibrated_size` "1920x1080",
+  all or none, as cv2.calibrateCamera gives them (no fisheye): the lens is undone. The undistorted
+  frame has the frame's size and camera matrix; what the camera did not see is black. Frames of
+  another size than the calibrated one are refused.
 
-The frame is resized bilinearly in 8 bits (OpenCV's INTER_LINEAR: sample centres at half pixels,
-no antialiasing), then scaled in 32-bit floats. An instance on a GPU gives the bits that one on the
-CPU gives, and leaves the planes there.
+Lanes that `lane_decode` makes with the told size are thus in px of the crop, from its upper left
+corner (add x and y for the frame's), and of the undistorted image where there is a lens.
+
+The frame is converted by OpenCV's integer rules (BT.601, video range), resized bilinearly in 8 bits
+(OpenCV's INTER_LINEAR: sample centres at half pixels, no antialiasing; with a lens one
+interpolation does both), then scaled in 32-bit floats. An instance on a GPU gives the bits that one
+on the CPU gives, and leaves the planes there.
 """
 
 from __future__ import annotations
@@ -21,7 +35,8 @@ import numpy as np
 from edge_server.backends.contract import TensorInstance
 from edge_server.backends.image_preprocess_config import Preprocessing, check_config
 from edge_server.backends.image_preprocess_gpu import GpuPreprocess
-from edge_server.backends.preprocess_cpu import scale_frame
+from edge_server.backends.preprocess_cpu import bgr_of, scale_frame
+from edge_server.cuda.kernels.preprocess import PixelFormat
 from edge_server.cuda.kernels.shipped import kernel_image
 from edge_server.errors import DeviceLost, EdgeServerError, Unavailable
 from edge_server.tensors import Tensor
@@ -29,6 +44,8 @@ from edge_server.tensors import Tensor
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
+
+    from numpy.typing import NDArray
 
     from edge_server.backends.contract import Instance, ModelMetric, Tensors
     from edge_server.cuda.device import Device
@@ -81,17 +98,34 @@ class ImagePreprocess:
     def _on_cpu(self, inputs: Tensors, outputs: frozenset[str]) -> Tensors:
         wanted = self._wanted
         images = inputs[wanted.image].array
-        count, height, width = wanted.frames_shape(images.shape)
+        shape = wanted.frames_shape(images.shape)
         made: dict[str, Tensor] = {}
         if wanted.planes.name in outputs:
             frames = images if wanted.batched else images[np.newaxis]
-            planes = np.empty((count, *wanted.planes.shape), wanted.planes.datatype.numpy)
+            planes = np.empty((shape.frames, *wanted.planes.shape), wanted.planes.datatype.numpy)
             for frame, out in zip(frames, planes, strict=True):
-                scale_frame(frame, wanted.scale, out)
+                self._scale(frame, shape.height, shape.width, out)
             made[wanted.planes.name] = Tensor(planes if wanted.batched else planes[0])
         if wanted.size is not None and wanted.size in outputs:
-            made[wanted.size] = wanted.size_tensor(count, height, width)
+            made[wanted.size] = wanted.size_tensor(shape)
         return made
+
+    def _scale(
+        self,
+        frame: NDArray[np.uint8],
+        height: int,
+        width: int,
+        out: NDArray[np.float32] | NDArray[np.float16],
+    ) -> None:
+        wanted = self._wanted
+        if wanted.frame.pixel_format is PixelFormat.NV12:
+            bgr = bgr_of(PixelFormat.NV12, frame[:height], frame[height:])
+        else:
+            bgr = bgr_of(wanted.frame.pixel_format, frame)
+        if wanted.undistortion is None:
+            region = wanted.region(height, width)
+            bgr = bgr[region.y : region.y + region.height, region.x : region.x + region.width]
+        scale_frame(bgr, wanted.scale, out, wanted.undistortion)
 
     def _module(self, device: Device) -> Module:
         """The kernels on `device`, loaded once for all instances there.

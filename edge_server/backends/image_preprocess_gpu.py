@@ -21,6 +21,7 @@ from edge_server.cuda.kernels.preprocess import (
     FramePreprocess,
     PixelFormat,
     PreprocessArgs,
+    kernel_name,
 )
 from edge_server.errors import EdgeServerError
 from edge_server.tensors import DataType, Tensor
@@ -31,9 +32,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from edge_server.backends.contract import ExecuteRequest
-    from edge_server.backends.image_preprocess_config import Preprocessing
+    from edge_server.backends.image_preprocess_config import FramesShape, Preprocessing
+    from edge_server.backends.preprocess_cpu import UndistortionMap
     from edge_server.cuda.device import Device
     from edge_server.cuda.module import Module
+    from edge_server.cuda.stream import Stream
 
 # A bound, not a need: more full batches than the data plane lets in at once, so that arrays which
 # nobody lets go of end in an error that names the instance, not in a full device.
@@ -62,8 +65,10 @@ class GpuPreprocess:
         self._device = device
         self._wanted = wanted
         self._stream = device.stream()
-        # One for BGR; a camera that gives NV12 or YUY2 has others in the same module.
-        self._kernel = module.kernel("bgr_to_nchw", f"{ctypes.sizeof(PreprocessArgs)}s")
+        name_of_kernel = kernel_name(
+            wanted.frame.pixel_format, undistorted=wanted.undistortion is not None
+        )
+        self._kernel = module.kernel(name_of_kernel, f"{ctypes.sizeof(PreprocessArgs)}s")
         self._staging = FrameStaging(device, self._stream)
         planes = wanted.planes
         self._dtype = planes.datatype.numpy
@@ -73,7 +78,13 @@ class GpuPreprocess:
         self._pool = BufferPool(device, OUTPUTS_ALIVE * batch_bytes, name)
         # What is surely needed is taken at once: a GPU without room for it shows now.
         self._pool.take(self._stream, batch_shape, self._dtype)
-        self._geometry = lru_cache(SIZES_KEPT)(partial(_geometry, wanted))
+        self._map = (
+            UndistortionOnDevice(device, self._stream, wanted.undistortion)
+            if wanted.undistortion
+            else None
+        )
+        addresses = self._map.addresses if self._map else None
+        self._geometry = lru_cache(SIZES_KEPT)(partial(_geometry, wanted, addresses))
 
     def execute(self, requests: Sequence[ExecuteRequest]) -> Phases | None:
         wanted = self._wanted
@@ -87,23 +98,23 @@ class GpuPreprocess:
                     images = [self._image(request) for request in requests]
                     addresses = self._addresses(images, shapes)
                     staged_ns = time.monotonic_ns()
-                    planes = self._preprocess(images, addresses, *shapes[0][1:])
+                    planes = self._preprocess(images, addresses, shapes[0])
         except EdgeServerError as error:
             for request in requests:
                 request.respond(error, True)
             return None
         begin = 0
-        for request, (count, height, width) in zip(requests, shapes, strict=True):
+        for request, shape in zip(requests, shapes, strict=True):
             answer: dict[str, Tensor] = {}
             if planes is not None and wanted.planes.name in request.outputs:
-                rows = planes[begin : begin + count]
+                rows = planes[begin : begin + shape.frames]
                 answer[wanted.planes.name] = _tensor(
                     rows if wanted.batched else rows.reshape(wanted.planes.shape)
                 )
             if wanted.size is not None and wanted.size in request.outputs:
-                answer[wanted.size] = wanted.size_tensor(count, height, width)
+                answer[wanted.size] = wanted.size_tensor(shape)
             request.respond(answer, True)
-            begin += count
+            begin += shape.frames
         return Phases(staged_ns - began_ns, time.monotonic_ns() - staged_ns, 0)
 
     def close(self) -> None:
@@ -112,6 +123,7 @@ class GpuPreprocess:
             self._stream.synchronize()
         self._staging.close()
         self._pool.close()
+        self._map = None
 
     def _image(self, request: ExecuteRequest) -> DeviceArray | NDArray[np.uint8]:
         """The request's frames, on this GPU or on the host."""
@@ -127,13 +139,14 @@ class GpuPreprocess:
     def _addresses(
         self,
         images: Sequence[DeviceArray | NDArray[np.uint8]],
-        shapes: Sequence[tuple[int, int, int]],
+        shapes: Sequence[FramesShape],
     ) -> list[FrameAddress]:
         """Where the stream's next kernel finds each frame."""
         on_the_host = [image for image in images if isinstance(image, np.ndarray)]
         staged = self._staging.put(on_the_host) if on_the_host else 0
         addresses: list[FrameAddress] = []
-        for image, (count, _, _) in zip(images, shapes, strict=True):
+        is_nv12 = self._wanted.frame.pixel_format is PixelFormat.NV12
+        for image, shape in zip(images, shapes, strict=True):
             if isinstance(image, DeviceArray):
                 if image.ready.stream is not self._stream:
                     self._stream.wait(image.ready)
@@ -141,20 +154,24 @@ class GpuPreprocess:
             else:
                 first = staged
                 staged += image.nbytes
-            frame_bytes = image.nbytes // count
-            addresses += [FrameAddress(first + i * frame_bytes) for i in range(count)]
+            frame_bytes = image.nbytes // shape.frames
+            # NV12's second plane follows its first.
+            chroma = shape.height * shape.width if is_nv12 else 0
+            addresses += [
+                FrameAddress(begin, begin + chroma if is_nv12 else 0)
+                for begin in range(first, first + image.nbytes, frame_bytes)
+            ]
         return addresses
 
     def _preprocess(
         self,
         images: Sequence[DeviceArray | NDArray[np.uint8]],
         addresses: Sequence[FrameAddress],
-        height: int,
-        width: int,
+        size: FramesShape,
     ) -> DeviceArray:
         """(frames, 3, H, W), written by what the stream now holds; nobody waits."""
         shape = (len(addresses), *self._wanted.planes.shape)
-        geometry = self._geometry(height, width)
+        geometry = self._geometry(size.height, size.width)
         on_device = [image for image in images if isinstance(image, DeviceArray)]
         try:
             planes = self._pool.take(self._stream, shape, self._dtype)
@@ -172,14 +189,38 @@ class GpuPreprocess:
         return planes
 
 
-def _geometry(wanted: Preprocessing, height: int, width: int) -> FramePreprocess:
+class UndistortionOnDevice:
+    """A map in device memory, for as long as this lives.
+
+    Attributes:
+        addresses: of its positions and its fractions.
+
+    Raises:
+        Unavailable: the GPU has no memory for it.
+    """
+
+    def __init__(self, device: Device, stream: Stream, made: UndistortionMap) -> None:
+        tables = [np.ascontiguousarray(made.positions), np.ascontiguousarray(made.fractions)]
+        self._memory = [device.memory(table.nbytes) for table in tables]
+        for memory, table in zip(self._memory, tables, strict=True):
+            stream.to_device(memory, table)
+        stream.synchronize()
+        self.addresses = (self._memory[0].pointer, self._memory[1].pointer)
+
+
+def _geometry(
+    wanted: Preprocessing, undistortion: tuple[int, int] | None, height: int, width: int
+) -> FramePreprocess:
     _, out_height, out_width = wanted.planes.shape
     return FramePreprocess(
-        FrameLayout.packed(PixelFormat.BGR, width, height),
+        FrameLayout.packed(wanted.frame.pixel_format, width, height),
         out_width,
         out_height,
         scale=float(wanted.scale),
         half=wanted.planes.datatype is DataType.FP16,
+        # A map has the crop in it.
+        region=wanted.region(height, width) if undistortion is None else None,
+        undistortion=undistortion,
     )
 
 

@@ -181,10 +181,27 @@ instance_group { name: "p" kind: KIND_GPU gpus: 0 count: 1 }
 """
 
 
+# NV12, a lens and a crop: all that a configuration can ask for at once.
+CAMERA = (
+    CONFIG.replace("[-1, -1, 3]", "[-1, -1]")
+    + """
+parameters { key: "pixel_format" value { string_value: "nv12" } }
+parameters { key: "camera_matrix" value { string_value: "1010,1005,957,541" } }
+parameters { key: "distortion" value { string_value: "-0.31,0.11,0.001,-0.002,-0.02" } }
+parameters { key: "calibrated_size" value { string_value: "1920x1080" } }
+parameters { key: "crop" value { string_value: "61,301,1801,701" } }
+"""
+)
+
+
 @pytest.fixture
 def preprocess(devices: Devices) -> Snapshot:
+    return snapshot(CONFIG, devices)
+
+
+def snapshot(text: str, devices: Devices) -> Snapshot:
     files = ModelFiles("p", Path("p"), {1: Path("p/1")})
-    config = ModelConfig.of(text_format.Parse(CONFIG, pb.ModelConfig()))
+    config = ModelConfig.of(text_format.Parse(text, pb.ModelConfig()))
     config = image_preprocess.complete(files, 1, config)
     model = image_preprocess.load(Path("p/1"), config, devices)
     loaded = Scheduling().model(config, 1, model)
@@ -242,3 +259,13 @@ def test_frames_on_the_device_are_read_before_their_memory_is_written_again(
         np.testing.assert_array_equal(array.on_host(), expected)
     counted = preprocess.find("p", "").statistics.counts().copies
     assert counted["to_device"].count == 0
+
+
+def test_a_cameras_format_and_lens_are_those_of_the_cpu(devices: Devices) -> None:
+    image = np.random.default_rng(0).integers(0, 256, (2, 1620, 1920), np.uint8)
+    on_gpu, on_cpu = (
+        snapshot(CAMERA.replace("KIND_GPU gpus: 0", kind), devices)
+        for kind in ("KIND_GPU gpus: 0", "KIND_CPU")
+    )
+    expected = on_cpu.infer(InferRequest("p", {"image": Tensor(image)})).outputs["input"].array
+    np.testing.assert_array_equal(ask(on_gpu, image).on_host(), expected)

@@ -139,6 +139,11 @@ class FrameLayout:
 _BYTES_PER_PIXEL = {PixelFormat.BGR: 3, PixelFormat.NV12: 1, PixelFormat.YUY2: 2}
 
 
+def kernel_name(pixel_format: PixelFormat, *, undistorted: bool) -> str:
+    """Of the kernel in preprocess.cu that such a launch runs."""
+    return f"{pixel_format.value}_to_nchw" + ("_undistorted" if undistorted else "")
+
+
 class FramePreprocess:
     """Turns frames of one layout into a network's input of one size; immutable.
 
@@ -189,11 +194,10 @@ class FramePreprocess:
         # OpenCV's own detour by the inverse; the plain quotient differs in the last bit.
         step_x = 1.0 / (out_width / region.width)
         step_y = 1.0 / (out_height / region.height)
+        self._kernel = kernel_name(frame.pixel_format, undistorted=undistortion is not None)
         if undistortion is None:
-            self._kernel = f"{frame.pixel_format.value}_to_nchw"
             tile_width, tile_height = _tile(frame.pixel_format, step_x, region.width)
         else:
-            self._kernel = f"{frame.pixel_format.value}_to_nchw_undistorted"
             tile_width, tile_height = _TILE_WIDTHS[0], _TILE_HEIGHTS[0]
         self._grid = (math.ceil(out_width / tile_width), math.ceil(out_height / tile_height))
         self._block = (_LANES, tile_height, 1)

@@ -41,6 +41,10 @@ def config(text: str = IMAGE + NETWORK + SIZE + CPU, batch: int = 1) -> ModelCon
     return image_preprocess.complete(FILES, 1, ModelConfig.of(message))
 
 
+def parameter(key: str, value: str) -> str:
+    return f' parameters {{ key: "{key}" value {{ string_value: "{value}" }} }} '
+
+
 def entry(model_config: ModelConfig, devices: Devices) -> ModelEntry:
     """The model, READY."""
     model = image_preprocess.load(Path("p/1"), model_config, devices)
