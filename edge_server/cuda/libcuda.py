@@ -74,15 +74,20 @@ class Libcuda:
         """
         event = ctypes.c_void_p()
         without_timing = 2
-        self._call("cuEventCreate", ctypes.byref(event), ctypes.c_uint(without_timing))
+        self.call("cuEventCreate", ctypes.byref(event), ctypes.c_uint(without_timing))
         try:
-            self._call("cuEventRecord", event, ctypes.c_void_p(awaited))
-            self._call("cuStreamWaitEvent", ctypes.c_void_p(waiting), event, ctypes.c_uint(0))
+            self.call("cuEventRecord", event, ctypes.c_void_p(awaited))
+            self.call("cuStreamWaitEvent", ctypes.c_void_p(waiting), event, ctypes.c_uint(0))
         finally:
             # The driver keeps what it still needs of it.
             self._library.cuEventDestroy_v2(event)
 
-    def _call(self, name: str, *arguments: object) -> None:
+    def call(self, name: str, *arguments: object) -> None:
+        """Call the driver's function `name`.
+
+        Raises:
+            OSError: the driver refused; its code and text.
+        """
         code: int = getattr(self._library, name)(*arguments)
         if code:
             raise OSError(code, f"{name} failed: {self.error_text(code)}")

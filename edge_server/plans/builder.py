@@ -35,7 +35,7 @@ from edge_server.plans.timing import read_timings, write_timings
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from edge_server.plans.gpu import Gpu
+    from edge_server.cuda.bare_gpu import BareGpu
     from edge_server.plans.logger import Log
     from edge_server.plans.messages import BuildJob
     from edge_server.plans.wish import PlanWish
@@ -48,7 +48,7 @@ DLA_MATRIX = (
 
 
 def build_plan(
-    job: BuildJob, facts: DeviceFacts, gpu: Gpu | None, log: Log, tell: Callable[[Event], None]
+    job: BuildJob, facts: DeviceFacts, gpu: BareGpu | None, log: Log, tell: Callable[[Event], None]
 ) -> Built:
     """Write the plan that `job` asks for to its `out`; what its side-car shall say.
 

@@ -9,11 +9,11 @@ import tensorrt as trt
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from edge_server.cuda.bare_gpu import BareGpu
     from edge_server.plans.calibration import Samples
-    from edge_server.plans.gpu import Gpu
 
 
-def make_calibrator(samples: Samples, gpu: Gpu) -> Any:
+def make_calibrator(samples: Samples, gpu: BareGpu) -> Any:
     """What TensorRT asks for batches; None where it has no calibration any more.
 
     Whoever gives it to a configuration keeps it for as long as the plan is built. Its `trouble` is

@@ -19,9 +19,9 @@ from pathlib import Path
 
 import msgspec
 
+from edge_server.cuda.bare_gpu import BareGpu
 from edge_server.errors import EdgeServerError, Unavailable
-from edge_server.plans.facts import DeviceFacts
-from edge_server.plans.gpu import Gpu, l4t_release
+from edge_server.plans.facts import DeviceFacts, l4t_release
 from edge_server.plans.messages import (
     BuildJob,
     Event,
@@ -61,7 +61,7 @@ def main(arguments: list[str]) -> None:
 
 def _work(job: Job, out: _Events) -> Event:
     try:
-        gpu, no_gpu = Gpu(), ""
+        gpu, no_gpu = BareGpu(), ""
     except Unavailable as error:
         gpu, no_gpu = None, str(error)
     try:
@@ -87,7 +87,7 @@ def _work(job: Job, out: _Events) -> Event:
     return Found(facts)
 
 
-def _facts(tensorrt: str, gpu: Gpu | None, dla_cores: int, trouble: str) -> DeviceFacts:
+def _facts(tensorrt: str, gpu: BareGpu | None, dla_cores: int, trouble: str) -> DeviceFacts:
     return DeviceFacts(
         tensorrt=tensorrt,
         compute_capability=gpu.compute_capability if gpu else "",

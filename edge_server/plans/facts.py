@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
+
+from edge_server.appliance.jetpack import L4tRelease
+
+_RELEASE = Path("/etc/nv_tegra_release")
 
 
 @dataclass(frozen=True)
@@ -42,3 +47,12 @@ def version_of(text: str) -> tuple[int, int]:
     """`10.3.0.30` is (10, 3)."""
     numbers = [int(part) for part in text.split(".")[:2] if part.isdecimal()]
     return (numbers[0], numbers[1]) if len(numbers) == 2 else (0, 0)
+
+
+def l4t_release(path: Path = _RELEASE) -> str:
+    """`36.4.7` from `# R36 (release), REVISION: 4.7, …`; empty where this is no Jetson."""
+    try:
+        text = path.read_text(errors="replace")
+    except OSError:
+        return ""
+    return str(L4tRelease.parse(text) or "")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from edge_server.plans.gpu import Gpu
+    from edge_server.cuda.bare_gpu import BareGpu
     from edge_server.plans.profiles import Profile
     from edge_server.plans.wish import PlanWish, Shape
 
@@ -77,7 +77,7 @@ def set_calibrator(
     samples: Path,
     ranges: Profile,
     *,
-    gpu: Gpu | None,
+    gpu: BareGpu | None,
 ) -> Any:
     """Let TensorRT find the ranges from `samples`; keep what this gives until the plan is built.
 

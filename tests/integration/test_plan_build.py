@@ -309,13 +309,13 @@ def test_without_a_driver_nothing_crashes_and_the_reason_is_told(
 ) -> None:
     tensorrt("10.3", gpu=False)
     facts = process.probe_device()
-    assert facts.trouble.startswith("no CUDA driver here: ")
+    assert facts.trouble.startswith("no CUDA driver: ")
     assert facts.tensorrt == "10.3.0.30"
     with pytest.raises(
         errors.InternalError, match="cannot build here: CUDA initialization failure"
     ):
         site.build()
-    with pytest.raises(errors.Unavailable, match="no CUDA driver here"):
+    with pytest.raises(errors.Unavailable, match="no CUDA driver"):
         process.look(LookJob(str(site.out)))
 
 
@@ -325,9 +325,7 @@ def test_a_driver_without_a_device_is_told(
     tensorrt("10.3")
     monkeypatch.setenv("SIMULATED_NO_DEVICE", "1")
     facts = process.probe_device()
-    assert "cuInit of the CUDA driver failed: no CUDA-capable device is detected (100)" in (
-        facts.trouble
-    )
+    assert "cuInit answers 100 (no CUDA-capable device is detected)" in (facts.trouble)
 
 
 def test_without_tensorrt_the_device_is_told_all_the_same(

@@ -171,7 +171,7 @@ def test_the_verbs_build_and_inspect_and_say_what_verify_lacks(tmp_path: Path) -
     shown = _run("inspect", *here)
     assert shown.returncode == 0, shown.stderr
     assert "input      input: FP32 [1,3,360,640]" in shown.stdout
-    assert "does not run: no CUDA driver here" in shown.stdout
+    assert "does not run: no CUDA driver" in shown.stdout
     assert json.loads(_run("inspect", *here, "--json").stdout)["plan_sha256"] == sha256_of(plan)
     layers = _run("inspect", *here, "--layers")
     assert layers.returncode == 69
@@ -179,7 +179,7 @@ def test_the_verbs_build_and_inspect_and_say_what_verify_lacks(tmp_path: Path) -
 
     verified = _run("verify", *here)
     assert verified.returncode == 69
-    assert "verify runs the plan, which takes its device: no CUDA driver here" in verified.stderr
+    assert "verify runs the plan, which takes its device: no CUDA driver" in verified.stderr
 
     before = plan.read_bytes()
     refused = _run("build", *here, "--fp16")

@@ -1,10 +1,10 @@
-// A simulation of the little that edge_server/plans/gpu.py asks of the CUDA driver: one Orin whose
+// A simulation of the little that edge_server/cuda/bare_gpu.py asks of the CUDA driver: one Orin whose
 // memory is the host's.
 #include <stdlib.h>
 #include <string.h>
 
 int cuInit(unsigned flags) { return getenv("SIMULATED_NO_DEVICE") ? 100 : 0; }
-int cuDeviceGetCount(int *count) { return *count = 1, 0; }
+int cuDriverGetVersion(int *version) { return *version = 12060, 0; }
 int cuDeviceGet(int *device, int ordinal) { return *device = ordinal, 0; }
 int cuDeviceGetName(char *name, int length, int device) { return strncpy(name, "Orin", length), 0; }
 int cuDeviceGetAttribute(int *value, int attribute, int device) {

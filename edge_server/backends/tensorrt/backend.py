@@ -30,9 +30,9 @@ from edge_server.backends.tensorrt.options import (
     plan_name,
 )
 from edge_server.backends.tensorrt.plan_io import PlanIO
+from edge_server.cuda.bare_gpu import BareGpu
 from edge_server.errors import ModelConfigError
 from edge_server.model_config.files import require_path
-from edge_server.plans.gpu import Gpu
 from edge_server.plans.side_car import read_side_car
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfi
     check_parameters(files, _ours(config), TensorRtParameters)
     _check_kind(files, config)
     directory = files.versions[version]
-    capability = Gpu().compute_capability if config.message.cc_model_filenames else ""
+    capability = BareGpu().compute_capability if config.message.cc_model_filenames else ""
     plan = directory / plan_name(config, capability)
     side_car = read_side_car(plan)
     if side_car is not None:

@@ -12,11 +12,11 @@ from edge_server.appliance.state_directory import state_directory
 from edge_server.backends.tensorrt.dla import no_such_core
 from edge_server.backends.tensorrt.options import on_gpu_alone, plan_name
 from edge_server.backends.tensorrt.said import said
+from edge_server.cuda.bare_gpu import BareGpu
 from edge_server.errors import ModelConfigError, Unavailable
 from edge_server.model_config.files import reading, require_path
 from edge_server.plans.cache import PlanCache, ensure_plan
-from edge_server.plans.facts import DeviceFacts
-from edge_server.plans.gpu import Gpu, l4t_release
+from edge_server.plans.facts import DeviceFacts, l4t_release
 from edge_server.plans.messages import Progressed, Step
 from edge_server.plans.process import build
 from edge_server.plans.side_car import compare, compare_files, read_side_car
@@ -124,7 +124,7 @@ def device_facts(device: Device) -> DeviceFacts:
         tensorrt=trt.__version__,
         compute_capability=f"{major}.{minor}",
         gpu=device.name,
-        multiprocessors=Gpu().multiprocessors,
+        multiprocessors=BareGpu(device.index).multiprocessors,
         l4t=l4t_release(),
         dla_cores=cores,
     )

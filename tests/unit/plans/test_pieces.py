@@ -11,8 +11,7 @@ import pytest
 from edge_server.errors import InvalidRequest
 from edge_server.plans.calibration import Samples
 from edge_server.plans.datatypes import datatype_name
-from edge_server.plans.facts import version_of
-from edge_server.plans.gpu import l4t_release
+from edge_server.plans.facts import l4t_release, version_of
 from edge_server.plans.process import available_bytes
 from edge_server.plans.profiles import Range
 from edge_server.plans.trtexec import trtexec_line

@@ -1,47 +1,38 @@
-"""The little of the CUDA driver that a build needs: is there a device, which, and memory on it.
-
-Only a process that may crash uses this: see `child`.
-"""
+"""A GPU without pycuda: which one it is, and memory on it, for processes that may crash."""
 
 from __future__ import annotations
 
 import ctypes
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edge_server.appliance.jetpack import L4tRelease
+from edge_server.cuda.libcuda import Libcuda
 from edge_server.errors import Unavailable
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_DRIVER = "libcuda.so.1"
-_RELEASE = Path("/etc/nv_tegra_release")
 # cuda.h, CUdevice_attribute.
 _MULTIPROCESSORS = 16
 _CAPABILITY_MAJOR = 75
 _CAPABILITY_MINOR = 76
 
 
-class Gpu:
-    """The first device of the CUDA driver, and its primary context, which TensorRT uses too.
+class BareGpu:
+    """A GPU, and its primary context, which TensorRT uses too.
+
+    What is taken of it goes with the process.
+
+    Args:
+        index: as CUDA counts those that this process sees.
 
     Raises:
-        Unavailable: there is no driver, or no device; the text says which.
+        Unavailable: there is no driver, or no such GPU; the text says which.
     """
 
-    def __init__(self) -> None:
-        try:
-            self._cuda: Any = ctypes.CDLL(_DRIVER)
-        except OSError as error:
-            raise Unavailable(f"no CUDA driver here: {error}") from error
-        self._call("cuInit", ctypes.c_uint(0))
-        count = ctypes.c_int()
-        self._call("cuDeviceGetCount", ctypes.byref(count))
-        if not count.value:
-            raise Unavailable("the CUDA driver sees no GPU")
+    def __init__(self, index: int = 0) -> None:
+        self._cuda = Libcuda()
         self._device = ctypes.c_int()
-        self._call("cuDeviceGet", ctypes.byref(self._device), 0)
+        self._call("cuDeviceGet", ctypes.byref(self._device), index)
         self._buffers: dict[str, tuple[ctypes.c_uint64, int]] = {}
 
     @property
@@ -82,20 +73,7 @@ class Gpu:
         return value.value
 
     def _call(self, name: str, *arguments: Any) -> None:
-        code = getattr(self._cuda, name)(*arguments)
-        if code:
-            raise Unavailable(f"{name} of the CUDA driver failed: {self._error(code)}")
-
-    def _error(self, code: int) -> str:
-        text = ctypes.c_char_p()
-        self._cuda.cuGetErrorString(code, ctypes.byref(text))
-        return f"{(text.value or b'unknown').decode()} ({code})"
-
-
-def l4t_release(path: Path = _RELEASE) -> str:
-    """`36.4.7` from `# R36 (release), REVISION: 4.7, …`; empty where this is no Jetson."""
-    try:
-        text = path.read_text(errors="replace")
-    except OSError:
-        return ""
-    return str(L4tRelease.parse(text) or "")
+        try:
+            self._cuda.call(name, *arguments)
+        except OSError as error:
+            raise Unavailable(f"the CUDA driver: {error.strerror} ({error.errno})") from error
