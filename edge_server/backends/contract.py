@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 Tensors = Mapping[str, Tensor]
 Run = Callable[[Tensors, frozenset[str]], Tensors]
+Tell = Callable[[str], None]
 CopyDirection = Literal["to_host", "to_device"]
 
 
@@ -38,6 +39,10 @@ class Copied(Protocol):
 
 def not_counted(direction: CopyDirection, n_bytes: int) -> None:
     """A `Copied` for what no model's statistics shall show."""
+
+
+def untold(text: str) -> None:
+    """A `Tell` for a load that nobody watches."""
 
 
 def on_host(tensor: Tensor, copied: Copied) -> Tensor:
@@ -200,8 +205,14 @@ class Backend(Protocol):
         """
         ...
 
-    def load(self, directory: Path, config: ModelConfig, devices: Devices) -> Model:
+    def load(self, directory: Path, config: ModelConfig, devices: Devices, tell: Tell) -> Model:
         """The model in the version directory, ready to make instances where it is asked to.
+
+        Args:
+            tell: shows what a load that takes minutes is at, in one line: it is the model's reason
+                on the index until the next text; empty is nothing more to tell. It may be called
+                on any thread, and while instances are made; where no load of the model is under
+                way, it has no effect. Whoever loads at once ignores it.
 
         Raises:
             ModelConfigError: the model cannot be loaded; the text names the file and the remedy.

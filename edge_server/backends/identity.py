@@ -14,6 +14,7 @@ from edge_server.errors import InvalidRequest, ModelConfigError
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from edge_server.backends.contract import Tell
     from edge_server.cuda.devices import Devices
     from edge_server.model_config.config import ModelConfig
     from edge_server.model_config.files import ModelFiles
@@ -33,8 +34,8 @@ def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfi
     return config
 
 
-def load(directory: Path, config: ModelConfig, devices: Devices) -> TensorModel:
-    del directory, devices
+def load(directory: Path, config: ModelConfig, devices: Devices, tell: Tell) -> TensorModel:
+    del directory, devices, tell
     source = {o.name: i.name for i, o in zip(config.inputs, config.outputs, strict=True)}
 
     def run(inputs: Tensors, outputs: frozenset[str]) -> Tensors:

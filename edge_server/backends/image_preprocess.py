@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from edge_server.backends.contract import Instance, ModelMetric, Tensors
+    from edge_server.backends.contract import Instance, ModelMetric, Tell, Tensors
     from edge_server.cuda.device import Device
     from edge_server.cuda.devices import Devices
     from edge_server.cuda.module import Module
@@ -62,8 +62,8 @@ def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfi
     return config
 
 
-def load(directory: Path, config: ModelConfig, devices: Devices) -> ImagePreprocess:
-    del directory
+def load(directory: Path, config: ModelConfig, devices: Devices, tell: Tell) -> ImagePreprocess:
+    del directory, tell
     return ImagePreprocess(Preprocessing.of(config), devices)
 
 

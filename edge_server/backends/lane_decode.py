@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from edge_server.backends.contract import Tell
     from edge_server.cuda.devices import Devices
     from edge_server.model_config.config import ModelConfig
     from edge_server.model_config.files import ModelFiles
@@ -62,8 +63,8 @@ def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfi
     return config
 
 
-def load(directory: Path, config: ModelConfig, devices: Devices) -> TensorModel:
-    del directory, devices
+def load(directory: Path, config: ModelConfig, devices: Devices, tell: Tell) -> TensorModel:
+    del directory, devices, tell
     proposals = _named(config.inputs, DataType.FP32, rank=2)
     size = _named(config.inputs, DataType.INT32, rank=1)
     points = _named(config.outputs, DataType.FP32, rank=3)

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from edge_server.backends.contract import Tell
     from edge_server.cuda.devices import Devices
     from edge_server.model_config.config import ModelConfig, Placement
     from edge_server.model_config.files import ModelFiles
@@ -124,8 +125,8 @@ def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfi
     return complete_from(files, config, signature)
 
 
-def load(directory: Path, config: ModelConfig, devices: Devices) -> OnnxModel:
-    del devices
+def load(directory: Path, config: ModelConfig, devices: Devices, tell: Tell) -> OnnxModel:
+    del devices, tell
     options = ort.SessionOptions()
     options.log_severity_level = 3
     parameters = read_parameters(_ours(config), OnnxRuntimeParameters)

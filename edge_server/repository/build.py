@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from edge_server.backends import find_backend
+from edge_server.backends.contract import untold
 from edge_server.cuda.devices import Devices
 from edge_server.errors import EdgeServerError, InternalError, ModelConfigError
 from edge_server.repository.fit import Part
@@ -19,6 +20,7 @@ from edge_server.repository.reuse import Reuse, renewed, reuse
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from edge_server.backends.contract import Tell
     from edge_server.repository.budget import MemoryBudget
     from edge_server.repository.draft import Draft
     from edge_server.serving.scheduling import Scheduling
@@ -112,13 +114,16 @@ class Build:
         self._devices = devices or Devices()
         self._patience_s = patience_s
 
-    def model(self, draft: Draft, serving: Built | None = None) -> Built | Failure:
+    def model(
+        self, draft: Draft, serving: Built | None = None, tell: Tell = untold
+    ) -> Built | Failure:
         """Every version that `draft` asks for, or why one of them failed; then none is left open.
 
         Whatever a backend raises is this model's failure and nobody else's.
 
         Args:
             serving: what serves now; what has not changed of it is used on, see `reuse`.
+            tell: hears what the backend is at; it keeps it as long as the model lives.
         """
         began = time.monotonic()
         try:
@@ -129,10 +134,10 @@ class Build:
         kept: set[int] = set()
         for version in draft.versions:
             try:
-                loaded = self._kept(draft, version, serving)
+                loaded = self._kept(draft, version, serving, tell)
                 if loaded is not None:
                     kept.add(version)
-                made.append(loaded or self._anew(draft, version))
+                made.append(loaded or self._anew(draft, version, tell))
             # A backend may raise anything, and a model may call sys.exit().
             except (Exception, SystemExit) as error:  # noqa: BLE001
                 Built(draft, tuple(made)).close()
@@ -150,23 +155,25 @@ class Build:
             made = [v for v in draft.versions if _reuse(draft, v, serving)[0] < Reuse.MODEL]
             self._budget.check(draft, made)
 
-    def _kept(self, draft: Draft, version: int, serving: Built | None) -> LoadedModel | None:
+    def _kept(
+        self, draft: Draft, version: int, serving: Built | None, tell: Tell
+    ) -> LoadedModel | None:
         """The version as it serves, with other instances where others are wanted."""
         what, like = _reuse(draft, version, serving)
         if like is None:
             return None
         if what is Reuse.STATISTICS:
-            return self._anew(draft, version, like.statistics)
+            return self._anew(draft, version, tell, like.statistics)
         config = renewed(like.config, draft)
         if what is Reuse.INSTANCES:
             return like.shared(config)
         return self._scheduling.with_instances(like, config, draft.files.directory)
 
     def _anew(
-        self, draft: Draft, version: int, statistics: ModelStatistics | None = None
+        self, draft: Draft, version: int, tell: Tell, statistics: ModelStatistics | None = None
     ) -> LoadedModel:
         """The version, loaded and proven; the proof counts only in statistics that go on."""
-        loaded = self._version(draft, version, statistics)
+        loaded = self._version(draft, version, tell, statistics)
         try:
             patiently(
                 f"prove-{draft.name}",
@@ -187,14 +194,14 @@ class Build:
         return loaded
 
     def _version(
-        self, draft: Draft, version: int, statistics: ModelStatistics | None
+        self, draft: Draft, version: int, tell: Tell, statistics: ModelStatistics | None
     ) -> LoadedModel:
         began = time.monotonic()
         files = draft.files
         backend = find_backend(draft.config.backend)
         completed = backend.complete(files, version, draft.config)
         config = replace(completed, labels=draft.config.labels)
-        model = backend.load(files.versions[version], config, self._devices)
+        model = backend.load(files.versions[version], config, self._devices, tell)
         try:
             loaded = self._scheduling.model(config, version, model, files.directory, statistics)
         except BaseException:

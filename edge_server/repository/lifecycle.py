@@ -127,6 +127,12 @@ class ModelLifecycle:
             self._registry.publish(changes)
         return due
 
+    def tell(self, name: str, text: str) -> None:
+        """Show what the load of `name` is at, until it ends; none is under way: nothing."""
+        with self._lock:
+            if self._standing.wishes[name].coming is not None:
+                self._registry.give_reason(name, text)
+
     def publish(self, results: Mapping[str, Built | Failure]) -> dict[str, Failure]:
         """Make what was built serve as far as it fits, and the ensembles that waited for it.
 

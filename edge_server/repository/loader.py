@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING
 
 from edge_server.errors import ModelConfigError, NotFound
@@ -239,7 +240,8 @@ class RepositoryLoader:
             return read
         if read.is_ensemble:
             return Built(read)
-        return self._build.model(read, self._lifecycle.serving(read.name))
+        tell = partial(self._lifecycle.tell, read.name)
+        return self._build.model(read, self._lifecycle.serving(read.name), tell)
 
     def _absent(self, name: str) -> NotFound:
         if not is_model_name(name):

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_WITH_NEWS = (ModelState.READY, ModelState.LOADING)
+
 
 class ModelRegistry:
     """Holds the current snapshot; readers lease it, one writer at a time replaces it.
@@ -83,6 +85,17 @@ class ModelRegistry:
                     leaving = replace(old, state=ModelState.UNLOADING, reason="", loaded=None)
                     entries[key] = self._leaving[id(old.loaded)] = leaving
             self._supersede({**entries, **new})
+
+    def give_reason(self, name: str, reason: str) -> None:
+        """What of model `name` is READY or LOADING is so with that reason; nothing else changes."""
+        with self._lock:
+            entries = self._current.snapshot.entries
+            told = {
+                key: replace(entry, reason=reason)
+                for key, entry in entries.items()
+                if entry.name == name and entry.state in _WITH_NEWS
+            }
+            self._supersede({**entries, **told})
 
     def clear(self) -> None:
         """Forget every model; each is closed with its last lease, or before this returns."""

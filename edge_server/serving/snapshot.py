@@ -137,7 +137,8 @@ class ModelEntry:
 
     Attributes:
         version: 0 where the model failed before a version could be told.
-        reason: why it is in this state; of a READY one, why it could not be loaded anew.
+        reason: why it is in this state, or what its load is at; of a READY one, why it could not
+            be loaded anew, or what the load of its successor is at.
         loaded: present when READY.
     """
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -23,7 +24,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from tritonclient.utils import InferenceServerException
 
 from ..conftest import SIMULATED_GPU
-from .conftest import Process
+from .conftest import POLL, Mosquitto, Process
+from .test_daemon import Subscriber
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -204,6 +206,12 @@ def asked(client: triton.InferenceServerClient) -> float:
     return float(client.infer("adding", [given]).as_numpy("y")[0, 0])
 
 
+def standing(client: triton.InferenceServerClient) -> tuple[str, str]:
+    """What the index says of it: the state, and the reason."""
+    (model,) = client.get_model_repository_index().models
+    return model.state, model.reason
+
+
 def test_a_plan_is_built_from_the_onnx_file_beside_it_while_the_old_one_serves(
     on_gpu: Callable[..., None],
     tmp_path: Path,
@@ -226,16 +234,52 @@ def test_a_plan_is_built_from_the_onnx_file_beside_it_while_the_old_one_serves(
     plans = tmp_path / "state" / "plans"
     assert len(list(plans.glob("*/model.plan"))) == 1
     adding(model / "1" / "model.onnx", 2)
-    answers = {1.0}
+    answers, said = {1.0}, {("READY", "")}
     end = time.monotonic() + 60
     while 2 not in answers:
         assert time.monotonic() < end, process.log.read_text()
+        said.add(standing(connected))
         answers.add(asked(connected))
     assert answers == {1, 2}
+    building = "building model.plan with TensorRT 10.3: 50 % (timing kernels)"
+    assert ("READY", building) in said
+    assert {state for state, _ in said} == {"READY"}
+    assert standing(connected) == ("READY", "")
     log = process.log.read_text()
     assert "model adding: a plan is built: missing" in log, log
     assert "model adding: plan: building" in log
     assert len(list(plans.glob("*/model.plan"))) == 2
+
+
+def test_how_far_a_first_plan_is_stands_on_mqtt_until_it_is_there(
+    on_gpu: Callable[..., None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    mosquitto: Mosquitto,
+    start: Callable[..., Process],
+) -> None:
+    monkeypatch.setenv("STATE_DIRECTORY", str(tmp_path / "state"))
+    on_gpu("build_s=3")
+    (tmp_path / "models").mkdir()
+    settings = tmp_path / "settings.toml"
+    settings.write_text(
+        f'[device]\nid = "tested"\n[mqtt]\nhost = "127.0.0.1"\nport = {mosquitto.port}\n'
+    )
+    topic = "edge/v1/tested/models/adding/state"
+    subscriber = Subscriber(mosquitto.port, topic)
+    try:
+        start(f"--config={settings}", f"--model-repository={tmp_path / 'models'}", *POLL)
+        onnx = tmp_path / "adding" / "1" / "model.onnx"
+        adding(onnx, 1)
+        (tmp_path / "adding" / "config.pbtxt").write_text(BUILT_HERE)
+        (tmp_path / "adding").rename(tmp_path / "models" / "adding")
+        subscriber.wait(topic, lambda said: said["state"] == "READY" and said["reason"] == "")
+    finally:
+        subscriber.close()
+    said = subscriber.messages[topic]
+    assert {each["state"] for each in said} == {"LOADING", "READY"}
+    building = re.compile(r"building model\.plan with TensorRT 10\.3: \d+ % \(timing kernels\)")
+    assert any(building.fullmatch(each["reason"]) for each in said)
 
 
 def test_a_plan_that_cannot_be_built_leaves_what_serves_alone(
@@ -258,9 +302,12 @@ def test_a_plan_that_cannot_be_built_leaves_what_serves_alone(
     (model / "1" / "model.new").write_bytes(b"no ONNX file")
     (model / "1" / "model.new").rename(model / "1" / "model.onnx")
     end = time.monotonic() + 60
-    while "the file is no ONNX model" not in process.log.read_text():
+    state, reason = standing(connected)
+    while "the file is no ONNX model" not in reason:
         assert time.monotonic() < end, process.log.read_text()
         assert asked(connected) == 1
+        state, reason = standing(connected)
+    assert state == "READY"
     assert asked(connected) == 1
 
 

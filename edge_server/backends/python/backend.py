@@ -39,6 +39,7 @@ from edge_server.model_config.validation import validate
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from edge_server.backends.contract import Tell
     from edge_server.cuda.devices import Devices
     from edge_server.model_config.files import ModelFiles
 
@@ -83,9 +84,9 @@ def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfi
     return config
 
 
-def load(directory: Path, config: ModelConfig, devices: Devices) -> PythonModel:
+def load(directory: Path, config: ModelConfig, devices: Devices, tell: Tell) -> PythonModel:
     """The model; nothing runs before its first instance is made."""
-    del devices
+    del devices, tell
     return PythonModel(directory, config, _limits_of(config))
 
 

@@ -38,6 +38,7 @@ from edge_server.plans.side_car import read_side_car
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from edge_server.backends.contract import Tell
     from edge_server.backends.tensorrt.model import PlanModel
     from edge_server.cuda.devices import Devices
     from edge_server.model_config.config import ModelConfig
@@ -70,13 +71,13 @@ def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfi
     return agreed(files, config, io)
 
 
-def load(directory: Path, config: ModelConfig, devices: Devices) -> PlanModel:
+def load(directory: Path, config: ModelConfig, devices: Devices, tell: Tell) -> PlanModel:
     # Only now, as a machine without a GPU need not have TensorRT.
     from edge_server.backends.tensorrt.model import PlanModel  # noqa: PLC0415
     from edge_server.backends.tensorrt.source import PlanSource  # noqa: PLC0415
 
     parameters = read_parameters(_ours(config), TensorRtParameters)
-    source = PlanSource(directory, config, parameters)
+    source = PlanSource(directory, config, parameters, tell)
     return PlanModel(directory, config, Options.of(config, parameters), devices, source)
 
 

@@ -12,12 +12,12 @@ from edge_server.appliance.state_directory import state_directory
 from edge_server.backends.tensorrt.dla import no_such_core
 from edge_server.backends.tensorrt.options import on_gpu_alone, plan_name
 from edge_server.backends.tensorrt.said import said
+from edge_server.backends.tensorrt.told import BuildTold
 from edge_server.cuda.bare_gpu import BareGpu
 from edge_server.errors import ModelConfigError, Unavailable
 from edge_server.model_config.files import reading, require_path
 from edge_server.plans.cache import PlanCache, ensure_plan
 from edge_server.plans.facts import DeviceFacts, l4t_release
-from edge_server.plans.messages import Progressed, Step
 from edge_server.plans.process import build
 from edge_server.plans.side_car import compare, compare_files, read_side_car
 from edge_server.plans.wish import wish_of
@@ -25,15 +25,14 @@ from edge_server.plans.wish import wish_of
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from edge_server.backends.contract import Tell
     from edge_server.backends.tensorrt.options import TensorRtParameters
     from edge_server.cuda.device import Device
     from edge_server.model_config.config import ModelConfig, Placement
-    from edge_server.plans.messages import Event
 
 log = logging.getLogger(__name__)
 
 ONNX_NAME = "model.onnx"
-_TOLD_EVERY = 0.1
 
 
 class PlanSource:
@@ -42,14 +41,18 @@ class PlanSource:
     What a plan's side-car says must fit this device, and the placement; a plan without one is left
     to TensorRT to judge. With `auto_build`, one that does not fit, or is not there, is built of
     the ONNX file beside it, in a process of its own, and kept in a cache.
+
+    Args:
+        tell: hears how far a build is.
     """
 
     def __init__(
-        self, directory: Path, config: ModelConfig, parameters: TensorRtParameters
+        self, directory: Path, config: ModelConfig, parameters: TensorRtParameters, tell: Tell
     ) -> None:
         self._model = config.name
         self._config = config
         self._parameters = parameters
+        self._tell = tell
         self._directory = directory
         self._onnx = directory / ONNX_NAME
 
@@ -73,7 +76,7 @@ class PlanSource:
         require_path(self._onnx, self._model)
         for fault in faults:
             log.info("model %s: a plan is built: %s", self._model, fault)
-        return self._built(facts, core), core
+        return self._built(plan.name, facts, core), core
 
     def _dla_core(self, facts: DeviceFacts, placement: Placement) -> int | None:
         core = placement.dla_core
@@ -106,11 +109,13 @@ class PlanSource:
             ]
         return faults
 
-    def _built(self, facts: DeviceFacts, core: int | None) -> Path:
+    def _built(self, name: str, facts: DeviceFacts, core: int | None) -> Path:
         wish = replace(wish_of(self._config), dla_core=core)
         cache = PlanCache(state_directory() / "plans")
-        told = _Told(self._model)
-        return ensure_plan(self._onnx, wish, facts, cache, build, model=self._model, on_event=told)
+        with BuildTold(self._model, name, facts.tensorrt, self._tell) as told:
+            return ensure_plan(
+                self._onnx, wish, facts, cache, build, model=self._model, on_event=told
+            )
 
 
 def device_facts(device: Device) -> DeviceFacts:
@@ -128,18 +133,3 @@ def device_facts(device: Device) -> DeviceFacts:
         l4t=l4t_release(),
         dla_cores=cores,
     )
-
-
-class _Told:
-    """What a build tells, in the log: each step, and each tenth of the way."""
-
-    def __init__(self, model: str) -> None:
-        self._model = model
-        self._next = 0.0
-
-    def __call__(self, event: Event) -> None:
-        if isinstance(event, Step):
-            log.info("model %s: plan: %s", self._model, event.what)
-        elif isinstance(event, Progressed) and event.fraction >= self._next:
-            log.info("model %s: plan: %.0f %% built", self._model, 100 * event.fraction)
-            self._next = event.fraction + _TOLD_EVERY

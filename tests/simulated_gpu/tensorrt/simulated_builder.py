@@ -52,7 +52,7 @@ class Builder(Versioned):
     def build_serialized_network(
         self, network: INetworkDefinition, config: IBuilderConfig
     ) -> bytes | None:
-        time.sleep(settings.build_s)
+        _take_time(vars(config).get("progress_monitor"))
         if settings.failing("build"):
             self._logger.log(ILogger.ERROR, "Error Code 10: Internal Error (no implementation)")
             return None
@@ -62,6 +62,22 @@ class Builder(Versioned):
             profiles=config._profiles,
         )
         return plan.file(network._onnx)
+
+
+def _take_time(monitor: IProgressMonitor | None) -> None:
+    steps, phase = 20, "timing kernels"
+    if monitor is not None:
+        monitor.phase_start(phase, None, steps)
+    for step in range(steps):
+        time.sleep(settings.build_s / steps)
+        if monitor is not None:
+            monitor.step_complete(phase, step)
+    if monitor is not None:
+        monitor.phase_finish(phase)
+
+
+class IProgressMonitor:
+    """Its methods are the subclass's."""
 
 
 class INetworkDefinition(Versioned):

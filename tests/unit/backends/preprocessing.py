@@ -10,6 +10,7 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.backends import image_preprocess
+from edge_server.backends.contract import untold
 from edge_server.backends.preprocess_cpu import scale_frame
 from edge_server.model_config.config import ModelConfig
 from edge_server.model_config.files import ModelFiles
@@ -47,7 +48,7 @@ def parameter(key: str, value: str) -> str:
 
 def entry(model_config: ModelConfig, devices: Devices) -> ModelEntry:
     """The model, READY."""
-    model = image_preprocess.load(Path("p/1"), model_config, devices)
+    model = image_preprocess.load(Path("p/1"), model_config, devices, untold)
     loaded = Scheduling().model(model_config, 1, model)
     return ModelEntry("p", 1, ModelState.READY, loaded=loaded)
 

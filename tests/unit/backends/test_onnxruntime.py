@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.backends import onnxruntime
-from edge_server.backends.contract import ExecuteRequest
+from edge_server.backends.contract import ExecuteRequest, untold
 from edge_server.cuda.devices import Devices
 from edge_server.errors import InternalError, InvalidRequest, ModelConfigError
 from edge_server.model_config.config import ON_CPU, USUAL_COMPLETION, Completion, ModelConfig
@@ -261,7 +261,7 @@ def test_a_parameter_of_others_is_logged_and_does_no_harm(
     completed = onnxruntime.complete(files, 1, config(said))
     assert completed.parameters == {"gpu_mem_limit": "5"}
     assert caplog.messages[0].startswith("model m: parameter 'gpu_mem_limit' has no effect here")
-    onnxruntime.load(files.versions[1], completed, Devices()).close()
+    onnxruntime.load(files.versions[1], completed, Devices(), untold).close()
 
 
 @pytest.mark.parametrize(
@@ -300,7 +300,9 @@ def answer(
     **more: np.ndarray,
 ) -> object:
     """What the model answers to `x` and the inputs in `more`."""
-    instance = onnxruntime.load(directory, model_config, Devices()).make_instance("m_0", ON_CPU)
+    instance = onnxruntime.load(directory, model_config, Devices(), untold).make_instance(
+        "m_0", ON_CPU
+    )
     answers: list[object] = []
     inputs = {name: Tensor(value) for name, value in more.items()}
     if array is not None:

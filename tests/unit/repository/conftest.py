@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from edge_server.backends.contract import Tell
     from edge_server.cuda.devices import Devices
     from edge_server.model_config.config import ModelConfig, Placement
     from edge_server.model_config.files import ModelFiles
@@ -76,18 +77,21 @@ class CountedBackend:
         made: every model, in order.
         loads: model name → how many were begun.
         gates: model name → where its loads wait.
+        tell: model name → what its last load was given to tell by.
     """
 
     def __init__(self) -> None:
         self.made: list[Counted] = []
         self.gates: dict[str, Gate] = {}
+        self.tell: dict[str, Tell] = {}
         self.loads: defaultdict[str, int] = defaultdict(int)
 
     def complete(self, files: ModelFiles, version: int, config: ModelConfig) -> ModelConfig:
         return config
 
-    def load(self, directory: Path, config: ModelConfig, devices: Devices) -> Counted:
+    def load(self, directory: Path, config: ModelConfig, devices: Devices, tell: Tell) -> Counted:
         self.loads[config.name] += 1
+        self.tell[config.name] = tell
         if gate := self.gates.get(config.name):
             gate.pass_through()
         path = directory / "add"

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from edge_server.backends.contract import Placement, Tensors
+    from edge_server.backends.contract import Tell, Tensors
+    from edge_server.cuda.devices import Devices
     from edge_server.model_config.config import ModelConfig
     from edge_server.model_config.files import ModelFiles
     from tests.unit.conftest import WriteModel
@@ -46,7 +47,9 @@ class HangingBackend:
     def complete(self, files: ModelFiles, version: int, config: ModelConfig) -> ModelConfig:
         return config
 
-    def load(self, directory: Path, config: ModelConfig, placement: Placement) -> TensorModel:
+    def load(
+        self, directory: Path, config: ModelConfig, devices: Devices, tell: Tell
+    ) -> TensorModel:
         model = TensorModel(self._run)
         model.close = self.closed.set  # type: ignore[method-assign]
         return model

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.backends import find_backend
-from edge_server.backends.contract import ExecuteRequest
+from edge_server.backends.contract import ExecuteRequest, untold
 from edge_server.cuda.devices import Devices
 from edge_server.model_config.completion import complete
 from edge_server.model_config.config import Completion, ModelConfig
@@ -134,7 +134,7 @@ class Workshop:
 
     def model(self, config: ModelConfig) -> Model:
         """Closed when the test ends."""
-        model = find_backend("tensorrt").load(self.files.versions[1], config, self.devices)
+        model = find_backend("tensorrt").load(self.files.versions[1], config, self.devices, untold)
         self._loaded.append(model)
         return model
 
@@ -149,7 +149,7 @@ class Workshop:
     def loaded(self, text: str = "") -> LoadedModel:
         """The model with its instances, as the server has it."""
         config = self.complete(text)
-        model = find_backend("tensorrt").load(self.files.versions[1], config, self.devices)
+        model = find_backend("tensorrt").load(self.files.versions[1], config, self.devices, untold)
         loaded = Scheduling().model(config, 1, model, self.files.directory)
         self._loaded.append(loaded)
         return loaded
