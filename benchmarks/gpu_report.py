@@ -32,13 +32,14 @@ ROOT = Path(__file__).parent.parent
 SECTIONS = {
     "kernels": "benchmarks/preprocess.py",
     "frame to lanes": "benchmarks/gpu_chain.py",
+    "tensorrt": "benchmarks/gpu_tensorrt.py",
 }
 TESTS = "hardware tests"
 NOT_POSSIBLE = 69
 PATIENCE_S = 1800
 DISTRIBUTIONS = (
     *("numpy", "pycuda", "cuda-bindings", "torch", "onnxruntime", "onnxruntime-gpu", "tensorrt"),
-    *("opencv-python-headless", "cupy-cuda13x", "cupy-cuda12x"),
+    *("tensorrt-rtx-cu12-bindings", "opencv-python-headless", "cupy-cuda13x", "cupy-cuda12x"),
 )
 
 

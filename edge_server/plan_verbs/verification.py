@@ -14,7 +14,9 @@ import numpy as np
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
+from edge_server.cuda.devices import Devices
 from edge_server.errors import ModelConfigError, Unavailable
+from edge_server.model_config.config import Completion
 from edge_server.plan_verbs.target import require_onnx
 from edge_server.plans.cache import why_not
 from edge_server.plans.process import probe_device
@@ -38,6 +40,11 @@ if TYPE_CHECKING:
 # quicker; INT8 has 8 bits for what FP32 has 24 for.
 TOLERANCES = {"fp32": 2e-3, "fp16": 2e-2, "int8": 1e-1}
 _TYPED_TOLERANCE = 2e-2
+# What says how a model is served, not what it answers; the one file is named.
+_NOT_COMPARED = (
+    *("response_cache", "model_warmup", "version_policy", "dynamic_batching"),
+    "cc_model_filenames",
+)
 REFERENCE = "reference"
 PLAN = "plan"
 _HALF = 0.5
@@ -115,8 +122,11 @@ def write_beside(
     usual = "tensorrt_plan" if name == PLAN else "onnxruntime_onnx"
     message.platform = platform or usual
     message.default_model_filename = file.name
-    for field_name in ("response_cache", "model_warmup", "version_policy", "dynamic_batching"):
+    for field_name in _NOT_COMPARED:
         message.ClearField(field_name)
+    if any(group.kind == pb.ModelInstanceGroup.KIND_CPU for group in message.instance_group):
+        # Written for the ONNX file; plans run on GPUs alone.
+        message.ClearField("instance_group")
     if name == REFERENCE:
         # Its groups and parameters are the plan's.
         for field_name in ("instance_group", "parameters", "optimization"):
@@ -131,15 +141,21 @@ def write_beside(
 
 
 def load_models(repository: Path, stack: ExitStack) -> DataPlane:
-    """What answers for the models in `repository`; closed with `stack`.
+    """What answers for the models in `repository`, on this device's GPUs; closed with `stack`.
 
     Raises:
         ModelConfigError: one of them cannot be loaded.
     """
+    devices = Devices()
+    stack.callback(devices.close)
     registry = ModelRegistry()
     stack.callback(registry.wait_closed, 10.0)
     stack.callback(registry.clear)
-    if failed := RepositoryLoader(registry, Repositories([repository])).load_all():
+    completion = Completion(gpus=devices.count, no_gpu=devices.reason)
+    loader = RepositoryLoader(
+        registry, Repositories([repository]), completion=completion, devices=devices
+    )
+    if failed := loader.load_all():
         raise ModelConfigError("; ".join(f"{entry.name}: {entry.reason}" for entry in failed))
     return DataPlane(registry)
 

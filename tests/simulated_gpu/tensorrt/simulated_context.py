@@ -204,6 +204,8 @@ def _calculate(engine: object, shapes: dict, addresses: dict) -> dict[str, np.nd
         fed[name] = _memory(addresses[name], nbytes).view(dtype).reshape(shapes[name]).copy()
     names = list(engine._outs)
     made = engine._session.run(names, fed)
+    if settings.off:
+        made = [a + a.dtype.type(settings.off) if a.dtype.kind == "f" else a for a in made]
     return {name: np.ascontiguousarray(array) for name, array in zip(names, made, strict=True)}
 
 

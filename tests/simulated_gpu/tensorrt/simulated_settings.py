@@ -9,6 +9,7 @@ Words parted by commas, from the environment or from a test:
     crash=deserialize   the process dies there
     capture=refused     no run can be recorded
     build_s=2           how long a plan is built
+    off=0.5             what every output of floats is too large by
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class Settings:
         self.reset()
 
     def reset(self) -> None:
-        self.set(f"{_USUAL},fail=,crash=,capture=,build_s=0")
+        self.set(f"{_USUAL},fail=,crash=,capture=,build_s=0,off=0")
         self.set(os.environ.get("EDGE_SIMULATED_TENSORRT", ""))
 
     def set(self, words: str) -> None:
@@ -44,6 +45,8 @@ class Settings:
                 self.crash = value
             elif name == "build_s":
                 self.build_s = float(value)
+            elif name == "off":
+                self.off = float(value)
             elif name == "capture":
                 self.capture = value
             else:
