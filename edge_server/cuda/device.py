@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import warnings
 import weakref
 from contextlib import suppress
@@ -115,7 +114,6 @@ class Device:
         self.can_map_host_memory = bool(device.get_attribute(attribute.CAN_MAP_HOST_MEMORY))
         # The primary one: TensorRT, ONNX Runtime and torch work in it too.
         self._context = device.retain_primary_context()
-        self._depth = _Depth()
         self._closed = False
 
     def __str__(self) -> str:
@@ -126,7 +124,7 @@ class Device:
 
         What CUDA complains of inside is raised as our error, which says what was tried: `doing`.
         """
-        return _Current(self, self._context, self._depth, doing)
+        return _Current(self, self._context, doing)
 
     def stream(self) -> Stream:
         """A new order of work, independent of all others, the default stream included."""
@@ -216,6 +214,17 @@ class Device:
         with suppress(EdgeServerError), self.current("free"):
             box.clear()
 
+    def abandon(self) -> None:
+        """Take the context off this thread without the driver, which is lost and will not.
+
+        A thread that ends with a context on pycuda's own stack ends the whole process.
+        """
+        self._closed = True
+        with suppress(self.driver.Error):
+            self._context.detach()
+        # Whoever asks takes contexts that are no more off the stack.
+        self.driver.Context.get_current()
+
     def close(self) -> None:
         """Give the primary context back, outside of `current`; nothing made here may be used
         afterwards."""
@@ -229,30 +238,25 @@ class Device:
                 self.libcuda.pop_context()
 
 
-class _Depth(threading.local):
-    """How often this thread has entered; only the first time calls the driver."""
-
-    value = 0
-
-
 class _Current:
     """See `Device.current`."""
 
-    __slots__ = ("_context", "_depth", "_device", "_doing")
+    __slots__ = ("_context", "_device", "_doing", "_entered")
 
-    def __init__(self, device: Device, context: Any, depth: _Depth, doing: str) -> None:
+    def __init__(self, device: Device, context: Any, doing: str) -> None:
         self._device = device
         self._context = context
-        self._depth = depth
         self._doing = doing
+        self._entered = False
 
     def __enter__(self) -> None:
-        if not self._depth.value:
+        # pycuda knows without asking the driver; another GPU may have come in between.
+        if self._device.driver.Context.get_current() != self._context:
             try:
                 self._context.push()
             except self._device.driver.Error as error:
-                raise self._device.failure(str(error), self._doing) from error
-        self._depth.value += 1
+                raise self._ours(error) from error
+            self._entered = True
 
     def __exit__(
         self,
@@ -261,12 +265,19 @@ class _Current:
         traceback: TracebackType | None,
     ) -> None:
         driver_error = self._device.driver.Error
-        self._depth.value -= 1
-        if not self._depth.value:
+        # First, as what happened first tells more.
+        ours = self._ours(error) if isinstance(error, driver_error) else None
+        if self._entered:
             try:
                 self._device.driver.Context.pop()
             except driver_error as pop_error:
-                # What happened first tells more.
-                error = error or pop_error
-        if isinstance(error, driver_error):
-            raise self._device.failure(str(error), self._doing) from error
+                told = self._ours(pop_error)
+                if isinstance(told, DeviceLost):
+                    self._device.abandon()
+                if error is None:
+                    error, ours = pop_error, told
+        if ours is not None:
+            raise ours from error
+
+    def _ours(self, error: BaseException) -> EdgeServerError:
+        return self._device.failure(str(error), self._doing)

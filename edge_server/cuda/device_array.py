@@ -125,7 +125,7 @@ class DeviceArray:
         return self._view((max(0, end - begin), *self.shape[1:]), self.pointer + begin * row_bytes)
 
     def on_host(self, stream: Stream | None = None) -> NDArray[Any]:
-        """A copy on the host; this thread waits for it.
+        """A copy on the host; this thread waits for it, asleep until the array is written.
 
         Args:
             stream: which makes the copy; without one it is the writer's own.
@@ -134,6 +134,8 @@ class DeviceArray:
         assert stream is not None  # noqa: S101 - written() has set it
         if stream is not self.ready.stream:
             stream.wait(self.ready)
+        # A copy to pageable memory burns a core until the work before it is done.
+        self.ready.wait()
         array = np.empty(self.shape, self.dtype)
         stream.to_host(array, self)
         stream.synchronize()

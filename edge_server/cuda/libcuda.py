@@ -17,7 +17,9 @@ _INIT_REMEDIES = {
     101: "CUDA_VISIBLE_DEVICES names no GPU that is here",
     803: "the driver's library and its kernel module differ in version; restart the machine",
     804: "this driver is not supported on this GPU; install a newer one",
-    999: "the driver's state is broken, or this user may not open it; restart the machine",
+    # In a service, the driver's own helper, which is setuid, cannot make the device files.
+    999: "this user may not open the driver, its /dev/nvidia-uvm is missing (sudo nvidia-modprobe "
+    "-u -c 0), or its state is broken; restart the machine",
 }
 
 

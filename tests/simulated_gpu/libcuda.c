@@ -328,6 +328,8 @@ Result cuCtxPushCurrent_v2(Context *context) {
 Result cuCtxPopCurrent_v2(Context **context) {
     LOCK;
     calls++;
+    Result failed = failing(__func__);
+    if (failed) return failed;
     if (!depth) return INVALID_CONTEXT;
     *context = stack[--depth];
     return 0;

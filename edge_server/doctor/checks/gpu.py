@@ -120,7 +120,7 @@ def pycuda(evidence: Evidence) -> Finding:
             return ok("none, and none needed on the CPU")
         return warning(
             "pycuda is not installed: images are preprocessed on the CPU",
-            "sudo apt install python3-pycuda, in a venv with --system-site-packages",
+            "scripts/install_pycuda builds it for this machine's CUDA",
         )
     return ok(f"pycuda {says['version']}")
 

@@ -187,6 +187,10 @@ class Context:
         if below := _stack.current():
             _call("cuCtxPushCurrent", below._handle)
 
+    @staticmethod
+    def get_current():
+        return _stack.current()
+
     def detach(self):
         if not self.valid:
             raise _failure("context::detach", 201, " - cannot detach from invalid context")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import subprocess
 import sys
@@ -76,6 +77,7 @@ def test_a_pycuda_for_another_driver_is_told(
         ("init=100", r"^no CUDA device: cuInit answers 100 \(no CUDA-capable device is detected\)"),
         ("devices=0", r"video and render$"),
         ("init=803", r"803 .*restart the machine$"),
+        ("init=999", r"999 .*nvidia-modprobe -u .*restart the machine$"),
         ("init=34", r"CUDA driver is a stub library.*LD_LIBRARY_PATH$"),
         ("init=7", r"answers 7 .*kernel's log"),
         ("driver=10020", r"too old: it speaks CUDA 10\.2, 11\.4 is needed"),
@@ -120,6 +122,23 @@ def test_it_is_current_inside_only_and_again_after_a_closer_circle(device: Devic
         allocate(16)
     with pytest.raises(device.driver.Error, match="context"):
         allocate(16)
+
+
+def test_it_is_current_again_inside_another_gpus_circle(simulated_gpu: SimulatedGpu) -> None:
+    simulated_gpu.set("devices=2")
+    first, second = devices = open_device(0), open_device(1)
+
+    def current() -> int:
+        index = ctypes.c_int()
+        first.libcuda.call("cuCtxGetDevice", ctypes.byref(index))
+        return index.value
+
+    with first.current(), second.current():
+        with first.current():
+            assert current() == 0
+        assert current() == 1
+    for device in devices:
+        device.close()
 
 
 def test_every_thread_may_use_it_and_drop_what_is_on_it(
@@ -193,6 +212,27 @@ def test_a_lost_context_is_a_lost_device_already_where_it_is_made_current(
     simulated_gpu.set("fail=cuCtxPushCurrent_v2:709:0")
     with pytest.raises(DeviceLost, match="context is destroyed"):
         device.memory(8)
+    device.close()
+
+
+def test_a_lost_context_that_cannot_be_left_is_on_no_threads_stack(
+    device: Device, simulated_gpu: SimulatedGpu
+) -> None:
+    # pycuda ends the whole process with a thread that has one there.
+    with pytest.raises(DeviceLost, match="cuCtxPopCurrent failed"), device.current():
+        simulated_gpu.set("fail=cuCtxPopCurrent_v2:719:0")
+    assert device.driver.Context.get_current() is None
+
+
+def test_what_went_wrong_inside_is_told_before_what_hindered_leaving(
+    simulated_gpu: SimulatedGpu,
+) -> None:
+    lost: list[DeviceLost] = []
+    device = open_device(on_lost=lost.append)
+    simulated_gpu.set("fail=cuCtxPopCurrent_v2:719:0")
+    with pytest.raises(DeviceLost, match="allocate"), device.current("allocate"):
+        raise device.driver.Error("cuMemAlloc failed: unspecified launch failure")
+    assert "cuMemAlloc" in str(lost[0])
     device.close()
 
 

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from edge_server.cuda.device import Device
     from edge_server.cuda.stream import Stream
 
+    from ...conftest import SimulatedGpu
+
 
 @pytest.fixture
 def stream(device: Device) -> Stream:
@@ -95,6 +97,16 @@ def test_it_becomes_no_host_array_unasked(put: Callable) -> None:
 def test_a_copy_to_the_host_waits_for_who_writes_it(device: Device, put: Callable) -> None:
     there = put(numbers(8))
     assert np.array_equal(there.on_host(device.stream()), numbers(8))
+
+
+def test_who_copies_to_the_host_sleeps_until_it_is_written(
+    put: Callable, simulated_gpu: SimulatedGpu
+) -> None:
+    there = put(numbers(8))
+    # A copy to pageable memory waits too, but awake: it comes second.
+    simulated_gpu.set("fail=cuEventSynchronize:1:0")
+    with pytest.raises(InternalError, match="wait for an event"):
+        there.on_host()
 
 
 def test_what_nobody_wrote_cannot_be_read(device: Device, stream: Stream) -> None:
