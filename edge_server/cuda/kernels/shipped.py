@@ -6,11 +6,17 @@ from importlib import resources
 
 from edge_server.errors import Unavailable
 
-ORIN = (8, 7)
 _OLDEST = (7, 5)
-# scripts/build_kernels has the reasons for these two.
-_ORIN_DRIVER = 11040
-_DESKTOP_DRIVER = 13000
+# Compute capability → image, and the oldest driver that loads it; the last that is not newer than
+# the GPU counts. scripts/build_kernels has the reasons. What 8.0 runs runs on 8.6 and 8.9, too.
+_IMAGES = {
+    (7, 5): ("preprocess_sm_75.cubin", 11040),
+    (8, 0): ("preprocess_sm_80.cubin", 11040),
+    (8, 7): ("preprocess_sm_87.cubin", 11040),
+    (8, 8): ("preprocess_sm_80.cubin", 11040),
+    (9, 0): ("preprocess_sm_90.cubin", 11080),
+    (10, 0): ("preprocess.fatbin", 13000),
+}
 
 
 def image_name(compute_capability: tuple[int, int], driver_version: int) -> str:
@@ -30,11 +36,7 @@ def image_name(compute_capability: tuple[int, int], driver_version: int) -> str:
             f"the preprocessing kernels are compiled for compute capability 7.5 and newer, this "
             f"GPU has {major}.{minor}; preprocess on the CPU (instance_group KIND_CPU)"
         )
-    name, needed = (
-        ("preprocess_sm_87.cubin", _ORIN_DRIVER)
-        if compute_capability == ORIN
-        else ("preprocess.fatbin", _DESKTOP_DRIVER)
-    )
+    name, needed = _IMAGES[max(known for known in _IMAGES if known <= compute_capability)]
     if driver_version < needed:
         raise Unavailable(
             f"the preprocessing kernels need a driver for CUDA {_text(needed)} or newer, this one "

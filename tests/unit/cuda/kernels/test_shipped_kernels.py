@@ -43,8 +43,19 @@ def test_an_orin_gets_code_that_jetpack_5_and_6_know() -> None:
     assert image_name((8, 7), 12060) == image_name((8, 7), 13020)
 
 
-@pytest.mark.parametrize("capability", [(7, 5), (8, 6), (8, 9), (9, 0), (10, 0), (12, 1)])
-def test_other_gpus_get_the_fatbin(capability: tuple[int, int]) -> None:
+@pytest.mark.parametrize(
+    ("capability", "architecture"),
+    [((7, 5), 75), ((8, 0), 80), ((8, 6), 80), ((8, 9), 80), ((9, 0), 90)],
+)
+def test_gpus_that_cuda_11_knew_need_no_driver_for_13(
+    capability: tuple[int, int], architecture: int
+) -> None:
+    assert image_name(capability, 11080) == f"preprocess_sm_{architecture}.cubin"
+    assert tuple(kernel_image(capability, 12040)[7:9]) == (0x33, 7)
+
+
+@pytest.mark.parametrize("capability", [(10, 0), (11, 0), (12, 1)])
+def test_newer_gpus_get_the_fatbin(capability: tuple[int, int]) -> None:
     assert kernel_image(capability, 13000)[:4] == FATBIN_MAGIC
 
 
@@ -52,7 +63,7 @@ def test_other_gpus_get_the_fatbin(capability: tuple[int, int]) -> None:
     ("capability", "driver", "text"),
     [
         ((6, 1), 12080, "7.5 and newer, this GPU has 6.1"),
-        ((8, 9), 12080, "CUDA 13.0 or newer, this one is for 12.8"),
+        ((12, 0), 12080, "CUDA 13.0 or newer, this one is for 12.8"),
         ((8, 7), 10020, "CUDA 11.4 or newer, this one is for 10.2"),
     ],
 )
