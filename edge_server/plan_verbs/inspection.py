@@ -11,7 +11,7 @@ from edge_server.plans import layers as engine_layers
 from edge_server.plans.cache import why_not
 from edge_server.plans.messages import LookJob
 from edge_server.plans.process import look, probe_device
-from edge_server.plans.side_car import encode, read_side_car, side_car_path
+from edge_server.plans.side_car import cautions, encode, read_side_car, side_car_path
 from edge_server.tensors import shape_text
 
 if TYPE_CHECKING:
@@ -87,6 +87,9 @@ def _fit(target: Target) -> Iterator[str]:
     yield from (f"here       does not run: {reason}" for reason in reasons)
     if not reasons:
         yield "here       runs"
+        side_car = read_side_car(target.plan)
+        for caution in cautions(side_car, facts, target.name) if side_car is not None else ():
+            yield f"here       caution: {caution}"
 
 
 def _layers(target: Target, side_car: SideCar) -> Iterator[str]:

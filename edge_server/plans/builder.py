@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tensorrt as trt
 
@@ -91,17 +91,17 @@ def build_plan(
     if plan is None:
         raise InternalError(f"TensorRT {trt.__version__} built nothing: {log.errors()}")
     write_timings(config, timings, facts)
-    where, formats = None, dict[str, str]()
+    where, seen = None, dict[str, Seen]()
     if gpu is not None:
         tell(Step("looking where its layers run"))
-        where, formats = _look(plan, wish, log)
+        where, seen = _look(plan, wish, log)
         _check_placed(where, wish)
     Path(job.out).write_bytes(plan)
     return Built(
         facts,
         "as the ONNX file" if typed else wish.precision,
         profiles,
-        _tensors(network, formats),
+        _tensors(network, seen),
         where,
         round(time.monotonic() - began, 3),
     )
@@ -197,12 +197,23 @@ def _set_dla(builder: trt.Builder, config: trt.IBuilderConfig, wish: PlanWish) -
         config.set_flag(trt.BuilderFlag.GPU_FALLBACK)
 
 
-def _look(plan: trt.IHostMemory, wish: PlanWish, log: Log) -> tuple[Placed, dict[str, str]]:
+class Seen(NamedTuple):
+    """What only the engine tells of a tensor."""
+
+    shape: tuple[int, ...]
+    format: str
+
+
+def _look(plan: trt.IHostMemory, wish: PlanWish, log: Log) -> tuple[Placed, dict[str, Seen]]:
     engine: trt.ICudaEngine = open_engine(plan, wish.dla_core, log)
     inspector: trt.EngineInspector = engine.create_engine_inspector()
     said = inspector.get_engine_information(trt.LayerInformationFormat.JSON)
     names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
-    return placed(said), {name: engine.get_tensor_format_desc(name) for name in names}
+    # What every profile fixes is free in the network, and fixed in the engine.
+    return placed(said), {
+        name: Seen(tuple(engine.get_tensor_shape(name)), engine.get_tensor_format_desc(name))
+        for name in names
+    }
 
 
 def _check_placed(where: Placed, wish: PlanWish) -> None:
@@ -217,21 +228,22 @@ def _check_placed(where: Placed, wish: PlanWish) -> None:
     )
 
 
-def _tensors(network: trt.INetworkDefinition, formats: dict[str, str]) -> tuple[PlanTensor, ...]:
+def _tensors(network: trt.INetworkDefinition, seen: dict[str, Seen]) -> tuple[PlanTensor, ...]:
     inputs = [network.get_input(index) for index in range(network.num_inputs)]
     outputs = [network.get_output(index) for index in range(network.num_outputs)]
     return (
-        *(_described(tensor, formats, is_input=True) for tensor in inputs),
-        *(_described(tensor, formats, is_input=False) for tensor in outputs),
+        *(_described(tensor, seen, is_input=True) for tensor in inputs),
+        *(_described(tensor, seen, is_input=False) for tensor in outputs),
     )
 
 
-def _described(tensor: trt.ITensor, formats: dict[str, str], *, is_input: bool) -> PlanTensor:
+def _described(tensor: trt.ITensor, seen: dict[str, Seen], *, is_input: bool) -> PlanTensor:
+    found = seen.get(tensor.name, Seen(tuple(tensor.shape), ""))
     return PlanTensor(
         tensor.name,
         is_input,
         datatype_name(tensor.dtype.name),
-        tuple(tensor.shape),
-        formats.get(tensor.name, ""),
+        found.shape,
+        found.format,
         bool(tensor.is_shape_tensor),
     )

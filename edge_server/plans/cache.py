@@ -57,9 +57,9 @@ class PlanCache:
         Raises:
             ModelConfigError: the ONNX file cannot be read.
         """
-        parts = 3 if wish.dla_core is not None else 2
-        l4t = ".".join(facts.l4t.split(".")[:parts])
-        device = (facts.tensorrt, facts.sm, str(facts.multiprocessors), l4t)
+        # As `compare` has it: what is but a caution must not cost a build of minutes.
+        l4t = facts.l4t if wish.dla_core is not None else ""
+        device = (facts.tensorrt, facts.sm, l4t)
         key = hashlib.sha256("\n".join((sha256_of(onnx), wish.digest, *device)).encode())
         return self._folder / key.hexdigest()[:32] / PLAN_NAME
 
@@ -130,7 +130,10 @@ def ensure_plan(
             raise InternalError(f"{plan.parent}: cannot be made: {error.strerror}") from error
         side_car = make_plan(onnx, plan, wish, build, on_event, timing_cache=cache.timing_cache)
         if faults := compare(side_car, facts, model):
-            raise InternalError(f"the plan that was just built does not fit: {'; '.join(faults)}")
+            raise InternalError(
+                f"the plan that was just built does not fit: {'; '.join(faults)}. If TensorRT was "
+                "updated while this ran, start it anew"
+            )
         cache.prune(keep=plan)
     return plan
 

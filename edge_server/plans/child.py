@@ -21,7 +21,7 @@ import msgspec
 
 from edge_server.cuda.bare_gpu import BareGpu
 from edge_server.errors import EdgeServerError, Unavailable
-from edge_server.plans.facts import DeviceFacts, l4t_release
+from edge_server.plans.facts import DeviceFacts, full_version, l4t_release
 from edge_server.plans.messages import (
     BuildJob,
     Event,
@@ -77,7 +77,7 @@ def _work(job: Job, out: _Events) -> Event:
     log = logger.Log(out.tell)
     # A Runtime that is made without a driver crashes.
     cores = engine.dla_cores(log) if gpu is not None else 0
-    facts = _facts(trt.__version__, gpu, cores, no_gpu)
+    facts = _facts(full_version(trt.__version__), gpu, cores, no_gpu)
     if isinstance(job, BuildJob):
         return builder.build_plan(job, facts, gpu, log, out.tell)
     if isinstance(job, LookJob):

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from edge_server.appliance.jetpack import L4tRelease
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _RELEASE = Path("/etc/nv_tegra_release")
 
@@ -41,6 +46,24 @@ class DeviceFacts:
     def version(self) -> tuple[int, int]:
         """TensorRT's major and minor version; (0, 0) where there is none."""
         return version_of(self.tensorrt)
+
+
+def full_version(said: str, load: Callable[[str], Any] = ctypes.CDLL) -> str:
+    """TensorRT's version with the build number, which TensorRT compares in plans too.
+
+    Args:
+        said: what the bindings call it, which from 8.6 on may leave the build number out: `10.3.0`.
+        load: opens a library by its name.
+    """
+    if said.count(".") != 2:
+        return said
+    try:
+        # That of the bindings: a second of that name is never loaded.
+        library = load(f"libnvinfer.so.{said.split('.', maxsplit=1)[0]}")
+        return f"{said}.{library.getInferLibBuildVersion()}"
+    except (OSError, AttributeError):
+        # 8 does not tell.
+        return said
 
 
 def version_of(text: str) -> tuple[int, int]:

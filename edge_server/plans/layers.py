@@ -6,6 +6,9 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+# What TensorRT calls the ways of a tensor between the GPU and NVDLA: `input to nvm`.
+_TO_AND_FROM_DLA = (" to nvm", " from nvm", " copy finish")
+
 
 @dataclass(frozen=True)
 class Placed:
@@ -40,7 +43,11 @@ def placed(information: str) -> Placed:
         name, kind = _name_and_kind(layer)
         if kind.upper() == "DLA":
             dla.append(name)
-        elif kind.lower() in ("reformat", "noop") or name.startswith("Reformatting CopyNode"):
+        elif (
+            kind.lower() in ("reformat", "noop")
+            or name.startswith("Reformatting CopyNode")
+            or name.endswith(_TO_AND_FROM_DLA)
+        ):
             reformats += 1
         else:
             gpu.append(name)

@@ -113,8 +113,8 @@ def encode(side_car: SideCar) -> bytes:
 def compare(side_car: SideCar, facts: DeviceFacts, model: str) -> list[str]:
     """Why a plan cannot run on the device of `facts`, each with the remedy; none: it can.
 
-    TensorRT, in full, and the GPU must be the same; of Jetson Linux the release (36.4), and for
-    NVDLA, whose loadables go with its firmware, the revision too (36.4.7).
+    TensorRT, in full, and the GPU's architecture must be the same, as TensorRT itself demands; for
+    NVDLA, whose loadables go with its firmware, Jetson Linux too (36.4.7), where both are known.
     """
     built = side_car.built_with
     remedy = f"run `edge-server plan build {model}`"
@@ -125,23 +125,38 @@ def compare(side_car: SideCar, facts: DeviceFacts, model: str) -> list[str]:
             f"built with TensorRT {theirs or 'none'} for {built.sm or 'no GPU'}, this device has "
             f"TensorRT {ours or 'none'} and {facts.sm or 'no GPU'}; {remedy}"
         )
-    elif built.multiprocessors != facts.multiprocessors:
-        reasons.append(
-            f"built for {built.multiprocessors} multiprocessors of {built.gpu}, this device has "
-            f"{facts.multiprocessors} of {facts.gpu}; {remedy}"
-        )
-    parts = 3 if side_car.dla_core is not None else 2
-    if built.l4t.split(".")[:parts] != facts.l4t.split(".")[:parts]:
-        reasons.append(
-            f"built on Jetson Linux {built.l4t or 'none'}, this device has {facts.l4t or 'none'}; "
-            f"{remedy}"
-        )
+    if side_car.dla_core is not None and _is_other_l4t(built, facts):
+        reasons.append(f"built on Jetson Linux {built.l4t}, this device has {facts.l4t}; {remedy}")
     if side_car.dla_core is not None and not facts.dla_cores:
         reasons.append(
             f"built for NVDLA, of which this device has none with TensorRT {ours or 'none'}; take "
             f"secondary_devices out of the model's instance_group, and {remedy}"
         )
     return reasons
+
+
+def cautions(side_car: SideCar, facts: DeviceFacts, model: str) -> list[str]:
+    """What a plan that runs on the device of `facts` was not made for: it may be slower than one
+    that is built again.
+
+    A power mode of nvpmodel may take multiprocessors away, and an update bring another Jetson
+    Linux with the same TensorRT: TensorRT runs such plans, and a vehicle shall not stand for it.
+    """
+    built = side_car.built_with
+    found = []
+    if built.multiprocessors != facts.multiprocessors:
+        found.append(
+            f"built for {built.multiprocessors} multiprocessors of {built.gpu}, this device has "
+            f"{facts.multiprocessors} of {facts.gpu}: another module, or another power mode"
+        )
+    if side_car.dla_core is None and _is_other_l4t(built, facts):
+        found.append(f"built on Jetson Linux {built.l4t}, this device has {facts.l4t}")
+    return [f"{each}; for the best speed run `edge-server plan build {model}`" for each in found]
+
+
+def _is_other_l4t(built: DeviceFacts, facts: DeviceFacts) -> bool:
+    # A container often does not see which it is.
+    return bool(built.l4t and facts.l4t) and built.l4t != facts.l4t
 
 
 def compare_files(side_car: SideCar, plan: Path, onnx: Path | None, model: str) -> list[str]:

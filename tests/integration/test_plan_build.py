@@ -118,6 +118,14 @@ def test_every_version_builds_a_batching_network(
     assert not facts.trouble
 
 
+def test_what_every_profile_fixes_is_fixed_in_the_side_car_as_in_the_engine(
+    site: Site, tensorrt: Callable[..., None]
+) -> None:
+    tensorrt("10.3")
+    built = site.build(PlanWish(max_batch_size=1, dims={"x": (-1, 3, 4)}))
+    assert [t.shape for t in built.tensors] == [(1, 3, 4), (1, 3, 4)]
+
+
 @pytest.mark.parametrize("version", VERSIONS)
 def test_the_networks_flags_are_the_versions(
     version: str, site: Site, tensorrt: Callable[..., None]

@@ -231,6 +231,10 @@ class Builder(_Limited):
             "dla": config._dla,
             "tensors": [t.name for t in (*network._inputs, *network._outputs)],
             "parser": network._parser_flags,
+            "shapes": {
+                t.name: _engine_shape(t, config._profiles)
+                for t in (*network._inputs, *network._outputs)
+            },
         }
         return json.dumps(said).encode()
 
@@ -311,11 +315,23 @@ class ICudaEngine(_Limited):
     def get_tensor_name(self, index: int) -> str:
         return str(self._said["tensors"][index])
 
+    def get_tensor_shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._said["shapes"][name])
+
     def get_tensor_format_desc(self, name: str) -> str:
         return f"Row major linear FP32 format of {name}"
 
     def create_engine_inspector(self) -> EngineInspector:
         return EngineInspector(self._said)
+
+
+def _engine_shape(tensor: ITensor, profiles: list[dict[str, Any]]) -> list[int]:
+    """With a size where every profile says the same one, as the real engine has it; an output's
+    batch is the inputs'."""
+    ranges = [p.get(tensor.name) or next(iter(p.values()), None) for p in profiles]
+    fixed = {r[0][0] if r and r[0][0] == r[2][0] else -1 for r in ranges}
+    batch = fixed.pop() if len(fixed) == 1 else -1
+    return [batch if not at and size == -1 else size for at, size in enumerate(tensor.shape)]
 
 
 class Runtime(_Limited):

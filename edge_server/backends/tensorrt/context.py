@@ -77,7 +77,15 @@ class Context:
                 self._shapes[name] = shape
         if not self._is_settled:
             self._outputs.clear()
-            missing = context.infer_shapes()
+            try:
+                missing = context.infer_shapes()
+            except RuntimeError as error:
+                # The bindings raise this where each input may have its shape, but not beside the
+                # others; the text is a number.
+                raise InvalidRequest(
+                    f"request specifies invalid shapes for {self._name}: they do not go together: "
+                    f"{said().since(mark)}"
+                ) from error
             if missing:
                 raise InternalError(
                     f"{self._name}: TensorRT does not know the shapes for {', '.join(missing)}: "

@@ -17,9 +17,9 @@ from edge_server.cuda.bare_gpu import BareGpu
 from edge_server.errors import ModelConfigError, Unavailable
 from edge_server.model_config.files import reading, require_path
 from edge_server.plans.cache import PlanCache, ensure_plan
-from edge_server.plans.facts import DeviceFacts, l4t_release
+from edge_server.plans.facts import DeviceFacts, full_version, l4t_release
 from edge_server.plans.process import build
-from edge_server.plans.side_car import compare, compare_files, read_side_car
+from edge_server.plans.side_car import cautions, compare, compare_files, read_side_car
 from edge_server.plans.wish import wish_of
 
 if TYPE_CHECKING:
@@ -70,13 +70,16 @@ class PlanSource:
             plan = on_gpu_alone(plan)
         faults = self._faults(plan, facts, core)
         if not faults:
+            self._warn(plan, facts)
             return plan, core
         if not self._parameters.auto_build:
             raise ModelConfigError("\n".join(f"{plan}: {fault}" for fault in faults))
         require_path(self._onnx, self._model)
         for fault in faults:
             log.info("model %s: a plan is built: %s", self._model, fault)
-        return self._built(plan.name, facts, core), core
+        built = self._built(plan.name, facts, core)
+        self._warn(built, facts)
+        return built, core
 
     def _dla_core(self, facts: DeviceFacts, placement: Placement) -> int | None:
         core = placement.dla_core
@@ -109,6 +112,11 @@ class PlanSource:
             ]
         return faults
 
+    def _warn(self, plan: Path, facts: DeviceFacts) -> None:
+        side_car = read_side_car(plan)
+        for caution in cautions(side_car, facts, self._model) if side_car is not None else ():
+            log.warning("model %s: %s: %s", self._model, plan, caution)
+
     def _built(self, name: str, facts: DeviceFacts, core: int | None) -> Path:
         wish = replace(wish_of(self._config), dla_core=core)
         cache = PlanCache(state_directory() / "plans")
@@ -126,7 +134,7 @@ def device_facts(device: Device) -> DeviceFacts:
         cores = int(runtime.num_DLA_cores)
         del runtime
     return DeviceFacts(
-        tensorrt=trt.__version__,
+        tensorrt=full_version(trt.__version__),
         compute_capability=f"{major}.{minor}",
         gpu=device.name,
         multiprocessors=BareGpu(device.index).multiprocessors,

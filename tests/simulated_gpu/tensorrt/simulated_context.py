@@ -71,9 +71,16 @@ class IExecutionContext(Versioned):
     def infer_shapes(self) -> list[str]:
         with self._alone():
             held = [n for n in self._engine._plan.holding_shapes if n in self._engine._ins]
-            return [n for n in self._engine._ins if n not in self._shapes] + [
+            missing = [n for n in self._engine._ins if n not in self._shapes] + [
                 n for n in held if n not in self._addresses
             ]
+            if not missing:
+                try:
+                    self._outputs()
+                except Exception as error:
+                    self._refuse(f"IExecutionContext::inferShapes: Error Code 7: {error}")
+                    raise RuntimeError("infer_shapes error code: -1") from error
+            return missing
 
     def get_tensor_shape(self, name: str) -> Dims:
         with self._alone():

@@ -6,7 +6,7 @@ import os
 import threading
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -90,8 +90,6 @@ def test_a_plan_is_built_once(onnx: Path, cache: PlanCache) -> None:
         (PlanWish("fp16"), ORIN),
         (WISH, replace(ORIN, tensorrt="10.16.2.1")),
         (WISH, replace(ORIN, compute_capability="9.0")),
-        (WISH, replace(ORIN, multiprocessors=8)),
-        (WISH, replace(ORIN, l4t="36.5.0")),
         (PlanWish("fp16", dla_core=0), replace(ORIN, l4t="36.4.7")),
     ],
 )
@@ -100,6 +98,15 @@ def test_another_wish_or_device_is_another_plan(
 ) -> None:
     before = cache.place(onnx, replace(wish, precision="fp32") if wish != WISH else WISH, ORIN)
     assert cache.place(onnx, wish, facts) != before
+
+
+@pytest.mark.parametrize("facts", [{"multiprocessors": 8}, {"l4t": "36.5.0"}])
+def test_a_power_mode_or_an_update_costs_no_build(
+    facts: dict[str, Any], onnx: Path, cache: PlanCache
+) -> None:
+    build = Builds()
+    plan = ensure(onnx, cache, build)
+    assert cache.find(onnx, WISH, replace(ORIN, **facts), "m") == plan
 
 
 def test_another_onnx_file_is_another_plan(onnx: Path, cache: PlanCache) -> None:

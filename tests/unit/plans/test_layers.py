@@ -59,3 +59,11 @@ def test_nothing_that_is_said_breaks_it(said: str) -> None:
     placed(said)
     io_names(said)
     table(said)
+
+
+def test_the_ways_between_gpu_and_nvdla_are_no_layers_that_fell_back() -> None:
+    names = ["images to nvm", "{ForeignNode[Conv_0...Concat_198]}", "head from nvm"]
+    kinds = ["", "DLA", ""]
+    layers = [{"Name": n, "LayerType": k} for n, k in zip(names, kinds, strict=True)]
+    layers += [{"Name": "images copy finish"}, {"Name": "head copy finish"}]
+    assert placed(json.dumps({"Layers": layers})) == Placed((names[1],), (), 4)

@@ -11,7 +11,7 @@ import pytest
 from edge_server.errors import InvalidRequest
 from edge_server.plans.calibration import Samples
 from edge_server.plans.datatypes import datatype_name
-from edge_server.plans.facts import l4t_release, version_of
+from edge_server.plans.facts import full_version, l4t_release, version_of
 from edge_server.plans.process import available_bytes
 from edge_server.plans.profiles import Range
 from edge_server.plans.trtexec import trtexec_line
@@ -118,3 +118,25 @@ def test_a_version_is_its_first_two_numbers(text: str, version: tuple[int, int])
 def test_a_type_that_the_protocol_does_not_have_keeps_its_name() -> None:
     assert datatype_name("HALF") == "FP16"
     assert datatype_name("FP8") == "FP8"
+
+
+class BuildNumber:
+    """What `libnvinfer` tells of itself."""
+
+    def __init__(self, name: str) -> None:
+        assert name == "libnvinfer.so.10"
+
+    def getInferLibBuildVersion(self) -> int:  # noqa: N802 - TensorRT's
+        return 30
+
+
+def nothing(name: str) -> None:
+    raise OSError(name)
+
+
+def test_the_build_number_that_the_bindings_leave_out_is_the_librarys() -> None:
+    assert full_version("10.3.0", BuildNumber) == "10.3.0.30"
+    assert full_version("8.5.2.2", BuildNumber) == "8.5.2.2"
+    # 8.6 has no such function.
+    assert full_version("8.6.2", lambda _: object()) == "8.6.2"
+    assert full_version("10.3.0", nothing) == "10.3.0"

@@ -14,6 +14,7 @@ from edge_server.plans.profiles import Range
 from edge_server.plans.side_car import (
     PlanTensor,
     SideCar,
+    cautions,
     compare,
     compare_files,
     encode,
@@ -68,9 +69,16 @@ def test_another_gpu_is_told() -> None:
     assert compare(side_car(), replace(ORIN, compute_capability="9.0"), MODEL) == [
         f"built with TensorRT 10.3 for sm_87, this device has TensorRT 10.3 and sm_90; {REMEDY}"
     ]
-    assert compare(side_car(), replace(ORIN, multiprocessors=8), MODEL) == [
-        f"built for 16 multiprocessors of Orin, this device has 8 of Orin; {REMEDY}"
+
+
+def test_a_power_mode_with_fewer_multiprocessors_is_warned_of_and_runs() -> None:
+    fewer = replace(ORIN, multiprocessors=8)
+    assert compare(side_car(), fewer, MODEL) == []
+    assert cautions(side_car(), fewer, MODEL) == [
+        "built for 16 multiprocessors of Orin, this device has 8 of Orin: another module, or "
+        f"another power mode; for the best speed {REMEDY}"
     ]
+    assert cautions(side_car(), ORIN, MODEL) == []
 
 
 def test_a_device_without_anything_is_told() -> None:
@@ -79,15 +87,23 @@ def test_a_device_without_anything_is_told() -> None:
     ]
 
 
-def test_a_revision_of_jetson_linux_counts_for_nvdla_only() -> None:
-    newer = replace(ORIN, l4t="36.4.7")
+@pytest.mark.parametrize("l4t", ["36.4.7", "36.5.0"])
+def test_another_jetson_linux_counts_for_nvdla_only(l4t: str) -> None:
+    newer = replace(ORIN, l4t=l4t)
     assert compare(side_car(), newer, MODEL) == []
+    assert cautions(side_car(), newer, MODEL) == [
+        f"built on Jetson Linux 36.4.3, this device has {l4t}; for the best speed {REMEDY}"
+    ]
+    assert cautions(side_car(dla_core=0), newer, MODEL) == []
     assert compare(side_car(dla_core=0), newer, MODEL) == [
-        f"built on Jetson Linux 36.4.3, this device has 36.4.7; {REMEDY}"
+        f"built on Jetson Linux 36.4.3, this device has {l4t}; {REMEDY}"
     ]
-    assert compare(side_car(), replace(ORIN, l4t="36.5.0"), MODEL) == [
-        f"built on Jetson Linux 36.4.3, this device has 36.5.0; {REMEDY}"
-    ]
+
+
+@pytest.mark.parametrize("core", [None, 0])
+def test_a_container_that_does_not_see_jetson_linux_runs_the_plan(core: int | None) -> None:
+    assert compare(side_car(dla_core=core), replace(ORIN, l4t=""), MODEL) == []
+    assert cautions(side_car(dla_core=core), replace(ORIN, l4t=""), MODEL) == []
 
 
 def test_a_plan_for_nvdla_where_there_is_none_says_what_to_change() -> None:

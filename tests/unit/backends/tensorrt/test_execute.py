@@ -422,3 +422,20 @@ def test_requests_of_many_threads_never_see_each_others_data(
         thread.join(60)
     assert not any(thread.is_alive() for thread in threads)
     assert wrong == []
+
+
+def test_inputs_that_do_not_go_together_are_the_requests_fault(workshop: Workshop) -> None:
+    added = onnx_bytes(
+        [helper.make_node("Add", ["a", "b"], ["y"])],
+        {"a": (TensorProto.FLOAT, (2, "n")), "b": (TensorProto.FLOAT, (2, "m"))},
+        {"y": (TensorProto.FLOAT, (2, "k"))},
+    )
+    workshop.write(added, profiles=[dict.fromkeys("ab", ((2, 2), (2, 4), (2, 8)))])
+    instance = workshop.instance()
+    asked = Asked({"a": np.ones((2, 3), np.float32), "b": np.ones((2, 4), np.float32)})
+    instance.execute([asked.request])
+    assert isinstance(asked.answer, InvalidRequest)
+    assert "they do not go together: IExecutionContext::inferShapes" in str(asked.answer)
+    again = Asked({name: np.ones((2, 4), np.float32) for name in "ab"})
+    instance.execute([again.request])
+    np.testing.assert_array_equal(again.array("y"), 2)

@@ -226,3 +226,14 @@ def test_a_graph_that_is_not_launched_is_that_requests_failure_alone(
     said = "failed to run TRT inference: unable to execute graph for inference m_0: GPU 0: launch"
     assert str(ask(instance, inputs={"x": X}).answer).startswith(said)
     np.testing.assert_array_equal(ask(instance, inputs={"x": X}).array(), X + 1)
+
+
+def test_what_runs_on_nvdla_is_not_recorded(
+    workshop: Workshop, ask: Callable[..., Asked], caplog: pytest.LogCaptureFixture
+) -> None:
+    workshop.write(dla=True)
+    nvdla = "instance_group { secondary_devices { kind: KIND_NVDLA device_id: 0 } } "
+    instance = workshop.instance(nvdla + GRAPHS % "")
+    assert graph_count(instance) == 0
+    assert f"{WITHOUT}: what runs on NVDLA cannot be recorded" in caplog.text
+    np.testing.assert_array_equal(ask(instance, inputs={"x": X}).array(), X + 1)
