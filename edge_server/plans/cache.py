@@ -84,6 +84,11 @@ class PlanCache:
         os.utime(plan.parent)
         return plan
 
+    def forget(self, plan: Path) -> None:
+        """Remove it, if it is one of this cache's."""
+        if plan.parent.parent == self._folder:
+            shutil.rmtree(plan.parent, ignore_errors=True)
+
     def prune(self, keep: Path) -> None:
         """Remove plans until the rest fit into `max_bytes`; `keep` stays in any case."""
         entries = [e for e in self._folder.iterdir() if side_car_path(e / PLAN_NAME).is_file()]

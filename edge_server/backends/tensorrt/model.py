@@ -93,7 +93,12 @@ class PlanModel:
             if key in self._shared:
                 return self._shared[key], False
             plan, dla_core = self._source.find(device, placement)
-            engine = Engine(device, plan, dla_core, self._config.name)
+            name = self._config.name
+            try:
+                engine = Engine(device, plan, dla_core, name)
+            except ModelConfigError as error:
+                plan = self._source.instead(plan, device, dla_core, error)
+                engine = Engine(device, plan, dla_core, name)
             try:
                 self._check(engine)
             except BaseException:

@@ -55,6 +55,7 @@ class PlanSource:
         self._tell = tell
         self._directory = directory
         self._onnx = directory / ONNX_NAME
+        self._new: set[Path] = set()
 
     def find(self, device: Device, placement: Placement) -> tuple[Path, int | None]:
         """The plan for `placement`, and the NVDLA core that it is loaded for; None is the GPU.
@@ -80,6 +81,22 @@ class PlanSource:
         built = self._built(plan.name, facts, core)
         self._warn(built, facts)
         return built, core
+
+    def instead(
+        self, refused: Path, device: Device, core: int | None, why: ModelConfigError
+    ) -> Path:
+        """The plan to take where TensorRT did not take `refused`, though its side-car fits.
+
+        Raises:
+            ModelConfigError: there is nothing to build one of, or it was built just now.
+            Unavailable: it could not be built now.
+        """
+        if not self._parameters.auto_build or refused in self._new:
+            raise why
+        require_path(self._onnx, self._model)
+        log.warning("model %s: a plan is built: %s", self._model, why)
+        _cache().forget(refused)
+        return self._built(refused.name, device_facts(device), core)
 
     def _dla_core(self, facts: DeviceFacts, placement: Placement) -> int | None:
         core = placement.dla_core
@@ -119,11 +136,20 @@ class PlanSource:
 
     def _built(self, name: str, facts: DeviceFacts, core: int | None) -> Path:
         wish = replace(wish_of(self._config), dla_core=core)
-        cache = PlanCache(state_directory() / "plans")
+        cache = _cache()
+        found = cache.find(self._onnx, wish, facts, self._model)
+        if found is not None:
+            return found
         with BuildTold(self._model, name, facts.tensorrt, self._tell) as told:
-            return ensure_plan(
+            plan = ensure_plan(
                 self._onnx, wish, facts, cache, build, model=self._model, on_event=told
             )
+        self._new.add(plan)
+        return plan
+
+
+def _cache() -> PlanCache:
+    return PlanCache(state_directory() / "plans")
 
 
 def device_facts(device: Device) -> DeviceFacts:

@@ -13,12 +13,13 @@ from edge_server.backends import find_backend
 from edge_server.backends.contract import untold
 from edge_server.backends.tensorrt.dla import MATRIX
 from edge_server.errors import EdgeServerError, ModelConfigError, Unavailable
-from edge_server.plans.side_car import encode, read_side_car, side_car_path
+from edge_server.plans.side_car import encode, read_side_car, sha256_of, side_car_path
 
 from .conftest import Asked, add_one
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from .conftest import Workshop
 
@@ -122,6 +123,32 @@ def test_a_plan_that_nobody_vouches_for_and_that_kills_its_reader_kills_another_
     workshop.tensorrt("crash=deserialize")
     with pytest.raises(ModelConfigError, match="the process that read it died of signal 6"):
         workshop.complete()
+
+
+def test_a_plan_that_tensorrt_does_not_take_is_built_anew_once(
+    workshop: Workshop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STATE_DIRECTORY", str(tmp_path / "state"))
+    workshop.write()
+    onnx = workshop.plan.parent / "model.onnx"
+    onnx.write_bytes(add_one())
+    with_side_car(workshop, onnx_sha256=sha256_of(onnx))
+    auto = 'parameters { key: "auto_build" value { string_value: "true" } }'
+    workshop.trt.set("fail=deserialize:0")
+    workshop.instance(auto)
+    workshop.unload()
+    (cached,) = (tmp_path / "state" / "plans").glob("*/model.plan")
+    first = cached.stat().st_mtime_ns
+    # Nor is what was kept of that; and what was built just now is not built again.
+    with_side_car(workshop, onnx_sha256="another")
+    workshop.trt.set("fail=deserialize:0")
+    workshop.instance(auto)
+    workshop.unload()
+    assert cached.stat().st_mtime_ns != first
+    onnx.write_bytes(add_one((1, 8)))
+    workshop.trt.set("fail=deserialize:0")
+    with pytest.raises(ModelConfigError, match="unable to create TensorRT engine"):
+        workshop.instance(auto)
 
 
 def test_what_a_plan_says_is_held_against_a_side_car_that_lies(workshop: Workshop) -> None:
