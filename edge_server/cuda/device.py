@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from edge_server.cuda.failures import Failures
 from edge_server.cuda.libcuda import Libcuda, version_text
 from edge_server.cuda.memory import DeviceMemory, MappedMemory, host_memory
 from edge_server.cuda.module import Module
+from edge_server.cuda.priority_stream import PriorityStream
 from edge_server.cuda.stream import Stream
 from edge_server.errors import DeviceLost, EdgeServerError, Unavailable
 
@@ -129,6 +130,10 @@ class Device:
     def stream(self) -> Stream:
         """A new order of work, independent of all others, the default stream included."""
         return Stream(self)
+
+    def priority_stream(self, priority: Literal["max", "min"]) -> PriorityStream:
+        """A stream for another library's work that goes before all other work, or after it."""
+        return PriorityStream(self, priority)
 
     def event(self, *, timed: bool = False, spin: bool = False) -> Event:
         """A mark in a stream.

@@ -33,6 +33,7 @@ ACTED_ON = frozenset(
     )
     | {"cc_model_filenames"}
     | _under("optimization.cuda", "graphs busy_wait_events output_copy_stream")
+    | {"optimization.priority"}
     | _under("optimization.cuda.graph_spec", "batch_size input.dim")
     | _under("optimization.cuda.graph_spec.graph_lower_bound", "batch_size input.dim")
     | _under("optimization", "graph.level input_pinned_memory.enable output_pinned_memory.enable")
@@ -73,8 +74,6 @@ ACCEPTED = {
     "metric_tags": "metrics carry the model's name and version only",
     "model_metrics": "histograms have fixed buckets",
     "model_operations": "no libraries of custom operators are loaded",
-    "optimization.priority": "streams are made by pycuda, which gives them one priority; the "
-    "order of requests and a rate limiter decide who goes first",
     "optimization.gather_kernel_buffer_threshold": "the parts of a batch come together by copies",
     "optimization.eager_batching": "an instance takes its next batch when it is through with one; "
     "give it a second instance, which prepares its own meanwhile",
@@ -108,6 +107,7 @@ _WITHOUT_EFFECT_FOR_ENSEMBLES = {
 _ACTED_ON_BY = {
     "optimization.graph": frozenset({"onnxruntime"}),
     "optimization.cuda": frozenset({"tensorrt"}),
+    "optimization.priority": frozenset({"tensorrt"}),
     "cc_model_filenames": frozenset({"tensorrt"}),
     "instance_group.secondary_devices": frozenset({"tensorrt"}),
     "default_model_filename": frozenset({"onnxruntime", "tensorrt", "python"}),

@@ -74,7 +74,7 @@ typedef struct Work {
     char *staged; size_t staged_bytes;
     struct Work *next;
 } Work;
-struct Stream { Work *head, *tail; struct Graph *capture; };
+struct Stream { Work *head, *tail; struct Graph *capture; int priority; };
 typedef struct Graph { Work *head, *tail; int spoilt; } Graph;
 typedef struct Memory { char *begin; size_t nbytes; int pinned, device; struct Memory *next; } Memory;
 typedef struct { int device; int retained; } Context;
@@ -435,6 +435,21 @@ Result cuStreamCreate(Stream **stream, unsigned flags) {
     if (stream_count == 4096) return OUT_OF_MEMORY;
     *stream = calloc(1, sizeof **stream);
     streams[stream_count++] = *stream;
+    return 0;
+}
+Result cuCtxGetStreamPriorityRange(int *least, int *greatest) {
+    ENTER(1);
+    *least = 0, *greatest = -5;
+    return 0;
+}
+Result cuStreamCreateWithPriority(Stream **stream, unsigned flags, int priority) {
+    Result result = cuStreamCreate(stream, flags);
+    if (!result) (*stream)->priority = priority;
+    return result;
+}
+Result cuStreamGetPriority(Stream *stream, int *priority) {
+    ENTER(1);
+    *priority = stream_of(stream)->priority;
     return 0;
 }
 Result cuStreamDestroy_v2(Stream *stream) {

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from edge_server.backends.tensorrt.engine import Engine
     from edge_server.backends.tensorrt.plan_io import Shape, Shapes
+    from edge_server.cuda.priority_stream import PriorityStream
     from edge_server.cuda.stream import Stream
 
 
@@ -22,13 +23,18 @@ class Context:
 
     Args:
         name: the instance's, for errors.
+        ahead: where runs are to go by another priority than that of `stream`, in whose order they
+            stay.
     """
 
-    def __init__(self, engine: Engine, stream: Stream, name: str) -> None:
+    def __init__(
+        self, engine: Engine, stream: Stream, name: str, ahead: PriorityStream | None = None
+    ) -> None:
         self._device = engine.device
         self._io = engine.io
         self._stream = stream
         self._name = name
+        self._ahead = ahead
         self._context: trt.IExecutionContext = engine.context()
         self._profile = 0
         # What has one shape only is never set.
@@ -118,8 +124,20 @@ class Context:
             DeviceLost: the GPU answers nothing but errors.
             InternalError: TensorRT refused; with its own words.
         """
+        if self._ahead is None:
+            self.enqueue_here()
+            return
+        self._ahead.begin(self._stream)
+        self._give(self._ahead.handle)
+        self._ahead.end(self._stream)
+
+    def enqueue_here(self) -> None:
+        """As `enqueue`, on the very stream: for a recording of it."""
+        self._give(self._stream.handle)
+
+    def _give(self, handle: int) -> None:
         mark = said().mark
-        if not self._context.execute_async_v3(self._stream.handle):
+        if not self._context.execute_async_v3(handle):
             self._check_device()
             raise InternalError(
                 f"failed to run TRT inference: unable to enqueue for inference {self._name}: "

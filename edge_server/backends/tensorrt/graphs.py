@@ -120,6 +120,6 @@ def _recorded(
         context.bind(name, output.pointer(shapes[name]))
     # TensorRT puts off what a change of shapes asks for until the next run, and that cannot be
     # recorded.
-    context.enqueue()
+    context.enqueue_here()
     stream.synchronize()
-    return shapes, record_graph(stream, context.enqueue)
+    return shapes, record_graph(stream, context.enqueue_here)

@@ -65,7 +65,10 @@ class PlanInstance:
             self._copies = self._device.stream() if options.copy_stream else self._stream
             self._through = self._device.event(spin=options.busy_wait)
             self._copied = self._device.event(spin=options.busy_wait)
-            self._context = Context(engine, self._stream, name)
+            self._ahead = (
+                self._device.priority_stream(options.priority) if options.priority else None
+            )
+            self._context = Context(engine, self._stream, name, self._ahead)
             self._graphs = Graphs()
             try:
                 self._room = make_room(engine, self._context, profiles, options, name)
@@ -76,6 +79,8 @@ class PlanInstance:
             except BaseException:
                 # Before its engine, which whoever made that closes.
                 self._context.close()
+                if self._ahead is not None:
+                    self._ahead.close()
                 raise
 
     def execute(self, requests: Sequence[ExecuteRequest]) -> Phases:
@@ -101,6 +106,8 @@ class PlanInstance:
             finally:
                 self._graphs.close()
                 self._context.close()
+                if self._ahead is not None:
+                    self._ahead.close()
                 self._room.close()
                 self._after_close()
 

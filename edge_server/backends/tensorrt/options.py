@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from tritonclient.grpc import model_config_pb2 as pb
+
 from edge_server.backends.parameters import Parameters
 from edge_server.errors import ModelConfigError
 from edge_server.model_config.files import is_file_name
@@ -15,6 +17,10 @@ if TYPE_CHECKING:
     from edge_server.model_config.config import ModelConfig
 
 
+_PRIORITIES: dict[int, Literal["max", "min"]] = {
+    pb.ModelOptimizationPolicy.PRIORITY_MAX: "max",
+    pb.ModelOptimizationPolicy.PRIORITY_MIN: "min",
+}
 # Triton's.
 NOT_ON_A_GPU = "unable to load model '{model}', TensorRT backend supports only GPU device"
 
@@ -53,6 +59,8 @@ class Options:
         pinned_inputs, pinned_outputs: copies go by way of pinned memory.
         graphs: batches are run as CUDA graphs, where they can be.
         busy_wait: who waits for the GPU burns a core instead of sleeping.
+        priority: of the runs among all work of the GPU; empty is the usual one. Recorded ones have
+            that in any case.
         copy_stream: outputs are copied to the host on a stream of their own.
         batched: tensors have the batch in front.
     """
@@ -62,6 +70,7 @@ class Options:
     pinned_outputs: bool = True
     graphs: bool = False
     busy_wait: bool = False
+    priority: Literal["", "max", "min"] = ""
     copy_stream: bool = False
     batched: bool = False
 
@@ -74,6 +83,7 @@ class Options:
             pinned_outputs=said.output_pinned_memory.enable,
             graphs=said.cuda.graphs,
             busy_wait=said.cuda.busy_wait_events,
+            priority=_PRIORITIES.get(said.priority, ""),
             copy_stream=said.cuda.output_copy_stream,
             batched=config.max_batch_size > 0,
         )

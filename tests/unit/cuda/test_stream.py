@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import ctypes
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import pytest
@@ -153,3 +154,33 @@ def test_a_stream_handle_that_cannot_be_waited_for_is_told(
     ours, theirs = device.stream(), device.stream()
     with pytest.raises(InternalError, match=r"wait across libraries: .*invalid resource handle"):
         ours.wait_for_handle(theirs.handle)
+
+
+@pytest.mark.parametrize(("priority", "number"), [("max", -5), ("min", 0)])
+def test_another_librarys_work_has_its_priority_and_its_place_in_the_stream(
+    device: Device, priority: Literal["max", "min"], number: int
+) -> None:
+    stream, other, memory = device.stream(), device.priority_stream(priority), device.memory(4)
+    found = ctypes.c_int()
+    handle = ctypes.c_void_p(other.handle)
+    with device.current():
+        device.libcuda.call("cuStreamGetPriority", handle, ctypes.byref(found))
+    assert found.value == number
+    stream.fill(memory, 1)
+    other.begin(stream)
+    # As a library does that has the raw handle only.
+    with device.current():
+        device.libcuda.call(
+            "cuMemsetD8Async",
+            ctypes.c_uint64(memory.pointer),
+            ctypes.c_ubyte(2),
+            ctypes.c_size_t(2),
+            handle,
+        )
+    other.end(stream)
+    back = device.pinned((4,), np.uint8)
+    stream.to_host(back, memory)
+    stream.synchronize()
+    assert back.tolist() == [2, 2, 1, 1]
+    other.close()
+    other.close()

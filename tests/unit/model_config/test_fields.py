@@ -101,7 +101,7 @@ def test_what_cannot_be_done_is_refused_with_its_place_and_the_reason(text: str,
         (
             'backend: "tensorrt" optimization { cuda { graphs: true graph_spec { batch_size: 1 '
             'input { key: "x" value { dim: 1 } } } } priority: PRIORITY_MAX }',
-            ["optimization.priority"],
+            [],
         ),
         ('backend: "tensorrt" cc_model_filenames { key: "8.7" value: "x" }', []),
         ('backend: "identity" optimization { input_pinned_memory { enable: true } }', []),

@@ -64,6 +64,8 @@ def test_a_plan_answers_through_its_scheduler(workshop: Workshop) -> None:
         "optimization { input_pinned_memory { enable: false } "
         "output_pinned_memory { enable: false } }",
         "optimization { cuda { busy_wait_events: true output_copy_stream: true } }",
+        "optimization { priority: PRIORITY_MAX }",
+        "optimization { priority: PRIORITY_MIN cuda { graphs: true } }",
         'parameters { key: "mapped_memory" value { string_value: "false" } }',
     ],
 )
