@@ -236,7 +236,7 @@ def test_kernels_are_loaded_once_for_all_instances_on_a_gpu(
             "KIND_CPU)",
         ),
         (
-            "compute=90,driver=12060",
+            "compute=120,driver=12060",
             "instance p_0 cannot be made: the preprocessing kernels need a driver for CUDA 13.0 or "
             "newer, this one is for 12.6; update the driver, or preprocess on the CPU "
             "(instance_group KIND_CPU)",
