@@ -23,12 +23,14 @@ from edge_server.plans.side_car import cautions, compare, compare_files, read_si
 from edge_server.plans.wish import wish_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from edge_server.backends.contract import Tell
     from edge_server.backends.tensorrt.options import TensorRtParameters
     from edge_server.cuda.device import Device
     from edge_server.model_config.config import ModelConfig, Placement
+    from edge_server.plans.messages import BuildJob, Built, Event
 
 log = logging.getLogger(__name__)
 
@@ -136,15 +138,19 @@ class PlanSource:
 
     def _built(self, name: str, facts: DeviceFacts, core: int | None) -> Path:
         wish = replace(wish_of(self._config), dla_core=core)
-        cache = _cache()
-        found = cache.find(self._onnx, wish, facts, self._model)
-        if found is not None:
-            return found
+        is_new = False
+
+        def build_now(job: BuildJob, on_event: Callable[[Event], None]) -> Built:
+            nonlocal is_new
+            is_new = True
+            return build(job, on_event)
+
         with BuildTold(self._model, name, facts.tensorrt, self._tell) as told:
             plan = ensure_plan(
-                self._onnx, wish, facts, cache, build, model=self._model, on_event=told
+                self._onnx, wish, facts, _cache(), build_now, model=self._model, on_event=told
             )
-        self._new.add(plan)
+        if is_new:
+            self._new.add(plan)
         return plan
 
 
