@@ -24,14 +24,6 @@ class PowerMode:
     id: int
     name: str
 
-    @property
-    def _rank(self) -> tuple[int, int]:
-        unlimited = ("MAXN", "MAXN_SUPER")
-        if self.name.upper() in unlimited:
-            return 1 + unlimited.index(self.name.upper()), 0
-        watts = _WATTS.search(self.name)
-        return 0, int(watts[1]) if watts else -1
-
 
 @dataclass(frozen=True)
 class PowerModes:
@@ -43,7 +35,7 @@ class PowerModes:
     @property
     def highest(self) -> PowerMode | None:
         """The fastest: MAXN_SUPER, else MAXN, else the one with the most watts in its name."""
-        return max(self.known, key=lambda mode: mode._rank, default=None)  # noqa: SLF001
+        return max(self.known, key=_rank, default=None)
 
 
 def read_power_modes(root: Path) -> PowerModes | None:
@@ -56,3 +48,11 @@ def read_power_modes(root: Path) -> PowerModes | None:
     number = _SET.search(read_text(root / "var/lib/nvpmodel/status") or "") or _DEFAULT.search(text)
     chosen = None if number is None else int(number[1])
     return PowerModes(next((mode for mode in known if mode.id == chosen), None), known)
+
+
+def _rank(mode: PowerMode) -> tuple[int, int]:
+    unlimited = ("MAXN", "MAXN_SUPER")
+    if mode.name.upper() in unlimited:
+        return 1 + unlimited.index(mode.name.upper()), 0
+    watts = _WATTS.search(mode.name)
+    return 0, int(watts[1]) if watts else -1

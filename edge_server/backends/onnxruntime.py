@@ -165,7 +165,8 @@ class OnnxModel:
         nodes = (*session.get_inputs(), *session.get_outputs())
         self._has_bf16 = any(_ONNX_TYPES.get(node.type) is DataType.BF16 for node in nodes)
 
-    def make_instance(self, name: str, placement: Placement) -> TensorInstance:  # noqa: ARG002
+    def make_instance(self, name: str, placement: Placement) -> TensorInstance:
+        del name, placement  # all of them are alike, on the CPU
         return TensorInstance(self._run)
 
     def trouble(self) -> str:

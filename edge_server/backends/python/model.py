@@ -36,8 +36,9 @@ class PythonModel:
         self._turns: Turns[PythonInstance] = Turns(stand_in=config.sequence_batching is None)
         self._instances: list[PythonInstance] = []
 
-    def make_instance(self, name: str, placement: Placement) -> PythonInstance:  # noqa: ARG002
+    def make_instance(self, name: str, placement: Placement) -> PythonInstance:
         """Raises: ModelConfigError: its process does not start, or `initialize` fails."""
+        del placement  # where it works is its own affair
         instance = PythonInstance(
             name,
             start_message(self._directory, self._config, name),
