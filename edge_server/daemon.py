@@ -14,7 +14,7 @@ from edge_server.appliance.sd_notify import notify, watchdog_period_s
 from edge_server.appliance.supervisor import Supervisor
 from edge_server.cameras.camera import Camera, CameraState
 from edge_server.cuda.devices import Devices
-from edge_server.errors import StageStuck
+from edge_server.errors import SourceError, StageStuck
 from edge_server.grpc_api.server import GrpcServer
 from edge_server.grpc_api.shared_memory import SharedMemory
 from edge_server.http_api.lane_latency import LaneLatency
@@ -170,7 +170,10 @@ class Daemon:
                 if stop.is_set():
                     break
                 pipeline.prove()
-                pipeline.camera.open()
+                try:
+                    pipeline.camera.open()
+                except SourceError as error:
+                    raise SourceError(f"camera {pipeline.camera.name}: {error}") from error
             if self._publisher is not None:
                 started.callback(self._publisher.stop)
                 self._publisher.start()
