@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -228,6 +230,23 @@ def test_a_missing_file_is_named_with_its_absolute_path(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SourceError, match=rf"{tmp_path}/no\.mp4: no such file .*check the path$"):
         open_source("no.mp4")
+
+
+@pytest.mark.parametrize("name", ["road.mp4", "road.jpg"])
+def test_a_file_that_may_not_be_read_is_told_from_a_damaged_one(name: str) -> None:
+    # Not tmp_path, which only its owner may enter: root has to become somebody else here.
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        path = Path(folder) / name
+        path.touch(mode=0)
+        whoever = os.geteuid()
+        if whoever == 0:
+            os.seteuid(65534)
+        try:
+            with pytest.raises(SourceError, match=rf"{name}: Permission denied; check .* rights"):
+                open_source(str(path))
+        finally:
+            os.seteuid(whoever)
 
 
 def test_options_behind_a_plain_path_are_told_their_form(video: Path) -> None:
