@@ -20,7 +20,7 @@ else:
     import tomli as tomllib
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
 
     from edge_server.settings.section import Section
@@ -49,7 +49,7 @@ def _fault(table: Mapping[str, Any]) -> str | None:
         msgspec.convert(table, Settings, strict=True)
     except msgspec.ValidationError as error:
         cameras = table.get("cameras")
-        return _explain(str(error), cameras if isinstance(cameras, dict) else ())
+        return _explain(str(error), cameras if isinstance(cameras, dict) else {})
     return None
 
 
@@ -80,13 +80,16 @@ def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
     return merged
 
 
-def _explain(text: str, camera_names: Iterable[str]) -> str:
+def _explain(text: str, cameras: Mapping[str, Any]) -> str:
     """msgspec's message as `grpc.port: what is wrong`, with the nearest key for an unknown one."""
     message, _, location = text.partition(" - at ")
     if location.startswith("`key`"):
-        names = ", ".join(name for name in camera_names if not re.search(NAME, name))
-        return f"cameras: a name has at most 64 of a-z, 0-9, '_' and '-'; got: {names}"
+        names = ", ".join(name for name in cameras if not re.search(NAME, name))
+        return f"cameras: a name has {_NAME_IN_WORDS}; got: {names}"
     message = message.replace("`object`", "a table")
+    message = message.replace(
+        f"Expected `str` matching regex {NAME!r}", f"expected {_NAME_IN_WORDS}"
+    )
     path = location.strip("`").removeprefix("$").lstrip(".")
     if unknown := re.search(r"unknown field `([^`]*)`", message):
         key = unknown[1]
@@ -94,11 +97,24 @@ def _explain(text: str, camera_names: Iterable[str]) -> str:
         nearest = difflib.get_close_matches(key, known, n=1)
         hint = f'did you mean "{nearest[0]}"?' if nearest else f"known: {', '.join(known)}"
         message, path = f"unknown key; {hint}", f"{path}.{key}".lstrip(".")
+    elif missing := re.fullmatch(r"Object missing required field `(.*)`", message):
+        message, path = "is missing, and has no default", f"{path}.{missing[1]}"
     elif message.startswith("Invalid enum value "):
         got = message.removeprefix("Invalid enum value ")
         message = f"expected one of {', '.join(_words(path))}; got {got}"
-    # msgspec does not say which of the cameras it means.
-    return f"{path.replace('[...]', '.*')}: {message}" if path else message
+    if "[...]" in path:
+        path = path.replace("[...]", f".{_first_faulty(cameras)}")
+    return f"{path}: {message}" if path else message
+
+
+def _first_faulty(cameras: Mapping[str, Any]) -> str:
+    """The camera that msgspec means, which does not say so."""
+    for name, table in cameras.items():
+        try:
+            msgspec.convert(table, Camera, strict=True)
+        except msgspec.ValidationError:
+            return name
+    return "*"
 
 
 def _words(path: str) -> tuple[str, ...]:
@@ -111,6 +127,8 @@ def _words(path: str) -> tuple[str, ...]:
         todo += get_args(hint)
     return ()
 
+
+_NAME_IN_WORDS = "at most 64 of a-z, 0-9, '_' and '-'"
 
 _KEYS: dict[str, type[Section]] = {
     "device": Device,
