@@ -38,7 +38,7 @@ def lock_store(directory: Path) -> int:
         os.close(lock)
         raise AlreadyRunning(
             f"model store {directory}: another daemon keeps its models there; stop it, or give "
-            "this one another directory"
+            "this one a directory of its own with repository.store (--repository-copies)"
         ) from None
     return lock
 

@@ -334,7 +334,7 @@ def test_a_disk_that_takes_no_more_leaves_nothing_half_there(
 
 def test_the_second_to_open_it_is_refused(reopened: Open, tmp_path: Path) -> None:
     store = reopened()
-    with pytest.raises(AlreadyRunning, match="store: another daemon keeps its models there; stop"):
+    with pytest.raises(AlreadyRunning, match=r"another daemon keeps .*repository\.store"):
         ModelStore(tmp_path / "store")
     store.close()
     store.close()
