@@ -23,10 +23,12 @@ GPU_CHECK = ROOT / "scripts/gpu_check"
 PATIENCE_S = 120.0
 
 
-def gpu_check(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+def gpu_check(
+    environment: dict[str, str], *arguments: str, python: Path | str = sys.executable
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [GPU_CHECK, "--no-venv", *arguments],
-        env={**environment, "PYTHON": sys.executable},
+        env={**environment, "PYTHON": str(python)},
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,
@@ -39,6 +41,17 @@ def test_without_a_gpu_it_says_so() -> None:
     done = gpu_check({**os.environ, "CUDA_VISIBLE_DEVICES": "none"})
     assert done.returncode == 69
     assert done.stderr.startswith("gpu_check: no CUDA d")
+
+
+def test_a_module_that_is_missing_is_told_by_its_package(
+    simulated_libcuda: SimulatedGpu, tmp_path: Path
+) -> None:
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\n[ "$2" = "import cv2" ] && exit 1\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    done = gpu_check(simulated_libcuda.environment("compute=87"), python=python)
+    assert done.returncode == 1
+    assert "has no cv2; on a Jetson: apt install python3-opencv, elsewhere: pip " in done.stderr
 
 
 def test_kernels_that_do_nothing_are_found_out(
