@@ -192,7 +192,8 @@ class Publisher:
         try:
             connection.open()
         except (OSError, ValueError) as error:
-            self._say(logging.WARNING, f"cannot reach {self._address}: {error}")
+            why = (error.strerror if isinstance(error, OSError) else None) or error
+            self._say(logging.WARNING, f"cannot reach {self._address}: {why}; trying again")
             self._retry_at = time.monotonic() + self._backoff.next_s()
         else:
             self._connection = connection

@@ -230,7 +230,8 @@ def test_a_broker_that_forgot_everything_is_told_again(mosquitto: Mosquitto, log
 
 def test_a_broker_that_appears_late_is_found(stopped_mosquitto: Mosquitto, log: Heard) -> None:
     with publishing(stopped_mosquitto) as publisher:
-        log.wait_for(line("WARNING", "mqtt: cannot reach"))
+        said = log.wait_for(line("WARNING", "mqtt: cannot reach"))
+        assert said[1].endswith(": Connection refused; trying again")
         for n in range(1000):
             publisher.publish_lanes(frame(n))
         assert not publisher.connected
