@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from edge_server.errors import EdgeServerError, ModelConfigError, Unavailable
-from edge_server.model_config.files import require_path
+from edge_server.model_config.files import reading, require_path
 from edge_server.plans import layers as engine_layers
 from edge_server.plans.cache import why_not
 from edge_server.plans.messages import LookJob
@@ -28,6 +28,11 @@ def inspect(target: Target, *, layers: bool, as_json: bool) -> Iterator[str]:
         ModelConfigError: there is no plan, or nothing that says what it is.
         Unavailable: its layers are asked for, and this is no device that can tell.
     """
+    with reading(target.plan):
+        if not target.plan.exists():
+            raise ModelConfigError(
+                f"{target.plan}: missing; run `edge-server plan build {target.name}` on the device"
+            )
     require_path(target.plan, target.name)
     side_car = read_side_car(target.plan)
     if side_car is None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from edge_server.errors import ModelConfigError
 from edge_server.model_config.completion import complete
 from edge_server.model_config.config import ModelConfig
-from edge_server.model_config.files import require_path
+from edge_server.model_config.files import reading, require_path
 from edge_server.model_config.parse import read_model_config
 from edge_server.plans.cache import PLAN_NAME
 from edge_server.plans.wish import PlanWish, wish_of
@@ -83,6 +83,11 @@ def find_target(model: str, repositories: Sequence[Path], version: int | None = 
 
 def require_onnx(target: Target) -> None:
     """Raises: ModelConfigError: the ONNX file is not there, or cannot be read."""
+    with reading(target.onnx):
+        if not target.onnx.exists():
+            raise ModelConfigError(
+                f"{target.onnx}: missing; a plan is built from an ONNX file: put it there"
+            )
     require_path(target.onnx, target.name)
 
 

@@ -55,9 +55,9 @@ def test_help_says_what_is_done_and_what_each_exit_code_means(
     ("arguments", "code", "said"),
     [
         (["build", "nobody"], 78, "no model 'nobody' in "),
-        (["inspect", "net"], 78, "model.plan: missing"),
+        (["inspect", "net"], 78, "model.plan: missing; run `edge-server plan build net`"),
         (["verify", "net", "--version", "3"], 78, "no version 3; there are: 1"),
-        (["build", "net"], 78, "model.onnx: missing; model 'net' is loaded from it"),
+        (["build", "net"], 78, "model.onnx: missing; a plan is built from an ONNX file"),
         (["build", "ensemble"], 78, "an ensemble has no plan of its own"),
         (["build", "none.onnx"], 78, "none.onnx: missing"),
     ],
