@@ -52,8 +52,9 @@ EXIT_CODES = {
 }
 
 _EPILOG = """exit codes: 0 ended as asked, 1 failed, 2 usage, 69 something required is unavailable,
-75 another daemon holds the socket, 78 configuration or model repository is wrong,
-86 a GPU is lost: restart me, 87 a stage hung: restart me"""
+75 another daemon holds the socket or the copies of models,
+78 configuration or model repository is wrong, 86 a GPU is lost: restart me,
+87 a stage hung: restart me"""
 
 
 def run_command(argv: Sequence[str]) -> int:
@@ -208,10 +209,9 @@ def _address(flag: str, text: str) -> dict[str, Any]:
 
 
 def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError("must be 1 or more")
-    return number
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text}: give a whole number, 1 or above")
+    return int(text)
 
 
 def _stop_on_signals() -> threading.Event:

@@ -81,6 +81,8 @@ def test_a_wrong_flag_is_a_usage_error_and_names_the_nearest(
         (["run", "--model-repo=/m"], "did you mean --model-repository?"),
         (["demo", "--fames", "1"], "did you mean --frames?"),
         (["check", "8001"], "unknown argument 8001"),
+        (["demo", "--frames", "0"], "--frames: 0: give a whole number, 1 or above"),
+        (["demo", "--frames", "many"], "--frames: many: give a whole number, 1 or above"),
     ):
         with pytest.raises(SystemExit) as caught:
             run_command(arguments)
