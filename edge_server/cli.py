@@ -45,6 +45,7 @@ EXIT_CODES = {
     errors.SettingsError: CONFIGURATION,
     errors.ModelConfigError: CONFIGURATION,
     errors.SourceError: UNAVAILABLE,
+    errors.SourceUriError: CONFIGURATION,
     errors.Unavailable: UNAVAILABLE,
     errors.AlreadyRunning: ALREADY_RUNNING,
     errors.DeviceLost: DEVICE_LOST,

@@ -149,6 +149,7 @@ class Daemon:
             ModelConfigError: a model cannot be loaded.
             SettingsError: a camera's model is no lane model.
             SourceError: a camera's recording cannot be opened.
+            SourceUriError: a camera's URI is wrong.
         """
         log.info("gpus: %s", self.devices.reason or self.devices.count)
         with ExitStack() as started:
@@ -173,7 +174,7 @@ class Daemon:
                 try:
                     pipeline.camera.open()
                 except SourceError as error:
-                    raise SourceError(f"camera {pipeline.camera.name}: {error}") from error
+                    raise type(error)(f"camera {pipeline.camera.name}: {error}") from error
             if self._publisher is not None:
                 started.callback(self._publisher.stop)
                 self._publisher.start()

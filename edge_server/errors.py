@@ -13,6 +13,7 @@
     ├── InternalError        a model or a backend failed while it ran
     ├── AlreadyRunning       another daemon has what this one would take
     ├── SourceError          a camera or a file gives no frames
+    │   └── SourceUriError   its URI is wrong, and so it never will
     ├── StageStuck           a part of the daemon never returned; only a restart helps
     └── DeviceLost           a GPU answers nothing but errors; only a restart helps
 
@@ -73,6 +74,10 @@ class AlreadyRunning(EdgeServerError):
 
 class SourceError(EdgeServerError):
     """A camera, a video or an image folder gives no frames."""
+
+
+class SourceUriError(SourceError):
+    """What names a camera is wrong in itself; no other time or machine would make it right."""
 
 
 class StageStuck(EdgeServerError):

@@ -13,7 +13,7 @@ from edge_server.cameras.source_uri import (
     did_you_mean,
     parse_source_uri,
 )
-from edge_server.errors import SourceError
+from edge_server.errors import SourceError, SourceUriError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -43,7 +43,8 @@ def open_source(uri: str, kinds: Mapping[str, SourceKind] | None = None) -> Fram
         kinds: the schemes to choose from; `SOURCE_KINDS` where none are given.
 
     Raises:
-        SourceError: the source gives no image, or the URI is wrong; the text names the remedy.
+        SourceError: the source gives no image; the text names the remedy.
+        SourceUriError: the URI itself is wrong.
     """
     parsed = parse_source_uri(uri)
     try:
@@ -61,7 +62,7 @@ def is_live(uri: str, kinds: Mapping[str, SourceKind] | None = None) -> bool:
     """Whether `uri` names a device that may come back, rather than a recording.
 
     Raises:
-        SourceError: the scheme is unknown or the URI malformed.
+        SourceUriError: the scheme is unknown or the URI malformed.
     """
     return _kind_of(parse_source_uri(uri), kinds).live
 
@@ -71,7 +72,7 @@ def _kind_of(uri: SourceUri, kinds: Mapping[str, SourceKind] | None) -> SourceKi
     kind = table.get(uri.scheme)
     if kind is None:
         known = ", ".join(f"{scheme}://" for scheme in table)
-        raise SourceError(
+        raise SourceUriError(
             f"{uri.label}: unknown kind of source {uri.scheme + '://'!r}; "
             f"known: {known} and plain paths"
         )
@@ -84,7 +85,7 @@ def _kind_of(uri: SourceUri, kinds: Mapping[str, SourceKind] | None) -> SourceKi
 def _open_file(uri: SourceUri) -> FrameSource:
     uri.allow("loop", "fps")
     if uri.host not in {"", "localhost"}:
-        raise SourceError(
+        raise SourceUriError(
             f"{uri.label}: a file:// source wants an absolute path; write "
             f"file://{Path.cwd() / (uri.host + uri.path)}"
         )
@@ -114,7 +115,7 @@ def _open_file(uri: SourceUri) -> FrameSource:
 def _open_synthetic(uri: SourceUri) -> FrameSource:
     if uri.host != "road" or uri.path not in {"", "/"}:
         scene = uri.host + uri.path
-        raise SourceError(f"{uri.label}: unknown scene {did_you_mean(scene, ('road',))}")
+        raise SourceUriError(f"{uri.label}: unknown scene {did_you_mean(scene, ('road',))}")
     uri.allow("seed", "fps", "width", "height", "frames")
     from edge_server.cameras.synthetic_road import SyntheticRoad  # noqa: PLC0415
 

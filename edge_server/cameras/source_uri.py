@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from edge_server.errors import SourceError
+from edge_server.errors import SourceUriError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -42,39 +42,39 @@ class SourceUri:
         """Refuse query keys that nobody would read.
 
         Raises:
-            SourceError: a key is not in `known`; the text has the nearest match.
+            SourceUriError: a key is not in `known`; the text has the nearest match.
         """
         for key in self.query:
             if key not in known:
-                raise SourceError(f"{self.label}: unknown option {did_you_mean(key, known)}")
+                raise SourceUriError(f"{self.label}: unknown option {did_you_mean(key, known)}")
 
     def flag(self, key: str, *, default: bool = False) -> bool:
         """The value of `key=true|false`.
 
         Raises:
-            SourceError: it is neither.
+            SourceUriError: it is neither.
         """
         text = self.query.get(key, str(default).lower())
         if text not in {"true", "false"}:
-            raise SourceError(f"{self.label}: {key} is {text!r}; write true or false")
+            raise SourceUriError(f"{self.label}: {key} is {text!r}; write true or false")
         return text == "true"
 
     def whole(self, key: str, default: int, low: int, high: int) -> int:
         """The value of `key`, a whole number from `low` to `high`.
 
         Raises:
-            SourceError: it is not.
+            SourceUriError: it is not.
         """
         text = self.query.get(key, str(default))
         if not (text.isdecimal() and len(text) <= 10 and low <= int(text) <= high):
-            raise SourceError(f"{self.label}: {key} is {text!r}; write a number {low} to {high}")
+            raise SourceUriError(f"{self.label}: {key} is {text!r}; write a number {low} to {high}")
         return int(text)
 
     def fps(self) -> float | None:
         """The value of `fps`: frames per second, 0 for as fast as possible, None if not given.
 
         Raises:
-            SourceError: it is not 0 and not within `SLOWEST_FPS` to `FASTEST_FPS`.
+            SourceUriError: it is not 0 and not within `SLOWEST_FPS` to `FASTEST_FPS`.
         """
         text = self.query.get("fps")
         if text is None:
@@ -84,7 +84,7 @@ class SourceUri:
         except ValueError:
             fps = -1.0
         if fps != 0 and not SLOWEST_FPS <= fps <= FASTEST_FPS:
-            raise SourceError(
+            raise SourceUriError(
                 f"{self.label}: fps is {text!r}; write {SLOWEST_FPS:g} to {FASTEST_FPS:g} frames "
                 "per second, or 0 for as fast as it can be read"
             )
@@ -95,10 +95,10 @@ def parse_source_uri(text: str) -> SourceUri:
     """Take `text` apart; a text without `://` is a path, whatever characters it has.
 
     Raises:
-        SourceError: `text` is empty, is no URI, or gives a key twice.
+        SourceUriError: `text` is empty, is no URI, or gives a key twice.
     """
     if not text.strip():
-        raise SourceError("the source is empty; name a video file, a folder of images or a URI")
+        raise SourceUriError("the source is empty; name a video file, a folder of images or a URI")
     if "://" not in text:
         return SourceUri(scheme="file", host="", path=text, query={}, label=text)
     try:
@@ -108,14 +108,14 @@ def parse_source_uri(text: str) -> SourceUri:
     except ValueError:
         # The text may hold a password, and so may the error: neither is repeated.
         scheme = text.partition("://")[0]
-        raise SourceError(
+        raise SourceUriError(
             f"a {scheme}:// source is malformed; write {scheme}://host/path?key=value&key=value"
         ) from None
     path = unquote(parts.path)
     label = f"{parts.scheme}://{host}{path}"
     query = dict(pairs)
     if len(query) < len(pairs):
-        raise SourceError(f"{label}: an option is given twice; write each once")
+        raise SourceUriError(f"{label}: an option is given twice; write each once")
     return SourceUri(parts.scheme, host, path, query, label)
 
 

@@ -97,6 +97,15 @@ def test_an_address_of_another_machine_is_told_as_that() -> None:
     assert line.endswith("give an address of this machine with --grpc-address")
 
 
+def test_a_wrong_camera_uri_ends_with_78_and_is_not_tried_again() -> None:
+    uri = "--camera=front=synthetic://road?sed=7"
+    port = ["--grpc-port=0", "--metrics-port=0"]
+    done = run_to_its_end("run", "--model-repository", str(MODELS), *port, uri)
+    assert done.returncode == 78
+    assert "camera front: synthetic://road: unknown option 'sed'; did you mean" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_an_unreadable_video_ends_with_69_and_its_path(tmp_path: Path) -> None:
     video = tmp_path / "road.mp4"
     video.write_bytes(b"\0" * 1000)
