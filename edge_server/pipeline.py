@@ -10,7 +10,7 @@ import numpy as np
 
 from edge_server.appliance.worker import Worker
 from edge_server.cameras.frame import Frame
-from edge_server.errors import EdgeServerError, InternalError, SettingsError
+from edge_server.errors import EdgeServerError, InternalError, NotFound, SettingsError
 from edge_server.lanes.anchors import ROW_COUNT
 from edge_server.lanes.rows import lanes_from_rows
 from edge_server.lanes.types import LaneFrame, StageLatency
@@ -116,8 +116,14 @@ class LanePipeline:
         try:
             self.detect(grey)
         except EdgeServerError as error:
+            remedy = ""
+            if isinstance(error, NotFound):
+                remedy = (
+                    "; put it into a repository, and in mode explicit into repository.load "
+                    "(--load-model)"
+                )
             raise SettingsError(
-                f"cameras.{self.camera.name}.model: '{self._model}' gives no lanes: {error}"
+                f"cameras.{self.camera.name}.model: '{self._model}' gives no lanes: {error}{remedy}"
             ) from error
 
     def _note_failure(self, error: EdgeServerError) -> None:

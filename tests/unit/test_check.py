@@ -61,6 +61,9 @@ def test_faults_of_every_kind_are_told_together(repository: Path, write_model: W
     assert front_model.startswith("cameras.front.model: 'echo' gives no lanes: ")
     assert front_uri.startswith("cameras.front.uri: ")
     assert rear_model.startswith("cameras.rear.model: 'absent' gives no lanes: ")
+    assert rear_model.endswith(
+        "; put it into a repository, and in mode explicit into repository.load (--load-model)"
+    )
     assert mqtt == "mqtt: password_file needs a username beside it"
 
 
