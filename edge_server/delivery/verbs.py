@@ -6,17 +6,13 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from edge_server.verbs import FAILED, OK, Verb, Verbs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from edge_server.delivery.push import Delivery
     from edge_server.delivery.quarantine import Held
-
-OK = 0
-FAILED = 1
-INTERRUPTED = 130
 
 _ABOUT = """\
 Brings models into repositories so that a daemon which follows one never sees half of one: a copy
@@ -32,15 +28,14 @@ exit codes: 0 done, 1 failed (verify: it is not what its manifest says, or not s
 2 usage, 69 the host cannot be reached, 78 no such model, or it or a key cannot be used; the text
 says why, 130 interrupted
 """
+_INTERRUPTED = "edge-server: interrupted; no half model is left"
 
 
 def add_verbs(parser: argparse.ArgumentParser) -> None:
     """The verbs below `models`."""
-    parser.description, parser.epilog = _ABOUT, _CODES
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    verbs = parser.add_subparsers(required=True, metavar="VERB")
+    verbs = Verbs(parser, about=_ABOUT, codes=_CODES, interrupted=_INTERRUPTED)
 
-    push = _Verb(verbs, "push", "put a model into a repository", _push)
+    push = verbs.add("push", "put a model into a repository", _push)
     push.takes("directory", type=Path, metavar="DIR", help="the model, named as its directory is")
     push.takes("--to", required=True, metavar="REPO", help="where to")
     push.takes(
@@ -55,36 +50,34 @@ def add_verbs(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="leave the manifest, and the signature, in DIR as well",
     )
-    push.takes_ssh()
+    _takes_ssh(push)
 
-    pull = _Verb(verbs, "pull", "fetch a model, held against its manifest", _pull)
+    pull = verbs.add("pull", "fetch a model, held against its manifest", _pull)
     pull.takes("name", metavar="NAME")
     pull.takes("--from", dest="source", required=True, metavar="REPO", help="where from")
     pull.takes("--to", type=Path, required=True, metavar="DIR", help="it becomes DIR/NAME")
-    pull.takes_ssh()
+    _takes_ssh(pull)
 
-    listing = _Verb(
-        verbs, "list", "what is in a repository, and whether it is as it was made", _list
-    )
+    listing = verbs.add("list", "what is in a repository, and whether it is as it was made", _list)
     listing.takes("repository", nargs="?", default="models", metavar="REPO", help="default: models")
-    listing.takes_keys("check signatures with it; repeatable")
+    _takes_keys(listing, "check signatures with it; repeatable")
     listing.takes("--json", action="store_true", help="a list of objects, with whole digests")
-    listing.takes_store("what is in quarantine is told of")
-    listing.takes_ssh()
+    _takes_store(listing, "what is in quarantine is told of")
+    _takes_ssh(listing)
 
-    verify = _Verb(verbs, "verify", "whether a model is what its manifest says", _verify)
+    verify = verbs.add("verify", "whether a model is what its manifest says", _verify)
     verify.takes("directory", type=Path, metavar="DIR", help="the model's, or REPO/NAME")
-    verify.takes_keys("it must be signed with the private one of it; repeatable")
+    _takes_keys(verify, "it must be signed with the private one of it; repeatable")
 
-    rollback = _Verb(
-        verbs, "rollback", "what a model was before its last push; again undoes it", _back
+    rollback = verbs.add(
+        "rollback", "what a model was before its last push; again undoes it", _back
     )
     rollback.takes("name", metavar="NAME")
     rollback.takes("--to", required=True, metavar="REPO", help="where")
-    rollback.takes_ssh()
+    _takes_ssh(rollback)
 
-    release = _Verb(
-        verbs, "release", "let a model out of quarantine; the daemon tries it again", _release
+    release = verbs.add(
+        "release", "let a model out of quarantine; the daemon tries it again", _release
     )
     release.takes("name", metavar="NAME")
     release.takes(
@@ -93,71 +86,38 @@ def add_verbs(parser: argparse.ArgumentParser) -> None:
         metavar="D",
         help="only what has this digest, or one that begins so; default: all of that model",
     )
-    release.takes_store("it is in quarantine")
+    _takes_store(release, "it is in quarantine")
 
-    sign = _Verb(verbs, "sign", "write a model's manifest and signature into its directory", _sign)
+    sign = verbs.add("sign", "write a model's manifest and signature into its directory", _sign)
     sign.takes("directory", type=Path, metavar="DIR", help="the model")
     sign.takes("--key", type=Path, required=True, metavar="KEY", help="the private key")
 
-    keygen = _Verb(verbs, "keygen", "make a key to sign models with", _keygen)
+    keygen = verbs.add("keygen", "make a key to sign models with", _keygen)
     keygen.takes(
         "--out", type=Path, required=True, metavar="KEY", help="the public one becomes KEY.pub"
     )
 
 
-class _Verb:
-    """One verb and the names of its flags, for the nearest to what was mistyped."""
-
-    def __init__(
-        self, verbs: Any, name: str, text: str, run: Callable[[argparse.Namespace], int]
-    ) -> None:
-        self._parser = verbs.add_parser(
-            name, help=text, description=f"{text[0].upper()}{text[1:]}.", allow_abbrev=False
-        )
-        self._flags: list[str] = []
-        self._parser.set_defaults(verb=_interruptible(run), flags=self._flags)
-
-    def takes(self, name: str, **how: Any) -> None:
-        self._parser.add_argument(name, **how)
-        self._flags += [name] if name.startswith("-") else []
-
-    def takes_ssh(self) -> None:
-        self.takes(
-            "--ssh",
-            default="ssh",
-            metavar="COMMAND",
-            help="like 'ssh -p 2222 -i KEY'; default: ssh",
-        )
-
-    def takes_store(self, text: str) -> None:
-        self.takes(
-            "--store",
-            type=Path,
-            metavar="DIR",
-            help=f"where the daemon keeps its copies of models, in which {text}; default: the "
-            "installed daemon's, else yours",
-        )
-
-    def takes_keys(self, text: str) -> None:
-        self.takes(
-            "--key",
-            type=Path,
-            action="append",
-            default=[],
-            metavar="PUB",
-            help=f"public key: {text}",
-        )
+def _takes_ssh(verb: Verb) -> None:
+    verb.takes(
+        "--ssh", default="ssh", metavar="COMMAND", help="like 'ssh -p 2222 -i KEY'; default: ssh"
+    )
 
 
-def _interruptible(run: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
-    def until_interrupted(arguments: argparse.Namespace) -> int:
-        try:
-            return run(arguments)
-        except KeyboardInterrupt:
-            print("edge-server: interrupted; no half model is left", file=sys.stderr)
-            return INTERRUPTED
+def _takes_store(verb: Verb, text: str) -> None:
+    verb.takes(
+        "--store",
+        type=Path,
+        metavar="DIR",
+        help=f"where the daemon keeps its copies of models, in which {text}; default: the "
+        "installed daemon's, else yours",
+    )
 
-    return until_interrupted
+
+def _takes_keys(verb: Verb, text: str) -> None:
+    verb.takes(
+        "--key", type=Path, action="append", default=[], metavar="PUB", help=f"public key: {text}"
+    )
 
 
 def _push(arguments: argparse.Namespace) -> int:

@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-OK = 0
-FAILED = 1
-INTERRUPTED = 130
+from edge_server.verbs import FAILED, OK, Run, Verb, Verbs
 
 _ABOUT = """\
 TensorRT plans of a model's ONNX file. A plan belongs to one GPU with one TensorRT: it is built on
@@ -25,15 +19,14 @@ exit codes: 0 done, 1 failed (verify: the plan answers otherwise than the ONNX f
 69 no GPU or no TensorRT here, 78 no such model, or it cannot be used; the text says why,
 130 interrupted
 """
+_INTERRUPTED = "\nedge-server: interrupted; what was there is as it was"
 
 
 def add_verbs(parser: argparse.ArgumentParser) -> None:
     """The verbs below `plan`."""
-    parser.description, parser.epilog = _ABOUT, _CODES
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    verbs = parser.add_subparsers(required=True, metavar="VERB")
+    verbs = Verbs(parser, about=_ABOUT, codes=_CODES, interrupted=_INTERRUPTED)
 
-    build = _Verb(verbs, "build", "build a model's plan on this device", _build)
+    build = _add(verbs, "build", "build a model's plan on this device", _build)
     build.takes("--out", type=Path, metavar="FILE", help="the plan; default: beside the ONNX file")
     build.takes(
         "--fp16", action="store_true", help="layers may calculate in FP16 (TensorRT up to 10)"
@@ -81,11 +74,11 @@ def add_verbs(parser: argparse.ArgumentParser) -> None:
     build.takes("--no-timing-cache", action="store_true", help="measure every layer anew")
     build.takes("--verbose", action="store_true", help="show all that TensorRT says")
 
-    inspect = _Verb(verbs, "inspect", "what a plan was built of and for", _inspect)
+    inspect = _add(verbs, "inspect", "what a plan was built of and for", _inspect)
     inspect.takes("--layers", action="store_true", help="its layers, which takes the device")
     inspect.takes("--json", action="store_true", help="the side-car as it is")
 
-    verify = _Verb(verbs, "verify", "whether a plan answers as its ONNX file does", _verify)
+    verify = _add(verbs, "verify", "whether a plan answers as its ONNX file does", _verify)
     verify.takes(
         "--tolerance",
         type=float,
@@ -97,42 +90,20 @@ def add_verbs(parser: argparse.ArgumentParser) -> None:
     )
 
 
-class _Verb:
-    """One verb and the names of its flags, for the nearest to what was mistyped."""
-
-    def __init__(
-        self, verbs: Any, name: str, text: str, run: Callable[[argparse.Namespace], int]
-    ) -> None:
-        self._parser = verbs.add_parser(
-            name, help=text, description=f"{text[0].upper()}{text[1:]}.", allow_abbrev=False
-        )
-        self._flags: list[str] = []
-        self._parser.set_defaults(verb=_interruptible(run), flags=self._flags)
-        self.takes("model", metavar="MODEL", help="a name, a directory, or an ONNX file")
-        self.takes(
-            "--model-repository",
-            type=Path,
-            action="append",
-            metavar="DIR",
-            help="where names are looked for; repeatable; default: models",
-        )
-        self.takes("--config", type=Path, metavar="FILE", help="or where the daemon's settings say")
-        self.takes("--version", type=_positive, metavar="N", help="default: the latest")
-
-    def takes(self, name: str, **how: Any) -> None:
-        self._parser.add_argument(name, **how)
-        self._flags += [name] if name.startswith("-") else []
-
-
-def _interruptible(run: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
-    def until_interrupted(arguments: argparse.Namespace) -> int:
-        try:
-            return run(arguments)
-        except KeyboardInterrupt:
-            print("\nedge-server: interrupted; what was there is as it was", file=sys.stderr)
-            return INTERRUPTED
-
-    return until_interrupted
+def _add(verbs: Verbs, name: str, text: str, run: Run) -> Verb:
+    """A verb, with what every one of them takes."""
+    verb = verbs.add(name, text, run)
+    verb.takes("model", metavar="MODEL", help="a name, a directory, or an ONNX file")
+    verb.takes(
+        "--model-repository",
+        type=Path,
+        action="append",
+        metavar="DIR",
+        help="where names are looked for; repeatable; default: models",
+    )
+    verb.takes("--config", type=Path, metavar="FILE", help="or where the daemon's settings say")
+    verb.takes("--version", type=_positive, metavar="N", help="default: the latest")
+    return verb
 
 
 def _build(arguments: argparse.Namespace) -> int:
