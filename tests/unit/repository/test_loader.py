@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from edge_server.backends import BACKENDS
+from edge_server.model_config.config import Completion
 from edge_server.repository.loader import RepositoryLoader
 from edge_server.repository.source import Repositories
 from edge_server.requests import InferRequest
@@ -206,3 +207,20 @@ def test_loading_ends_between_two_models_once_stop_is_set(
     failed = RepositoryLoader(registry, Repositories([repository])).load_all(stop)
     assert [entry.name for entry in failed] == ["odd"]
     assert registry.snapshot.entries["good", 1].state is ModelState.LOADING
+
+
+def test_without_completion_a_configuration_says_it_all(
+    repository: Path, write_onnx: Callable[..., None]
+) -> None:
+    write_onnx(repository / "m" / "1" / "model.onnx")
+    registry = ModelRegistry()
+    loader = RepositoryLoader(
+        registry, Repositories([repository]), completion=Completion(auto=False)
+    )
+    (failed,) = loader.load_all()
+    assert "must specify" in failed.reason or "missing or empty" in failed.reason
+    dims = "data_type: TYPE_FP32 dims: [ 1, 4 ] }"
+    (repository / "m" / "config.pbtxt").write_text(
+        f'backend: "onnxruntime" input {{ name: "x" {dims} output {{ name: "y" {dims}'
+    )
+    assert loader.load("m") == {}
