@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from edge_server.errors import EdgeServerError
     from edge_server.grpc_api.admission import Admission
     from edge_server.grpc_api.call_traces import UnaryTrace
+    from edge_server.grpc_api.exchange import Exchange
     from edge_server.grpc_api.shared_memory import SharedMemory
-    from edge_server.grpc_api.stream import Exchange
     from edge_server.serving.control import ModelControl
     from edge_server.serving.data_plane import DataPlane
     from edge_server.serving.snapshot import LoadedModel

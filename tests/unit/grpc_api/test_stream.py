@@ -13,12 +13,14 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 
 from edge_server.errors import Cancelled, InternalError, NotFound, Unavailable
-from edge_server.grpc_api.stream import Exchange, InferStream
+from edge_server.grpc_api.stream import InferStream
 from edge_server.requests import InferResponse
 from edge_server.tensors import Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from edge_server.grpc_api.exchange import Exchange
 
 PATIENCE_S = 10.0
 
