@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from edge_server.backends.contract import Tensors
     from edge_server.model_config.config import ModelConfig
     from edge_server.model_config.scheduling import DynamicBatching
-    from edge_server.serving.execution import Job
+    from edge_server.serving.job import Job
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ import time
 from typing import TYPE_CHECKING
 
 from edge_server.errors import EdgeServerError
-from edge_server.serving.execution import Job
 from edge_server.serving.expected_wait import ExpectedWait
+from edge_server.serving.job import Job
 
 if TYPE_CHECKING:
     from edge_server.backends.contract import Instance

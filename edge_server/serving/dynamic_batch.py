@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from edge_server.appliance.worker import Worker
 from edge_server.errors import DeadlineExceeded, EdgeServerError, Unavailable
 from edge_server.serving.batching import BatchRule
-from edge_server.serving.execution import Job
 from edge_server.serving.expected_wait import ExpectedWait
+from edge_server.serving.job import Job
 from edge_server.serving.ordered_answers import OrderedAnswers
 from edge_server.serving.policy_queue import PolicyQueue
 

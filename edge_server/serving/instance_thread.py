@@ -11,8 +11,9 @@ from edge_server.appliance.worker import Worker
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from edge_server.serving.execution import Executor, Job
+    from edge_server.serving.execution import Executor
     from edge_server.serving.instance_pool import InstancePool
+    from edge_server.serving.job import Job
 
 log = logging.getLogger(__name__)
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from edge_server.errors import Cancelled, InvalidRequest, Unavailable
 from edge_server.requests import InferRequest
-from edge_server.serving.execution import Job
 from edge_server.serving.instance_pool import InstancePool
 from edge_server.serving.instance_thread import InstanceThread
+from edge_server.serving.job import Job
 from edge_server.serving.sequence_book import SequenceBook
 from edge_server.serving.sequence_controls import SequenceControls
 from edge_server.serving.sequence_state import SequenceStates, zeros

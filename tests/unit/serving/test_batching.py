@@ -14,7 +14,7 @@ from edge_server.model_config.config import ModelConfig
 from edge_server.model_config.scheduling import DynamicBatching
 from edge_server.requests import InferRequest
 from edge_server.serving.batching import Batch, BatchRule
-from edge_server.serving.execution import Job
+from edge_server.serving.job import Job
 from edge_server.serving.snapshot import Snapshot
 from edge_server.tensors import Tensor
 
