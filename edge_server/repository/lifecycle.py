@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import logging
 import threading
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from edge_server.errors import Unavailable
 from edge_server.repository.build import Built, Failure
+from edge_server.repository.rollback import find_suspects, fit_back
 from edge_server.repository.standing import Standing, entries_of
 from edge_server.repository.trials import Trials
 from edge_server.serving.snapshot import UNLOADED, ModelEntry, ModelState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from edge_server.repository.build import Build
     from edge_server.repository.draft import Draft
     from edge_server.repository.fit import Fit
-    from edge_server.repository.trials import Before
+    from edge_server.repository.rollback import Suspects
     from edge_server.serving.probation import ProbationTerms
     from edge_server.serving.registry import ModelRegistry
 
@@ -28,21 +29,6 @@ log = logging.getLogger(__name__)
 OUTDATED = (
     "Newer operation has been applied to the model lifecycle, current load operation is out-dated."
 )
-
-
-@dataclass(frozen=True)
-class _Suspects:
-    """What goes back.
-
-    Attributes:
-        back: by name, what served before each.
-        spared: likewise of the ensemble in which it showed, and which is not at fault.
-        reason: what is told of those that go back.
-    """
-
-    back: Mapping[str, Before]
-    spared: Mapping[str, Before]
-    reason: str
 
 
 class ModelLifecycle:
@@ -183,13 +169,18 @@ class ModelLifecycle:
             then nothing has changed.
         """
         with self._lock:
-            suspects = self._suspects(draft, reason)
-            back, wishes = dict(suspects.back), self._standing.wishes
-            guilty = [d for name in back if (d := wishes[name].serving) is not None]
-            offered, found = self._fit_back(draft, back)
+            if self._over:
+                return False
+            suspects = find_suspects(draft, reason, self._standing, self._trials)
+            wishes = self._standing.wishes
+            guilty = [d for name in suspects.back if (d := wishes[name].serving) is not None]
+            suspects, offered, found = fit_back(
+                draft, suspects, self._standing, self._trials, take_down=self._take_down
+            )
+            back = suspects.back
             misfits = [error for name, error in found.refused.items() if name in back]
             if back and not misfits:
-                self._go_back(replace(suspects, back=back), offered, found)
+                self._go_back(suspects, offered, found)
         for before in (*suspects.spared.values(), *(back.values() if misfits else ())):
             before.built.close()
         if misfits:
@@ -270,7 +261,7 @@ class ModelLifecycle:
         others = {name: each for name, each in former.items() if name != draft.name}
         return self._trials.begin(built, serving, others)
 
-    def _watched_on(self, built: Built, suspects: _Suspects) -> Built:
+    def _watched_on(self, built: Built, suspects: Suspects) -> Built:
         """As it is to be published when something goes back: only ensembles are made anew then."""
         draft = built.draft
         if not draft.is_ensemble:
@@ -288,27 +279,7 @@ class ModelLifecycle:
             self._trials.has(member) for member in self._standing.wishes.below(draft)
         )
 
-    def _fit_back(self, draft: Draft, back: dict[str, Before]) -> tuple[dict[str, Built], Fit]:
-        """`back`, and what has to go or come with it: what is offered, and how that fits.
-
-        Where it does not fit otherwise, `back` gets what changed together with an ensemble.
-        """
-        wishes = self._standing.wishes
-        waiting = {each.name: Built(each) for each in wishes.waiting(())}
-        offered = {**waiting, **{name: before.built for name, before in back.items()}}
-        found = self._standing.fit(offered, {})
-        if not found.refused.keys().isdisjoint(back):
-            below = [wishes[name].serving for name in wishes.below(draft)]
-            back.update(self._taken(each for each in below if each is not None))
-            for before in back.values():
-                offered.update((name, Built(each)) for name, each in before.ensembles.items())
-            offered.update((name, before.built) for name, before in back.items())
-            found = self._standing.fit(offered, {})
-        if self._take_down and not found.refused.keys().isdisjoint(back):
-            found = self._standing.fit(offered, {}, take_down=True)
-        return {n: built for n, built in offered.items() if n not in found.refused}, found
-
-    def _go_back(self, suspects: _Suspects, offered: Mapping[str, Built], found: Fit) -> None:
+    def _go_back(self, suspects: Suspects, offered: Mapping[str, Built], found: Fit) -> None:
         back, reason = suspects.back, f"rolled back: {suspects.reason}"
         changes = self._taken_down(found)
         for built in self._made(offered, found):
@@ -320,30 +291,3 @@ class ModelLifecycle:
                 # It is as good as it was, but not for these members.
                 self._standing.wishes.wait(wish.serving)
         self._registry.publish(changes)
-
-    def _suspects(self, draft: Draft, reason: str) -> _Suspects:
-        """What is to go back where `draft` failed on probation, which is over."""
-        before = None if self._over else self._trials.take(draft)
-        if before is None:
-            return _Suspects({}, {}, reason)
-        name = draft.name
-        if not draft.is_ensemble:
-            return _Suspects({name: before}, {}, reason)
-        serving = self._standing.wishes.serving()
-        used = [serving[n] for n in self._standing.wishes.below(draft) if n in serving]
-        faults = {each.name: fault for each in used if (fault := self._trials.fault(each))}
-        if faults:
-            # What is wrong with it shows in them, too.
-            bad = [each for each in used if each.name in faults]
-            return _Suspects(self._taken(bad), {name: before}, next(iter(faults.values())))
-        if before.built.draft is not draft:
-            return _Suspects({name: before}, {}, reason)
-        return _Suspects(self._taken(used), {name: before}, f"in ensemble '{name}': {reason}")
-
-    def _taken(self, drafts: Iterable[Draft]) -> dict[str, Before]:
-        """What served before those of them that are new."""
-        return {
-            draft.name: before
-            for draft in drafts
-            if self._trials.has_change(draft) and (before := self._trials.take(draft)) is not None
-        }
