@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
@@ -34,6 +35,7 @@ HALVES = 'output { name: "input" data_type: TYPE_FP16 dims: [3, 36, 64] }'
 SIZE = 'output { name: "size" data_type: TYPE_INT32 dims: [2] }'
 CPU = 'instance_group { name: "p" kind: KIND_CPU count: 1 }'
 GPU = 'instance_group { name: "p" kind: KIND_GPU gpus: 0 count: 1 }'
+PLACES = pytest.mark.parametrize("group", [CPU, GPU], ids=["CPU", "GPU"])
 
 
 def config(text: str = IMAGE + NETWORK + SIZE + CPU, batch: int = 1) -> ModelConfig:

@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 from edge_server.backends.preprocess_cpu import scale_frame
 from edge_server.errors import InvalidRequest, ModelConfigError
 from tests.unit.backends.preprocessing import (
-    CPU,
-    GPU,
     HALVES,
     IMAGE,
     NETWORK,
+    PLACES,
     SIZE,
     Preprocess,
     by_opencv,
@@ -26,8 +25,6 @@ from tests.unit.backends.preprocessing import (
 
 if TYPE_CHECKING:
     from edge_server.cuda.devices import Devices
-
-PLACES = pytest.mark.parametrize("group", [CPU, GPU], ids=["CPU", "GPU"])
 
 
 @PLACES

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from edge_server.cuda.kernels.preprocess import PixelFormat
 from edge_server.errors import InvalidRequest, ModelConfigError, Unavailable
 from tests.unit.backends.preprocessing import (
-    CPU,
     GPU,
     HALVES,
     IMAGE,
     NETWORK,
+    PLACES,
     SIZE,
     Preprocess,
     by_opencv,
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
     from ...conftest import SimulatedGpu
 
-PLACES = pytest.mark.parametrize("group", [CPU, GPU], ids=["CPU", "GPU"])
 FORMATS = pytest.mark.parametrize("pixel_format", [each.value for each in PixelFormat])
 INPUTS = {
     "bgr": IMAGE,
