@@ -285,6 +285,19 @@ def serve(
 
 
 @pytest.fixture(scope="session")
+def strace() -> str:
+    """The program strace, which may trace here."""
+    program = shutil.which("strace")
+    if program is None:
+        pytest.skip("strace is missing; to have it: apt install strace")
+    command = [program, "-qq", "-e", "trace=none", "true"]
+    tried = subprocess.run(command, capture_output=True, text=True, check=False)
+    if tried.returncode:
+        pytest.skip(f"strace may not trace here: {tried.stderr.strip()}")
+    return program
+
+
+@pytest.fixture(scope="session")
 def in_memory() -> Iterator[Callable[[], Path]]:
     """Makes empty folders in memory, where that is possible: a process that is killed, unlike a
     board that loses its power, leaves there what it leaves on a disk, and nothing waits for one."""

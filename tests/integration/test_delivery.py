@@ -237,13 +237,7 @@ class FarSides:
 
 
 @pytest.fixture(scope="module")
-def far_sides(in_memory: Callable[[], Path]) -> Iterator[FarSides]:
-    strace = shutil.which("strace")
-    if strace is None:
-        pytest.skip("no strace on this machine: apt install strace")
-    tried = subprocess.run([strace, "-o", os.devnull, "true"], capture_output=True, check=False)
-    if tried.returncode:
-        pytest.skip(f"strace may not trace here: {tried.stderr.decode().strip()}")
+def far_sides(strace: str, in_memory: Callable[[], Path]) -> Iterator[FarSides]:
     started = FarSides(strace, in_memory())
     yield started
     started.close()

@@ -20,6 +20,8 @@ from edge_server.repository.tree import look
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+pytestmark = pytest.mark.usefixtures("strace")
+
 # Every call that changes what is on disk, or when it gets there.
 CHANGES = "write|fsync|fdatasync|rename.*|mkdir.*|unlink.*|rmdir|chmod|fchmod.*|ftruncate|openat"
 REFUSED = 3
@@ -37,16 +39,6 @@ class Call(NamedTuple):
     def descriptor(self) -> str:
         """The path of the file that its first argument is open on."""
         return self.text.split("<")[1].split(">")[0]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _can_trace() -> None:
-    if shutil.which("strace") is None:
-        pytest.skip("strace is missing; to have it: apt install strace")
-    command = ["strace", "-qq", "-e", "trace=none", "true"]
-    tried = subprocess.run(command, capture_output=True, text=True, check=False)
-    if tried.returncode:
-        pytest.skip(f"strace may not trace here: {tried.stderr.strip()}")
 
 
 class Bench:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
     from tests.integration.conftest import Server
 
+pytestmark = pytest.mark.usefixtures("strace")
+
 PATIENCE_S = 30.0
 # Of each kind, in the ordinary run of the tests.
 POINTS = os.environ.get("EDGE_CRASH_POINTS", "2")
@@ -37,16 +39,6 @@ _LAST_S = 0.3
 _ALL = ("-e", f"trace=/^({CHANGES})$")
 
 Paths = tuple["Path", ...]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _can_trace() -> None:
-    if shutil.which("strace") is None:
-        pytest.skip("strace is missing; to have it: apt install strace")
-    command = ["strace", "-qq", "-e", "trace=none", "true"]
-    tried = subprocess.run(command, capture_output=True, text=True, check=False)
-    if tried.returncode:
-        pytest.skip(f"strace may not trace here: {tried.stderr.strip()}")
 
 
 class Call(NamedTuple):
