@@ -223,3 +223,9 @@ class Heard:
             for answer in self.wait()
             if isinstance(answer, InferResponse)
         ]
+
+
+def submitted(snapshot_of: World, request: InferRequest) -> Heard:
+    heard = Heard()
+    snapshot_of.snapshot.submit(request, heard)
+    return heard
