@@ -10,20 +10,18 @@ same network fed from the host gives the lanes to compare with. Exits 69 where t
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from gpu_section import run_section
 from gpu_timing import host_ms
 
 from edge_server.cameras.source import open_source
 from edge_server.cuda.buffer_pool import BufferPool
 from edge_server.cuda.device_array import DeviceArray
-from edge_server.cuda.devices import Devices
-from edge_server.errors import EdgeServerError, Unavailable
+from edge_server.errors import Unavailable
 from edge_server.model_config.config import Completion
 from edge_server.repository.loader import RepositoryLoader
 from edge_server.repository.source import Repositories
@@ -38,6 +36,7 @@ if TYPE_CHECKING:
 
     from edge_server.backends.contract import ExecuteRequest
     from edge_server.cuda.device import Device
+    from edge_server.cuda.devices import Devices
     from edge_server.cuda.stream import Stream
     from edge_server.model_config.config import Placement
 
@@ -49,36 +48,24 @@ MOST_DIFFERENCE_PX = 1.0
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="a sketch: few repeats")
-    parser.add_argument("--json", type=Path, help="write rows and goals there")
-    arguments = parser.parse_args()
-    devices = Devices()
-    notes: list[str] = []
-    try:
-        device = devices.gpu()
-        source = open_source("synthetic://road?seed=7&fps=0")
-        frame = Tensor(source.read()[np.newaxis])
-        source.close()
-        rows = []
-        for make in (Copying, TorchNetwork, OnnxNetwork):
-            try:
-                rows.append(
-                    measure(devices, make(device), frame, repeats=2 if arguments.quick else 50)
-                )
-            except Unavailable as error:
-                notes.append(str(error))
-        found = {"rows": rows, "goals": goals_of(rows), "notes": notes}
-    except EdgeServerError as error:
-        print(f"gpu_chain: {error}", file=sys.stderr)
-        return 69 if isinstance(error, Unavailable) else 1
-    finally:
-        devices.close()
+    return run_section("gpu_chain", __doc__, report)
+
+
+def report(devices: Devices, quick: bool) -> dict[str, Any]:
+    device = devices.gpu()
+    source = open_source("synthetic://road?seed=7&fps=0")
+    frame = Tensor(source.read()[np.newaxis])
+    source.close()
+    rows, notes = [], []
+    for make in (Copying, TorchNetwork, OnnxNetwork):
+        try:
+            rows.append(measure(devices, make(device), frame, repeats=2 if quick else 50))
+        except Unavailable as error:
+            notes.append(str(error))
+    found = {"rows": rows, "goals": goals_of(rows), "notes": notes}
     for note in notes:
         print(note)
-    if arguments.json:
-        arguments.json.write_text(json.dumps(found, indent=1))
-    return 0
+    return found
 
 
 def measure(devices: Devices, network: Network, frame: Tensor, repeats: int) -> dict[str, Any]:

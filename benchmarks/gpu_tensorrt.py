@@ -11,10 +11,8 @@ profiles. Exits 69 where there is no GPU or neither TensorRT.
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import importlib.util
-import json
 import logging
 import os
 import shutil
@@ -26,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from gpu_chain import DECODE, MODELS, MOST_DIFFERENCE_PX, NETWORK, PREPROCESS, OnnxNetwork
+from gpu_section import run_section
 from gpu_timing import host_ms
 from tiny_onnx import relu_of_product
 
@@ -79,29 +78,18 @@ GRAPHS = "optimization { cuda { graphs: true } }\n"
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="a sketch: few repeats")
-    parser.add_argument("--json", type=Path, help="write rows and goals there")
-    arguments = parser.parse_args()
-    devices = Devices()
-    try:
-        devices.gpu()
-        name, version = find_tensorrt()
-        print(name, flush=True)
-        tried = Tried(devices, version, repeats=2 if arguments.quick else 300)
-        with tempfile.TemporaryDirectory(prefix="edge-server-") as folder:
-            tried.everything(Path(folder))
-    except EdgeServerError as error:
-        print(f"gpu_tensorrt: {error}", file=sys.stderr)
-        return 69 if isinstance(error, Unavailable) else 1
-    finally:
-        devices.close()
-    notes = [name, *tried.notes]
+    return run_section("gpu_tensorrt", __doc__, report)
+
+
+def report(devices: Devices, quick: bool) -> dict[str, Any]:
+    devices.gpu()
+    name, version = find_tensorrt()
+    print(name, flush=True)
+    tried = Tried(devices, version, repeats=2 if quick else 300)
+    with tempfile.TemporaryDirectory(prefix="edge-server-") as folder:
+        tried.everything(Path(folder))
     print("\n".join(tried.notes))
-    found = {"rows": tried.rows, "goals": tried.goals, "notes": notes}
-    if arguments.json:
-        arguments.json.write_text(json.dumps(found, indent=1))
-    return 0
+    return {"rows": tried.rows, "goals": tried.goals, "notes": [name, *tried.notes]}
 
 
 def find_tensorrt() -> tuple[str, tuple[int, int]]:

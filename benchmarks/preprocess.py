@@ -10,21 +10,18 @@ of them read. Exits 69 where there is no GPU.
 
 from __future__ import annotations
 
-import argparse
 import ctypes
-import json
 import math
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import cv2
 import numpy as np
 import torch_preprocess
+from gpu_section import run_section
 from gpu_timing import GpuClock, host_ms
 
 from edge_server.backends.preprocess_cpu import bgr_of, scale_frame
-from edge_server.cuda.devices import Devices
 from edge_server.cuda.kernels.preprocess import (
     MAX_FRAMES,
     FrameAddress,
@@ -34,12 +31,12 @@ from edge_server.cuda.kernels.preprocess import (
     PreprocessArgs,
 )
 from edge_server.cuda.kernels.shipped import kernel_image
-from edge_server.errors import Unavailable
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from edge_server.cuda.device import Device
+    from edge_server.cuda.devices import Devices
 
 WIDTH, HEIGHT = 1920, 1080
 OUT_WIDTH, OUT_HEIGHT = 640, 360
@@ -50,27 +47,13 @@ GOALS = {"share of copy": 0.6, "times OpenCV": 10.0, "times torch": 2.0}
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="a sketch: few repeats, small memory")
-    parser.add_argument("--json", type=Path, help="write rows and goals there")
-    arguments = parser.parse_args()
-    devices = Devices()
-    try:
-        device = devices.gpu()
-        rows = list(measure(device, quick=arguments.quick))
-        found = {
-            "rows": rows,
-            "goals": goals_of(rows, quick=arguments.quick),
-            "notes": [torch_preprocess.note()],
-        }
-    except Unavailable as error:
-        print(f"preprocess: {error}", file=sys.stderr)
-        return 69
-    finally:
-        devices.close()
-    if arguments.json:
-        arguments.json.write_text(json.dumps(found, indent=1))
-    return 0
+    return run_section("preprocess", __doc__, report)
+
+
+def report(devices: Devices, quick: bool) -> dict[str, Any]:
+    rows = list(measure(devices.gpu(), quick=quick))
+    goals = goals_of(rows, quick=quick)
+    return {"rows": rows, "goals": goals, "notes": [torch_preprocess.note()]}
 
 
 def measure(device: Device, *, quick: bool) -> Any:
