@@ -212,24 +212,38 @@ def standing(client: triton.InferenceServerClient) -> tuple[str, str]:
     return model.state, model.reason
 
 
-def test_a_plan_is_built_from_the_onnx_file_beside_it_while_the_old_one_serves(
-    on_gpu: Callable[..., None],
+@pytest.fixture
+def follow(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     start: Callable[..., Process],
     client: Callable[[Process], triton.InferenceServerClient],
-) -> None:
+) -> Callable[[], tuple[Process, triton.InferenceServerClient]]:
+    """Starts a daemon that follows `tmp_path/models`; the plans it builds are below
+    `tmp_path/state`."""
     monkeypatch.setenv("STATE_DIRECTORY", str(tmp_path / "state"))
+
+    def begin() -> tuple[Process, triton.InferenceServerClient]:
+        process = start(
+            f"--model-repository={tmp_path / 'models'}",
+            "--model-control-mode=poll",
+            "--repository-poll-secs=0.2",
+        )
+        return process, client(process)
+
+    return begin
+
+
+def test_a_plan_is_built_from_the_onnx_file_beside_it_while_the_old_one_serves(
+    on_gpu: Callable[..., None],
+    tmp_path: Path,
+    follow: Callable[[], tuple[Process, triton.InferenceServerClient]],
+) -> None:
     on_gpu("build_s=1.5")
     model = tmp_path / "models" / "adding"
     adding(model / "1" / "model.onnx", 1)
     (model / "config.pbtxt").write_text(BUILT_HERE)
-    process = start(
-        f"--model-repository={tmp_path / 'models'}",
-        "--model-control-mode=poll",
-        "--repository-poll-secs=0.2",
-    )
-    connected = client(process)
+    process, connected = follow()
     assert asked(connected) == 1
     plans = tmp_path / "state" / "plans"
     assert len(list(plans.glob("*/model.plan"))) == 1
@@ -285,20 +299,12 @@ def test_how_far_a_first_plan_is_stands_on_mqtt_until_it_is_there(
 def test_a_plan_that_cannot_be_built_leaves_what_serves_alone(
     on_gpu: Callable[..., None],
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    start: Callable[..., Process],
-    client: Callable[[Process], triton.InferenceServerClient],
+    follow: Callable[[], tuple[Process, triton.InferenceServerClient]],
 ) -> None:
-    monkeypatch.setenv("STATE_DIRECTORY", str(tmp_path / "state"))
     model = tmp_path / "models" / "adding"
     adding(model / "1" / "model.onnx", 1)
     (model / "config.pbtxt").write_text(BUILT_HERE)
-    process = start(
-        f"--model-repository={tmp_path / 'models'}",
-        "--model-control-mode=poll",
-        "--repository-poll-secs=0.2",
-    )
-    connected = client(process)
+    process, connected = follow()
     (model / "1" / "model.new").write_bytes(b"no ONNX file")
     (model / "1" / "model.new").rename(model / "1" / "model.onnx")
     end = time.monotonic() + 60
