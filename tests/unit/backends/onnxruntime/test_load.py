@@ -1,0 +1,133 @@
+"""Files and parameters: what is wrong with them is told, what is right is run."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from edge_server.backends import onnxruntime
+from edge_server.backends.contract import untold
+from edge_server.cuda.devices import Devices
+from edge_server.errors import InternalError, ModelConfigError
+from tests.unit.backends.onnxruntime.graphs import answer, config
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from edge_server.model_config.files import ModelFiles
+
+
+@pytest.mark.parametrize("keep", [0, 40, 0.9])
+def test_a_file_cut_short_is_named_with_the_remedy(
+    files: ModelFiles, write_onnx: Callable[..., None], keep: float
+) -> None:
+    path = files.versions[1] / "model.onnx"
+    write_onnx(path, (1, 4))
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(keep * len(whole)) if keep < 1 else int(keep)])
+    with pytest.raises(ModelConfigError, match=r"model\.onnx: ONNX Runtime cannot load it: .*copy"):
+        onnxruntime.complete(files, 1, config(""))
+
+
+def test_a_missing_file_is_named(files: ModelFiles) -> None:
+    with pytest.raises(ModelConfigError, match=r"model\.onnx: missing"):
+        onnxruntime.complete(files, 1, config(""))
+
+
+def test_a_file_that_cannot_be_read_is_not_to_be_exported_again(
+    files: ModelFiles, unreadable: Callable[[Path], None]
+) -> None:
+    unreadable(files.versions[1] / "model.onnx")
+    with pytest.raises(ModelConfigError, match=r"model\.onnx: cannot be read: File name too long"):
+        onnxruntime.complete(files, 1, config(""))
+
+
+def test_a_directory_of_the_models_name_holds_it(
+    files: ModelFiles, write_onnx: Callable[..., None]
+) -> None:
+    write_onnx(files.versions[1] / "model.onnx" / "model.onnx", (1, 4))
+    completed = onnxruntime.complete(files, 1, config(""))
+    made = answer(completed, files.versions[1], np.zeros((1, 4), np.float32))
+    assert made["y"].array.tolist() == [[1, 1, 1, 1]]  # type: ignore[index]
+
+
+def test_parameters_are_checked_before_the_model_is_loaded(files: ModelFiles) -> None:
+    said = 'parameters { key: "execution_mode" value { string_value: "2" } }'
+    with pytest.raises(ModelConfigError, match=r"config\.pbtxt: parameters: .*`\$.execution_mode`"):
+        onnxruntime.complete(files, 1, config(said))
+
+
+def test_a_parameter_of_others_is_logged_and_does_no_harm(
+    files: ModelFiles, write_onnx: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    write_onnx(files.versions[1] / "model.onnx", (1, 4))
+    said = 'parameters { key: "gpu_mem_limit" value { string_value: "5" } }'
+    completed = onnxruntime.complete(files, 1, config(said))
+    assert completed.parameters == {"gpu_mem_limit": "5"}
+    assert caplog.messages[0].startswith("model m: parameter 'gpu_mem_limit' has no effect here")
+    onnxruntime.load(files.versions[1], completed, Devices(), untold).close()
+
+
+def test_every_option_is_one_that_the_runtime_takes(
+    files: ModelFiles, write_onnx: Callable[..., None]
+) -> None:
+    options = {
+        "intra_op_thread_count": "1",
+        "inter_op_thread_count": "2",
+        "execution_mode": "1",
+        "enable_mem_arena": "1",
+        "enable_mem_pattern": "0",
+        "memory.enable_memory_arena_shrinkage": "cpu:0",
+        "allow_spinning": "true",
+    }
+    write_onnx(files.versions[1] / "model.onnx", (1, 4))
+    for level in (-1, 1, 2):
+        text = f"optimization {{ graph {{ level: {level} }} }}" + "".join(
+            f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}'
+            for key, value in options.items()
+        )
+        completed = onnxruntime.complete(files, 1, config(text))
+        made = answer(completed, files.versions[1], np.zeros((1, 4), np.float32))
+        assert made["y"].array.tolist() == [[1, 1, 1, 1]]  # type: ignore[index]
+
+
+def test_it_computes_and_a_runtime_failure_is_an_internal_error(
+    files: ModelFiles, write_onnx: Callable[..., None]
+) -> None:
+    write_onnx(files.versions[1] / "model.onnx", (1, 4))
+    completed = onnxruntime.complete(files, 1, config(""))
+    made = answer(completed, files.versions[1], np.zeros((1, 4), np.float32))
+    assert made["y"].array.tolist() == [[1, 1, 1, 1]]  # type: ignore[index]
+    failed = answer(completed, files.versions[1], np.zeros((2, 4), np.float32))
+    assert isinstance(failed, InternalError)
+    assert "model 'm' failed" in str(failed)
+
+
+SESSION = """
+import sys
+from edge_server.backends.onnxruntime import ort
+ort.InferenceSession(sys.argv[1])
+"""
+
+
+def test_nobody_is_told_what_it_is_used_for(
+    tmp_path: Path, write_onnx: Callable[..., None]
+) -> None:
+    path = tmp_path / "model.onnx"
+    write_onnx(path, (3,))
+    home = tmp_path / "home"
+    home.mkdir()
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("XDG_", "ORT_"))}
+    subprocess.run(
+        [sys.executable, "-c", SESSION, str(path)],
+        env={**environment, "HOME": str(home)},
+        check=True,
+    )
+    # What is to be sent later would be kept there till then.
+    assert not list(home.rglob("*onnxruntime*"))
