@@ -43,6 +43,7 @@ RESTART_ME = 87
 
 EXIT_CODES = {
     errors.SettingsError: CONFIGURATION,
+    errors.InvalidRequest: CONFIGURATION,
     errors.ModelConfigError: CONFIGURATION,
     errors.SourceError: UNAVAILABLE,
     errors.SourceUriError: CONFIGURATION,

@@ -31,6 +31,8 @@ class SigningKey:
                 data = file.read()
         except OSError as error:
             raise SettingsError(f"{path}: cannot be read: {error.strerror}") from error
+        if b"PUBLIC KEY" in data:
+            raise SettingsError(f"{path}: is a public key; what signs is the private one")
         if mode & 0o077:
             raise SettingsError(
                 f"{path}: others may read or change this private key (mode {mode:o}): chmod 600 it"

@@ -104,7 +104,7 @@ class MetricsServer:
         if not method:
             status = 400
         elif path != "/metrics":
-            status = 404
+            status, body = 404, b"Not Found: the metrics are at /metrics\n"
         elif method != "GET":
             status, more = 405, "Allow: GET\r\n"
         else:

@@ -16,8 +16,8 @@ MODEL is a model's name in the repository, its directory, or an ONNX file.
 """
 _CODES = """\
 exit codes: 0 done, 1 failed (verify: the plan answers otherwise than the ONNX file), 2 usage,
-69 no GPU or no TensorRT here, 78 no such model, or it cannot be used; the text says why,
-130 interrupted
+69 no GPU or no TensorRT here, 78 no such model, or it or a flag's value cannot be
+used; the text says why, 130 interrupted
 """
 _INTERRUPTED = "\nedge-server: interrupted; what was there is as it was"
 

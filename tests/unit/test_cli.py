@@ -5,15 +5,13 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from edge_server.cli import run_command
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
+LANES = Path(__file__).parents[2] / "models/laneDetect_model"
 _HEAVY = "heavy = {'numpy', 'grpc', 'cv2', 'paho', 'msgspec', 'google'} & set(sys.modules)\n"
 
 
@@ -120,6 +118,7 @@ def test_check_tells_of_flags_without_effect(
         (["demo", "--mqtt", ":1883"], 78, "--mqtt :1883: give it as HOST"),
         (["demo", "--mqtt", "broker:99999"], 78, "--mqtt broker:99999: give it as HOST, HOST:PORT"),
         (["demo", "--mqtt", "broker:0"], 78, "mqtt: port must be 1 to 65535"),
+        (["plan", "build", str(LANES), "--fp16", "--int8"], 78, "give one of the two"),
         (["check", "--http-port", "8000"], 78, "there is no HTTP front end"),
         (["check", "--grpc-port", "http"], 78, "--grpc-port=http: give it as a whole number"),
         (["check", "--load-model=*", "--load-model=a"], 78, "Wildcard model name '*' must be"),

@@ -63,8 +63,9 @@ def test_metrics_are_told(server: MetricsServer) -> None:
 def test_nothing_else_is(server: MetricsServer, path: str, method: str, status: int) -> None:
     with pytest.raises(HTTPError) as caught:
         ask(server, path, method)
-    caught.value.close()
-    assert caught.value.code == status
+    with caught.value:
+        assert caught.value.code == status
+        assert status != 404 or b"at /metrics" in caught.value.read()
 
 
 @pytest.mark.parametrize(
