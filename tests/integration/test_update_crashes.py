@@ -63,11 +63,12 @@ class Traced:
         self._calls: list[tuple[str, str, str]] = re.findall(r"(?m)^(\d+) +(\w+)(\(.*)", text)
         self._store = str(store)
 
-    def of_the_first(self) -> list[Call]:
-        """The calls that change the store, of the first thread that changes it.
+    def of_a_copy(self) -> list[Call]:
+        """The calls that change the store, of the thread that copies, up to its rename.
 
-        But for those that make or fill a file. How many a thread opens depends on how often it
-        looks, and how many it writes on how often it wakes another.
+        What follows is done on that thread or on another, as it happens. Left out are those that
+        make or fill a file: how many a thread opens depends on how often it looks, and how many it
+        writes on how often it wakes another.
         """
         thread = next(t for t, name, text in self._calls if self._changes(name, text))
         counts: Counter[str] = Counter()
@@ -77,6 +78,8 @@ class Traced:
                 counts[name] += 1
                 if self._changes(name, text):
                     calls.append(Call(name, counts[name], ()))
+                if name.startswith("rename"):
+                    break
         return calls
 
     def at(self, paths: Paths) -> list[Call]:
@@ -261,7 +264,7 @@ def test_a_daemon_that_dies_in_an_update_is_followed_by_one_that_serves(bench: B
     bench.start_from_copies()
     bench.wait_good()
     copying, noting, dropping = (
-        some(traced.of_the_first()),
+        some(traced.of_a_copy()),
         some(traced.at(bench.state_paths)),
         some(traced.at(oldest)),
     )
