@@ -15,6 +15,8 @@ from edge_server.repository.poll_control import PollControl
 from edge_server.repository.signature import SignaturePolicy
 from edge_server.repository.source import AcceptedModels, Repositories
 from edge_server.repository.store import ModelStore
+from edge_server.serving.bounded_control import BoundedControl
+from edge_server.serving.live_models import LiveModels
 from edge_server.serving.probation import ProbationTerms
 from edge_server.serving.rate_limiter import RateLimiter, ResourceLimit
 from edge_server.serving.scheduling import Scheduling
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
     from edge_server.cuda.devices import Devices
     from edge_server.serving.registry import ModelRegistry
     from edge_server.settings import Repository, Serving
+
+# Models that load others wait in threads of theirs; what they load may load others again.
+_LOADS_BY_MODELS = 16
 
 
 def chosen_scheduling(settings: Serving) -> Scheduling:
@@ -56,7 +61,8 @@ def chosen_control(
 
     Where the repositories are followed, it loads what is there to begin with.
     """
-    return RepositoryControl(
+    surroundings = LiveModels(registry)
+    control = RepositoryControl(
         RepositoryLoader(
             registry,
             Repositories([Path(path) for path in settings.paths]),
@@ -64,6 +70,7 @@ def chosen_control(
             completion=chosen_completion(settings, devices),
             load_threads=settings.load_threads,
             devices=devices,
+            surroundings=surroundings,
             take_down=settings.incompatible_member == "take_down",
         ),
         registry,
@@ -71,6 +78,8 @@ def chosen_control(
         load=settings.load,
         exit_on_error=settings.exit_on_error,
     )
+    surroundings.control = BoundedControl(control, _LOADS_BY_MODELS)
+    return control
 
 
 def chosen_signatures(settings: Repository) -> SignaturePolicy:
@@ -98,6 +107,8 @@ def following_control(
         completion=chosen_completion(settings, devices),
         load_threads=settings.load_threads,
         devices=devices,
+        # Nothing is loaded on request, whoever asks.
+        surroundings=LiveModels(registry),
         budget=budget,
         probation=terms if settings.probation_requests else None,
         on_rolled_back=ledger.rolled_back,

@@ -21,6 +21,7 @@ from edge_server.tensors import Tensor
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from edge_server.backends.surroundings import Surroundings
     from edge_server.cuda.devices import Devices
     from edge_server.model_config.config import ModelConfig, Placement
     from edge_server.model_config.files import ModelFiles
@@ -205,7 +206,14 @@ class Backend(Protocol):
         """
         ...
 
-    def load(self, directory: Path, config: ModelConfig, devices: Devices, tell: Tell) -> Model:
+    def load(
+        self,
+        directory: Path,
+        config: ModelConfig,
+        devices: Devices,
+        tell: Tell,
+        surroundings: Surroundings,
+    ) -> Model:
         """The model in the version directory, ready to make instances where it is asked to.
 
         Args:
@@ -213,6 +221,7 @@ class Backend(Protocol):
                 on the index until the next text; empty is nothing more to tell. It may be called
                 on any thread, and while instances are made; where no load of the model is under
                 way, it has no effect. Whoever loads at once ignores it.
+            surroundings: for a model that asks or loads others of its own accord.
 
         Raises:
             ModelConfigError: the model cannot be loaded; the text names the file and the remedy.

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from edge_server.backends.contract import Tell
+    from edge_server.backends.surroundings import Surroundings
     from edge_server.cuda.devices import Devices
     from edge_server.model_config.config import ModelConfig
     from edge_server.model_config.files import ModelFiles
@@ -34,8 +35,14 @@ def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfi
     return config
 
 
-def load(directory: Path, config: ModelConfig, devices: Devices, tell: Tell) -> TensorModel:
-    del directory, devices, tell
+def load(
+    directory: Path,
+    config: ModelConfig,
+    devices: Devices,
+    tell: Tell,
+    surroundings: Surroundings,
+) -> TensorModel:
+    del directory, devices, tell, surroundings
     source = {o.name: i.name for i, o in zip(config.inputs, config.outputs, strict=True)}
 
     def run(inputs: Tensors, outputs: frozenset[str]) -> Tensors:

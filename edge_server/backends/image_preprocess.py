@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from edge_server.backends.contract import Instance, ModelMetric, Tell, Tensors
+    from edge_server.backends.surroundings import Surroundings
     from edge_server.cuda.device import Device
     from edge_server.cuda.devices import Devices
     from edge_server.cuda.module import Module
@@ -62,8 +63,14 @@ def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfi
     return config
 
 
-def load(directory: Path, config: ModelConfig, devices: Devices, tell: Tell) -> ImagePreprocess:
-    del directory, tell
+def load(
+    directory: Path,
+    config: ModelConfig,
+    devices: Devices,
+    tell: Tell,
+    surroundings: Surroundings,
+) -> ImagePreprocess:
+    del directory, tell, surroundings
     return ImagePreprocess(Preprocessing.of(config), devices)
 
 

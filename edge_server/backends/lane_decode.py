@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from edge_server.backends.contract import Tell
+    from edge_server.backends.surroundings import Surroundings
     from edge_server.cuda.devices import Devices
     from edge_server.model_config.config import ModelConfig
     from edge_server.model_config.files import ModelFiles
@@ -63,8 +64,14 @@ def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfi
     return config
 
 
-def load(directory: Path, config: ModelConfig, devices: Devices, tell: Tell) -> TensorModel:
-    del directory, devices, tell
+def load(
+    directory: Path,
+    config: ModelConfig,
+    devices: Devices,
+    tell: Tell,
+    surroundings: Surroundings,
+) -> TensorModel:
+    del directory, devices, tell, surroundings
     proposals = _named(config.inputs, DataType.FP32, rank=2)
     size = _named(config.inputs, DataType.INT32, rank=1)
     points = _named(config.outputs, DataType.FP32, rank=3)

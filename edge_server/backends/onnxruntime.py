@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from edge_server.backends.contract import Tell
+    from edge_server.backends.surroundings import Surroundings
     from edge_server.cuda.devices import Devices
     from edge_server.model_config.config import ModelConfig, Placement
     from edge_server.model_config.files import ModelFiles
@@ -125,8 +126,14 @@ def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfi
     return complete_from(files, config, signature)
 
 
-def load(directory: Path, config: ModelConfig, devices: Devices, tell: Tell) -> OnnxModel:
-    del devices, tell
+def load(
+    directory: Path,
+    config: ModelConfig,
+    devices: Devices,
+    tell: Tell,
+    surroundings: Surroundings,
+) -> OnnxModel:
+    del devices, tell, surroundings
     options = ort.SessionOptions()
     options.log_severity_level = 3
     parameters = read_parameters(_ours(config), OnnxRuntimeParameters)

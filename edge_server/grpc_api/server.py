@@ -16,9 +16,9 @@ from edge_server.grpc_api.admission import Admission
 from edge_server.grpc_api.call_threads import CallThreads
 from edge_server.grpc_api.call_traces import CallTraces
 from edge_server.grpc_api.credentials import server_credentials
-from edge_server.grpc_api.model_control import BoundedControl
 from edge_server.grpc_api.triton import TritonServicer, answer_with
 from edge_server.grpc_api.unix_socket import UnixSocket
+from edge_server.serving.bounded_control import BoundedControl
 from edge_server.tracing.tracer import Tracer
 
 if TYPE_CHECKING:

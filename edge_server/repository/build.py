@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from edge_server.backends import find_backend
 from edge_server.backends.contract import untold
+from edge_server.backends.surroundings import ALONE
 from edge_server.cuda.devices import Devices
 from edge_server.errors import EdgeServerError, InternalError, ModelConfigError
 from edge_server.repository.fit import Part
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from edge_server.backends.contract import Tell
+    from edge_server.backends.surroundings import Surroundings
     from edge_server.repository.budget import MemoryBudget
     from edge_server.repository.draft import Draft
     from edge_server.serving.scheduling import Scheduling
@@ -97,6 +99,7 @@ class Build:
     Args:
         budget: is asked before a model is loaded; None lets all load.
         devices: the GPUs that models may use.
+        surroundings: what else they may use.
         patience_s: how long a request of a model's proof may take. One that hangs is refused, and
             left as it is: its thread cannot be ended, and what it uses must not be closed.
     """
@@ -106,12 +109,14 @@ class Build:
         scheduling: Scheduling,
         budget: MemoryBudget | None = None,
         devices: Devices | None = None,
+        surroundings: Surroundings = ALONE,
         *,
         patience_s: float = PROOF_PATIENCE_S,
     ) -> None:
         self._scheduling = scheduling
         self._budget = budget
         self._devices = devices or Devices()
+        self._surroundings = surroundings
         self._patience_s = patience_s
 
     def model(
@@ -201,7 +206,9 @@ class Build:
         backend = find_backend(draft.config.backend)
         completed = backend.complete(files, version, draft.config)
         config = replace(completed, labels=draft.config.labels)
-        model = backend.load(files.versions[version], config, self._devices, tell)
+        model = backend.load(
+            files.versions[version], config, self._devices, tell, self._surroundings
+        )
         try:
             loaded = self._scheduling.model(config, version, model, files.directory, statistics)
         except BaseException:

@@ -20,7 +20,7 @@ from edge_server.model_config.parse import parse_model_config_json
 from edge_server.repository.draft import Override
 from edge_server.repository.scan import APPEARS_TWICE, is_model_name
 from edge_server.repository.staging import Staging
-from edge_server.serving.control import NO_FILES
+from edge_server.serving.control import NO_FILES, NOT_ALLOWED
 from edge_server.serving.snapshot import ModelEntry, ModelState
 
 if TYPE_CHECKING:
@@ -104,7 +104,12 @@ class RepositoryControl:
         return self._loader.load_all(stop)
 
     def load(
-        self, name: str, *, config: str | None = None, files: Mapping[str, bytes] = NO_FILES
+        self,
+        name: str,
+        *,
+        config: str | None = None,
+        files: Mapping[str, bytes] = NO_FILES,
+        within: str = "",
     ) -> None:
         """See `ModelControl.load`."""
         self._require_explicit()
@@ -123,7 +128,7 @@ class RepositoryControl:
                 "Load parameter 'config' must be specified for model file override"
             )
         try:
-            failures = self._load(name, config, files)
+            failures = self._load(name, config, files, within)
         except NotFound as error:
             raise _not_polled(name) from error
         if failures:
@@ -158,23 +163,23 @@ class RepositoryControl:
         self._staging.close()
 
     def _load(
-        self, name: str, config: str | None, files: Mapping[str, bytes]
+        self, name: str, config: str | None, files: Mapping[str, bytes], within: str
     ) -> Mapping[str, Failure]:
         if config is None:
-            return self._loader.load(name)
+            return self._loader.load(name, within=within)
         message = parse_model_config_json(config, name)
         if not files:
-            return self._loader.load(name, Override(message))
+            return self._loader.load(name, Override(message), within=within)
         staged = self._staging.stage(name, files)
         try:
-            return self._loader.load(name, Override(message, staged))
+            return self._loader.load(name, Override(message, staged), within=within)
         finally:
             # The models hold what they need.
             staged.let_go()
 
     def _require_explicit(self) -> None:
         if not self._explicit:
-            raise Unavailable("explicit model load / unload is not allowed if polling is enabled")
+            raise Unavailable(NOT_ALLOWED)
 
 
 def _never_loaded(name: str, places: int) -> ModelEntry:

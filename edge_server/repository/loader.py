@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING
 
+from edge_server.backends.surroundings import ALONE
 from edge_server.errors import ModelConfigError, NotFound
 from edge_server.model_config.config import USUAL_COMPLETION
 from edge_server.repository.build import Build, Built, Failure
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Collection, Mapping
 
+    from edge_server.backends.surroundings import Surroundings
     from edge_server.cuda.devices import Devices
     from edge_server.errors import EdgeServerError
     from edge_server.model_config.config import Completion
@@ -52,7 +54,7 @@ class RepositoryLoader:
         scheduling: what the models' schedulers share.
         completion: what a configuration may leave out.
         load_threads: how many models one call loads at once.
-        budget, devices: see `Build`.
+        budget, devices, surroundings: see `Build`.
         probation, on_rolled_back, take_down: see `ModelLifecycle`.
     """
 
@@ -66,6 +68,7 @@ class RepositoryLoader:
         load_threads: int = 4,
         budget: MemoryBudget | None = None,
         devices: Devices | None = None,
+        surroundings: Surroundings = ALONE,
         probation: ProbationTerms | None = None,
         on_rolled_back: Callable[[Draft, str], None] = lambda *_: None,
         on_passed: Callable[[Draft], None] = lambda _: None,
@@ -75,7 +78,7 @@ class RepositoryLoader:
         self._source = source
         self._completion = completion
         self._load_threads = load_threads
-        self._build = Build(scheduling or Scheduling(), budget, devices)
+        self._build = Build(scheduling or Scheduling(), budget, devices, surroundings)
         self._lifecycle = ModelLifecycle(
             registry, self._build, probation, on_rolled_back, on_passed, take_down=take_down
         )
@@ -107,19 +110,24 @@ class RepositoryLoader:
         absent = {n: Failure(self._absent(n)) for n in names if n not in found}
         return self._load_each({**found, **absent}, names, stop)
 
-    def load(self, name: str, override: Override | None = None) -> dict[str, Failure]:
+    def load(
+        self, name: str, override: Override | None = None, *, within: str = ""
+    ) -> dict[str, Failure]:
         """Load or reload `name` and what it depends on; what has not changed stays as it is.
+
+        Args:
+            within: the model that asks for it, perhaps while it is loaded itself.
 
         Returns:
             Those of them that failed; what served before them still does.
 
         Raises:
             NotFound: no repository has it.
-            Unavailable: the loader is closed.
+            Unavailable: the loader is closed, or it would wait for the load of `within`.
         """
         names = {name}
         while True:
-            with self._turns.hold(names):
+            with self._turns.hold(names, within):
                 found = self._read_with_members([name], override)
                 if name not in found:
                     raise self._absent(name)

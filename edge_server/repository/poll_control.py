@@ -14,7 +14,7 @@ from edge_server.repository.manifest import read_manifest
 from edge_server.repository.scan import model_names
 from edge_server.repository.updates import Updates
 from edge_server.repository.watcher import RepositoryWatcher
-from edge_server.serving.control import NO_FILES
+from edge_server.serving.control import NO_FILES, NOT_ALLOWED
 from edge_server.serving.snapshot import ModelState
 
 if TYPE_CHECKING:
@@ -89,10 +89,15 @@ class PollControl:
         self.watcher.worker.start()
 
     def load(
-        self, name: str, *, config: str | None = None, files: Mapping[str, bytes] = NO_FILES
+        self,
+        name: str,
+        *,
+        config: str | None = None,
+        files: Mapping[str, bytes] = NO_FILES,
+        within: str = "",
     ) -> None:
         """See `ModelControl.load`."""
-        del name, config, files
+        del name, config, files, within
         _refuse()
 
     def unload(self, name: str, *, unload_dependents: bool = False) -> None:
@@ -149,5 +154,4 @@ class PollControl:
 
 
 def _refuse() -> None:
-    # Triton's text.
-    raise Unavailable("explicit model load / unload is not allowed if polling is enabled")
+    raise Unavailable(NOT_ALLOWED)

@@ -114,7 +114,8 @@ def _prove(running: _Running, directory: Path) -> Proof:
 
 
 class _Running:
-    """Requests to one model through its own scheduler, in a world without other models.
+    """Requests to one model through its own scheduler, in a world without other models; a Python
+    model finds those that serve already.
 
     Attributes:
         took_s: of each request that was answered.

@@ -79,7 +79,8 @@ def read_samples(config: ModelConfig, folder: Path) -> list[WarmUpSample]:
 class _WarmingModel:
     """A `Model` whose instances have run the samples; counted nowhere.
 
-    Instances are made before they serve, so other models cannot be called yet.
+    Instances are made before they serve, so what they run sees no other models of its world; a
+    Python model finds those that serve already.
     """
 
     def __init__(self, config: ModelConfig, model: Model, samples: Sequence[WarmUpSample]) -> None:

@@ -14,6 +14,7 @@ from tritonclient.grpc import model_config_pb2 as pb
 from edge_server.backends import image_preprocess
 from edge_server.backends.contract import untold
 from edge_server.backends.preprocess_cpu import UndistortionMap, bgr_of, scale_frame
+from edge_server.backends.surroundings import ALONE
 from edge_server.cuda.buffer_pool import BufferPool
 from edge_server.cuda.device_array import DeviceArray
 from edge_server.cuda.kernels.preprocess import (
@@ -204,7 +205,7 @@ def snapshot(text: str, devices: Devices) -> Snapshot:
     files = ModelFiles("p", Path("p"), {1: Path("p/1")})
     config = ModelConfig.of(text_format.Parse(text, pb.ModelConfig()))
     config = image_preprocess.complete(files, 1, config)
-    model = image_preprocess.load(Path("p/1"), config, devices, untold)
+    model = image_preprocess.load(Path("p/1"), config, devices, untold, ALONE)
     loaded = Scheduling().model(config, 1, model)
     return Snapshot({("p", 1): ModelEntry("p", 1, ModelState.READY, loaded=loaded)})
 

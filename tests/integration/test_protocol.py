@@ -28,6 +28,7 @@ from tritonclient.utils import InferenceServerException
 
 from edge_server.backends import identity
 from edge_server.backends.contract import ExecuteRequest, TensorModel, untold
+from edge_server.backends.surroundings import ALONE
 from edge_server.errors import InternalError
 from edge_server.grpc_api.admission import Admission
 from edge_server.grpc_api.shared_memory import SharedMemory
@@ -117,7 +118,7 @@ class Server:
             config("brain", ["BF16"]),
             config("half", ["FP16"]),
         ):
-            self.add(model_config, identity.load(None, model_config, None, untold))  # type: ignore[arg-type]
+            self.add(model_config, identity.load(None, model_config, None, untold, ALONE))  # type: ignore[arg-type]
         self.add(config("waits", ["INT32"]), self.waits)
         self.add(
             config("repeats", ["INT32"], "model_transaction_policy { decoupled: true }"), Repeats()

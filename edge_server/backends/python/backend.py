@@ -4,11 +4,18 @@ A process that crashes, hangs or never returns costs the requests it was running
 once nobody waits for them any more, and started again with growing pauses. Meanwhile the model is
 not ready.
 
+It may load and unload other models, in control mode EXPLICIT: in `initialize`, and from then on
+until `finalize`. A load takes of the time that the `initialize` or `execute` which waits for it
+has, and goes on where that is over; one that takes minutes belongs in `initialize`. From its
+first load or unload on, a process sees the models as they are, and no longer as they were when its
+request came.
+
 Parameters in config.pbtxt that are ours; all others are the model's own:
 `execution_timeout_s` (default 30, at most 50): an `execute` that takes longer is killed.
 `initialize_timeout_s` (default 120): likewise `initialize` and `auto_complete_config`.
-`shared_memory_limit_mib` (default 256): how much memory the tensors of one instance may take in
-each direction. It grows from nothing as needed, and stays until the process ends.
+`shared_memory_limit_mib` (default 256): how much memory the tensors of one instance, and the files
+that it loads models with, may take in each direction. It grows from nothing as needed, and stays
+until the process ends.
 `FORCE_CPU_ONLY_INPUT_TENSORS` is taken: tensors are always in host memory.
 """
 
@@ -40,6 +47,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from edge_server.backends.contract import Tell
+    from edge_server.backends.surroundings import Surroundings
     from edge_server.cuda.devices import Devices
     from edge_server.model_config.files import ModelFiles
 
@@ -84,10 +92,16 @@ def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfi
     return config
 
 
-def load(directory: Path, config: ModelConfig, devices: Devices, tell: Tell) -> PythonModel:
+def load(
+    directory: Path,
+    config: ModelConfig,
+    devices: Devices,
+    tell: Tell,
+    surroundings: Surroundings,
+) -> PythonModel:
     """The model; nothing runs before its first instance is made."""
     del devices, tell
-    return PythonModel(directory, config, _limits_of(config))
+    return PythonModel(directory, config, _limits_of(config), surroundings)
 
 
 def _limits(files: ModelFiles, config: ModelConfig) -> Limits:

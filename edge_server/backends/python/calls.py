@@ -1,13 +1,15 @@
-"""Calls that a model makes to other models (Triton's BLS)."""
+"""What a model asks of other models (Triton's BLS), and what of them it loads."""
 
 from __future__ import annotations
 
-import queue
+import logging
 import threading
 from collections import Counter
 from typing import TYPE_CHECKING
 
 from edge_server.backends.python.arena import ArenaFull
+from edge_server.backends.python.call_cancellation import CallCancellation
+from edge_server.backends.python.call_threads import CallThreads
 from edge_server.backends.python.channel import ChannelClosed
 from edge_server.backends.python.codes import Code, code_of
 from edge_server.backends.python.messages import (
@@ -17,6 +19,8 @@ from edge_server.backends.python.messages import (
     CallModel,
     CallReturned,
     Failure,
+    LoadModel,
+    UnloadModel,
 )
 from edge_server.backends.python.packing import pack_all, unpack
 from edge_server.errors import EdgeServerError, InternalError
@@ -26,32 +30,46 @@ from edge_server.tensors import Tensor
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from edge_server.backends.contract import ExecuteRequest, Tensors
+    from edge_server.backends.contract import ExecuteRequest, Tensors, World
     from edge_server.backends.python.process import ChildProcess
+    from edge_server.backends.surroundings import Surroundings
     from edge_server.requests import InferResponse, Trace
 
-# A model that asks for more at once waits for its own.
-_MOST_THREADS = 16
+log = logging.getLogger(__name__)
+
 SEQUENCE_START = 1
 SEQUENCE_END = 2
 
 
 class ModelCalls:
-    """Runs the calls of one model process; each sees the world of a request it is made for.
+    """Runs the calls of one model process.
+
+    Each sees the world of a request that it is made for; what is not ready there is looked for
+    among the models as they are now: another process may have loaded it since. So is everything,
+    once this process has loaded or unloaded a model: it sees what it has done.
 
     A model that is called may run on the thread that calls it, so every call that has not
-    returned needs a thread: they are made as they are needed, at most 16, and end at `close`.
+    returned needs a thread; so does a load, which goes on to its end once it has begun.
+
+    Args:
+        name: of the instance.
+        model: its model's name.
+        process: the one that calls.
+        surroundings: what is beyond the worlds of the requests.
     """
 
-    def __init__(self, name: str, process: ChildProcess) -> None:
+    def __init__(
+        self, name: str, model: str, process: ChildProcess, surroundings: Surroundings
+    ) -> None:
         self._name = name
+        self._model = model
         self._process = process
+        self._surroundings = surroundings
+        self._has_changed_models = False
+        self._loading: list[str] = []
         self._lock = threading.Lock()
-        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._threads: list[threading.Thread] = []
-        self._busy = 0
-        self._calls: dict[int, _CallCancellation] = {}
-        self._closed = False
+        self._threads = CallThreads(name)
+        self._calls: dict[int, CallCancellation] = {}
 
     def call(self, message: CallModel, callers: Sequence[ExecuteRequest]) -> None:
         """Begin a call, made while `callers` run."""
@@ -70,26 +88,55 @@ class ModelCalls:
                 "exists in request",
             )
             return
-        cancellation = _CallCancellation(callers[0])
+        cancellation = CallCancellation(callers[0])
         with self._lock:
             self._calls[number] = cancellation
-        self._run(lambda: self._submit(message, inputs, callers, cancellation))
+        self._threads.run(lambda: self._submit(message, inputs, callers, cancellation))
 
     def ask_ready(self, message: AskModelReady, callers: Sequence[ExecuteRequest]) -> None:
-        """Tell the model whether another one is ready, as far as `callers` see it."""
+        """Tell the model whether another one is ready."""
 
-        def ask() -> None:
+        def ask() -> float:
+            name, version = message.model_name, message.model_version
+            return float(self._world_with(name, version, callers) is not None)
+
+        self._threads.run(lambda: self._return(message.call, ask))
+
+    def load(self, message: LoadModel) -> None:
+        """Begin to load a model; the process hears when that is done."""
+        name = message.model_name
+        # Looked at here, where a place that is none is noticed as the nonsense that it is.
+        inbox = self._process.inbox
+        stored = {file.name: inbox.view(file.offset, file.size_bytes) for file in message.files}
+
+        def load() -> None:
+            self._loading.append(name)
             try:
-                if not callers:
-                    raise InternalError("is_model_ready works only while a request runs")
-                world = callers[0].world
-                ready = world.model_ready(message.model_name, message.model_version)
-            except EdgeServerError as error:
-                self._send(CallReturned(message.call, failure=str(error)))
-            else:
-                self._send(CallReturned(message.call, float(ready)))
+                files = {key: stored.pop(key).tobytes() for key in list(stored)}
+                self._surroundings.load(
+                    name, config=message.config or None, files=files, within=self._model
+                )
+            finally:
+                self._loading.remove(name)
+            self._has_changed_models = True
 
-        self._run(ask)
+        self._threads.run(lambda: self._return(message.call, load))
+
+    def unload(self, message: UnloadModel) -> None:
+        """Unload a model."""
+
+        def unload() -> None:
+            self._surroundings.unload(
+                message.model_name, unload_dependents=message.unload_dependents
+            )
+            self._has_changed_models = True
+
+        self._threads.run(lambda: self._return(message.call, unload))
+
+    def waits_for(self) -> str:
+        """What its loads are at, to be told behind the reason of its end; empty without any."""
+        names = ", ".join(f"'{name}'" for name in self._loading)
+        return names and f"; it was waiting for the load of {names}"
 
     def cancel(self, number: int) -> None:
         """Nobody waits for that call any more."""
@@ -104,45 +151,49 @@ class ModelCalls:
 
     def close(self) -> None:
         """Take back every call; threads that still run a model end when it has."""
+        self._threads.close()
         with self._lock:
-            self._closed = True
             cancellations = list(self._calls.values())
-            for _ in self._threads:
-                self._work.put(None)
         for cancellation in cancellations:
             cancellation.cancel()
 
-    def _run(self, work: Callable[[], None]) -> None:
-        with self._lock:
-            if self._closed:
-                return
-            self._busy += 1
-            if self._busy > len(self._threads) < _MOST_THREADS:
-                thread = threading.Thread(
-                    target=self._run_all, name=f"calls of {self._name}", daemon=True
-                )
-                self._threads.append(thread)
-                thread.start()
-        self._work.put(work)
+    def _world_with(
+        self, name: str, version: str, callers: Sequence[ExecuteRequest]
+    ) -> World | None:
+        """The world in which that model is ready for a call; None where it is in none.
 
-    def _run_all(self) -> None:
-        while (work := self._work.get()) is not None:
-            work()
-            with self._lock:
-                self._busy -= 1
+        Raises:
+            InvalidRequest: `version` is not a version number.
+        """
+        worlds = [self._surroundings.models]
+        if callers and not self._has_changed_models:
+            worlds.insert(0, callers[0].world)
+        return next((world for world in worlds if world.model_ready(name, version)), None)
+
+    def _return(self, call: int, work: Callable[[], float | None]) -> None:
+        """Do `work`, and tell the process what came of it."""
+        try:
+            value = work()
+        except EdgeServerError as error:
+            self._send(CallReturned(call, failure=str(error)))
+        except Exception as error:
+            log.exception("model %s: a call failed", self._model)
+            self._send(CallReturned(call, failure=f"unexpected {type(error).__name__}: {error}"))
+        else:
+            self._send(CallReturned(call, value or 0.0))
 
     def _submit(
         self,
         message: CallModel,
         inputs: Tensors,
         callers: Sequence[ExecuteRequest],
-        cancellation: _CallCancellation,
+        cancellation: CallCancellation,
     ) -> None:
         asked = message.request
         name, version = asked.model_name, asked.model_version
-        world = callers[0].world
         try:
-            if not world.model_ready(name, version):
+            world = self._world_with(name, version, callers)
+            if world is None:
                 self.refuse(
                     asked.number,
                     f"Failed for execute the inference request. Model '{name}' is not ready.",
@@ -245,33 +296,3 @@ def _trace(callers: Sequence[ExecuteRequest], model_name: str, request_id: str) 
     """That of a call, where it is certain which request it is made for."""
     caller = callers[0].request.trace if len(callers) == 1 else None
     return None if caller is None else caller.child(model_name, request_id)
-
-
-class _CallCancellation:
-    """Cancelled by the model that called, or when its own caller is gone."""
-
-    def __init__(self, caller: ExecuteRequest) -> None:
-        self._caller = caller.request
-        self._lock = threading.Lock()
-        self._cancelled = False
-        self._callbacks: list[Callable[[], None]] = []
-
-    @property
-    def cancelled(self) -> bool:
-        return self._cancelled or self._caller.cancelled
-
-    def when_cancelled(self, callback: Callable[[], None]) -> None:
-        if self._caller.cancellation is not None:
-            self._caller.cancellation.when_cancelled(callback)
-        with self._lock:
-            if not self._cancelled:
-                self._callbacks.append(callback)
-                return
-        callback()
-
-    def cancel(self) -> None:
-        with self._lock:
-            self._cancelled = True
-            callbacks, self._callbacks = self._callbacks, []
-        for callback in callbacks:
-            callback()

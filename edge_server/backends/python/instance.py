@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from edge_server.backends.python.messages import Start
     from edge_server.backends.python.metrics import MetricBook
     from edge_server.backends.python.turns import Turns
+    from edge_server.backends.surroundings import Surroundings
     from edge_server.model_config.config import ModelConfig
 
 log = logging.getLogger(__name__)
@@ -53,6 +54,7 @@ class PythonInstance:
         version: its model's version.
         metrics: of its model.
         turns: of its model's instances.
+        surroundings: what its model may load.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class PythonInstance:
         limits: Limits,
         metrics: MetricBook,
         turns: Turns[PythonInstance],
+        surroundings: Surroundings,
     ) -> None:
         self._name = name
         self._start = start
@@ -73,6 +76,7 @@ class PythonInstance:
         self._limits = limits
         self._metrics = metrics
         self._turns = turns
+        self._surroundings = surroundings
         self._backoff = Backoff(first_s=0.1, longest_s=30.0)
         self._lock = threading.Lock()
         self._closed = False
@@ -189,6 +193,7 @@ class PythonInstance:
             process,
             outputs=_output_names(self._config),
             metrics=self._metrics,
+            surroundings=self._surroundings,
             decoupled=self._config.decoupled,
         )
         with self._lock:

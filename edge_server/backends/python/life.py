@@ -30,11 +30,13 @@ from edge_server.backends.python.messages import (
     Execute,
     Executed,
     Finish,
+    LoadModel,
     LogLine,
     MakeMetric,
     ReadyIs,
     Started,
     Taken,
+    UnloadModel,
 )
 from edge_server.backends.python.outstanding import Outstanding
 from edge_server.backends.python.packing import pack_all, take_back, unpack
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
     from edge_server.backends.python.metrics import MetricBook
     from edge_server.backends.python.outstanding import Batch
     from edge_server.backends.python.process import ChildProcess
+    from edge_server.backends.surroundings import Surroundings
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +70,7 @@ class ChildLife:
         process: just started.
         outputs: the model's, in order.
         metrics: of the model.
+        surroundings: what it may load.
         decoupled: it may answer after its execution.
     """
 
@@ -79,6 +83,7 @@ class ChildLife:
         *,
         outputs: Sequence[str],
         metrics: MetricBook,
+        surroundings: Surroundings,
         decoupled: bool,
     ) -> None:
         self._name = name
@@ -87,7 +92,7 @@ class ChildLife:
         self._outputs = outputs
         self._process = process
         self._metrics = metrics
-        self._calls = ModelCalls(name, process)
+        self._calls = ModelCalls(name, model, process, surroundings)
         self._outstanding = (
             Outstanding(name, decoupled=True, hear=self._pass_on)
             if decoupled
@@ -167,7 +172,10 @@ class ChildLife:
             if not batch.done.wait(until - time.monotonic()):
                 took_s = time.monotonic() - began
                 more = "" if until == given_up_at else f"; {_ALLOWS_MORE % 'execution_timeout_s'}"
-                self.end(f"it was killed: 'execute' did not return within {took_s:.1f} s{more}")
+                self.end(
+                    f"it was killed: 'execute' did not return within {took_s:.1f} s{more}"
+                    + self._calls.waits_for()
+                )
         after_ns = time.monotonic_ns() - sent_ns
         # The process may have begun before this thread knew that all was sent.
         infer_ns = min(batch.execute_ns, after_ns) if batch is not None else 0
@@ -202,7 +210,7 @@ class ChildLife:
             if not messages and left_s <= 0:
                 self.end(
                     f"it was killed: 'initialize' did not return within {within_s:g} s; "
-                    f"{_ALLOWS_MORE % 'initialize_timeout_s'}"
+                    f"{_ALLOWS_MORE % 'initialize_timeout_s'}{self._calls.waits_for()}"
                 )
                 return
             for message in messages:
@@ -297,6 +305,10 @@ class ChildLife:
             self._metrics.change(message.metric, message.action, message.value)
         elif isinstance(message, AskModelReady):
             self._calls.ask_ready(message, self._outstanding.callers())
+        elif isinstance(message, LoadModel):
+            self._calls.load(message)
+        elif isinstance(message, UnloadModel):
+            self._calls.unload(message)
         elif not isinstance(message, Started):
             self._process.channel.send(self._metric(message))
 

@@ -181,6 +181,28 @@ class AskModelReady(Message, frozen=True):
     model_version: str
 
 
+class LoadModel(Message, frozen=True):
+    """`CallReturned` follows once it is loaded, or is not; see `Surroundings.load`.
+
+    Attributes:
+        config: empty is none.
+        files: named as they are there, each an array of UINT8.
+    """
+
+    call: int
+    model_name: str
+    config: str
+    files: list[TensorPlace]
+
+
+class UnloadModel(Message, frozen=True):
+    """`CallReturned` follows, at once."""
+
+    call: int
+    model_name: str
+    unload_dependents: bool
+
+
 class MakeMetric(Message, frozen=True):
     """`CallReturned` follows: the metric's number."""
 
@@ -220,6 +242,8 @@ FromChild = (
     | CallModel
     | CancelCall
     | AskModelReady
+    | LoadModel
+    | UnloadModel
     | MakeMetric
     | ChangeMetric
     | AskMetric

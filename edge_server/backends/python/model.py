@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from edge_server.backends.contract import ModelMetric
     from edge_server.backends.python.instance import Limits
+    from edge_server.backends.surroundings import Surroundings
     from edge_server.model_config.config import ModelConfig, Placement
 
 
@@ -26,12 +27,16 @@ class PythonModel:
     Args:
         directory: the version directory.
         config: completed.
+        surroundings: for what it loads and asks of its own accord.
     """
 
-    def __init__(self, directory: Path, config: ModelConfig, limits: Limits) -> None:
+    def __init__(
+        self, directory: Path, config: ModelConfig, limits: Limits, surroundings: Surroundings
+    ) -> None:
         self._directory = directory
         self._config = config
         self._limits = limits
+        self._surroundings = surroundings
         self._metrics = MetricBook()
         self._turns: Turns[PythonInstance] = Turns(stand_in=config.sequence_batching is None)
         self._instances: list[PythonInstance] = []
@@ -47,6 +52,7 @@ class PythonModel:
             limits=self._limits,
             metrics=self._metrics,
             turns=self._turns,
+            surroundings=self._surroundings,
         )
         instance.open()
         self._turns.add(instance)

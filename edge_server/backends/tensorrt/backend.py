@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from edge_server.backends.contract import Tell
+    from edge_server.backends.surroundings import Surroundings
     from edge_server.backends.tensorrt.model import PlanModel
     from edge_server.cuda.devices import Devices
     from edge_server.model_config.config import ModelConfig
@@ -71,7 +72,14 @@ def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfi
     return agreed(files, config, io)
 
 
-def load(directory: Path, config: ModelConfig, devices: Devices, tell: Tell) -> PlanModel:
+def load(
+    directory: Path,
+    config: ModelConfig,
+    devices: Devices,
+    tell: Tell,
+    surroundings: Surroundings,
+) -> PlanModel:
+    del surroundings
     # Only now, as a machine without a GPU need not have TensorRT.
     from edge_server.backends.tensorrt.model import PlanModel  # noqa: PLC0415
     from edge_server.backends.tensorrt.source import PlanSource  # noqa: PLC0415

@@ -17,7 +17,7 @@ from edge_server.serving.registry import ModelRegistry
 from edge_server.tensors import Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from edge_server.backends.python.model import PythonModel
@@ -113,18 +113,39 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., Served]]:
     made: list[Served] = []
 
     def load(**models: str | tuple[str, str]) -> Served:
-        for name, model in models.items():
-            config, source = ("", model) if isinstance(model, str) else model
-            directory = tmp_path / "models" / name
-            (directory / "1").mkdir(parents=True, exist_ok=True)
-            (directory / "config.pbtxt").write_text(f'backend: "python" {IO} {config}')
-            (directory / "1" / "model.py").write_text(model_source(source))
+        write_models(tmp_path / "models", models)
         made.append(Served(tmp_path / "models"))
         return made[-1]
 
     yield load
     for served in made:
         served.registry.clear()
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[..., Path]:
+    """Writes such models, and gives their repository."""
+
+    def write(**models: str | tuple[str, str]) -> Path:
+        write_models(tmp_path / "models", models)
+        return tmp_path / "models"
+
+    return write
+
+
+@pytest.fixture
+def source() -> Callable[[str], bytes]:
+    """A model.py around the methods of its class, as a model sends it along."""
+    return lambda body: model_source(body).encode()
+
+
+def write_models(repository: Path, models: Mapping[str, str | tuple[str, str]]) -> None:
+    for name, model in models.items():
+        config, source = ("", model) if isinstance(model, str) else model
+        directory = repository / name
+        (directory / "1").mkdir(parents=True, exist_ok=True)
+        (directory / "config.pbtxt").write_text(f'backend: "python" {IO} {config}')
+        (directory / "1" / "model.py").write_text(model_source(source))
 
 
 def model_source(body: str) -> str:

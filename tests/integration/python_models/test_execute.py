@@ -471,11 +471,6 @@ def test_metrics_are_kept_by_the_daemon(serve: Serve) -> None:
     assert (metric.name, metric.labels, metric.value) == ("frames", {"camera": "front"}, 4.0)
 
 
-def test_a_model_may_not_load_others(serve: Serve) -> None:
-    served = serve(m="def execute(self, requests):\n    pb_utils.load_model('other')")
-    assert "this server does not let a model load others" in text_of(lambda: served.infer("m", 1))
-
-
 @pytest.mark.parametrize(
     ("returned", "text"),
     [

@@ -13,6 +13,7 @@ from tritonclient.grpc import model_config_pb2 as pb
 from edge_server.backends import image_preprocess
 from edge_server.backends.contract import untold
 from edge_server.backends.preprocess_cpu import scale_frame
+from edge_server.backends.surroundings import ALONE
 from edge_server.model_config.config import ModelConfig
 from edge_server.model_config.files import ModelFiles
 from edge_server.requests import InferRequest
@@ -50,7 +51,7 @@ def parameter(key: str, value: str) -> str:
 
 def entry(model_config: ModelConfig, devices: Devices) -> ModelEntry:
     """The model, READY."""
-    model = image_preprocess.load(Path("p/1"), model_config, devices, untold)
+    model = image_preprocess.load(Path("p/1"), model_config, devices, untold, ALONE)
     loaded = Scheduling().model(model_config, 1, model)
     return ModelEntry("p", 1, ModelState.READY, loaded=loaded)
 

@@ -11,6 +11,7 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.backends import identity
 from edge_server.backends.contract import ExecuteRequest, untold
+from edge_server.backends.surroundings import ALONE
 from edge_server.cuda.devices import Devices
 from edge_server.errors import InvalidRequest, ModelConfigError
 from edge_server.model_config.config import ON_CPU, ModelConfig
@@ -61,7 +62,7 @@ def answer(config: ModelConfig, outputs: set[str], **arrays: np.ndarray) -> obje
         InferRequest("m", inputs),
         Snapshot({}),
     )
-    model = identity.load(Path("m"), config, Devices(), untold)
+    model = identity.load(Path("m"), config, Devices(), untold, ALONE)
     model.make_instance("m_0", ON_CPU).execute([request])
     return answers[0]
 

@@ -13,6 +13,7 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.backends import image_preprocess
 from edge_server.backends.contract import ExecuteRequest, TensorModel, untold
+from edge_server.backends.surroundings import ALONE
 from edge_server.cuda.buffer_pool import BufferPool
 from edge_server.cuda.device_array import DeviceArray
 from edge_server.errors import DeviceLost, EdgeServerError, InternalError, Unavailable
@@ -99,7 +100,7 @@ def test_requests_of_a_batch_get_their_own_rows(
     devices: Devices, simulated_gpu: SimulatedGpu, words: str
 ) -> None:
     simulated_gpu.set(words)
-    model = image_preprocess.load(None, config(ON_GPU, batch=32), devices, untold)
+    model = image_preprocess.load(None, config(ON_GPU, batch=32), devices, untold, ALONE)
     # More frames than one launch takes; some are on the host, some on the device.
     images = [frames(count, 40, 70, seed) for seed, count in enumerate((3, 1, 14, 2))]
     camera = Camera(devices.gpu())

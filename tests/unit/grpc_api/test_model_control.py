@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
 from edge_server.errors import EdgeServerError, InvalidRequest, Unavailable, Unsupported
-from edge_server.grpc_api.model_control import BoundedControl, load_model, unload_model
+from edge_server.grpc_api.model_control import load_model, unload_model
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -125,35 +123,3 @@ def test_without_control_nothing_is_loaded_or_unloaded() -> None:
         load_model(None, load())
     with pytest.raises(Unavailable, match=text):
         unload_model(None, pb.RepositoryModelUnloadRequest(model_name="m"))
-
-
-class Waits(Notes):
-    """Loads until it is told that it is done."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.begun = threading.Semaphore(0)
-        self.done = threading.Event()
-
-    def load(self, name: str, *, config: str | None, files: Mapping[str, bytes]) -> None:
-        self.begun.release()
-        assert self.done.wait(10.0)
-        super().load(name, config=config, files=files)
-
-
-def test_a_load_too_many_is_refused_at_once_and_unloads_never_are() -> None:
-    inner = Waits()
-    control = BoundedControl(inner, loads=2)
-    with ThreadPoolExecutor(2) as pool:
-        loads = [pool.submit(control.load, name) for name in ("a", "b")]
-        for _ in loads:
-            assert inner.begun.acquire(timeout=10.0)
-        with pytest.raises(Unavailable, match="2 model loads are under way already; ask for 'c'"):
-            control.load("c")
-        control.unload("d")
-        inner.done.set()
-        for each in loads:
-            each.result(10.0)
-    control.load("c")
-    assert ("c", None, {}) in inner.asked
-    assert ("d", False) in inner.asked

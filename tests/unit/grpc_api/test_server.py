@@ -76,7 +76,12 @@ class Loads:
         self.done = threading.Event()
 
     def load(
-        self, name: str, *, config: str | None = None, files: Mapping[str, bytes] = {}
+        self,
+        name: str,
+        *,
+        config: str | None = None,
+        files: Mapping[str, bytes] = {},
+        within: str = "",
     ) -> None:
         assert self.done.wait(PATIENCE_S)
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from edge_server.backends.contract import Tell
+    from edge_server.backends.surroundings import Surroundings
     from edge_server.cuda.devices import Devices
     from edge_server.model_config.config import ModelConfig, Placement
     from edge_server.model_config.files import ModelFiles
@@ -89,7 +90,14 @@ class CountedBackend:
     def complete(self, files: ModelFiles, version: int, config: ModelConfig) -> ModelConfig:
         return config
 
-    def load(self, directory: Path, config: ModelConfig, devices: Devices, tell: Tell) -> Counted:
+    def load(
+        self,
+        directory: Path,
+        config: ModelConfig,
+        devices: Devices,
+        tell: Tell,
+        surroundings: Surroundings,
+    ) -> Counted:
         self.loads[config.name] += 1
         self.tell[config.name] = tell
         if gate := self.gates.get(config.name):

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from edge_server.backends.contract import Tell, Tensors
+    from edge_server.backends.surroundings import Surroundings
     from edge_server.cuda.devices import Devices
     from edge_server.model_config.config import ModelConfig
     from edge_server.model_config.files import ModelFiles
@@ -48,7 +49,12 @@ class HangingBackend:
         return config
 
     def load(
-        self, directory: Path, config: ModelConfig, devices: Devices, tell: Tell
+        self,
+        directory: Path,
+        config: ModelConfig,
+        devices: Devices,
+        tell: Tell,
+        surroundings: Surroundings,
     ) -> TensorModel:
         model = TensorModel(self._run)
         model.close = self.closed.set  # type: ignore[method-assign]

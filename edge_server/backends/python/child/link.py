@@ -74,6 +74,8 @@ class DaemonLink:
         self.work: queue.SimpleQueue[FromDaemon] = queue.SimpleQueue()
         # Other models may be called in `execute`, and while a request waits for its last answer.
         self.executing = False
+        # From `initialize` to `finalize`.
+        self.may_load = False
         self.unanswered: set[int] = set()
         self.cancelled: set[int] = set()
         # Of the requests to a decoupled model.

@@ -89,6 +89,7 @@ class ModelRunner:
             model_class = getattr(self._import(start), _CLASS)
             if start.complete:
                 return Started(completed=_completed(model_class, start.arguments["model_config"]))
+            self._link.may_load = True
             self._model = model_class()
             if hasattr(self._model, "initialize"):
                 self._model.initialize(start.arguments)
@@ -213,6 +214,7 @@ class ModelRunner:
         return bool(ready)
 
     def _finish(self) -> None:
+        self._link.may_load = False
         if not hasattr(self._model, "finalize"):
             return
         try:

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from edge_server.backends.python.child.errors import TritonError, TritonModelException
-from edge_server.backends.python.child.given import text
 from edge_server.backends.python.child.inference import (
     RELEASE_ALL,
     InferenceRequest,
     ResponseIterator,
 )
-from edge_server.backends.python.child.link import daemon, here
+from edge_server.backends.python.child.link import here
+from edge_server.backends.python.child.loading import is_model_ready, load_model, unload_model
 from edge_server.backends.python.child.logger import Logger
 from edge_server.backends.python.child.metrics import Metric, MetricFamily
 from edge_server.backends.python.child.model_config import ModelConfig
@@ -25,7 +25,6 @@ from edge_server.backends.python.child.response_sender import (
     InferenceResponseSender,
 )
 from edge_server.backends.python.child.tensor import DATA_TYPES, Tensor
-from edge_server.backends.python.messages import AskModelReady
 from edge_server.backends.python.packing import encode_bytes
 from edge_server.tensors import DataType
 
@@ -154,27 +153,3 @@ def deserialize_bytes_tensor(encoded_tensor: bytes) -> np.ndarray[Any, Any]:
 def get_model_dir() -> str:
     """The version directory."""
     return here.model_directory
-
-
-def is_model_ready(model_name: str, model_version: str = "") -> bool:
-    name, version = text(model_name, "model_name"), text(model_version, "model_version")
-    returned = daemon().ask(lambda call: AskModelReady(call, name, version))
-    if returned.failure:
-        raise TritonModelException(returned.failure)
-    return bool(returned.value)
-
-
-def load_model(model_name: str, config: str = "", files: Mapping[str, bytes] | None = None) -> None:
-    """Raises: TritonModelException: always; a model does not choose what the server serves."""
-    del config, files
-    raise TritonModelException(
-        f"load_model('{model_name}'): this server does not let a model load others"
-    )
-
-
-def unload_model(model_name: str, unload_dependents: bool = False) -> None:
-    """Raises: TritonModelException: always; a model does not choose what the server serves."""
-    del unload_dependents
-    raise TritonModelException(
-        f"unload_model('{model_name}'): this server does not let a model unload others"
-    )

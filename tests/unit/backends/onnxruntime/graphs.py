@@ -11,6 +11,7 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.backends import onnxruntime
 from edge_server.backends.contract import ExecuteRequest, untold
+from edge_server.backends.surroundings import ALONE
 from edge_server.cuda.devices import Devices
 from edge_server.model_config.config import ON_CPU, USUAL_COMPLETION, Completion, ModelConfig
 from edge_server.requests import InferRequest
@@ -55,7 +56,7 @@ def answer(
     **more: np.ndarray,
 ) -> object:
     """What the model answers to `x` and the inputs in `more`."""
-    instance = onnxruntime.load(directory, model_config, Devices(), untold).make_instance(
+    instance = onnxruntime.load(directory, model_config, Devices(), untold, ALONE).make_instance(
         "m_0", ON_CPU
     )
     answers: list[object] = []

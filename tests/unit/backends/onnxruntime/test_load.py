@@ -12,6 +12,7 @@ import pytest
 
 from edge_server.backends import onnxruntime
 from edge_server.backends.contract import untold
+from edge_server.backends.surroundings import ALONE
 from edge_server.cuda.devices import Devices
 from edge_server.errors import InternalError, ModelConfigError
 from tests.unit.backends.onnxruntime.graphs import answer, config
@@ -71,7 +72,7 @@ def test_a_parameter_of_others_is_logged_and_does_no_harm(
     completed = onnxruntime.complete(files, 1, config(said))
     assert completed.parameters == {"gpu_mem_limit": "5"}
     assert caplog.messages[0].startswith("model m: parameter 'gpu_mem_limit' has no effect here")
-    onnxruntime.load(files.versions[1], completed, Devices(), untold).close()
+    onnxruntime.load(files.versions[1], completed, Devices(), untold, ALONE).close()
 
 
 def test_every_option_is_one_that_the_runtime_takes(

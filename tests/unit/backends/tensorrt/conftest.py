@@ -14,6 +14,7 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.backends import find_backend
 from edge_server.backends.contract import ExecuteRequest, untold
+from edge_server.backends.surroundings import ALONE
 from edge_server.cuda.devices import Devices
 from edge_server.model_config.completion import complete
 from edge_server.model_config.config import Completion, ModelConfig
@@ -134,7 +135,9 @@ class Workshop:
 
     def model(self, config: ModelConfig) -> Model:
         """Closed when the test ends."""
-        model = find_backend("tensorrt").load(self.files.versions[1], config, self.devices, untold)
+        model = find_backend("tensorrt").load(
+            self.files.versions[1], config, self.devices, untold, ALONE
+        )
         self._loaded.append(model)
         return model
 
@@ -149,7 +152,9 @@ class Workshop:
     def loaded(self, text: str = "") -> LoadedModel:
         """The model with its instances, as the server has it."""
         config = self.complete(text)
-        model = find_backend("tensorrt").load(self.files.versions[1], config, self.devices, untold)
+        model = find_backend("tensorrt").load(
+            self.files.versions[1], config, self.devices, untold, ALONE
+        )
         loaded = Scheduling().model(config, 1, model, self.files.directory)
         self._loaded.append(loaded)
         return loaded

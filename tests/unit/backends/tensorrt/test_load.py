@@ -11,6 +11,7 @@ import pytest
 
 from edge_server.backends import find_backend
 from edge_server.backends.contract import untold
+from edge_server.backends.surroundings import ALONE
 from edge_server.backends.tensorrt.dla import MATRIX
 from edge_server.errors import EdgeServerError, ModelConfigError, Unavailable
 from edge_server.plans.side_car import encode, read_side_car, sha256_of, side_car_path
@@ -333,7 +334,9 @@ def test_no_runtime_is_made_where_there_is_no_driver(workshop: Workshop) -> None
     config = workshop.complete()
     workshop.gpu.set("init=100")
     workshop.start_over()
-    model = find_backend("tensorrt").load(workshop.plan.parent, config, workshop.devices, untold)
+    model = find_backend("tensorrt").load(
+        workshop.plan.parent, config, workshop.devices, untold, ALONE
+    )
     with pytest.raises(Unavailable, match="no CUDA device"):
         model.make_instance("m_0", config.instance_groups[0].placements[0])
 

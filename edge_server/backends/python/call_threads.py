@@ -1,0 +1,56 @@
+"""Threads for what a model asks for, which may take its time."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# A model that asks for more at once waits for its own.
+_MOST_THREADS = 16
+
+
+class CallThreads:
+    """A thread for each piece of work that is not done yet, made as needed, at most 16.
+
+    Args:
+        name: of the instance, for the list of threads.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._lock = threading.Lock()
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._busy = 0
+        self._closed = False
+
+    def run(self, work: Callable[[], None]) -> None:
+        """Have it done, which raises nothing; after `close` nothing is."""
+        with self._lock:
+            if self._closed:
+                return
+            self._busy += 1
+            if self._busy > len(self._threads) < _MOST_THREADS:
+                thread = threading.Thread(
+                    target=self._run_all, name=f"calls of {self._name}", daemon=True
+                )
+                self._threads.append(thread)
+                thread.start()
+        self._work.put(work)
+
+    def close(self) -> None:
+        """Begin with nothing more; each thread ends when what it does is done."""
+        with self._lock:
+            self._closed = True
+            for _ in self._threads:
+                self._work.put(None)
+
+    def _run_all(self) -> None:
+        while (work := self._work.get()) is not None:
+            work()
+            with self._lock:
+                self._busy -= 1
