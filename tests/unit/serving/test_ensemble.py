@@ -326,7 +326,7 @@ def test_work_that_nobody_waits_for_is_not_begun() -> None:
 
 
 def test_a_deadline_that_has_passed_names_the_step_that_did_not_begin() -> None:
-    queue, deadline = Queueing(), time.monotonic() + 0.02
+    queue, deadline = Queueing(), time.monotonic() + 0.5
     ensemble = ensemble_config("e", "x", "y", "q a=x > b=t", "m a=t > b=y")
     models = world(ensemble, queueing("q", queue), running("m", plus(0)))
     heard = submitted(models, InferRequest("e", {"x": VALUE}, deadline=deadline))
