@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 from edge_server.appliance.allocator import keep_large_buffers
 from edge_server.appliance.sd_notify import notify, watchdog_period_s
 from edge_server.appliance.supervisor import Supervisor
+from edge_server.appliance.worker import Worker
 from edge_server.cameras.camera import Camera, CameraState
 from edge_server.cuda.devices import Devices
 from edge_server.errors import SourceError, StageStuck
@@ -166,18 +167,10 @@ class Daemon:
                 started.callback(lambda: metrics.stop(self._left_s()))
                 metrics.start()
             started.callback(self._stop_pipelines)
-            self.control.start(stop)
-            for pipeline in self.pipelines:
-                if stop.is_set():
-                    break
-                pipeline.prove()
-                try:
-                    pipeline.camera.open()
-                except SourceError as error:
-                    raise type(error)(f"camera {pipeline.camera.name}: {error}") from error
-            if self._publisher is not None:
-                started.callback(self._publisher.stop)
-                self._publisher.start()
+            if (publisher := self._publisher) is not None:
+                started.callback(publisher.stop)
+                publisher.start()
+            self._load(stop)
             started.callback(self._say_goodbye)
             if not stop.is_set():
                 for pipeline in self.pipelines:
@@ -190,6 +183,8 @@ class Daemon:
         gc.freeze()
         if not stop.is_set():
             self._publish_states()
+            if publisher is not None:
+                publisher.publish_online()
             notify("READY=1", f"STATUS={self._status()}")
             log.info("edge-server %s: ready, %s", VERSION, self._status())
 
@@ -224,6 +219,30 @@ class Daemon:
         notify("STOPPING=1", f"EXTEND_TIMEOUT_USEC={patience_us}")
         self._running.close()
         log.info("edge-server: stopped")
+
+    def _load(self, stop: threading.Event) -> None:
+        """What may take minutes, where plans are built; the broker hears how far it is."""
+
+        def tell(_now: float) -> None:
+            self._publish_models()
+            telling.wait(LOOK_S)
+
+        telling = Worker("model-states", tell)
+        telling.start()
+        try:
+            self.control.start(stop)
+            for pipeline in self.pipelines:
+                if stop.is_set():
+                    break
+                pipeline.prove()
+                try:
+                    pipeline.camera.open()
+                except SourceError as error:
+                    raise type(error)(f"camera {pipeline.camera.name}: {error}") from error
+        finally:
+            telling.stop()
+            # Why one cannot be loaded, too.
+            self._publish_models()
 
     def _say_goodbye(self) -> None:
         """Tell everyone, before anyone is waited for."""
@@ -269,8 +288,11 @@ class Daemon:
                 self._told[camera.name] = state
                 age_ms = None if age_s is None else round(1e3 * age_s)
                 self._publisher.publish_camera_status(camera.name, state, age_ms)
-        for entry in self.data_plane.index(only_ready=False):
-            self._publisher.publish_model_state(entry.name, entry.state.value, entry.reason)
+        self._publish_models()
+
+    def _publish_models(self) -> None:
+        if self._publisher is not None:
+            self._publisher.publish_models(self.data_plane.index(only_ready=False))
 
     def _status(self) -> str:
         cameras = ", ".join(

@@ -80,8 +80,13 @@ def lane_frame(frame: LaneFrame, identity: Identity, seq: int, now_mono_ns: int)
     )
 
 
+def starting(identity: Identity) -> bytes:
+    """What `status` says while the daemon is there and loads its first models."""
+    return _encode({"state": "starting", "version": identity.version})
+
+
 def online(identity: Identity) -> bytes:
-    """What `status` says while the daemon is there."""
+    """What `status` says once the daemon has started, for as long as it is there."""
     return _encode({"state": "online", "version": identity.version})
 
 

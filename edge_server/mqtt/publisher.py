@@ -16,13 +16,15 @@ from edge_server.mqtt.connection import LIVE_EXPIRY_S, Connection
 from edge_server.mqtt.outbox import Outbox
 from edge_server.mqtt.topics import Topics
 from edge_server.mqtt.wake import Wake
+from edge_server.serving.snapshot import ModelState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from edge_server.lanes.types import LaneFrame
     from edge_server.mqtt.broker_address import BrokerAddress
     from edge_server.mqtt.identity import Identity
+    from edge_server.serving.snapshot import ModelEntry
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +71,7 @@ class Publisher:
         self._now_ns = now_ns
         self._topics = Topics(identity.device)
         self._outbox: Outbox[tuple[int, LaneFrame]] = Outbox()
-        self._outbox.put_state(self._topics.status, payloads.online(identity))
+        self._outbox.put_state(self._topics.status, payloads.starting(identity))
         self._outbox.put_state(self._topics.meta, payloads.meta(identity))
         self._feeds: dict[str, tuple[str, Iterator[int]] | None] = {}
         self._wake = Wake()
@@ -105,7 +107,7 @@ class Publisher:
         return self._outbox.dropped + self._lost
 
     def start(self) -> None:
-        """Begin to look for the broker; returns at once."""
+        """Begin to look for the broker; returns at once. `status` is `starting`."""
         self.worker.start()
 
     def stop(self) -> None:
@@ -118,6 +120,10 @@ class Publisher:
         self._wake.ring()
         self._ended.wait(_FAREWELL_S + 0.1)
         self.worker.stop(timeout_s=0.1)  # a worker deep in a connect ends with the process
+
+    def publish_online(self) -> None:
+        """Tell that the device serves, until `stop`."""
+        self._put_state(self._topics.status, payloads.online(self._identity))
 
     def publish_lanes(self, frame: LaneFrame) -> None:
         """Offer a frame's lanes; the newest frame of each camera wins. Never raises."""
@@ -142,6 +148,15 @@ class Publisher:
         """Tell whether a model serves, and why not if it does not."""
         topic = self._topic(self._topics.model_state, name)
         self._put_state(topic, payloads.model_state(name, state, reason))
+
+    def publish_models(self, entries: Iterable[ModelEntry]) -> None:
+        """Tell of each model its newest version that is READY, or else its newest one."""
+        told = {
+            e.name: e
+            for e in sorted(entries, key=lambda e: (e.state is ModelState.READY, e.version))
+        }
+        for name, entry in told.items():
+            self.publish_model_state(name, entry.state.value, entry.reason)
 
     def _put_state(self, topic: str | None, payload: bytes) -> None:
         if topic is not None and self._outbox.put_state(topic, payload):

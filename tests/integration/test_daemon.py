@@ -30,6 +30,7 @@ class Subscriber:
 
     def __init__(self, port: int, *topics: str) -> None:
         self.messages: dict[str, list[dict]] = {}
+        self.in_order: list[tuple[str, dict]] = []
         self._heard = threading.Condition()
         self._client = mqtt.Client(CallbackAPIVersion.VERSION2, protocol=mqtt.MQTTv5)
         subscribed = threading.Event()
@@ -41,8 +42,10 @@ class Subscriber:
         assert subscribed.wait(PATIENCE_S)
 
     def _receive(self, client: object, userdata: object, message: mqtt.MQTTMessage) -> None:
+        said = json.loads(message.payload)
         with self._heard:
-            self.messages.setdefault(message.topic, []).append(json.loads(message.payload))
+            self.messages.setdefault(message.topic, []).append(said)
+            self.in_order.append((message.topic, said))
             self._heard.notify_all()
 
     def wait(self, topic: str, fits: Callable[[dict], bool] = lambda _: True) -> dict:
@@ -88,9 +91,10 @@ def test_lanes_over_grpc_and_on_mqtt_agree_for_the_same_frame(
             np.testing.assert_allclose(lane["image_points"]["y"], present[:, 1], atol=0.06)
             assert lane["confidence"] == pytest.approx(float(score), abs=1e-4)
 
-        assert subscriber.wait("edge/v1/tested/status")["state"] == "online"
-        model = subscriber.wait("edge/v1/tested/models/laneDetect_model/state")
-        assert model["state"] == "READY"
+        subscriber.wait("edge/v1/tested/status", lambda m: m["state"] == "online")
+        subscriber.wait(
+            "edge/v1/tested/models/laneDetect_model/state", lambda m: m["state"] == "READY"
+        )
         subscriber.wait("edge/v1/tested/cameras/front/status", lambda m: m["state"] == "ok")
         assert process.terminate() == 0
         subscriber.wait("edge/v1/tested/status", lambda m: m["state"] == "offline")

@@ -108,6 +108,7 @@ def publishing(broker: Mosquitto, **more: Any) -> Iterator[Publisher]:
     address = BrokerAddress(host=broker.host, port=broker.port, **more)
     publisher = Publisher(address, IDENTITY, now_ns=now_ns)
     publisher.start()
+    publisher.publish_online()
     try:
         yield publisher
     finally:
@@ -177,6 +178,16 @@ def test_lanes_arrive_live_and_parse(mosquitto: Mosquitto) -> None:
     assert (publisher.published, publisher.dropped) == (1, 0)
 
 
+def test_online_is_said_only_when_that_is_asked_for(mosquitto: Mosquitto) -> None:
+    with listening(mosquitto) as heard:
+        publisher = Publisher(BrokerAddress(port=mosquitto.port), IDENTITY)
+        publisher.start()
+        heard.wait_for(says("status", state="starting"))
+        publisher.stop()
+        heard.wait_for(OFFLINE)
+        assert not heard.matching(ONLINE)
+
+
 def test_stop_says_offline_and_is_heard(mosquitto: Mosquitto) -> None:
     with listening(mosquitto) as heard:
         with publishing(mosquitto):
@@ -194,6 +205,7 @@ def test_the_broker_says_offline_after_an_abrupt_end(mosquitto: Mosquitto) -> No
         "from edge_server.mqtt.publisher import Publisher\n"
         "p = Publisher(BrokerAddress(port=int(sys.argv[1])), Identity('truck-7', '1', 'b', 'c'))\n"
         "p.start()\n"
+        "p.publish_online()\n"
         "sys.stdin.read()\n"
     )
     with (

@@ -296,6 +296,86 @@ def test_how_far_a_first_plan_is_stands_on_mqtt_until_it_is_there(
     assert any(building.fullmatch(each["reason"]) for each in said)
 
 
+@pytest.fixture
+def told_at_start(
+    on_gpu: Callable[..., None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    mosquitto: Mosquitto,
+) -> Iterator[tuple[Subscriber, list[str]]]:
+    """Who hears a device whose only model has a plan to be built, and how that one is started."""
+    monkeypatch.setenv("STATE_DIRECTORY", str(tmp_path / "state"))
+    on_gpu("build_s=3")
+    adding(tmp_path / "models" / "adding" / "1" / "model.onnx", 1)
+    (tmp_path / "models" / "adding" / "config.pbtxt").write_text(BUILT_HERE)
+    settings = tmp_path / "settings.toml"
+    settings.write_text(
+        f'[device]\nid = "tested"\n[mqtt]\nhost = "127.0.0.1"\nport = {mosquitto.port}\n'
+    )
+    subscriber = Subscriber(mosquitto.port, "edge/v1/tested/#")
+    yield subscriber, [f"--config={settings}", f"--model-repository={tmp_path / 'models'}"]
+    subscriber.close()
+
+
+STATUS, ADDING = "edge/v1/tested/status", "edge/v1/tested/models/adding/state"
+
+
+def states(messages: list[dict[str, str]]) -> list[str]:
+    return [said["state"] for said in messages]
+
+
+@pytest.mark.parametrize("mode", [(), POLL], ids=["none", "poll"])
+def test_how_far_the_plan_of_a_start_is_stands_on_mqtt_before_the_device_is_online(
+    told_at_start: tuple[Subscriber, list[str]],
+    mode: tuple[str, ...],
+    start: Callable[..., Process],
+) -> None:
+    subscriber, arguments = told_at_start
+    process = start(*arguments, *mode)
+    subscriber.wait(STATUS, lambda said: said["state"] == "online")
+    building = re.compile(r"building model\.plan with TensorRT 10\.3: \d+ % \(timing kernels\)")
+    heard = list(subscriber.in_order)
+    online = next(i for i, (_, said) in enumerate(heard) if said.get("state") == "online")
+    before = [said for topic, said in heard[:online] if topic == ADDING]
+    assert any(building.fullmatch(said["reason"]) for said in before)
+    assert states(before)[-1] == "READY"
+    assert process.terminate() == 0
+    subscriber.wait(STATUS, lambda said: said["state"] == "offline")
+    assert states(subscriber.messages[STATUS]) == ["starting", "online", "offline"]
+    assert states(subscriber.messages[ADDING])[-1] == "READY"
+
+
+def test_a_device_that_is_stopped_while_it_builds_was_never_online(
+    told_at_start: tuple[Subscriber, list[str]], tmp_path: Path
+) -> None:
+    subscriber, arguments = told_at_start
+    process = Process(tmp_path, *arguments)
+    try:
+        subscriber.wait(ADDING, lambda said: said["reason"].startswith("building"))
+        process.terminate()
+        subscriber.wait(STATUS, lambda said: said["state"] == "offline")
+    finally:
+        process.close()
+    assert states(subscriber.messages[STATUS]) == ["starting", "offline"]
+
+
+def test_a_device_with_a_wrong_model_says_why_and_was_never_online(
+    told_at_start: tuple[Subscriber, list[str]], tmp_path: Path
+) -> None:
+    subscriber, arguments = told_at_start
+    (tmp_path / "models" / "adding" / "1" / "model.onnx").write_bytes(b"no ONNX file")
+    process = Process(tmp_path, *arguments)
+    try:
+        assert process.popen.wait(60) == 78
+        subscriber.wait(STATUS, lambda said: said["state"] == "offline")
+    finally:
+        process.close()
+    assert states(subscriber.messages[STATUS]) == ["starting", "offline"]
+    last = subscriber.messages[ADDING][-1]
+    assert last["state"] == "UNAVAILABLE"
+    assert "the file is no ONNX model" in last["reason"]
+
+
 def test_a_plan_that_cannot_be_built_leaves_what_serves_alone(
     on_gpu: Callable[..., None],
     tmp_path: Path,

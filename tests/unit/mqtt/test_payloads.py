@@ -143,6 +143,7 @@ def test_an_old_frame_says_that_it_is_stale() -> None:
 
 
 def test_state_payloads() -> None:
+    assert json.loads(payloads.starting(IDENTITY)) == {"state": "starting", "version": "0.1.0"}
     assert json.loads(payloads.online(IDENTITY)) == {"state": "online", "version": "0.1.0"}
     assert json.loads(payloads.offline(IDENTITY)) == {"state": "offline", "version": "0.1.0"}
     assert json.loads(payloads.meta(IDENTITY)) == {
