@@ -24,6 +24,7 @@ from edge_server.plans.messages import Built, Event, Step
 from edge_server.plans.monitor import set_monitor
 from edge_server.plans.precision import (
     check_precision,
+    check_types,
     is_typed,
     set_calibrator,
     set_precision,
@@ -68,6 +69,7 @@ def build_plan(
     network: trt.INetworkDefinition = builder.create_network(network_flags(version, typed=typed))
     # The weights of the network are the parser's, until the plan is built.
     parser = _parse(network, Path(job.onnx), wish, log)
+    check_types(network, Path(job.onnx), wish, version)
     config: trt.IBuilderConfig = builder.create_builder_config()
     config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, wish.workspace_mib << 20)
     # Else the inspector tells no more than names, and not where a layer runs.

@@ -48,6 +48,24 @@ def check_precision(wish: PlanWish, version: tuple[int, int]) -> None:
         raise InvalidRequest("NVDLA calculates in FP16 and INT8 only; add --fp16 or --int8")
 
 
+def check_types(
+    network: trt.INetworkDefinition, onnx: Path, wish: PlanWish, version: tuple[int, int]
+) -> None:
+    """Raises: InvalidRequest: `onnx` is FP16-typed, and nothing allows FP16; says what would."""
+    if is_typed(wish, version) or wish.precision != "fp32":
+        return
+    found = _of_fp16(network)
+    if not found:
+        return
+    remedy = "--fp16 (plan_precision: fp16)"
+    if version >= (10, 0):
+        remedy = f"--strongly-typed (plan_strongly_typed: true) to keep its types, or {remedy}"
+    raise InvalidRequest(
+        f"{onnx}: is typed FP16 ({found}), which TensorRT {'.'.join(map(str, version))} takes only "
+        f"where FP16 is allowed; add {remedy}"
+    )
+
+
 def set_precision(
     network: trt.INetworkDefinition, config: trt.IBuilderConfig, wish: PlanWish, *, typed: bool
 ) -> None:
@@ -106,6 +124,23 @@ def _fixed(builder: trt.Builder, wanted: Mapping[str, tuple[Shape, object]]) -> 
     for name, (shape, _) in wanted.items():
         profile.set_shape(name, shape, shape, shape)
     return profile
+
+
+def _of_fp16(network: trt.INetworkDefinition) -> str:
+    """One tensor that the ONNX file made FP16; empty where there is none."""
+    for index in range(network.num_inputs):
+        given: trt.ITensor = network.get_input(index)
+        if given.dtype == trt.DataType.HALF:
+            return f"input '{given.name}'"
+    for index in range(network.num_layers):
+        layer: trt.ILayer = network.get_layer(index)
+        # Weights may be FP16 in a network that is not.
+        if layer.type == trt.LayerType.CONSTANT:
+            continue
+        made = [layer.get_output(at) for at in range(layer.num_outputs)]
+        if any(tensor.dtype == trt.DataType.HALF for tensor in made if tensor is not None):
+            return f"layer '{layer.name}'"
+    return ""
 
 
 def _is_quantised(network: trt.INetworkDefinition) -> bool:

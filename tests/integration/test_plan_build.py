@@ -182,6 +182,40 @@ def test_8_knows_no_strongly_typed_network(
 
 
 @pytest.mark.parametrize("version", UP_TO_10)
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [("half input fixed", "input 'x'"), ("half within fixed", "layer 'a DEQUANTIZE'")],
+)
+def test_an_fp16_typed_file_needs_a_word_up_to_10_and_is_told_which(
+    version: str, name: str, what: str, site: Site, tensorrt: Callable[..., None]
+) -> None:
+    tensorrt(version)
+    with pytest.raises(errors.InvalidRequest) as caught:
+        site.build(PlanWish(), name)
+    may_be_typed = version.startswith("10")
+    keep = "--strongly-typed (plan_strongly_typed: true) to keep its types, or "
+    assert str(caught.value).endswith(
+        f"{name}.onnx: is typed FP16 ({what}), which TensorRT {version} takes only where FP16 is "
+        f"allowed; add {keep if may_be_typed else ''}--fp16 (plan_precision: fp16)"
+    )
+    assert Step("building") not in site.events
+    assert not site.out.exists()
+    assert site.build(PlanWish("fp16"), name).precision == "fp16"
+    if may_be_typed:
+        assert site.build(PlanWish(strongly_typed=True), name).precision == "as the ONNX file"
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_fp16_weights_alone_need_none_and_11_needs_none_for_any(
+    version: str, site: Site, tensorrt: Callable[..., None]
+) -> None:
+    tensorrt(version)
+    site.build(PlanWish(), "half weights fixed")
+    if version == "11.4":
+        site.build(PlanWish(), "half input fixed")
+
+
+@pytest.mark.parametrize("version", UP_TO_10)
 def test_int8_is_calibrated_with_the_samples_of_a_directory(
     version: str, site: Site, tensorrt: Callable[..., None]
 ) -> None:

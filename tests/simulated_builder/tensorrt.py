@@ -102,8 +102,13 @@ class ITensor(_Limited):
 
 
 class ILayer(_Limited):
-    def __init__(self, kind: Any) -> None:
-        self.type = kind
+    def __init__(self, kind: Any, *made: Any) -> None:
+        self.type, self.name, self._made = kind, f"a {kind.name}", made
+
+    num_outputs = property(lambda self: len(self._made))
+
+    def get_output(self, index: int) -> Any:
+        return self._made[index]
 
 
 class INetworkDefinition(_Limited):
@@ -285,6 +290,14 @@ class OnnxParser(_Limited):
         network._outputs = [ITensor("y", shape)]
         if "quantised" in name:
             network._layers = [ILayer(LayerType.DEQUANTIZE)]  # noqa: F821
+        if "half input" in name:
+            network._inputs[0].dtype = DataType.HALF  # noqa: F821
+        if "half weights" in name or "half within" in name:
+            half = ITensor("w", (3,))
+            half.dtype = DataType.HALF  # noqa: F821
+            network._layers = [ILayer(LayerType.CONSTANT, half)]  # noqa: F821
+        if "half within" in name:
+            network._layers.append(ILayer(LayerType.DEQUANTIZE, None, half))  # noqa: F821
         return True
 
 
