@@ -1,18 +1,26 @@
-"""The certificates of the TCP side, read and tried before anyone depends on them."""
+"""The certificates of the TCP side: tried before anyone depends on them, and followed on disk."""
 
 from __future__ import annotations
 
+import logging
+import os
 import ssl
 import stat
+import threading
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import grpc
 
 from edge_server.errors import SettingsError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from edge_server.settings import Tls
+
+log = logging.getLogger(__name__)
 
 # Its group may read it (Debian's ssl-cert), nobody else may do anything.
 _TOO_OPEN = stat.S_IWGRP | stat.S_IXGRP | stat.S_IRWXO
@@ -21,31 +29,82 @@ _TOO_OPEN = stat.S_IWGRP | stat.S_IXGRP | stat.S_IRWXO
 def server_credentials(tls: Tls) -> grpc.ServerCredentials:
     """What clients see, and what a client must show where `tls` is mutual.
 
+    Every new connection gets what the files hold then, once they fit each other; until they do it
+    gets what they held before, and the log says why. Connections that are open stay.
+
     Raises:
         SettingsError: a file is missing, unreadable, no PEM, open to everyone, or does not fit
             the others; the text names it and the remedy.
     """
-    key_path = Path(tls.key)
-    certificate = _read("grpc.tls.certificate", Path(tls.certificate))
-    key = _read("grpc.tls.key", key_path)
-    mode = stat.S_IMODE(key_path.stat().st_mode)
-    if mode & _TOO_OPEN:
-        raise SettingsError(
-            f"grpc.tls.key: {tls.key}: others may read or change it (mode {mode:o}): chmod 600 it"
-        )
-    _try_pair(tls)
-    client_ca = None
-    if tls.mutual:
-        client_ca = _read("grpc.tls.client_ca", Path(tls.client_ca))
-        _try_authority(tls.client_ca)
-    return grpc.ssl_server_credentials(
-        [(key, certificate)], root_certificates=client_ca, require_client_auth=tls.mutual
+    files = _Files.read(tls)
+    _try(tls, files)
+    return grpc.dynamic_ssl_server_credentials(
+        files.configuration,
+        _Renewal(tls, files),  # type: ignore[arg-type]  # the stub forgets None, for no change
+        require_client_authentication=tls.mutual,
     )
 
 
-def _read(setting: str, path: Path) -> bytes:
+class _Files(NamedTuple):
+    """What was found on disk at one time."""
+
+    certificate: bytes
+    key: bytes
+    key_mode: int
+    client_ca: bytes | None
+
+    @classmethod
+    def read(cls, tls: Tls) -> _Files:
+        """Raises: SettingsError: one of them cannot be read."""
+        certificate, _ = _read("grpc.tls.certificate", tls.certificate)
+        key, mode = _read("grpc.tls.key", tls.key)
+        client_ca = _read("grpc.tls.client_ca", tls.client_ca)[0] if tls.mutual else None
+        return cls(certificate, key, mode, client_ca)
+
+    @property
+    def configuration(self) -> grpc.ServerCertificateConfiguration:
+        return grpc.ssl_server_certificate_configuration(
+            [(self.key, self.certificate)], root_certificates=self.client_ca
+        )
+
+
+class _Renewal:
+    """Asked by gRPC before each handshake, on its threads: what is new, or None."""
+
+    def __init__(self, tls: Tls, shown: _Files) -> None:
+        self._tls = tls
+        self._lock = threading.Lock()
+        self._shown = shown
+        self._refused: _Files | None = None
+        self._said = ""
+
+    def __call__(self) -> grpc.ServerCertificateConfiguration | None:
+        with self._lock:
+            try:
+                return self._renewed()
+            except SettingsError as error:
+                if str(error) != self._said:
+                    self._said = str(error)
+                    log.error("grpc: certificates stay as they were: %s", error)  # noqa: TRY400
+                return None
+
+    def _renewed(self) -> grpc.ServerCertificateConfiguration | None:
+        found = _Files.read(self._tls)
+        # Their times would not do: a file may change twice within a tick of the clock.
+        if found in (self._shown, self._refused):
+            return None
+        self._refused = found
+        _try(self._tls, found)
+        log.info("grpc: certificates were renewed, of %s", self._tls.certificate)
+        self._shown, self._refused, self._said = found, None, ""
+        return found.configuration
+
+
+def _read(setting: str, path: str) -> tuple[bytes, int]:
+    """What the file holds, and who may do what with it."""
     try:
-        return path.read_bytes()
+        with Path(path).open("rb") as file:
+            return file.read(), stat.S_IMODE(os.fstat(file.fileno()).st_mode)
     except OSError as error:
         raise SettingsError(
             f"{setting}: {path}: cannot be read: {error.strerror}; put a PEM file there that this "
@@ -53,18 +112,28 @@ def _read(setting: str, path: Path) -> bytes:
         ) from error
 
 
-def _try_pair(tls: Tls) -> None:
-    """Both files hold what they should, and belong together: gRPC itself says that of no file."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    try:
-        context.load_verify_locations(tls.certificate)
-    except ssl.SSLError:
+def _try(tls: Tls, files: _Files) -> None:
+    """Each holds what it should, and they belong together: gRPC itself says that of no file.
+
+    Raises:
+        SettingsError: they do not; the text names the file that was read.
+    """
+    if files.key_mode & _TOO_OPEN:
         raise SettingsError(
-            f"grpc.tls.certificate: {tls.certificate}: holds no certificate in PEM form"
-        ) from None
+            f"grpc.tls.key: {tls.key}: others may read or change it (mode {files.key_mode:o}): "
+            "chmod 600 it"
+        )
+    _try_pair(tls, files)
+    if files.client_ca is not None:
+        _try_certificates("grpc.tls.client_ca", tls.client_ca, files.client_ca)
+
+
+def _try_pair(tls: Tls, files: _Files) -> None:
+    _try_certificates("grpc.tls.certificate", tls.certificate, files.certificate)
     try:
-        # An empty password, or OpenSSL would ask for one on a terminal.
-        context.load_cert_chain(tls.certificate, tls.key, password="")
+        with _as_file(files.certificate) as certificate, _as_file(files.key) as key:
+            # An empty password, or OpenSSL would ask for one on a terminal.
+            _context().load_cert_chain(certificate, key, password="")
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
             raise SettingsError(
@@ -76,10 +145,22 @@ def _try_pair(tls: Tls) -> None:
         ) from None
 
 
-def _try_authority(path: str) -> None:
+def _try_certificates(setting: str, path: str, content: bytes) -> None:
     try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(path)
+        with _as_file(content) as file:
+            _context().load_verify_locations(file)
     except ssl.SSLError:
-        raise SettingsError(
-            f"grpc.tls.client_ca: {path}: holds no certificate in PEM form"
-        ) from None
+        raise SettingsError(f"{setting}: {path}: holds no certificate in PEM form") from None
+
+
+def _context() -> ssl.SSLContext:
+    return ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+
+
+@contextmanager
+def _as_file(content: bytes) -> Iterator[str]:
+    """A path, in memory alone: OpenSSL takes paths, and behind the real one may be others now."""
+    descriptor = os.memfd_create("pem")
+    with os.fdopen(descriptor, "wb", buffering=0) as file:
+        file.write(content)
+        yield f"/proc/self/fd/{descriptor}"

@@ -29,7 +29,7 @@ Protocol = Literal[
 
 
 class Tls(Section, frozen=True):
-    """`[grpc.tls]`: encryption of the TCP side, all files in PEM form.
+    """`[grpc.tls]`: encryption of the TCP side, all files in PEM form; renewed ones are taken.
 
     Attributes:
         enabled: clients see `certificate` and everything is encrypted.

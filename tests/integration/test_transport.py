@@ -295,6 +295,26 @@ def test_a_restricted_protocol_is_for_who_sends_the_header(
     assert "word" not in process.log.read_text()
 
 
+def tls_client(
+    process: Process, client_files: tuple[Path, Path] | None, trusted: Path
+) -> triton.InferenceServerClient:
+    shown = client_files and {
+        "certificate_chain": str(client_files[0]),
+        "private_key": str(client_files[1]),
+    }
+    return triton.InferenceServerClient(
+        f"127.0.0.1:{process.port}", ssl=True, root_certificates=str(trusted), **(shown or {})
+    )
+
+
+def tls_live(process: Process, client_files: tuple[Path, Path] | None, trusted: Path) -> bool:
+    with tls_client(process, client_files, trusted) as client:
+        try:
+            return bool(client.is_server_live(client_timeout=5))
+        except InferenceServerException:
+            return False
+
+
 def test_mutual_tls_lets_in_who_is_signed_and_nobody_else(
     start: Callable[..., Process], authority: Any, stranger: Any, stack: ExitStack
 ) -> None:
@@ -308,17 +328,7 @@ def test_mutual_tls_lets_in_who_is_signed_and_nobody_else(
     )
 
     def live(client_files: tuple[Path, Path] | None, trusted: Path) -> bool:
-        shown = client_files and {
-            "certificate_chain": str(client_files[0]),
-            "private_key": str(client_files[1]),
-        }
-        with triton.InferenceServerClient(
-            f"127.0.0.1:{process.port}", ssl=True, root_certificates=str(trusted), **(shown or {})
-        ) as client:
-            try:
-                return bool(client.is_server_live(client_timeout=5))
-            except InferenceServerException:
-                return False
+        return tls_live(process, client_files, trusted)
 
     signed = authority.issue("signed")
     assert live(signed, authority.ca)
@@ -330,6 +340,42 @@ def test_mutual_tls_lets_in_who_is_signed_and_nobody_else(
     assert live(signed, authority.ca)
     assert "listening on 127.0.0.1:" in process.log.read_text()
     assert "with mutual TLS" in process.log.read_text()
+
+
+def test_certificates_that_are_renewed_are_what_new_connections_see(
+    start: Callable[..., Process], authority: Any, stranger: Any, tmp_path: Path
+) -> None:
+    certificate, key = authority.issue("server")
+    client_ca = tmp_path / "clients.pem"
+    client_ca.write_bytes(authority.ca.read_bytes())
+    process = start(
+        f"--model-repository={MODELS}",
+        "--grpc-use-ssl-mutual=true",
+        f"--grpc-server-cert={certificate}",
+        f"--grpc-server-key={key}",
+        f"--grpc-root-cert={client_ca}",
+    )
+    signed, other = authority.issue("signed"), stranger.issue("other")
+    with tls_client(process, signed, authority.ca) as before:
+        assert before.is_server_live()
+        new_certificate, new_key = stranger.issue("new")
+        certificate.write_bytes(new_certificate.read_bytes())
+        for _ in range(3):
+            assert tls_live(process, signed, authority.ca)
+        key.write_bytes(new_key.read_bytes())
+        assert tls_live(process, signed, stranger.ca)
+        assert not tls_live(process, signed, authority.ca)
+        client_ca.write_bytes(stranger.ca.read_bytes())
+        assert tls_live(process, other, stranger.ca)
+        assert not tls_live(process, signed, stranger.ca)
+        key.chmod(0o644)
+        client_ca.unlink()
+        assert tls_live(process, other, stranger.ca)
+        assert before.is_server_live()
+    log = process.log.read_text()
+    assert log.count(f"{key}: is not the key of {certificate}") == 1
+    assert log.count("certificates were renewed") == 2
+    assert log.count(f"certificates stay as they were: grpc.tls.client_ca: {client_ca}") == 1
 
 
 def test_tls_without_mutual_asks_no_client(
