@@ -30,6 +30,7 @@ from edge_server.pipeline import LanePipeline
 from edge_server.repository.poll_control import PollControl
 from edge_server.serving.data_plane import DataPlane
 from edge_server.serving.registry import ModelRegistry
+from edge_server.serving.snapshot import ModelState
 from edge_server.tracing.sampling import TraceRule
 from edge_server.tracing.trace_file import TraceFile
 from edge_server.tracing.trace_writer import TraceWriter
@@ -54,6 +55,8 @@ MODEL_STUCK_S = 60.0
 LOOK_S = 0.5
 # What is left to do once requests have had their time: the farewell, closing models.
 FAREWELL_S = 5.0
+# What systemd allows a start from the last news of a build on: its own default for a whole start.
+START_MORE_S = 90.0
 # An open camera that gives nothing for this long has stalled.
 STALLED_S = 1.0
 
@@ -221,13 +224,14 @@ class Daemon:
         log.info("edge-server: stopped")
 
     def _load(self, stop: threading.Event) -> None:
-        """What may take minutes, where plans are built; the broker hears how far it is."""
+        """What may take minutes, where plans are built; broker and systemd hear how far it is."""
 
         def tell(_now: float) -> None:
             self._publish_models()
+            self._tell_builds()
             telling.wait(LOOK_S)
 
-        telling = Worker("model-states", tell)
+        telling = Worker("first-load", tell)
         telling.start()
         try:
             self.control.start(stop)
@@ -243,6 +247,17 @@ class Daemon:
             telling.stop()
             # Why one cannot be loaded, too.
             self._publish_models()
+
+    def _tell_builds(self) -> None:
+        """systemd ends a start that takes too long, unless it is told again and again of more."""
+        builds = [
+            f"{entry.name}: {entry.reason}"
+            for entry in self.data_plane.index(only_ready=False)
+            if entry.state is ModelState.LOADING and entry.reason
+        ]
+        if builds:
+            status = "; ".join(builds).replace("\n", " ")
+            notify(f"EXTEND_TIMEOUT_USEC={round(1e6 * START_MORE_S)}", f"STATUS={status}")
 
     def _say_goodbye(self) -> None:
         """Tell everyone, before anyone is waited for."""

@@ -344,6 +344,18 @@ def test_how_far_the_plan_of_a_start_is_stands_on_mqtt_before_the_device_is_onli
     assert states(subscriber.messages[ADDING])[-1] == "READY"
 
 
+def test_systemd_is_asked_for_more_time_while_the_plan_of_a_start_is_built(
+    told_at_start: tuple[Subscriber, list[str]], tmp_path: Path
+) -> None:
+    _, arguments = told_at_start
+    process = Process(tmp_path, *arguments)
+    try:
+        process.wait_for("EXTEND_TIMEOUT_USEC=90000000\nSTATUS=adding: building model.plan")
+        process.wait_for("READY=1")
+    finally:
+        process.close()
+
+
 def test_a_device_that_is_stopped_while_it_builds_was_never_online(
     told_at_start: tuple[Subscriber, list[str]], tmp_path: Path
 ) -> None:
