@@ -85,6 +85,7 @@ class _Renewal:
             except SettingsError as error:
                 if str(error) != self._said:
                     self._said = str(error)
+                    # The text says it all, and where it comes from helps nobody.
                     log.error("grpc: certificates stay as they were: %s", error)  # noqa: TRY400
                 return None
 
