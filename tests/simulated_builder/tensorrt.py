@@ -5,6 +5,7 @@ have, by `tests/tensorrt_api/names.json`, they do not have here either, to read 
 names of ONNX files make it fail as the real one does. With SIMULATED_DLA cores; a Runtime without a
 CUDA driver crashes, as the real one does.
 """
+# ruff: noqa: F821 - which enums there are says names.json
 
 from __future__ import annotations
 
@@ -98,7 +99,7 @@ class IOptimizationProfile(_Limited):
 class ITensor(_Limited):
     def __init__(self, name: str, shape: tuple[int, ...], *, holds_shape: bool = False) -> None:
         self.name, self.shape, self.is_shape_tensor = name, shape, holds_shape
-        self.dtype = DataType.INT32 if holds_shape else DataType.FLOAT  # noqa: F821
+        self.dtype = DataType.INT32 if holds_shape else DataType.FLOAT
 
 
 class ILayer(_Limited):
@@ -289,15 +290,15 @@ class OnnxParser(_Limited):
             network._inputs.append(ITensor("size", (2,), holds_shape=True))
         network._outputs = [ITensor("y", shape)]
         if "quantised" in name:
-            network._layers = [ILayer(LayerType.DEQUANTIZE)]  # noqa: F821
+            network._layers = [ILayer(LayerType.DEQUANTIZE)]
         if "half input" in name:
-            network._inputs[0].dtype = DataType.HALF  # noqa: F821
+            network._inputs[0].dtype = DataType.HALF
         if "half weights" in name or "half within" in name:
             half = ITensor("w", (3,))
-            half.dtype = DataType.HALF  # noqa: F821
-            network._layers = [ILayer(LayerType.CONSTANT, half)]  # noqa: F821
+            half.dtype = DataType.HALF
+            network._layers = [ILayer(LayerType.CONSTANT, half)]
         if "half within" in name:
-            network._layers.append(ILayer(LayerType.DEQUANTIZE, None, half))  # noqa: F821
+            network._layers.append(ILayer(LayerType.DEQUANTIZE, None, half))
         return True
 
 
