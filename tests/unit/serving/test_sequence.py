@@ -558,6 +558,13 @@ def test_where_the_system_gives_no_thread_nothing_is_left_open() -> None:
     assert sorted(model.closed) == ["m_0", "n_0", "n_1", "n_2"]
 
 
+def test_as_many_candidates_as_can_be_written_cost_nothing(road: Callable[..., Road]) -> None:
+    most = 2**31 - 1
+    m = road(f"{A_MINUTE} oldest {{ max_candidate_sequences: {most} }}")
+    assert [m.ask(i, i, start=True).value() for i in (1, 2)] == [1, 2]
+    assert m.scheduler._book.free_slots == most - 2  # type: ignore[attr-defined]
+
+
 def test_close_answers_what_waits_and_closes_the_instances() -> None:
     model = Closes(Accumulate())
     loaded = Scheduling().model(model_config(A_MINUTE, 1), 1, model)
