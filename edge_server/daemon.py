@@ -28,7 +28,7 @@ from edge_server.mqtt.identity import Identity
 from edge_server.mqtt.publisher import Publisher
 from edge_server.pipeline import LanePipeline
 from edge_server.repository.poll_control import PollControl
-from edge_server.serving.data_plane import DataPlane
+from edge_server.serving.data_plane import MODEL_STUCK_S, DataPlane
 from edge_server.serving.registry import ModelRegistry
 from edge_server.serving.snapshot import ModelState
 from edge_server.tracing.sampling import TraceRule
@@ -49,8 +49,6 @@ log = logging.getLogger(__name__)
 
 VERSION = version("edge-server")
 
-# A model that computes for longer than this hangs, as far as a vehicle is concerned.
-MODEL_STUCK_S = 60.0
 # The main loop looks at the workers this often.
 LOOK_S = 0.5
 # What is left to do once requests have had their time: the farewell, closing models.

@@ -15,6 +15,7 @@ from edge_server.lanes.anchors import ROW_COUNT
 from edge_server.lanes.rows import lanes_from_rows
 from edge_server.lanes.types import LaneFrame, StageLatency
 from edge_server.requests import InferRequest, StepTiming
+from edge_server.serving.data_plane import MODEL_STUCK_S
 from edge_server.tensors import Tensor
 
 if TYPE_CHECKING:
@@ -33,6 +34,10 @@ LANE_POINTS = "lane_points"
 LANE_SCORES = "lane_scores"
 
 _FRAME_WAIT_S = 0.2
+# Nobody drives by lanes that are older. It is no limit on what a model may take: it frees the
+# camera from a line behind somebody else's slow request, and lets a Python model that hangs be
+# killed; see `execution_timeout_s`.
+FRAME_DEADLINE_S = 10.0
 _STAGE_OF_BACKEND = {"image_preprocess": "preprocess", "lane_decode": "postprocess"}
 
 
@@ -41,10 +46,23 @@ class LanePipeline:
 
     It asks through the same door as every client. A model that fails costs that frame.
     Listeners are called on this loop's thread and must return at once.
+
+    While it waits for an answer, the loop is not what hangs: a request that waits ends at its
+    deadline, a process of a model is killed at its limit, and a model that hangs in this process
+    is found, and named, by the one who watches `DataPlane.longest_run`.
+
+    Args:
+        frame_deadline_s: how long a frame waits for its lanes.
     """
 
     def __init__(
-        self, camera: Camera, data_plane: DataPlane, model: str, listeners: Sequence[Listener]
+        self,
+        camera: Camera,
+        data_plane: DataPlane,
+        model: str,
+        listeners: Sequence[Listener],
+        *,
+        frame_deadline_s: float = FRAME_DEADLINE_S,
     ) -> None:
         self.camera = camera
         self.failed_frames = 0
@@ -52,6 +70,7 @@ class LanePipeline:
         self._data_plane = data_plane
         self._model = model
         self._listeners = tuple(listeners)
+        self._frame_deadline_s = frame_deadline_s
         self._failing = False
 
     def tick(self, now: float) -> bool:
@@ -60,8 +79,11 @@ class LanePipeline:
         frame = self.camera.next_frame(_FRAME_WAIT_S)
         if frame is None:
             return not self.camera.ended
+        deadline = time.monotonic() + self._frame_deadline_s
         try:
-            lane_frame = self.detect(frame)
+            # A run that begins just before the deadline is watched for as long as any other.
+            with self.worker.allowing(self._frame_deadline_s + 2 * MODEL_STUCK_S):
+                lane_frame = self.detect(frame, deadline)
         except EdgeServerError as error:
             self._note_failure(error)
             return True
@@ -70,8 +92,11 @@ class LanePipeline:
             listener(lane_frame, frame)
         return True
 
-    def detect(self, frame: Frame) -> LaneFrame:
+    def detect(self, frame: Frame, deadline: float | None = None) -> LaneFrame:
         """The lanes of `frame`.
+
+        Args:
+            deadline: `time.monotonic()` after which nobody waits for them; None is never.
 
         Raises:
             EdgeServerError: the model cannot answer; see `DataPlane.infer`.
@@ -80,7 +105,11 @@ class LanePipeline:
         image = Tensor.of(frame.image[np.newaxis])
         response = self._data_plane.infer(
             InferRequest(
-                self._model, {IMAGE: image}, outputs=(LANE_POINTS, LANE_SCORES), urgent=True
+                self._model,
+                {IMAGE: image},
+                outputs=(LANE_POINTS, LANE_SCORES),
+                deadline=deadline,
+                urgent=True,
             )
         )
         points = response.outputs[LANE_POINTS].array

@@ -34,5 +34,5 @@ class Supervisor:
                 raise InternalError(f"worker {worker.name}: {worker.failure!r}")
             if worker.stuck(now):
                 raise StageStuck(
-                    f"worker {worker.name}: no progress for more than {worker.deadline_s:g} s"
+                    f"worker {worker.name}: no progress for more than {worker.limit_s:g} s"
                 )

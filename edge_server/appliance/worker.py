@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 log = logging.getLogger(__name__)
 
@@ -18,8 +19,9 @@ class Worker:
 
     The heartbeat moves each time a tick returns, so a tick that hangs shows as an old heartbeat.
     A tick that may wait for something outside (a frame, a broker) bounds its wait and returns:
-    waiting is progress, hanging is not. An exception ends the thread and is kept in `failure`,
-    whether `tick` or `on_end` raised it.
+    waiting is progress, hanging is not. A part of a tick whose end somebody else sees to may have a
+    limit of its own: see `allowing`. An exception ends the thread and is kept in `failure`, whether
+    `tick` or `on_end` raised it.
 
     Args:
         name: of the thread, as shown in logs and by `ps -T`.
@@ -42,11 +44,13 @@ class Worker:
         self._tick = tick
         self._on_end = on_end
         self._stop = threading.Event()
-        self._heartbeat = time.monotonic()
+        # When the last progress was, and how long after it the next one may come. One tuple, as the
+        # supervisor reads it on another thread.
+        self._heartbeat: tuple[float, float | None] = (time.monotonic(), None)
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        self._heartbeat = time.monotonic()
+        self._beat()
         self._thread.start()
 
     def ask_to_stop(self) -> None:
@@ -68,9 +72,29 @@ class Worker:
     def alive(self) -> bool:
         return self._thread.is_alive()
 
+    @contextmanager
+    def allowing(self, limit_s: float) -> Iterator[None]:
+        """A part of a tick, on this worker's thread, that may take `limit_s` instead; its begin and
+        its end are progress."""
+        self._beat(limit_s)
+        try:
+            yield
+        finally:
+            self._beat()
+
+    @property
+    def limit_s(self) -> float:
+        """How long the next progress may take to come, as things are now."""
+        limit_s = self._heartbeat[1]
+        return self.deadline_s if limit_s is None else limit_s
+
     def stuck(self, now: float) -> bool:
         """Whether a running tick has passed its deadline; `now` is `time.monotonic()`."""
-        return self.alive and now - self._heartbeat > self.deadline_s
+        at, limit_s = self._heartbeat
+        return self.alive and now - at > (self.deadline_s if limit_s is None else limit_s)
+
+    def _beat(self, limit_s: float | None = None) -> None:
+        self._heartbeat = (time.monotonic(), limit_s)
 
     def _run(self) -> None:
         self._keep_failure(self._tick_until_stopped)
@@ -81,7 +105,7 @@ class Worker:
         while not self._stop.is_set():
             if self._tick(time.monotonic()) is False:
                 break
-            self._heartbeat = time.monotonic()
+            self._beat()
 
     def _keep_failure(self, work: Callable[[], None]) -> None:
         try:

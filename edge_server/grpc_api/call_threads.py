@@ -68,8 +68,9 @@ class CallThreads(Executor):
                 thread = threading.Thread(
                     target=self._work, args=(_Desk(task),), name=name, daemon=True
                 )
-                self._threads.append(thread)
+                # It may raise, and is counted only then.
                 thread.start()
+                self._threads.append(thread)
         return task
 
     def waiting(self) -> int:

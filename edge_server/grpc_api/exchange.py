@@ -59,7 +59,8 @@ class Exchange:
     def respond(self, answer: Answer, final: bool) -> None:
         """See `Respond`. With a decoupled model it waits where the client reads too slowly."""
         if final and self.finally_ is not None:
-            self.finally_()
+            finally_, self.finally_ = self.finally_, None
+            finally_()
         self._stream.give(self, answer, final=final)
 
     def written(self, answer: Answer, *, final: bool) -> bytes:

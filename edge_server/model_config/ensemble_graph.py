@@ -212,7 +212,13 @@ def _agreement_faults(
 ) -> Iterator[str]:
     """All ends of an edge must agree on type and shape, each with each: -1 fits any one size."""
     ends: dict[str, list[_End]] = {}
+    seen = set()
     for tensor, new in _ends(config, members):
+        said = (tensor, new.spec.datatype, new.shape)
+        if said in seen:
+            # It agrees with the others as the one before that said the same.
+            continue
+        seen.add(said)
         for old in ends.setdefault(tensor, []):
             where = f"in ensemble {config.name}, ensemble tensor {tensor}"
             if old.spec.datatype != new.spec.datatype:

@@ -146,6 +146,12 @@ def field_faults(message: Any) -> Iterator[str]:
             yield f"field '{shown}' is not supported by this server; remove it"
 
 
+def fields_of(message: Any) -> Iterator[tuple[str, str, Any, Any]]:
+    """Each field that is set and not refused or accepted as a whole, at every depth: its path,
+    what people call it, its descriptor and its value."""
+    return _fields(message, "", "")
+
+
 def _fields(message: Any, path: str, shown: str) -> Iterator[tuple[str, str, Any, Any]]:
     """Each field that is set: its path in the tables, what people call it, descriptor, value.
 

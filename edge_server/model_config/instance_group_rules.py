@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 # Each instance holds a thread, a process or a copy of the model; more is a slip of the keyboard.
 MAX_INSTANCES = 1024
+# A process has an interpreter of its own, of some 30 MB.
+_MAX_PROCESSES = 64
 
 
 def instance_group_faults(message: Any, completion: Completion) -> Iterator[str]:
@@ -37,16 +39,18 @@ def instance_group_faults(message: Any, completion: Completion) -> Iterator[str]
                     "supported for TensorRT models"
                 )
                 break
-            if not (profile.isascii() and profile.isdigit()):
+            # A longer one is no number of a profile, and Python reads none of 5,000 digits.
+            if not (profile.isascii() and profile.isdigit() and len(profile) < 10):
                 yield (
                     f"{where} and platform {message.platform} specifies invalid profile {profile}. "
                     "The field should contain the string representation of a non-negative integer."
                 )
         if any(not resource.name for resource in group.rate_limiter.resources):
             yield f"{where} has a rate limiter resource without 'name'"
-    count = sum(max(group.count, 0) for group in message.instance_group)
-    if count > MAX_INSTANCES:
-        yield f"model {message.name} asks for {count} instances; at most {MAX_INSTANCES} can be"
+    count = sum(max(g.count, 0) * max(1, len(g.gpus)) for g in message.instance_group)
+    most = _MAX_PROCESSES if message.backend == "python" else MAX_INSTANCES
+    if count > most:
+        yield f"model {message.name} asks for {count} instances; at most {most} can be"
     if all(group.passive for group in message.instance_group):
         yield f"every instance group of model {message.name} is passive, so that nothing would run"
 

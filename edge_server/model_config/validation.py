@@ -8,6 +8,7 @@ from edge_server.errors import ModelConfigError
 from edge_server.model_config.batching_rules import batching_faults, cache_faults
 from edge_server.model_config.completion import BACKEND_BY_PLATFORM
 from edge_server.model_config.config import USUAL_COMPLETION, Completion
+from edge_server.model_config.count_rules import list_faults, size_faults
 from edge_server.model_config.fields import field_faults, without_effect
 from edge_server.model_config.files import is_file_name
 from edge_server.model_config.instance_group_rules import instance_group_faults
@@ -17,12 +18,15 @@ from edge_server.model_config.sequence_rules import sequence_faults
 from edge_server.model_config.warmup import warmup_faults
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
     from edge_server.model_config.files import ModelFiles
 
 __all__ = ["validate", "without_effect"]
 
+# Nobody reads more at once, and the text goes to every client that asks for the index.
+_MOST_FAULTS = 32
 # They fill in what inputs and outputs leave open from the model's file.
 _COMPLETES_IO = frozenset({"onnxruntime", "tensorrt", "python"})
 
@@ -39,6 +43,8 @@ def validate(
         ModelConfigError: names the file, what is wrong and what to do; all faults, one per line.
     """
     path = files.config_path
+    if too_long := list(list_faults(message)):
+        raise _fault(path, too_long)
     by_backend = completion.auto and message.backend in _COMPLETES_IO
     faults = [
         *field_faults(message),
@@ -47,14 +53,22 @@ def validate(
         *batching_faults(message),
         *sequence_faults(message, files),
         *cache_faults(message),
+        *size_faults(message),
     ]
     if message.platform == "ensemble":
         faults += _ensemble(message)
     else:
         faults += [*instance_group_faults(message, completion), *warmup_faults(message, files)]
     if faults:
-        raise ModelConfigError("\n".join(f"{path}: {fault}" for fault in faults))
+        raise _fault(path, faults)
     read_labels(message, files)
+
+
+def _fault(path: Path, faults: Sequence[str]) -> ModelConfigError:
+    told = [f"{path}: {fault}" for fault in faults[:_MOST_FAULTS]]
+    if len(faults) > _MOST_FAULTS:
+        told.append(f"{path}: {len(faults) - _MOST_FAULTS} more faults of the same configuration")
+    return ModelConfigError("\n".join(told))
 
 
 def _general(message: Any, files: ModelFiles, known_backends: frozenset[str]) -> Iterator[str]:

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_TOLD = 8
+
 
 def select_versions(message: Any, files: ModelFiles) -> tuple[int, ...]:
     """The versions that a completed configuration's policy asks for, ascending.
@@ -25,8 +27,13 @@ def select_versions(message: Any, files: ModelFiles) -> tuple[int, ...]:
     if choice == "specific":
         wanted = sorted(set(policy.specific.versions))
         selected = [version for version in wanted if version in files.versions]
-        for version in sorted(set(wanted) - set(selected)):
-            log.error("model %s: version %d is specified but not on disk", files.name, version)
+        if missing := sorted(set(wanted) - set(selected)):
+            log.error(
+                "model %s: version %s is specified but not on disk%s",
+                files.name,
+                ", ".join(map(str, missing[:_TOLD])),
+                f", nor are {len(missing) - _TOLD} others" if len(missing) > _TOLD else "",
+            )
     elif choice == "all":
         selected = available
     else:

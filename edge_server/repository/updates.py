@@ -156,10 +156,15 @@ class Updates:
         """The caller holds the lock."""
         self._waiting[name] = work
         if name not in self._busy:
-            self._busy.add(name)
-            threading.Thread(
+            thread = threading.Thread(
                 target=self._work, args=(name,), name=f"update-{name}", daemon=True
-            ).start()
+            )
+            try:
+                thread.start()
+            except RuntimeError as error:
+                log.warning("model %s: updated with its next change: %s", name, error)
+                return
+            self._busy.add(name)
 
     def _prepare(self, change: Change) -> _Work:
         """What is to be done for `change`.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,11 @@ if TYPE_CHECKING:
     from edge_server.requests import Answer, InferRequest, InferResponse, Respond
     from edge_server.serving.registry import ModelRegistry
     from edge_server.serving.snapshot import LoadedModel, ModelEntry
+
+log = logging.getLogger(__name__)
+
+# A model that computes for longer than this hangs, as far as a vehicle is concerned.
+MODEL_STUCK_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -49,7 +55,8 @@ class DataPlane:
     def submit(self, request: InferRequest, respond: Respond) -> None:
         """Start one request; `respond` hears its answers, now or later (see `Scheduler.submit`).
 
-        The snapshot leased here serves it to its end.
+        The snapshot leased here serves it to its end. What `respond` raises is logged and goes no
+        further: it is not the model's, nor that of other callers.
 
         Raises:
             NotFound, Unavailable, InvalidRequest: see `Snapshot.submit`; `respond` hears nothing.
@@ -59,7 +66,10 @@ class DataPlane:
         def pass_on(answer: Answer, final: bool) -> None:
             if final:
                 lease.release()
-            respond(answer, final)
+            try:
+                respond(answer, final)
+            except Exception:
+                log.exception("model %s: an answer could not be told", request.model_name)
 
         try:
             lease.snapshot.submit(request, pass_on)
@@ -76,11 +86,13 @@ class DataPlane:
         return self._registry.snapshot.find(name, version)
 
     def longest_run(self, now: float) -> tuple[str, float]:
-        """The model whose oldest run has not ended, and how long it takes by `now`, in s."""
+        """The model whose oldest run has not ended, and how long it takes by `now`, in s.
+
+        Models that were replaced while something runs on them are among them.
+        """
         runs = [
-            (entry.loaded.scheduler.longest_run_s(now), entry.name)
-            for entry in self._registry.snapshot.entries.values()
-            if entry.loaded
+            (loaded.scheduler.longest_run_s(now), loaded.name)
+            for loaded in self._registry.models_in_use()
         ]
         longest_s, name = max(runs, default=(0.0, ""))
         return name, longest_s

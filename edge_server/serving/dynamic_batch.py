@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 from edge_server.appliance.worker import Worker
-from edge_server.errors import DeadlineExceeded, EdgeServerError, Unavailable
+from edge_server.errors import DeadlineExceeded, EdgeServerError, InternalError, Unavailable
 from edge_server.serving.batching import BatchRule
 from edge_server.serving.expected_wait import ExpectedWait
 from edge_server.serving.job import Job
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from edge_server.requests import InferRequest, Respond
     from edge_server.serving.execution import Executor
     from edge_server.serving.instance_pool import InstancePool
+    from edge_server.serving.line_watch import LineWatch
     from edge_server.serving.policy_queue import Refused
     from edge_server.serving.snapshot import Snapshot
 
@@ -41,9 +42,21 @@ class DynamicBatchScheduler:
     turns away at once whoever would be answered too late.
 
     The workers belong to no supervisor: a model that hangs shows in `longest_run_s`.
+
+    Args:
+        watch: looks at the line while every worker runs a model.
+
+    Raises:
+        InternalError: the system gives no thread; the pool is closed.
     """
 
-    def __init__(self, executor: Executor, pool: InstancePool, batching: DynamicBatching) -> None:
+    def __init__(
+        self,
+        executor: Executor,
+        pool: InstancePool,
+        batching: DynamicBatching,
+        watch: LineWatch,
+    ) -> None:
         config = executor.config
         self._executor = executor
         self._pool = pool
@@ -61,8 +74,14 @@ class DynamicBatchScheduler:
         # that nobody waits for longer. Elsewhere it would only cost a hop between threads.
         workers = len(pool) + batching.has_timeouts
         self._workers = [Worker(f"{config.name}-{i}", self._serve) for i in range(workers)]
-        for worker in self._workers:
-            worker.start()
+        self._watch = watch
+        try:
+            for worker in self._workers:
+                worker.start()
+            self._watch.add(self)
+        except RuntimeError as error:
+            self.close()
+            raise InternalError(f"model '{config.name}' gets no thread: {error}") from error
 
     def submit(self, request: InferRequest, snapshot: Snapshot, respond: Respond) -> None:
         job = Job(self._executor.config, request, snapshot, respond)
@@ -72,6 +91,17 @@ class DynamicBatchScheduler:
         if refusal is not None:
             self._executor.refuse(job, refusal)
         self._refuse(refused)
+
+    def drop_dead(self) -> bool:
+        """See `Line.drop_dead`; the time limits of the line count here, too."""
+        with self._work:
+            self._queue.drop_dead(time.monotonic_ns())
+            refused = self._queue.take_refused()
+            somebody_waits = len(self._queue) > 0
+        self._refuse(refused)
+        if self._order is not None:
+            self._order.forget_dead()
+        return somebody_waits
 
     def pending(self) -> int:
         return len(self._queue)
@@ -84,6 +114,7 @@ class DynamicBatchScheduler:
 
         May be called on a worker, by the answer that was the last to need this model.
         """
+        self._watch.remove(self)
         with self._work:
             self._closed = True
             waiting = self._queue.clear()
@@ -107,7 +138,8 @@ class DynamicBatchScheduler:
         except (DeadlineExceeded, Unavailable) as error:
             return error
         if self._order is not None:
-            job.respond = self._order.place(job.respond)
+            job.respond = self._order.place(job.respond, job.death)
+        self._watch.somebody_waits()
         (self._company if self._gathering else self._work).notify()
         return None
 
@@ -184,7 +216,8 @@ class DynamicBatchScheduler:
                 if not due and not refused:
                     expiry_ns = self._queue.next_expiry_ns()
                     wake_ns = due_ns if expiry_ns is None else min(due_ns, expiry_ns)
-                    self._company.wait((wake_ns - now_ns) / 1e9)
+                    # A delay may be longer than a thread can wait at once.
+                    self._company.wait(min(_LOOK_S, (wake_ns - now_ns) / 1e9))
             self._refuse(refused)
 
     def _next_look(self) -> float:

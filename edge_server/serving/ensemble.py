@@ -18,6 +18,7 @@ from edge_server.serving.step_slots import StepSlots
 if TYPE_CHECKING:
     from edge_server.model_config.config import ModelConfig
     from edge_server.requests import InferRequest, Respond, StepTiming
+    from edge_server.serving.line_watch import LineWatch
     from edge_server.serving.snapshot import Snapshot
     from edge_server.serving.statistics import ModelStatistics
     from edge_server.serving.step_threads import StepThreads
@@ -33,10 +34,18 @@ class EnsembleScheduler:
     The graph was resolved before it came here, so an order exists. Steps run in the snapshot that
     the request's lease pinned, so that no request sees two versions of one member. With a
     decoupled step in it, it answers once for each response of that step, in their order.
+
+    Args:
+        watch: looks at those that wait for a slot of a step; None where nobody does.
     """
 
     def __init__(
-        self, config: ModelConfig, version: int, statistics: ModelStatistics, threads: StepThreads
+        self,
+        config: ModelConfig,
+        version: int,
+        statistics: ModelStatistics,
+        threads: StepThreads,
+        watch: LineWatch | None = None,
     ) -> None:
         self.config = config
         self._version = str(version)
@@ -45,7 +54,11 @@ class EnsembleScheduler:
         self._output_names = tuple(spec.name for spec in config.outputs)
         self._plan = lru_cache(_PLANS)(partial(plan_of, config))
         limit = config.max_inflight_requests
-        self._slots = [StepSlots(limit) for _ in config.steps] if limit else []
+        self._slots = [StepSlots(limit, watch) for _ in config.steps] if limit else []
+        self._watch = watch
+        if watch is not None:
+            for slots in self._slots:
+                watch.add(slots)
 
     def submit(self, request: InferRequest, snapshot: Snapshot, respond: Respond) -> None:
         names = request.outputs or self._output_names
@@ -71,7 +84,10 @@ class EnsembleScheduler:
         return 0.0
 
     def close(self) -> None:
-        """An ensemble holds nothing: its members are models of their own."""
+        """An ensemble holds nothing else: its members are models of their own."""
+        if self._watch is not None:
+            for slots in self._slots:
+                self._watch.remove(slots)
 
 
 class _Answers:

@@ -8,7 +8,13 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from edge_server.errors import Cancelled, DeadlineExceeded, EdgeServerError, InternalError
+from edge_server.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    EdgeServerError,
+    InternalError,
+    Unavailable,
+)
 from edge_server.requests import InferRequest, InferResponse
 from edge_server.serving.data_flow import DataFlow
 
@@ -145,7 +151,7 @@ class EnsembleRun:
     def _hand_on(self, task: Task) -> None:
         """Have `task` done soon, and return at once."""
         if not self._queues(task.step):
-            self._threads.run(lambda: self._drive((task,)))
+            self.do_later(task)
             return
         ready = deque[Task]()
         self._submit(task, ready)
@@ -155,14 +161,7 @@ class EnsembleRun:
     def _submit(self, task: Task, ready: deque[Task]) -> None:
         data, step, slotted = task
         slots = self._slots[step.index] if self._slots else None
-        if (
-            slots is not None
-            and not slotted
-            and not slots.take(
-                lambda: self._threads.run(lambda: self._drive((task,))),
-                urgent=self._request.urgent,
-            )
-        ):
+        if slots is not None and not slotted and not self._take_slot(slots, task):
             return
         self._check_life(step)
         with self._lock:
@@ -178,12 +177,37 @@ class EnsembleRun:
         try:
             self._snapshot.submit(self._step_request(step, inputs), call)
         except EdgeServerError as error:
-            self.answered(call, error, final=True)
+            call(error, True)
         except Exception as error:
             log.exception("ensemble %s: model %s raised", self._ensemble, step.model_name)
-            failure = InternalError(f"model '{step.model_name}' failed: {error!r}")
-            self.answered(call, failure, final=True)
+            call(InternalError(f"model '{step.model_name}' failed: {error!r}"), True)
         call.thread = 0
+
+    def _take_slot(self, slots: StepSlots, task: Task) -> bool:
+        """Whether there is one now; else `task` comes back when there may be."""
+        try:
+            return slots.take(_Parked(self, task), urgent=self._request.urgent)
+        except Unavailable as error:
+            self._fail(error)
+            return False
+
+    def do_later(self, task: Task) -> None:
+        """Have `task` done on another thread, unless nobody waits for it by then."""
+        slots = self._slots[task.step.index] if self._slots else None
+        try:
+            self._threads.run(
+                lambda: self._drive((task,)),
+                is_over=lambda: self.is_over(task.step),
+                # The slot that it may have come for is another's.
+                dropped=(lambda: None) if slots is None else slots.wake_next,
+            )
+        except Unavailable as error:
+            self._fail(error)
+
+    def is_over(self, step: PlannedStep) -> bool:
+        """Whether `step` need not begin any more; the caller has been told why."""
+        self._check_life(step)
+        return self._over
 
     def _check_life(self, step: PlannedStep) -> None:
         """Work that nobody waits for is not begun."""
@@ -338,15 +362,32 @@ def _is_bare(answer: Answer) -> bool:
     return isinstance(answer, InferResponse) and not answer.outputs
 
 
+class _Parked:
+    """A task that waits for a slot of its step; see `Parked`."""
+
+    __slots__ = ("_run", "_task")
+
+    def __init__(self, run: EnsembleRun, task: Task) -> None:
+        self._run = run
+        self._task = task
+
+    def __call__(self) -> None:
+        self._run.do_later(self._task)
+
+    def is_over(self) -> bool:
+        return self._run.is_over(self._task.step)
+
+
 class _Call:
     """A step that has been submitted: what its model calls `respond`.
 
     Attributes:
         ready: the tasks of the thread that submitted it.
         thread: that thread, while it submits; else 0.
+        over: it has had its last answer.
     """
 
-    __slots__ = ("data", "ready", "run", "step", "thread")
+    __slots__ = ("data", "over", "ready", "run", "step", "thread")
 
     def __init__(
         self, run: EnsembleRun, data: DataSet, step: PlannedStep, ready: deque[Task]
@@ -356,6 +397,10 @@ class _Call:
         self.step = step
         self.ready = ready
         self.thread = threading.get_ident()
+        self.over = False
 
     def __call__(self, answer: Answer, final: bool) -> None:
-        self.run.answered(self, answer, final=final)
+        # What a scheduler raises after the last answer shall give back no second slot.
+        if not self.over:
+            self.over = final
+            self.run.answered(self, answer, final=final)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from edge_server.backends.contract import Instance, Tensors
     from edge_server.model_config.config import ModelConfig
-    from edge_server.requests import Parameters, Trace
+    from edge_server.requests import Answer, Parameters, Trace
     from edge_server.serving.job import Job
     from edge_server.serving.statistics import ModelStatistics
 
@@ -33,7 +33,8 @@ log = logging.getLogger(__name__)
 class Executor:
     """Runs jobs of one model version on its instances.
 
-    Every job is answered, whatever the instance does, and counted before its caller hears.
+    Every job is answered, whatever the instance and the callers of the other jobs do, and counted
+    before its caller hears.
     """
 
     def __init__(self, config: ModelConfig, version: int, statistics: ModelStatistics) -> None:
@@ -79,7 +80,14 @@ class Executor:
     def refuse(self, job: Job, error: EdgeServerError) -> None:
         """Answer a job that is not going to run, or that failed; count it."""
         self.statistics.failed(_reason(error), time.monotonic_ns() - job.queued_at_ns)
-        job.respond(error, True)
+        self.tell(job, error, final=True)
+
+    def tell(self, job: Job, answer: Answer, *, final: bool) -> None:
+        """Give the caller an answer; what that raises is logged, and no other job's affair."""
+        try:
+            job.respond(answer, final)
+        except Exception:
+            log.exception("model %s: an answer could not be told", self.config.name)
 
     def inputs_for_model(self, job: Job) -> Tensors:
         """The job's inputs in the shapes that the model takes."""
@@ -208,7 +216,7 @@ class _Turn:
             self._answer(answer, parameters, phases, final=final)
         elif final:
             self._count_success(phases)
-            self._job.respond(None, True)
+            self._executor.tell(self._job, None, final=True)
 
     def _answer(
         self,
@@ -236,7 +244,7 @@ class _Turn:
             return
         if final:
             self._count_success(phases)
-        job.respond(response, final)
+        executor.tell(job, response, final=final)
 
     def _count_success(self, phases: Phases) -> None:
         queued_at_ns = self._job.queued_at_ns

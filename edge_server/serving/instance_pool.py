@@ -123,7 +123,7 @@ class InstancePool:
                 cancellation.when_cancelled(gone)
             instance = self._take_idle(gone, urgent=urgent, deadline=deadline)
         if self._limited is not None:
-            instance = self._take_limited(self._limited, instance, deadline)
+            instance = self._take_limited(self._limited, instance, deadline, cancellation)
         self._started_at[id(instance)] = time.monotonic()
         return instance
 
@@ -167,13 +167,17 @@ class InstancePool:
         return urgent or not self._urgent_waiting
 
     def _take_limited(
-        self, limited: LimitedInstances, right: Instance, deadline: float | None
+        self,
+        limited: LimitedInstances,
+        right: Instance,
+        deadline: float | None,
+        cancellation: Cancellation | None,
     ) -> Instance:
         """The instance that the limiter lets run, for the right to one."""
         with self._lock:
             self._waiting += 1
         try:
-            return limited.take(deadline)
+            return limited.take(deadline, cancellation)
         except BaseException:
             self._make_idle(right)
             raise
@@ -222,9 +226,9 @@ class LimitedInstances:
         self._instance_of = dict(zip(shares, instances, strict=True))
         self._share_of = {id(i): share for share, i in self._instance_of.items()}
 
-    def take(self, deadline: float | None) -> Instance:
-        """Raises: DeadlineExceeded: see `RateLimiter.take`."""
-        return self._instance_of[self._limiter.take(self._running, deadline)]
+    def take(self, deadline: float | None, cancellation: Cancellation | None) -> Instance:
+        """Raises: DeadlineExceeded, Cancelled: see `RateLimiter.take`."""
+        return self._instance_of[self._limiter.take(self._running, deadline, cancellation)]
 
     def give_back(self, instance: Instance) -> None:
         self._limiter.give_back(self._share_of[id(instance)])

@@ -71,6 +71,9 @@ class InstanceThread:
             self._worker.ask_to_stop()
             self.wake.notify()
         self._worker.stop()
+        if not self._worker.alive:
+            # It may never have been started.
+            self._close()
 
     def _note_and_tick(self, now: float) -> None:
         self._ident = threading.get_ident()

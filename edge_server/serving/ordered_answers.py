@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from edge_server.errors import EdgeServerError
     from edge_server.requests import Answer, Respond
+
+log = logging.getLogger(__name__)
 
 
 class OrderedAnswers:
     """Holds each answer back until every request before its own has had its last one.
 
-    Callers are told outside the lock, by one thread at a time.
+    Callers are told outside the lock, by one thread at a time. One that raises keeps its answer
+    from nobody else.
     """
 
     def __init__(self) -> None:
@@ -21,12 +28,26 @@ class OrderedAnswers:
         self._places: deque[_Place] = deque()
         self._telling = False
 
-    def place(self, respond: Respond) -> Respond:
-        """What to call instead of `respond`, which then hears the same, in its turn."""
-        place = _Place(self, respond)
+    def place(
+        self, respond: Respond, death: Callable[[], EdgeServerError | None] = lambda: None
+    ) -> Respond:
+        """What to call instead of `respond`, which then hears the same, in its turn.
+
+        Args:
+            death: why nobody waits for the answers any more; None where somebody does.
+        """
+        place = _Place(self, respond, death)
         with self._lock:
             self._places.append(place)
         return place
+
+    def forget_dead(self) -> None:
+        """Hold no answer that nobody waits for; its place in the order stays."""
+        with self._lock:
+            for place in self._places:
+                if place.answers and (death := place.death()) is not None:
+                    final = place.answers[-1][1]
+                    place.answers = deque([(death, True)] if final else ())
 
     def put(self, place: _Place, answer: Answer, final: bool) -> None:
         """Tell this and whatever waited for it, unless something before it is not over."""
@@ -37,7 +58,10 @@ class OrderedAnswers:
             self._telling = True
         while (told := self._next()) is not None:
             respond, answer, final = told
-            respond(answer, final)
+            try:
+                respond(answer, final)
+            except Exception:
+                log.exception("an answer could not be told")
 
     def _next(self) -> tuple[Respond, Answer, bool] | None:
         with self._lock:
@@ -54,11 +78,17 @@ class OrderedAnswers:
 class _Place:
     """One request's place in the order; what its job calls `respond`."""
 
-    __slots__ = ("_order", "answers", "respond")
+    __slots__ = ("_order", "answers", "death", "respond")
 
-    def __init__(self, order: OrderedAnswers, respond: Respond) -> None:
+    def __init__(
+        self,
+        order: OrderedAnswers,
+        respond: Respond,
+        death: Callable[[], EdgeServerError | None],
+    ) -> None:
         self._order = order
         self.respond = respond
+        self.death = death
         self.answers: deque[tuple[Answer, bool]] = deque()
 
     def __call__(self, answer: Answer, final: bool) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from edge_server.errors import EdgeServerError, Unavailable
+from edge_server.serving.line_watch import MOST_WAITING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,6 +30,10 @@ class Waiting(Protocol):
 # A level of this length is searched for those whose callers have gone, and again when it has
 # doubled: they do not pile up behind a model that hangs, whatever bound the level has.
 _SEARCHED_FROM = 64
+# So many levels are kept while nobody stands in them: making them anew takes its time.
+_EMPTY_LEVELS = 8
+# Before the first level.
+_URGENT = 0
 
 W = TypeVar("W", bound=Waiting)
 
@@ -44,27 +49,25 @@ class Refused(Generic[W]):
 class PolicyQueue(Generic[W]):
     """Serves urgent requests first, then level by level, each level in order of arrival.
 
+    A level is made when somebody stands in it, however many of them a configuration allows.
+
     A plain data structure: it has no lock and no clock. What dies in it leaves the line when the
     line moves past it, and is then had from `take_refused`; nothing is lost.
     """
 
     def __init__(self, batching: DynamicBatching) -> None:
-        levels = range(1, max(1, batching.priority_levels) + 1)
-        policies = batching.priority_queue_policies
-        default_policy = batching.default_queue_policy
-        self._by_priority = {
-            priority: _Level[W](policies.get(priority, default_policy)) for priority in levels
-        }
-        self._default = self._by_priority.get(
-            batching.default_priority_level, self._by_priority[levels[0]]
-        )
-        self._urgent = _Level[W](default_policy)
-        self._levels = (self._urgent, *self._by_priority.values())
+        self._most_levels = max(1, batching.priority_levels)
+        self._policies = batching.priority_queue_policies
+        self._default_policy = batching.default_queue_policy
+        default = batching.default_priority_level
+        self._default = default if 1 <= default <= self._most_levels else 1
+        # By priority, and in that order.
+        self._levels: dict[int, _Level[W]] = {}
         self._refused: list[Refused[W]] = []
 
     def __len__(self) -> int:
         """How many stand in the line, whether somebody still waits for them or not."""
-        return sum(map(len, self._levels))
+        return sum(map(len, self._levels.values()))
 
     def add(self, job: W, now_ns: int) -> None:
         """Let `job` join the end of its level.
@@ -85,35 +88,41 @@ class PolicyQueue(Generic[W]):
 
     def ahead_of(self, request: InferRequest) -> int:
         """How many would be served before `request`, if it joined now and nobody came after."""
-        last = self._levels.index(self._level_of(request))
-        return sum(map(len, self._levels[: last + 1]))
+        last = self._priority_of(request)
+        return sum(len(level) for priority, level in self._levels.items() if priority <= last)
 
     def in_order(self, now_ns: int) -> Iterator[W]:
         """Those to be served, the next one first; what is dead by `now_ns` leaves on the way.
 
         The line must not be changed otherwise while somebody walks along it.
         """
-        for level in self._levels:
-            if level:
-                yield from level.walk(now_ns, self._refused)
+        for level in self._levels.values():
+            yield from level.walk(now_ns, self._refused)
 
     def take(self, count: int) -> list[W]:
         """Remove the first `count` in order, right after `in_order` has walked past them."""
         taken: list[W] = []
-        for level in self._levels:
+        for level in self._levels.values():
             while level and len(taken) < count:
                 taken.append(level.pop())
+        self._forget_empty()
         return taken
 
     def settle(self, now_ns: int) -> None:
         """Apply the time limits at the head of every level, also where the line does not move."""
-        for level in self._levels:
-            if level:
-                level.settle(now_ns, self._refused)
+        for level in self._levels.values():
+            level.settle(now_ns, self._refused)
+        self._forget_empty()
+
+    def drop_dead(self, now_ns: int) -> None:
+        """Let all leave that are dead by `now_ns`, however far back they stand."""
+        for level in self._levels.values():
+            level.search(now_ns, self._refused)
+        self._forget_empty()
 
     def next_expiry_ns(self) -> int | None:
         """When the first of those at the heads of their levels has waited long enough."""
-        expiries = [level.head_expires_ns for level in self._levels]
+        expiries = [level.head_expires_ns for level in self._levels.values()]
         return min((at for at in expiries if at is not None), default=None)
 
     def take_refused(self) -> list[Refused[W]]:
@@ -126,9 +135,24 @@ class PolicyQueue(Generic[W]):
         return self.take(len(self))
 
     def _level_of(self, request: InferRequest) -> _Level[W]:
+        """That of `request`, made where it is the first to stand in it."""
+        priority = self._priority_of(request)
+        level = self._levels.get(priority)
+        if level is None:
+            policy = self._policies.get(priority) if priority != _URGENT else None
+            level = _Level[W](self._default_policy if policy is None else policy)
+            self._levels = dict(sorted({**self._levels, priority: level}.items()))
+        return level
+
+    def _priority_of(self, request: InferRequest) -> int:
         if request.urgent:
-            return self._urgent
-        return self._by_priority.get(request.priority, self._default)
+            return _URGENT
+        priority = request.priority
+        return priority if 1 <= priority <= self._most_levels else self._default
+
+    def _forget_empty(self) -> None:
+        if len(self._levels) > _EMPTY_LEVELS and not all(self._levels.values()):
+            self._levels = {n: level for n, level in self._levels.items() if level}
 
 
 class _Level(Generic[W]):
@@ -147,7 +171,7 @@ class _Level(Generic[W]):
 
     @property
     def full(self) -> bool:
-        return 0 < self._policy.max_queue_size <= len(self)
+        return len(self) >= (self._policy.max_queue_size or MOST_WAITING)
 
     @property
     def head_expires_ns(self) -> int | None:

@@ -8,12 +8,13 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from edge_server.errors import DeadlineExceeded, ModelConfigError
+from edge_server.errors import Cancelled, DeadlineExceeded, ModelConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from edge_server.model_config.config import InstanceGroup
+    from edge_server.requests import Cancellation
 
 # The device of everything that runs on the CPU, as Triton counts it.
 _CPU_DEVICE = 0
@@ -108,25 +109,35 @@ class RateLimiter:
             self._totals = self._totals_for(self._shares)
             self._grant()
 
-    def take(self, shares: Sequence[Share], deadline: float | None) -> Share:
+    def take(
+        self,
+        shares: Sequence[Share],
+        deadline: float | None,
+        cancellation: Cancellation | None = None,
+    ) -> Share:
         """One of `shares`, none of them passive, with all that it needs, until `give_back`.
 
         Raises:
             DeadlineExceeded: none could have what it needs by `deadline` (`time.monotonic()`).
+            Cancelled: the caller went while it waited.
         """
+        waiter = _Waiter(shares, self._lock)
+        if cancellation is not None:
+            cancellation.when_cancelled(waiter.go)
         with self._lock:
             for share in shares:
                 if not share.running and share.needs:
                     share.turn = max(share.turn, min(self._turns.get(r, 0) for r in share.needs))
-            waiter = _Waiter(shares, self._lock)
             self._waiters.append(waiter)
             self._grant()
             left_s = None if deadline is None else deadline - time.monotonic()
-            waiter.granted.wait_for(lambda: waiter.share is not None, left_s)
+            waiter.granted.wait_for(lambda: waiter.share is not None or waiter.gone, left_s)
             if waiter.share is None:
                 self._waiters.remove(waiter)
                 # What was kept for it is free for those behind.
                 self._grant()
+                if waiter.gone:
+                    raise Cancelled("the caller took the request back")
                 raise DeadlineExceeded(
                     "the request's deadline passed before an instance had its resources"
                 )
@@ -212,12 +223,19 @@ class RateLimiter:
 class _Waiter:
     """Somebody who wants one of `shares` to run."""
 
-    __slots__ = ("granted", "share", "shares")
+    __slots__ = ("gone", "granted", "share", "shares")
 
     def __init__(self, shares: Sequence[Share], lock: threading.Lock) -> None:
         self.shares = shares
         self.share: Share | None = None
+        self.gone = False
         self.granted = threading.Condition(lock)
+
+    def go(self) -> None:
+        """Nobody waits any more, or has no need to."""
+        with self.granted:
+            self.gone = True
+            self.granted.notify()
 
 
 def _largest_needs(shares: Sequence[Share]) -> dict[Resource, int]:

@@ -29,7 +29,8 @@ class ModelRegistry:
     its version is UNLOADING, then UNAVAILABLE for the reason "unloaded".
 
     Models are closed on a thread of their own: the last lease may end on a thread of the very
-    model that is to be closed, and closing may take its time.
+    model that is to be closed, and closing may take its time. Where the system gives no thread,
+    they are closed with those of the next snapshot that is superseded.
     """
 
     def __init__(self) -> None:
@@ -38,6 +39,7 @@ class ModelRegistry:
         self._current = _Pinned(Snapshot({}))
         self._superseded: list[_Pinned] = []
         self._leaving: dict[int, ModelEntry] = {}
+        self._to_close: list[LoadedModel] = []
         self._closing = 0
 
     @property
@@ -58,13 +60,22 @@ class ModelRegistry:
             pinned.leases += 1
             return Lease(self, pinned)
 
-    def end(self, pinned: _Pinned) -> None:
-        """One lease less on `pinned`."""
+    def end(self, lease: Lease) -> None:
+        """One lease less on its snapshot, however often this is called for it."""
         with self._lock:
+            pinned, lease.pinned = lease.pinned, None
+            if pinned is None:
+                return
             pinned.leases -= 1
             # Whoever superseded it found a lease on it, and left it to the last one.
             if pinned is not self._current:
                 self._release()
+
+    def models_in_use(self) -> list[LoadedModel]:
+        """The models that are loaded now, and those of earlier snapshots that a request is in."""
+        with self._lock:
+            models = {id(m): m for p in (self._current, *self._superseded) for m in p.models}
+        return list(models.values())
 
     def replace(self, name: str, entries: Sequence[ModelEntry]) -> None:
         """Make `entries` all that is known of model `name`, in one step."""
@@ -103,7 +114,8 @@ class ModelRegistry:
             self._leaving.clear()
             self._superseded.append(self._current)
             self._current = _Pinned(Snapshot({}))
-            released = self._released()
+            released = [*self._to_close, *self._released()]
+            self._to_close = []
             self._closing += 1
         self._close(released)
 
@@ -111,7 +123,7 @@ class ModelRegistry:
         """Whether, within that time, nobody uses an earlier snapshot and what left is closed."""
         with self._none_left:
             return self._none_left.wait_for(
-                lambda: not self._closing and not self._superseded, timeout_s
+                lambda: not (self._closing or self._to_close or self._superseded), timeout_s
             )
 
     def _supersede(self, entries: Entries) -> None:
@@ -121,12 +133,18 @@ class ModelRegistry:
 
     def _release(self) -> None:
         """Close what only superseded snapshots name that nobody leases."""
-        released = self._released()
-        if released:
+        self._to_close += self._released()
+        if self._to_close:
+            thread = threading.Thread(
+                target=self._close, args=(self._to_close,), name="close-models", daemon=True
+            )
+            try:
+                thread.start()
+            except RuntimeError as error:
+                log.warning("models are closed later: %s", error)
+                return
             self._closing += 1
-            threading.Thread(
-                target=self._close, args=(released,), name="close-models", daemon=True
-            ).start()
+            self._to_close = []
         elif not self._superseded:
             self._none_left.notify_all()
 
@@ -164,16 +182,16 @@ class ModelRegistry:
 class Lease:
     """A right to use one snapshot, from any thread, until it is released."""
 
-    __slots__ = ("_pinned", "_registry", "snapshot")
+    __slots__ = ("_registry", "pinned", "snapshot")
 
     def __init__(self, registry: ModelRegistry, pinned: _Pinned) -> None:
         self._registry = registry
-        self._pinned = pinned
+        self.pinned: _Pinned | None = pinned
         self.snapshot = pinned.snapshot
 
     def release(self) -> None:
-        """To be called once."""
-        self._registry.end(self._pinned)
+        """Once is enough; more does no harm: the other leases on the snapshot stay."""
+        self._registry.end(self)
 
 
 class _Pinned:

@@ -147,11 +147,14 @@ class CachingScheduler:
             return
 
         def keep(answer: Answer, final: bool) -> None:
-            if isinstance(answer, InferResponse):
-                insert_ns = time.monotonic_ns()
-                self._cache.put(self._owner, key, answer)
-                self._statistics.missed(looked_up_ns + time.monotonic_ns() - insert_ns)
-            respond(answer, final)
+            try:
+                if isinstance(answer, InferResponse):
+                    insert_ns = time.monotonic_ns()
+                    self._cache.put(self._owner, key, answer)
+                    self._statistics.missed(looked_up_ns + time.monotonic_ns() - insert_ns)
+            finally:
+                # Also where there is no memory for the copy.
+                respond(answer, final)
 
         self._scheduler.submit(request, snapshot, keep)
 

@@ -12,6 +12,7 @@ from edge_server.serving.dynamic_batch import DynamicBatchScheduler
 from edge_server.serving.ensemble import EnsembleScheduler
 from edge_server.serving.execution import Executor
 from edge_server.serving.instance_pool import InstancePool
+from edge_server.serving.line_watch import LineWatch
 from edge_server.serving.response_cache import CachingScheduler, ResponseCache, is_cacheable
 from edge_server.serving.sequence import SequenceScheduler
 from edge_server.serving.snapshot import LoadedModel
@@ -43,16 +44,19 @@ class Scheduling:
 
     def __init__(self, limiter: RateLimiter | None = None, cache_bytes: int = 0) -> None:
         self._limiter = limiter
-        self._step_threads = StepThreads()
+        self._watch = LineWatch()
+        self._step_threads = StepThreads(watch=self._watch)
+        self._watch.add(self._step_threads)
         self._cache = ResponseCache(cache_bytes) if cache_bytes > 0 else None
 
     def close(self) -> None:
         self._step_threads.close()
+        self._watch.close()
 
     def ensemble(self, config: ModelConfig, version: int) -> LoadedModel:
         """An ensemble whose graph has been resolved."""
         statistics = ModelStatistics()
-        ensemble = EnsembleScheduler(config, version, statistics, self._step_threads)
+        ensemble = EnsembleScheduler(config, version, statistics, self._step_threads, self._watch)
         scheduler = self._cached(config, version, ensemble, statistics)
         return LoadedModel(config, version, scheduler, statistics)
 
@@ -131,9 +135,14 @@ class Scheduling:
         config = executor.config
         if config.sequence_batching is not None:
             return SequenceScheduler(
-                executor, config.sequence_batching, model, directory, self._limiter
+                executor,
+                config.sequence_batching,
+                model,
+                directory,
+                watch=self._watch,
+                limiter=self._limiter,
             )
         pool = InstancePool.of(config, model, self._limiter)
         if config.dynamic_batching is not None:
-            return DynamicBatchScheduler(executor, pool, config.dynamic_batching)
+            return DynamicBatchScheduler(executor, pool, config.dynamic_batching, self._watch)
         return DirectScheduler(executor, pool)

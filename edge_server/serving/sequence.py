@@ -9,11 +9,12 @@ from functools import partial
 from math import inf
 from typing import TYPE_CHECKING
 
-from edge_server.errors import Cancelled, InvalidRequest, Unavailable
+from edge_server.errors import Cancelled, InternalError, InvalidRequest, Unavailable
 from edge_server.requests import InferRequest
 from edge_server.serving.instance_pool import InstancePool
 from edge_server.serving.instance_thread import InstanceThread
 from edge_server.serving.job import Job
+from edge_server.serving.line_watch import MOST_WAITING
 from edge_server.serving.sequence_book import SequenceBook
 from edge_server.serving.sequence_controls import SequenceControls
 from edge_server.serving.sequence_state import SequenceStates, zeros
@@ -31,11 +32,15 @@ if TYPE_CHECKING:
     from edge_server.requests import Respond, SequencePlace
     from edge_server.serving import sequence_book
     from edge_server.serving.execution import Executor
+    from edge_server.serving.line_watch import LineWatch
     from edge_server.serving.rate_limiter import RateLimiter
+    from edge_server.serving.sequence_book import Waiting
     from edge_server.serving.sequence_strategy import Strategy
     from edge_server.serving.snapshot import Snapshot
 
     BookedSequence = sequence_book.Sequence[Job]
+    _Begun = tuple[BookedSequence, Waiting[Job]]
+    _Dead = tuple[Job, EdgeServerError]
 
 log = logging.getLogger(__name__)
 
@@ -46,19 +51,21 @@ _LONGEST_WAIT_S = 5.0
 class SequenceScheduler:
     """Runs each sequence in order on one instance, several sequences as one batch.
 
-    A request that nobody waits for any more (cancelled, past its deadline) does not run when its
-    turn comes, and ends its sequence: what follows would build on a state that lacks a step. The
-    sequence's slot is free at once, END or not; those behind it are answered with Cancelled.
+    A request that nobody waits for any more (cancelled, past its deadline) does not run, wherever
+    it stands, and ends its sequence: what follows would build on a state that lacks a step. The
+    sequence's slot is free once those before it are over, END or not; those behind it are answered
+    with Cancelled.
     A request that fails leaves its sequence where it was: the next one gets the state as before.
 
     Args:
         model: its instances get a thread each.
         directory: the model's, for files of initial states.
+        watch: looks at those that wait while every instance runs.
         limiter: see `InstancePool`.
 
     Raises:
         ModelConfigError: an initial state is wrong.
-        EdgeServerError: an instance cannot be made; nothing is left open.
+        EdgeServerError: an instance cannot be made, or gets no thread; nothing is left open.
     """
 
     def __init__(
@@ -67,6 +74,8 @@ class SequenceScheduler:
         batching: SequenceBatching,
         model: Model,
         directory: Path,
+        *,
+        watch: LineWatch,
         limiter: RateLimiter | None = None,
     ) -> None:
         config = executor.config
@@ -84,8 +93,14 @@ class SequenceScheduler:
             InstanceThread(f"{config.name}_{i}", pool, partial(self._tick, i), self._lock)
             for i, pool in enumerate(pools)
         ]
-        for thread in self._threads:
-            thread.start()
+        self._watch = watch
+        try:
+            for thread in self._threads:
+                thread.start()
+            watch.add(self)
+        except RuntimeError as error:
+            self.close()
+            raise InternalError(f"model '{config.name}' gets no thread: {error}") from error
 
     def submit(self, request: InferRequest, snapshot: Snapshot, respond: Respond) -> None:
         job = Job(self._executor.config, request, snapshot, respond)
@@ -99,6 +114,7 @@ class SequenceScheduler:
             if refusal is None:
                 sequence = self._book.add(job, place, now, request.timeout_us / 1e6 or inf)
                 self._wake(sequence)
+                self._watch.somebody_waits()
         self._refuse_late(late)
         if refusal is not None:
             raise refusal
@@ -110,6 +126,22 @@ class SequenceScheduler:
                 place.id,
             )
 
+    def drop_dead(self) -> bool:
+        """See `Line.drop_dead`; sequences that waited too long for a slot go, too."""
+        dead: list[_Dead] = []
+        with self._lock:
+            late = self._expire(time.monotonic())
+            for sequence in self._book.waiting_in():
+                dead += self._drop_dead_of(sequence)
+            if dead:
+                # Any slot may have got another sequence.
+                for thread in self._threads:
+                    thread.wake.notify()
+            somebody_waits = self._book.waiting > 0
+        self._refuse_late(late)
+        self._refuse_dead(dead)
+        return somebody_waits
+
     def pending(self) -> int:
         """How many requests wait."""
         return self._book.waiting
@@ -118,6 +150,7 @@ class SequenceScheduler:
         return max((thread.run_s(now) for thread in self._threads), default=0.0)
 
     def close(self) -> None:
+        self._watch.remove(self)
         with self._lock:
             self._stopping = True
             waiting = self._book.clear()
@@ -151,6 +184,8 @@ class SequenceScheduler:
         model = self._executor.config.name
         if self._stopping:
             return _stopping(request)
+        if self._book.waiting >= MOST_WAITING:
+            return Unavailable(f"{request.log_prefix}Exceeds maximum queue size")
         if not place.start and not self._book.is_live(place.id):
             return InvalidRequest(
                 f"inference request for sequence {place.id} to model '{model}' must specify the "
@@ -173,21 +208,31 @@ class SequenceScheduler:
             late = self._expire(now)
             dead = self._drop_dead(index)
             batch, wait_s = self._choose(index, now)
-            jobs = self._begin(batch)
-            if not (late or dead or jobs or self._stopping):
+            begun = [None if each is None else (each, self._book.begin(each)) for each in batch]
+            if not (late or dead or begun or self._stopping):
                 thread.wake.wait(wait_s)
-        self._refuse_late(late)
-        for job, error in dead:
-            self._executor.refuse(job, error)
-        if not jobs:
-            return
         try:
-            thread.run(self._executor, jobs)
+            self._refuse_late(late)
+            self._refuse_dead(dead)
+            if begun:
+                self._run(thread, begun)
         finally:
             now = time.monotonic()
             with self._lock:
                 for sequence in filter(None, batch):
                     self._book.end(sequence, now)
+
+    def _run(self, thread: InstanceThread, begun: Sequence[_Begun | None]) -> None:
+        try:
+            jobs = self._jobs(begun)
+        except Exception as error:
+            name = self._executor.config.name
+            log.exception("model %s: a batch cannot be made", name)
+            for _, waiting in filter(None, begun):
+                failure = InternalError(f"model '{name}' failed: {error!r}")
+                self._executor.refuse(waiting.item, failure)
+            return
+        thread.run(self._executor, jobs)
 
     def _expire(self, now: float) -> list[Job]:
         expired = self._book.expire(now)
@@ -195,19 +240,31 @@ class SequenceScheduler:
             self._threads[index].wake.notify()
         return expired.items
 
-    def _drop_dead(self, index: int) -> list[tuple[Job, EdgeServerError]]:
+    def _drop_dead(self, index: int) -> list[_Dead]:
         """Those whose turn it is and that nobody waits for, with what follows them."""
-        dead: list[tuple[Job, EdgeServerError]] = []
+        dead: list[_Dead] = []
         # Whatever takes a dead one's place may be dead too.
         while found := [
-            (sequence, death)
+            each
             for sequence in self._book.ready(index).values()
-            if (death := sequence.waiting[0].item.death()) is not None
+            if sequence.waiting[0].item.death() is not None
+            for each in self._drop_dead_of(sequence)
         ]:
-            for sequence, death in found:
-                first, *others = self._book.drop(sequence)
-                dead.append((first, death))
-                dead += [(job, _ended_early(sequence)) for job in others]
+            dead += found
+        return dead
+
+    def _drop_dead_of(self, sequence: BookedSequence) -> list[_Dead]:
+        """Those of `sequence` that nobody waits for, with what follows each."""
+        dead: list[_Dead] = []
+        index = 0
+        while index < len(sequence.waiting):
+            death = sequence.waiting[index].item.death()
+            if death is None:
+                index += 1
+                continue
+            first, *others = self._book.drop(sequence, index)
+            dead.append((first, death))
+            dead += [(job, _ended_early(sequence)) for job in others]
         return dead
 
     def _choose(self, index: int, now: float) -> tuple[Sequence[BookedSequence | None], float]:
@@ -230,16 +287,13 @@ class SequenceScheduler:
         tensors = [*waiting.item.inputs.items(), *states.items()]
         return frozenset((name, tensor.shape) for name, tensor in tensors)
 
-    def _begin(self, batch: Sequence[BookedSequence | None]) -> list[Job]:
+    def _jobs(self, begun: Sequence[_Begun | None]) -> list[Job]:
         """The rows' jobs, with the tensors that requests do not carry."""
-        jobs = [None if sequence is None else self._begin_one(sequence) for sequence in batch]
-        real = next(filter(None, jobs), None)
-        if real is None:
-            return []
+        jobs = [None if each is None else self._job(*each) for each in begun]
+        real = next(filter(None, jobs))
         return [self._padding_like(real) if job is None else job for job in jobs]
 
-    def _begin_one(self, sequence: BookedSequence) -> Job:
-        waiting = self._book.begin(sequence)
+    def _job(self, sequence: BookedSequence, waiting: Waiting[Job]) -> Job:
         if waiting.place.start:
             sequence.states = self._states.initial
         job = waiting.item
@@ -258,6 +312,10 @@ class SequenceScheduler:
 
     def _keep(self, sequence: BookedSequence, made: Tensors) -> None:
         sequence.states = self._states.after(made)
+
+    def _refuse_dead(self, dead: Iterable[_Dead]) -> None:
+        for job, error in dead:
+            self._executor.refuse(job, error)
 
     def _refuse_late(self, jobs: Iterable[Job]) -> None:
         for job in jobs:

@@ -75,18 +75,22 @@ class SequenceBook(Generic[T]):
     At most one request of a sequence runs at a time. A sequence keeps its slot, and with it its
     instance, from its first request until the one with END is over, or until it is idle for too
     long; it is never idle while a request of it waits or runs. Sequences for which there is no
-    slot wait whole, in the order in which they began; that queue has no bound of its own, a
-    request's own timeout or deadline ends its wait.
+    slot wait whole, in the order in which they began; whoever asks for that sees to a bound.
 
     Args:
-        slots: of each instance.
+        slots: of each instance; they are made as they are needed.
         max_idle_s: after its last request was over.
     """
 
     def __init__(self, instances: int, slots: int, max_idle_s: float) -> None:
         self._max_idle_s = max_idle_s
         self._live: dict[int | str, Sequence[T]] = {}
-        self._free = [Slot(number, i) for number in range(slots) for i in range(instances)]
+        self._instances = instances
+        # How many may be made yet, and those that have been used and are free: all of them come
+        # before the ones to be made.
+        self._unmade = instances * slots
+        self._made = 0
+        self._free: list[Slot] = []
         self._seated: list[dict[int, Sequence[T]]] = [{} for _ in range(instances)]
         self._backlog: deque[Sequence[T]] = deque()
         self._waiting = 0
@@ -96,6 +100,11 @@ class SequenceBook(Generic[T]):
     def waiting(self) -> int:
         """How many requests have not begun."""
         return self._waiting
+
+    @property
+    def free_slots(self) -> int:
+        """How many sequences may begin at once."""
+        return len(self._free) + self._unmade
 
     @property
     def next_expiry(self) -> float:
@@ -118,8 +127,9 @@ class SequenceBook(Generic[T]):
             if not place.start:
                 raise AssertionError(f"sequence {place.id} is not live, and this is no START")
             sequence = self._live[place.id] = Sequence(place.id)
-            if self._free:
-                self._seat(sequence, heapq.heappop(self._free))
+            slot = self._free_slot()
+            if slot is not None:
+                self._seat(sequence, slot)
             else:
                 self._backlog.append(sequence)
         sequence.waiting.append(Waiting(item, place))
@@ -152,20 +162,29 @@ class SequenceBook(Generic[T]):
         self._next_expiry = min(self._next_expiry, now + self._max_idle_s)
         self._free_if_over(sequence)
 
-    def drop(self, sequence: Sequence[T]) -> list[T]:
-        """Take out the first request of a ready sequence, and with it the rest of the sequence.
+    def waiting_in(self) -> list[Sequence[T]]:
+        """The sequences of which a request waits, with a slot or for one."""
+        seated = (s for seats in self._seated for s in seats.values())
+        return [s for s in (*seated, *self._backlog) if s.waiting]
+
+    def drop(self, sequence: Sequence[T], index: int = 0) -> list[T]:
+        """Take out a request that waits, and with it those of its sequence behind it.
 
         What follows would run on a state that lacks a step. A later START stays, for it begins
-        anew; without one the sequence is over.
+        anew; without one the sequence is over once those before `index` are.
         """
-        dropped = [sequence.waiting.popleft().item]
-        while sequence.waiting and not sequence.waiting[0].place.start:
-            dropped.append(sequence.waiting.popleft().item)
-        self._waiting -= len(dropped)
-        if not sequence.waiting:
+        waiting = list(sequence.waiting)
+        end = index + 1
+        while end < len(waiting) and not waiting[end].place.start:
+            end += 1
+        sequence.waiting = deque(waiting[:index] + waiting[end:])
+        self._waiting -= end - index
+        if end == len(waiting):
             self._shut(sequence)
+        if sequence.slot is None and not sequence.waiting:
+            self._backlog.remove(sequence)
         self._free_if_over(sequence)
-        return dropped
+        return [each.item for each in waiting[index:end]]
 
     def expire(self, now: float) -> Expired[T]:
         """End what is idle for too long, and what waited too long for a slot."""
@@ -230,6 +249,16 @@ class SequenceBook(Generic[T]):
             self._seat(self._backlog.popleft(), slot)
         else:
             heapq.heappush(self._free, slot)
+
+    def _free_slot(self) -> Slot | None:
+        if self._free:
+            return heapq.heappop(self._free)
+        if not self._unmade:
+            return None
+        slot = Slot(*divmod(self._made, self._instances))
+        self._made += 1
+        self._unmade -= 1
+        return slot
 
     def _seat(self, sequence: Sequence[T], slot: Slot) -> None:
         sequence.slot = slot

@@ -6,18 +6,34 @@ import logging
 import threading
 import time
 from collections import deque
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple
+
+from edge_server.errors import Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    Task = Callable[[], None]
+    from edge_server.serving.line_watch import LineWatch
 
 log = logging.getLogger(__name__)
 
 # Threads start when they are first needed, and stay. They mostly wait for an instance, so they
 # are more than the cores.
 LIMIT = 32
+
+
+class Task(NamedTuple):
+    """What a thread is to do.
+
+    Attributes:
+        is_over: whether it need not be done any more.
+        dropped: called where it is not done, as it was over.
+    """
+
+    do: Callable[[], None]
+    is_over: Callable[[], bool]
+    dropped: Callable[[], None]
 
 
 class StepThreads:
@@ -28,32 +44,68 @@ class StepThreads:
 
     Args:
         limit: at least 1; with 0 `try_run` finds nobody, and nobody takes what is in line.
+        watch: looks at the line while every thread has a task; None where nobody does.
     """
 
-    def __init__(self, limit: int = LIMIT) -> None:
+    def __init__(self, limit: int = LIMIT, watch: LineWatch | None = None) -> None:
         self._limit = limit
+        self._watch = watch
         self._changed = threading.Condition()
         self._tasks: deque[Task] = deque()
         self._threads: list[threading.Thread] = []
         self._free = 0
         self._closed = False
 
-    def try_run(self, task: Task) -> bool:
-        """Run `task` at once on a thread that has nothing to do; False where there is none."""
+    def try_run(self, do: Callable[[], None]) -> bool:
+        """Have `do` done at once by a thread that has nothing to do; False where there is none."""
         with self._changed:
-            return self._offer(task)
+            return self._offer(Task(do, _never, _nothing))
 
-    def run(self, task: Task) -> None:
-        """Run `task` as soon as a thread is free, never on the caller's."""
+    def run(
+        self,
+        do: Callable[[], None],
+        *,
+        is_over: Callable[[], bool] | None = None,
+        dropped: Callable[[], None] | None = None,
+    ) -> None:
+        """Have `do` done as soon as a thread is free, never on the caller's.
+
+        Args:
+            is_over: whether that is not needed any more; without it it always is.
+            dropped: called where it has not been done as it was over.
+
+        Raises:
+            Unavailable: there is no thread, and the system gives none.
+        """
+        task = Task(do, is_over or _never, dropped or _nothing)
         with self._changed:
             if self._offer(task):
                 return
-            if not self._closed:
+            if not self._closed and (self._threads or not self._limit):
                 # Every thread has a task, or one before this in line, and looks here after it.
                 self._tasks.append(task)
+                if self._watch is not None:
+                    self._watch.somebody_waits()
                 return
-        # A request that has outlived the server's stop; its caller may still be there.
-        threading.Thread(target=task, name="step-late", daemon=True).start()
+        # A request that has outlived the server's stop, whose caller may still be there.
+        _started(threading.Thread(target=do, name="step-late", daemon=True))
+
+    def drop_dead(self) -> bool:
+        """See `Line.drop_dead`."""
+        with self._changed:
+            tasks = list(self._tasks)
+        # It may answer a caller, and so is asked without the lock.
+        over = [task for task in tasks if task.is_over()]
+        dropped = []
+        with self._changed:
+            for task in over:
+                with suppress(ValueError):
+                    self._tasks.remove(task)
+                    dropped.append(task)
+            somebody_waits = bool(self._tasks)
+        for task in dropped:
+            task.dropped()
+        return somebody_waits
 
     def _offer(self, task: Task) -> bool:
         if self._closed:
@@ -66,7 +118,10 @@ class StepThreads:
             return False
         name = f"step-{len(self._threads)}"
         thread = threading.Thread(target=self._work, name=name, daemon=True)
-        thread.start()
+        try:
+            _started(thread)
+        except Unavailable:
+            return False
         self._threads.append(thread)
         self._tasks.append(task)
         self._free += 1
@@ -92,9 +147,25 @@ class StepThreads:
                 task = self._tasks.popleft()
                 self._free -= 1
             try:
-                task()
+                task.do()
             except Exception:
                 log.exception("ensembles: a step raised")
             del task
             with self._changed:
                 self._free += 1
+
+
+def _started(thread: threading.Thread) -> None:
+    """Raises: Unavailable: the system gives no thread."""
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise Unavailable(f"no thread is left for a step of the ensemble: {error}") from error
+
+
+def _never() -> bool:
+    return False
+
+
+def _nothing() -> None:
+    pass

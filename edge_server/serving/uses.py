@@ -24,5 +24,7 @@ class Uses:
     def end(self) -> bool:
         """To be called once for each that uses it; whether that was the last one."""
         with self._lock:
+            if self._count == 0:
+                return False
             self._count -= 1
             return self._count == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -15,8 +16,9 @@ from edge_server.backends.contract import TensorModel
 from edge_server.cameras.frame import Frame
 from edge_server.errors import InternalError, SettingsError
 from edge_server.model_config.config import ModelConfig
-from edge_server.pipeline import LanePipeline
-from edge_server.serving.data_plane import DataPlane
+from edge_server.pipeline import FRAME_DEADLINE_S, LanePipeline
+from edge_server.requests import InferRequest
+from edge_server.serving.data_plane import MODEL_STUCK_S, DataPlane
 from edge_server.serving.registry import ModelRegistry
 from edge_server.serving.scheduling import Scheduling
 from edge_server.serving.snapshot import ModelEntry, ModelState
@@ -145,3 +147,55 @@ def test_a_model_that_gives_something_else_under_the_same_names_is_refused_too()
     loop, _ = pipeline(Other())
     with pytest.raises(SettingsError, match=r"lanes are \(1, K, 72, 2\) and \(1, K\)"):
         loop.prove()
+
+
+def test_a_frame_behind_somebody_s_slow_request_ends_at_its_deadline_and_the_loop_goes_on() -> None:
+    class Slow(LaneModel):
+        """Waits, but only for the one who says so."""
+
+        begun, let_go = threading.Event(), threading.Event()
+
+        def run(self, inputs: Tensors, outputs: frozenset[str]) -> Tensors:
+            self.begun.set()
+            assert self.let_go.wait(60)
+            return super().run(inputs, outputs)
+
+    model = Slow()
+    door = data_plane(model)
+    request = InferRequest("lane_detection", {"image": Tensor(np.zeros((1, 9, 16, 3), np.uint8))})
+    client = threading.Thread(target=door.infer, args=(request,))
+    client.start()
+    assert model.begun.wait(60)
+    camera = OneCamera(frame(0), frame(1))
+    told: list[LaneFrame] = []
+    loop = LanePipeline(
+        camera,  # type: ignore[arg-type]
+        door,
+        "lane_detection",
+        [lambda lane_frame, _frame: told.append(lane_frame)],
+        frame_deadline_s=0.05,
+    )
+    assert loop.tick(0.0)
+    assert (loop.failed_frames, told) == (1, [])
+    model.let_go.set()
+    client.join(60)
+    assert loop.tick(0.0)
+    assert [lane_frame.frame_id for lane_frame in told] == [1]
+
+
+def test_to_wait_for_an_answer_is_no_hang() -> None:
+    class Patient(LaneModel):
+        """Looks at the loop's worker while the loop waits for it."""
+
+        limits_s: list[float]
+
+        def run(self, inputs: Tensors, outputs: frozenset[str]) -> Tensors:
+            self.limits_s = [loop.worker.limit_s]
+            return super().run(inputs, outputs)
+
+    model = Patient()
+    loop, _ = pipeline(model, frame(0))
+    loop.tick(0.0)
+    (limit_s,) = model.limits_s
+    assert limit_s > FRAME_DEADLINE_S + MODEL_STUCK_S
+    assert loop.worker.limit_s == loop.worker.deadline_s

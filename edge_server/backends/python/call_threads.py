@@ -29,17 +29,17 @@ class CallThreads:
         self._closed = False
 
     def run(self, work: Callable[[], None]) -> None:
-        """Have it done, which raises nothing; after `close` nothing is."""
+        """Have it done, which raises nothing; after `close` nothing is.
+
+        Raises:
+            RuntimeError: it has no thread, and the system gives none.
+        """
         with self._lock:
             if self._closed:
                 return
+            if self._busy >= len(self._threads) < _MOST_THREADS:
+                self._start_one()
             self._busy += 1
-            if self._busy > len(self._threads) < _MOST_THREADS:
-                thread = threading.Thread(
-                    target=self._run_all, name=f"calls of {self._name}", daemon=True
-                )
-                self._threads.append(thread)
-                thread.start()
         self._work.put(work)
 
     def close(self) -> None:
@@ -48,6 +48,17 @@ class CallThreads:
             self._closed = True
             for _ in self._threads:
                 self._work.put(None)
+
+    def _start_one(self) -> None:
+        thread = threading.Thread(target=self._run_all, name=f"calls of {self._name}", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            if not self._threads:
+                raise
+            # The work waits for a thread that there is.
+            return
+        self._threads.append(thread)
 
     def _run_all(self) -> None:
         while (work := self._work.get()) is not None:

@@ -52,11 +52,20 @@ class PassingOn:
         parameters: Parameters = NO_PARAMETERS,
     ) -> None:
         self._answers.put((answer, final, parameters))
-        if self._thread is None:
-            self._thread = threading.Thread(
-                target=self._run, name=f"answers of {self._name}", daemon=True
-            )
-            self._thread.start()
+        if self._thread is None and not self._start():
+            self._pass_one()
+            self._taken(1)
+
+    def _start(self) -> bool:
+        """Whether the system gave a thread; else the answer goes on on this one."""
+        thread = threading.Thread(target=self._run, name=f"answers of {self._name}", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            log.warning("instance %s: passes an answer on by itself: %s", self._name, error)
+            return False
+        self._thread = thread
+        return True
 
     def _run(self) -> None:
         final, taken = False, 0

@@ -144,6 +144,31 @@ def test_each_tick_is_progress() -> None:
     second.let_go.set()
 
 
+def test_a_part_of_a_tick_may_have_a_limit_of_its_own() -> None:
+    waiting, after = Hang(), Hang()
+
+    def tick(now: float) -> None:
+        with worker.allowing(100.0):
+            waiting(now)
+        after(now)
+
+    worker = Worker("waits", tick, deadline_s=10.0)
+    worker.start()
+    assert waiting.begun.wait(LONG_S)
+    now = time.monotonic()
+    assert not worker.stuck(now + 99)
+    assert worker.stuck(now + 101)
+    assert worker.limit_s == 100
+    waiting.let_go.set()
+    assert after.begun.wait(LONG_S)
+    now = time.monotonic()
+    assert not worker.stuck(now + 9)
+    assert worker.stuck(now + 11)
+    assert worker.limit_s == 10
+    worker.ask_to_stop()
+    after.let_go.set()
+
+
 def test_stop_does_not_wait_for_one_that_is_stuck() -> None:
     hang = Hang()
     worker = Worker("hangs", hang, deadline_s=0.0)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from edge_server.grpc_api.call_threads import CallMoments, CallThreads
+from tests.unit.serving.threads import no_more_threads
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -151,3 +152,12 @@ def test_a_call_can_be_told_when_it_was_taken() -> None:
     threads.shutdown()
     assert before_ns <= told[0] <= after_ns
     assert moments.taken_ns == 0
+
+
+def test_a_thread_that_cannot_be_started_is_not_counted() -> None:
+    threads, ran = CallThreads(1, "test"), threading.Event()
+    with no_more_threads(), pytest.raises(RuntimeError):
+        threads.submit(ran.set)
+    threads.submit(ran.set)
+    assert ran.wait(PATIENCE_S)
+    threads.shutdown()

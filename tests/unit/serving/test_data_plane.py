@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.errors import InvalidRequest, NotFound
 from edge_server.model_config.config import ModelConfig
-from edge_server.requests import InferRequest, InferResponse, Respond
+from edge_server.requests import Answer, InferRequest, InferResponse, Respond
 from edge_server.serving.data_plane import DataPlane
 from edge_server.serving.registry import ModelRegistry
 from edge_server.serving.snapshot import LoadedModel, ModelEntry, ModelState, Snapshot
@@ -33,7 +35,7 @@ class RunsFor:
 
 
 def ready(name: str, version: int = 1, seconds: float = 0.0) -> ModelEntry:
-    loaded = LoadedModel(CONFIG, version, RunsFor(seconds), ModelStatistics())
+    loaded = LoadedModel(replace(CONFIG, name=name), version, RunsFor(seconds), ModelStatistics())
     return ModelEntry(name, version, ModelState.READY, loaded=loaded)
 
 
@@ -119,3 +121,30 @@ def test_the_longest_run_names_its_model(registry: ModelRegistry) -> None:
     registry.replace("m", [ready("m", seconds=1.0)])
     registry.replace("slow", [ready("slow", seconds=70.0)])
     assert door.longest_run(0.0) == ("slow", 70.0)
+
+
+def test_a_run_on_a_model_that_was_replaced_is_still_told(registry: ModelRegistry) -> None:
+    door = DataPlane(registry)
+    registry.replace("m", [ready("m", seconds=70.0)])
+    request = registry.lease()
+    registry.replace("m", [ready("m", version=2, seconds=1.0)])
+    assert door.longest_run(0.0) == ("m", 70.0)
+    request.release()
+    assert door.longest_run(0.0) == ("m", 1.0)
+
+
+def test_a_caller_who_raises_ends_neither_the_model_nor_another_s_lease(
+    registry: ModelRegistry,
+) -> None:
+    door = DataPlane(registry)
+    registry.replace("m", [ready("m")])
+    lease = registry.lease()
+
+    def deaf(answer: Answer, final: bool) -> None:
+        raise ValueError("deaf")
+
+    door.submit(InferRequest("m", {}), deaf)
+    registry.replace("m", [])
+    assert not registry.wait_closed(0.0)
+    lease.release()
+    assert registry.wait_closed(30.0)

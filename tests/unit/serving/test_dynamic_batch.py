@@ -14,7 +14,13 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.backends.contract import TensorModel
-from edge_server.errors import Cancelled, DeadlineExceeded, EdgeServerError, Unavailable
+from edge_server.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    EdgeServerError,
+    InternalError,
+    Unavailable,
+)
 from edge_server.model_config.config import ModelConfig
 from edge_server.requests import Answer, InferRequest, InferResponse
 from edge_server.serving.data_plane import DataPlane
@@ -24,6 +30,7 @@ from edge_server.serving.scheduling import Scheduling
 from edge_server.serving.snapshot import LoadedModel, ModelEntry, ModelState
 from edge_server.serving.statistics import Failure
 from edge_server.tensors import Tensor
+from tests.unit.serving.threads import no_more_threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -195,6 +202,54 @@ def test_what_comes_while_all_instances_are_busy_runs_together(
     assert [heard.value() for heard in (first, *others)] == [1, 2, 3, 4, 5]
     assert world.counts == (3, 6)
     assert world.loaded.scheduler.pending() == 0
+
+
+def test_the_dead_leave_the_line_while_every_instance_runs(
+    worlds: Callable[..., World],
+) -> None:
+    world = worlds()
+    first = world.ask(1)
+    assert world.model.next_run() == [1]
+    callers = [Caller() for _ in range(20)]
+    gone = [world.ask(2, cancellation=caller) for caller in callers]
+    kept = world.ask(3)
+    late = [world.ask(4, deadline=time.monotonic() + 0.05) for _ in range(20)]
+    for caller in callers:
+        caller.cancelled = True
+    assert all(isinstance(heard.only(), Cancelled) for heard in gone)
+    assert all(isinstance(heard.only(), DeadlineExceeded) for heard in late)
+    assert world.loaded.scheduler.pending() == 1
+    world.model.let_through(2)
+    assert (first.value(), kept.value()) == (1, 3)
+
+
+def test_a_delay_longer_than_a_thread_can_wait_is_no_fault(
+    worlds: Callable[..., World], caplog: pytest.LogCaptureFixture
+) -> None:
+    world = worlds(f"preferred_batch_size: 2 max_queue_delay_microseconds: {2**64 - 1}")
+    world.ask(1)
+    assert _soon(lambda: world.loaded.scheduler._gathering)  # type: ignore[attr-defined]
+    world.ask(2)
+    assert world.model.next_run() == [1, 2]
+    assert caplog.text == ""
+
+
+def test_priority_levels_as_many_as_can_be_written_cost_nothing(
+    worlds: Callable[..., World],
+) -> None:
+    most = 2**64 - 1
+    world = worlds(f"priority_levels: {most} default_priority_level: {most}", max_batch_size=1)
+    world.ask(0)
+    assert world.model.next_run() == [0]
+    for value, priority in ((1, 0), (2, 2**63), (3, 1)):
+        world.ask(value, priority=priority)
+    world.model.let_through(4)
+    assert [world.model.next_run() for _ in range(3)] == [[3], [2], [1]]
+
+
+def test_where_the_system_gives_no_thread_nothing_is_left_open() -> None:
+    with no_more_threads(after=1), pytest.raises(InternalError, match="gets no thread"):
+        World(instances=2)
 
 
 def test_requests_of_another_shape_run_apart_and_in_order(worlds: Callable[..., World]) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
-from edge_server.errors import EdgeServerError, InternalError
+from edge_server.errors import DeadlineExceeded, EdgeServerError, InternalError, Unavailable
 from edge_server.requests import InferRequest
 from edge_server.serving.step_threads import StepThreads
 from edge_server.tensors import Tensor
@@ -28,9 +29,11 @@ from tests.unit.serving.ensembles import (
     value,
     world,
 )
+from tests.unit.serving.threads import no_more_threads
 
 if TYPE_CHECKING:
     from edge_server.requests import Respond
+    from edge_server.serving.snapshot import Snapshot
 
 
 def test_each_response_of_a_decoupled_step_goes_its_own_way_and_answers_in_order() -> None:
@@ -220,6 +223,49 @@ def test_the_limit_is_one_for_all_requests_and_a_step_holds_nobodys_thread() -> 
     assert order == [[0], [9], [1], [2]]
     assert [each.numbers("y") for each in [*heard, urgent]] == [[[0]], [[1]], [[2]], [[9]]]
     models.threads.close()
+
+
+def test_a_request_parked_for_a_slot_is_answered_and_forgotten_once_its_caller_is_gone() -> None:
+    queue = Queueing()
+    ensemble = ensemble_config("e", "x", "y", "q a=x > b=y", max_inflight=1)
+    models = world(ensemble, queueing("q", queue))
+    first = submitted(models, InferRequest("e", {"x": value(0)}))
+    late = submitted(models, InferRequest("e", {"x": value(1)}, deadline=time.monotonic()))
+    (slots,) = models.entries["e"].loaded.scheduler._slots  # type: ignore[union-attr]
+    assert not slots.drop_dead()
+    assert [type(answer) for answer in late.wait()] == [DeadlineExceeded]
+    kept = submitted(models, InferRequest("e", {"x": value(2)}))
+    assert slots.drop_dead()
+    for _ in range(2):
+        request, respond = queue.next()
+        respond(answer_to(request, b=request.inputs["a"]), True)
+    assert [first.numbers("y"), kept.numbers("y")] == [[[0]], [[2]]]
+    models.threads.close()
+
+
+def test_a_model_that_raises_after_its_answer_gives_back_one_slot_only() -> None:
+    class Raises(Queueing):
+        def submit(self, request: InferRequest, snapshot: Snapshot, respond: Respond) -> None:
+            respond(answer_to(request, b=request.inputs["a"]), True)
+            raise ValueError("odd")
+
+    ensemble = ensemble_config("e", "x", "y", "q a=x > b=y", max_inflight=1)
+    models = world(ensemble, queueing("q", Raises()))
+    assert submitted(models, InferRequest("e", {"x": value(0)})).numbers("y") == [[0]]
+    (slots,) = models.entries["e"].loaded.scheduler._slots  # type: ignore[union-attr]
+    assert slots._taken == 0
+    models.threads.close()
+
+
+def test_where_the_system_gives_no_thread_the_request_is_answered() -> None:
+    queue = Queueing()
+    ensemble = ensemble_config("e", "x", "y", "q a=x > b=t", "r a=t > b=y")
+    models = world(ensemble, queueing("q", queue), running("r", plus(0)))
+    heard = submitted(models, InferRequest("e", {"x": value(0)}))
+    request, respond = queue.next()
+    with no_more_threads():
+        respond(answer_to(request, b=request.inputs["a"]), True)
+    assert [type(answer) for answer in heard.wait()] == [Unavailable]
 
 
 @pytest.mark.parametrize("limit", [0, 1, 3])

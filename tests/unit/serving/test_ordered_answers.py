@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_server.errors import InternalError
+from edge_server.errors import Cancelled, InternalError
+from edge_server.requests import InferResponse
 from edge_server.serving.ordered_answers import OrderedAnswers
 
 if TYPE_CHECKING:
+    import pytest
+
     from edge_server.requests import Answer, Respond
 
 
@@ -77,3 +80,34 @@ def test_many_threads_answer_and_the_order_holds() -> None:
     for thread in threads:
         thread.join(10)
     assert [number for number, _ in told] == list(range(400))
+
+
+def test_a_caller_who_raises_keeps_nobody_from_an_answer(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    told: list[tuple[int, bool]] = []
+    order = OrderedAnswers()
+
+    def deaf(answer: Answer, final: bool) -> None:
+        raise ValueError("deaf")
+
+    places = [order.place(deaf), order.place(named(told, 2)), order.place(deaf)]
+    for place in reversed(places):
+        place(None, True)
+    assert told == [(2, True)]
+    order.place(named(told, 4))(None, True)
+    assert told == [(2, True), (4, True)]
+    assert caplog.text.count("ValueError: deaf") == 2
+
+
+def test_an_answer_that_nobody_waits_for_is_not_held() -> None:
+    heard: list[Answer] = []
+    order = OrderedAnswers()
+    gone = Cancelled("")
+    first = order.place(lambda answer, _: heard.append(answer))
+    second = order.place(lambda answer, _: heard.append(answer), lambda: gone)
+    response = InferResponse("m", "1", "", {})
+    second(response, True)
+    order.forget_dead()
+    first(response, True)
+    assert heard == [response, gone]

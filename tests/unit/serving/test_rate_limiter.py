@@ -5,12 +5,16 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
+from typing import TYPE_CHECKING
 
 import pytest
 
-from edge_server.errors import DeadlineExceeded, ModelConfigError
+from edge_server.errors import Cancelled, DeadlineExceeded, ModelConfigError
 from edge_server.model_config.config import InstanceGroup, RateLimitResource
 from edge_server.serving.rate_limiter import RateLimiter, ResourceLimit, Share
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 PATIENCE_S = 10.0
 
@@ -187,6 +191,22 @@ def test_what_was_kept_for_one_who_gave_up_goes_to_the_next() -> None:
     limit.take([running], None)
     assert take_now(limit, large) is None
     assert take_now(limit, small) is small
+
+
+def test_who_goes_while_waiting_waits_no_longer() -> None:
+    class Gone:
+        cancelled = False
+
+        def when_cancelled(self, callback: Callable[[], None]) -> None:
+            threading.Timer(0.01, callback).start()
+
+    limit = limiter("R:1")
+    holder, waiter = one(limit, group(("R", 1))), one(limit, group(("R", 1)))
+    assert take_now(limit, holder) is holder
+    with pytest.raises(Cancelled):
+        limit.take([waiter], time.monotonic() + PATIENCE_S, Gone())
+    limit.give_back(holder)
+    assert take_now(limit, waiter) is waiter
 
 
 def test_priority_n_gets_one_nth_of_the_chances() -> None:

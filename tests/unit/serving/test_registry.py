@@ -16,6 +16,7 @@ from edge_server.model_config.config import ModelConfig
 from edge_server.serving.registry import ModelRegistry
 from edge_server.serving.snapshot import LoadedModel, ModelEntry, ModelState, Snapshot
 from edge_server.serving.statistics import ModelStatistics
+from tests.unit.serving.threads import no_more_threads
 
 if TYPE_CHECKING:
     from edge_server.requests import InferRequest, Respond
@@ -59,6 +60,30 @@ def test_a_replaced_model_is_closed_with_its_last_lease() -> None:
     outer.release()
     assert registry.wait_closed(PATIENCE_S)
     assert (old.closed, new.closed) == (1, 0)
+
+
+def test_a_lease_that_is_released_twice_takes_no_other_s_away() -> None:
+    registry, old = ModelRegistry(), CountsCloses()
+    registry.replace("m", [ready(old)])
+    outer, inner = registry.lease(), registry.lease()
+    inner.release()
+    inner.release()
+    registry.replace("m", [ready(CountsCloses())])
+    assert old.closed == 0
+    outer.release()
+    assert registry.wait_closed(PATIENCE_S)
+    assert old.closed == 1
+
+
+def test_models_are_closed_later_where_the_system_gives_no_thread() -> None:
+    registry, old = ModelRegistry(), CountsCloses()
+    registry.replace("m", [ready(old)])
+    with no_more_threads():
+        registry.replace("m", [ready(CountsCloses())])
+    assert not registry.wait_closed(0.0)
+    registry.replace("n", [])
+    assert registry.wait_closed(PATIENCE_S)
+    assert old.closed == 1
 
 
 def test_replacing_one_model_leaves_the_others() -> None:

@@ -30,6 +30,7 @@ from edge_server.serving.registry import ModelRegistry
 from edge_server.serving.scheduling import Scheduling
 from edge_server.serving.snapshot import ModelEntry, ModelState, Snapshot
 from edge_server.tensors import Tensor
+from tests.unit.serving.threads import no_more_threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -365,6 +366,74 @@ def test_an_end_that_comes_too_late_still_frees_the_slot(road: Callable[..., Roa
     assert other.value() == 9
 
 
+def test_sequences_that_wait_for_a_slot_leave_nothing_behind_when_their_callers_are_gone(
+    road: Callable[..., Road],
+) -> None:
+    m = road(max_batch_size=1)
+    first = m.hold(1, 1)
+    callers = [Gone() for _ in range(20)]
+    cancelled = [m.ask(2 + i, i, start=True, caller=caller) for i, caller in enumerate(callers)]
+    deadline = time.monotonic() + 0.05
+    late = [m.ask(100 + i, i, start=True, deadline=deadline) for i in range(20)]
+    kept = m.ask(200, 9, start=True)
+    for caller in callers:
+        caller.cancelled = True
+    # The only instance runs all the time: nobody but the watch over the lines sees to it.
+    for each in cancelled:
+        with pytest.raises(Cancelled):
+            each.value()
+    for each in late:
+        with pytest.raises(DeadlineExceeded):
+            each.value()
+    assert m.scheduler.pending() == 1
+    assert len(m.scheduler._book._live) == 2  # type: ignore[attr-defined]
+    m.model.allowed.set()
+    assert first.value() == 1
+    m.ask(1, 1, end=True).value()
+    assert kept.value() == 9
+
+
+def test_a_dead_request_in_the_middle_ends_its_sequence_while_those_before_it_run(
+    road: Callable[..., Road],
+) -> None:
+    m = road(max_batch_size=1)
+    first, caller = m.hold(1, 1), Gone()
+    second, gone = m.ask(1, 2), m.ask(1, 3, caller=caller)
+    behind, anew = m.ask(1, 4), m.ask(1, 5, start=True)
+    caller.cancelled = True
+    with pytest.raises(Cancelled, match=r"^$"):
+        gone.value()
+    with pytest.raises(Cancelled, match="sequence 1 has ended"):
+        behind.value()
+    m.model.allowed.set()
+    assert [first.value(), second.value(), anew.value()] == [1, 3, 5]
+
+
+def test_the_line_for_a_slot_is_bounded(
+    road: Callable[..., Road], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edge_server.serving.sequence.MOST_WAITING", 3)
+    m = road(max_batch_size=1)
+    m.hold(1, 1)
+    for i in range(3):
+        m.ask(2 + i, 1, start=True)
+    with pytest.raises(Unavailable, match="Exceeds maximum queue size"):
+        m.ask(9, 1, start=True)
+    m.model.allowed.set()
+
+
+def test_a_batch_that_cannot_be_made_answers_its_callers_and_frees_its_sequences(
+    road: Callable[..., Road], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    m = road()
+    controls = m.scheduler._controls  # type: ignore[attr-defined]
+    with monkeypatch.context() as patch:
+        patch.setattr(controls, "of", lambda place: 1 / 0)
+        with pytest.raises(InternalError, match="division by zero"):
+            m.ask(1, 1, start=True).value()
+    assert m.ask(1, 1, start=True).value() == 1
+
+
 def test_a_failed_request_leaves_the_state_as_it_was(road: Callable[..., Road]) -> None:
     m = road()
     assert m.ask(1, 1, start=True).value() == 1
@@ -432,7 +501,7 @@ def test_a_caller_who_fails_to_listen_stops_nobody_else(
     )
     m.world.submit(request, deaf)
     assert m.ask(1, 1).value() == 2
-    assert "instance m_0: a run went wrong" in caplog.text
+    assert "model m: an answer could not be told" in caplog.text
 
 
 @pytest.mark.parametrize("strategy", ["direct { }", "oldest { max_candidate_sequences: 3 }"])
@@ -479,6 +548,21 @@ class Closes(TensorModel):
 
     def close(self) -> None:
         self.closed.append("model")
+
+
+def test_where_the_system_gives_no_thread_nothing_is_left_open() -> None:
+    model = Closes(Accumulate())
+    config = model_config(A_MINUTE, 1, 'instance_group { name: "n" count: 3 }')
+    with no_more_threads(after=1), pytest.raises(InternalError, match="gets no thread"):
+        Scheduling().model(config, 1, model)
+    assert sorted(model.closed) == ["m_0", "n_0", "n_1", "n_2"]
+
+
+def test_as_many_candidates_as_can_be_written_cost_nothing(road: Callable[..., Road]) -> None:
+    most = 2**31 - 1
+    m = road(f"{A_MINUTE} oldest {{ max_candidate_sequences: {most} }}")
+    assert [m.ask(i, i, start=True).value() for i in (1, 2)] == [1, 2]
+    assert m.scheduler._book.free_slots == most - 2  # type: ignore[attr-defined]
 
 
 def test_close_answers_what_waits_and_closes_the_instances() -> None:

@@ -169,7 +169,7 @@ class Book(RuleBasedStateMachine):
         self.running: dict[Sequence[Item], Item] = {}
         self.begun: dict[int, list[int]] = defaultdict(list)
         self.instance_of: dict[int, int] = {}
-        self.dropped: set[int] = set()
+        self.dropped: dict[int, int] = {}
 
     @rule(
         corrid=st.integers(1, 7),
@@ -197,7 +197,8 @@ class Book(RuleBasedStateMachine):
         item = self.book.begin(sequence).item
         assert sequence not in self.running, "two requests of a sequence at once"
         assert item in self.waiting, "begun twice, or after it was refused"
-        assert item.group not in self.dropped, "begun after an earlier one was dropped"
+        first_dropped = self.dropped.get(item.group, item.number)
+        assert item.number <= first_dropped, "begun after an earlier one was dropped"
         self.waiting.remove(item)
         self.running[sequence] = item
         self.begun[item.group].append(item.number)
@@ -218,6 +219,16 @@ class Book(RuleBasedStateMachine):
             assert len({item.group for item in items}) == 1, "dropped more than one sequence"
             self.refused(items)
 
+    @precondition(lambda self: self.book.waiting_in())
+    @rule(data=st.data())
+    def drop_anywhere(self, data: st.DataObject) -> None:
+        sequence = data.draw(st.sampled_from(self.book.waiting_in()))
+        index = data.draw(st.integers(0, len(sequence.waiting) - 1))
+        group = sequence.waiting[index].item.group
+        items = self.book.drop(sequence, index)
+        assert {item.group for item in items} == {group}, "dropped more than one sequence"
+        self.refused(items)
+
     @rule(seconds=st.floats(0, 12))
     def pass_time(self, seconds: float) -> None:
         self.now += seconds
@@ -230,7 +241,8 @@ class Book(RuleBasedStateMachine):
         for item in items:
             assert item in self.waiting, "refused twice, or after it began"
             self.waiting.remove(item)
-            self.dropped.add(item.group)
+            first = self.dropped.get(item.group, item.number)
+            self.dropped[item.group] = min(first, item.number)
 
     @invariant()
     def nothing_is_lost(self) -> None:
@@ -244,8 +256,8 @@ class Book(RuleBasedStateMachine):
     def slots_are_never_shared(self) -> None:
         seated = [sequence for slots in self.book._seated for sequence in slots.values()]
         assert len(seated) == len(set(map(id, seated)))
-        assert len(seated) + len(self.book._free) == INSTANCES * SLOTS
-        assert not (self.book._backlog and self.book._free), "a slot is free, and one waits"
+        assert len(seated) + self.book.free_slots == INSTANCES * SLOTS
+        assert not (self.book._backlog and self.book.free_slots), "a slot is free, and one waits"
 
     @invariant()
     def no_expiry_is_missed(self) -> None:
@@ -271,7 +283,7 @@ class Book(RuleBasedStateMachine):
                 self.book.end(sequence, self.now)
         self.now += IDLE_S
         self.expire()
-        assert len(self.book._free) == INSTANCES * SLOTS
+        assert self.book.free_slots == INSTANCES * SLOTS
         assert self.book._live == {}
 
 

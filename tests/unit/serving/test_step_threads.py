@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
 
+import pytest
+
+from edge_server.errors import Unavailable
 from edge_server.serving.step_threads import StepThreads
-
-if TYPE_CHECKING:
-    import pytest
+from tests.unit.serving.threads import no_more_threads
 
 PATIENCE_S = 10.0
 
@@ -56,3 +56,34 @@ def test_after_close_nothing_is_taken_but_what_must_run_runs() -> None:
     assert late.wait(PATIENCE_S)
     assert ran_on == ["step-late"]
     assert not any(thread.is_alive() for thread in threads._threads)
+
+
+def test_what_is_over_leaves_the_line_while_every_thread_has_a_task() -> None:
+    threads, release, began = StepThreads(1), threading.Event(), threading.Event()
+    ran, dropped = threading.Event(), threading.Event()
+
+    def task() -> None:
+        began.set()
+        release.wait(PATIENCE_S)
+
+    threads.run(task)
+    assert began.wait(PATIENCE_S)
+    threads.run(ran.set)
+    threads.run(lambda: None, is_over=lambda: True, dropped=dropped.set)
+    assert threads.drop_dead()
+    assert dropped.is_set()
+    release.set()
+    assert ran.wait(PATIENCE_S)
+    assert not threads.drop_dead()
+    threads.close()
+
+
+def test_a_thread_that_cannot_be_started_is_not_counted() -> None:
+    threads, ran = StepThreads(2), threading.Event()
+    with no_more_threads():
+        assert not threads.try_run(lambda: None)
+        with pytest.raises(Unavailable, match="no thread is left"):
+            threads.run(lambda: None)
+    threads.run(ran.set)
+    assert ran.wait(PATIENCE_S)
+    threads.close()

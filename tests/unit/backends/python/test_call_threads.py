@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import threading
 
+import pytest
+
 from edge_server.backends.python.call_threads import CallThreads
+from tests.unit.serving.threads import no_more_threads
 
 PATIENCE_S = 10.0
 
@@ -52,3 +55,16 @@ def test_after_the_end_nothing_is_begun() -> None:
     threads.close()
     threads.run(lambda: None)
     assert threads._threads == []
+
+
+def test_a_thread_that_cannot_be_started_is_not_counted_and_those_there_are_do_the_work() -> None:
+    threads, went_on, over = CallThreads("m_0"), threading.Event(), threading.Semaphore(0)
+    with no_more_threads(), pytest.raises(RuntimeError):
+        threads.run(over.release)
+    threads.run(lambda: went_on.wait(PATIENCE_S) and over.release())
+    with no_more_threads():
+        threads.run(over.release)
+    went_on.set()
+    for _ in range(2):
+        assert over.acquire(timeout=PATIENCE_S)
+    threads.close()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from edge_server.backends.python.passing_on import MOST_WAITING, PassingOn
 from edge_server.errors import InternalError
+from tests.unit.serving.threads import no_more_threads
 
 if TYPE_CHECKING:
     import pytest
@@ -61,3 +62,14 @@ def test_an_answer_that_cannot_be_passed_on_does_not_keep_the_last_one_back(
     assert taker.over.wait(PATIENCE_S)
     assert len(taker.heard) == 1
     assert "instance m_0: an answer could not be passed on" in caplog.text
+
+
+def test_where_the_system_gives_no_thread_the_answers_come_all_the_same() -> None:
+    taker, taken = Taker(), list[int]()
+    passing_on = PassingOn("m_0", taker, taken.append)
+    with no_more_threads():
+        passing_on({}, False, {"n": 0})
+    passing_on({}, True, {"n": 1})
+    assert taker.over.wait(PATIENCE_S)
+    assert [said["n"] for _, _, said in taker.heard] == [0, 1]
+    assert taken == [1]
