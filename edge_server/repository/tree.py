@@ -31,13 +31,20 @@ _OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 class SeenFile(NamedTuple):
     """A regular file of a model as it was seen; two are compared for equality only.
 
-    A clock that was set back and an older file copied over a newer one are changes too.
+    A clock that was set back and an older file copied over a newer one are changes too. Whoever
+    writes may set `mtime_ns` back, but not `ctime_ns`; 0 is of a store that did not note it.
     """
 
     path: str
     size: int
     mtime_ns: int
     inode: int
+    ctime_ns: int = 0
+
+    @staticmethod
+    def of(path: str, status: os.stat_result) -> SeenFile:
+        """The file of that status, at `path` below its model's directory."""
+        return SeenFile(path, status.st_size, status.st_mtime_ns, status.st_ino, status.st_ctime_ns)
 
 
 class Sight(NamedTuple):
@@ -190,6 +197,8 @@ def _models(repository: Path) -> list[ModelTree]:
 
 def _look(descriptor: int, repository: Path, name: str) -> ModelTree:
     if not is_model_name(name):
+        # Whoever tells of it, on the index or over MQTT, must be able to.
+        name = shown(name)
         return ModelTree(name, repository, fault=f"'{name}' is no model: {NAME_RULE}; rename it")
     looking = _Looking()
     inode = (0, 0)

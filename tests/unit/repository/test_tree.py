@@ -28,22 +28,41 @@ def write(path: Path, text: str = "") -> None:
     path.write_text(text)
 
 
+def write_later(path: Path, text: str) -> None:
+    """Write when the file system's clock has gone on since `path` was changed last."""
+    changed = path.stat().st_ctime_ns
+    while path.stat().st_ctime_ns == changed:
+        path.write_text(text)
+
+
 def fault(repository: Path, name: str = "m") -> str:
     return survey([repository]).models[name].fault
 
 
-def test_every_file_is_seen_with_size_time_and_inode(repository: Path) -> None:
+def test_every_file_is_seen_with_size_times_and_inode(repository: Path) -> None:
     (repository / "m" / "2").mkdir()
     found = survey([repository]).models["m"]
     status = (repository / "m" / "1" / "model.onnx").stat()
     assert found.files == (
-        SeenFile("1/model.onnx", 3, status.st_mtime_ns, status.st_ino),
+        SeenFile("1/model.onnx", 3, status.st_mtime_ns, status.st_ino, status.st_ctime_ns),
         *(f for f in found.files if f.path == "config.pbtxt"),
     )
     assert found.directories == ("1", "2")
     assert found.directory == repository / "m"
     assert not found.fault
     assert look(repository, "m") == found
+
+
+def test_content_that_was_exchanged_in_place_with_its_time_set_back_is_another(
+    repository: Path,
+) -> None:
+    file = repository / "m" / "1" / "model.onnx"
+    before, status = look(repository, "m"), file.stat()
+    write_later(file, "xyz")
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+    after = look(repository, "m")
+    assert [f[:4] for f in after.files] == [f[:4] for f in before.files]
+    assert after != before
 
 
 @pytest.mark.parametrize(
