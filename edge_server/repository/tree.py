@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from edge_server.repository.scan import APPEARS_TWICE, NAME_RULE, is_model_name
+from edge_server.repository.scan import APPEARS_TWICE, NAME_RULE, is_model_name, is_utf8, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -239,6 +239,8 @@ class _Looking:
             names = sorted(entry.name for entry in entries if not is_left_behind(entry.name))
         for name in names:
             path = f"{below}{name}"
+            if not is_utf8(name):
+                raise _Unusable(f"{shown(path)}: the name is not UTF-8; rename it")
             status = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
             if stat.S_ISDIR(status.st_mode):
                 self.directories.append(path)
@@ -248,7 +250,7 @@ class _Looking:
                 finally:
                     os.close(inner)
             elif stat.S_ISREG(status.st_mode):
-                self.files.append(SeenFile(path, status.st_size, status.st_mtime_ns, status.st_ino))
+                self.files.append(SeenFile.of(path, status))
                 self._bytes += status.st_size
             elif stat.S_ISLNK(status.st_mode):
                 raise _Unusable(

@@ -301,7 +301,7 @@ def name_in_no_text(model: Path) -> None:
         (forget_versions, "at least one version must be available"),
         (forget_file, "1/model.onnx: missing; model 'm' is loaded from it"),
         (name_oddly, r"'1/a\\nb' is no printable text; rename that file"),
-        (name_in_no_text, r"'1/\\udcff' is no printable text; rename that file"),
+        (name_in_no_text, r"1/\\xff: the name is not UTF-8; rename it"),
     ],
 )
 def test_what_the_daemon_would_refuse_is_not_pushed(

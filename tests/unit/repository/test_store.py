@@ -193,7 +193,7 @@ def test_a_name_that_no_text_can_have_is_refused(reopened: Open, write: Write) -
         (tree.directory / os.fsdecode(b"\xff")).touch()
     except OSError:
         pytest.skip("this file system takes no such name")
-    with pytest.raises(ModelConfigError, match=r"'\\udcff': the name is not UTF-8; rename it"):
+    with pytest.raises(ModelConfigError, match=r"\\xff: the name is not UTF-8; rename it"):
         reopened().stage(look(tree.repository, "m"))
 
 

@@ -116,6 +116,26 @@ def test_a_name_that_cannot_be_one_is_a_fault(repository: Path) -> None:
     assert "is no model" in fault(repository, "bad name")
 
 
+def test_a_directory_whose_name_is_no_text_is_a_fault_that_any_text_can_carry(
+    repository: Path,
+) -> None:
+    write(repository / "\udcffa\nb" / "1" / "model.onnx")
+    seen = survey([repository]).models[r"\xffa\nb"]
+    assert seen.name == r"\xffa\nb"
+    assert r"'\xffa\nb' is no model" in seen.fault
+
+
+@pytest.mark.parametrize("path", ["1/\udcff", "\udcff/x", "1/\udcff/x"])
+def test_a_file_whose_name_is_no_text_is_a_fault_that_any_text_can_carry(
+    repository: Path, path: str
+) -> None:
+    write(repository / "m" / path)
+    seen = look(repository, "m")
+    assert r"\xff: the name is not UTF-8; rename it" in seen.fault
+    assert seen.fault.encode()
+    assert not seen.files
+
+
 def test_the_same_name_in_two_repositories_is_a_fault(repository: Path, tmp_path: Path) -> None:
     write(tmp_path / "second" / "m" / "1" / "model.onnx")
     found = survey([repository, tmp_path / "second"])
