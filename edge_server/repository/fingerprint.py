@@ -10,9 +10,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-# (path, size in bytes, mtime in ns, inode, ctime in ns) of every file of a model; -1 where it cannot
-# be told. Two are compared for equality only: a clock that was set back and an older file copied
-# over a newer one are changes too.
+# (path, size in bytes, mtime in ns, inode, ctime in ns) of every file of a model; -1 where it
+# cannot be told. Two are compared for equality only: a clock that was set back and an older file
+# copied over a newer one are changes too.
 Fingerprint = frozenset[tuple[str, int, int, int, int]]
 
 

@@ -107,4 +107,4 @@ def test_a_name_that_is_no_text_is_told_as_a_fault(
     assert run_command(["models", "list", str(repository)]) == 0
     assert rb"\xff: '\xff' is no model" in capfdbinary.readouterr().out
     assert run_command(["models", "list", "--json", str(repository)]) == 0
-    assert json.loads(capfdbinary.readouterr().out)[1]["name"] == r"\xff"
+    assert json.loads(capfdbinary.readouterr().out)[0]["name"] == r"\xff"
