@@ -106,6 +106,7 @@ def following_control(
         Path(settings.store) if settings.store else state_directory() / "store",
         most_bytes=settings.store_max_bytes,
         signatures=chosen_signatures(settings),
+        repositories=_paths(settings),
     )
     ledger = Ledger(accepted, store)
     budget = MemoryBudget(settings.memory_reserve_bytes)
