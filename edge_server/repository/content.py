@@ -17,7 +17,7 @@ from edge_server.repository.manifest import ManifestFile
 from edge_server.repository.tree import SeenFile, opened
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from edge_server.repository.tree import ModelTree
 
@@ -49,8 +49,7 @@ class Content:
 
     @staticmethod
     def of(tree: ModelTree, files: Mapping[str, ManifestFile]) -> Content:
-        used = {above for path in (*files, *tree.directories) for above in _above(path)}
-        return Content(files, tuple(path for path in tree.directories if path not in used))
+        return Content(files, tree.empty_directories)
 
     @property
     def digest(self) -> str:
@@ -136,12 +135,6 @@ def _outwait(changed_ns: int) -> None:
     age_ns = time.time_ns() - changed_ns
     if 0 <= age_ns < _TICK_NS:
         time.sleep((_TICK_NS - age_ns) / 1e9)
-
-
-def _above(path: str) -> Iterator[str]:
-    while "/" in path:
-        path = path.rpartition("/")[0]
-        yield path
 
 
 def _sha256(start: str, files: Mapping[str, ManifestFile], empty: tuple[str, ...]) -> str:

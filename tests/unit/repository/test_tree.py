@@ -87,6 +87,31 @@ def test_links_out_are_not_followed(repository: Path, tmp_path: Path) -> None:
     assert "1/labels.txt is a symbolic link" in fault(repository)
 
 
+def test_links_that_are_to_be_followed_count_as_what_they_lead_to(
+    repository: Path, tmp_path: Path
+) -> None:
+    write(tmp_path / "shared" / "2" / "model.onnx", "abcd")
+    (repository / "m" / "1" / "weights").symlink_to(tmp_path / "shared" / "2" / "model.onnx")
+    (repository / "m" / "1" / "back").symlink_to("..")
+    (repository / "m" / "2").symlink_to(tmp_path / "shared" / "2")
+    (repository / "n").symlink_to("m")
+    for name in "mn":
+        seen = look(repository, name, follow_links=True)
+        assert not seen.fault
+        assert {file.path: file.size for file in seen.files} == {
+            "1/model.onnx": 3,
+            "1/weights": 4,
+            "2/model.onnx": 4,
+            "config.pbtxt": 1,
+        }
+        assert seen.directories == ("1", "2")
+        with opened(seen, "2/model.onnx") as file:
+            assert os.read(file, 9) == b"abcd"
+    (tmp_path / "shared" / "2" / "model.onnx").unlink()
+    fault = look(repository, "m", follow_links=True).fault
+    assert "1/weights is a symbolic link that leads nowhere; remove it" in fault
+
+
 def test_a_model_that_is_itself_a_link_is_not_followed(repository: Path, tmp_path: Path) -> None:
     write(tmp_path / "elsewhere" / "1" / "model.onnx")
     (repository / "n").symlink_to(tmp_path / "elsewhere")
