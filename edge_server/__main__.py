@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import sys
 
 from edge_server.cli import run_command
 
 
 def main() -> None:
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # As standard error does: a path that is not UTF-8 is told, and ends nothing.
+        sys.stdout.reconfigure(errors="backslashreplace")
     sys.exit(run_command(sys.argv[1:]))
 
 

@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge_server.appliance.state_directory import state_directory
+from edge_server.errors import SettingsError
 from edge_server.model_config.config import Completion
 from edge_server.repository.budget import MemoryBudget
 from edge_server.repository.control import RepositoryControl
 from edge_server.repository.ledger import Ledger
 from edge_server.repository.loader import RepositoryLoader
 from edge_server.repository.poll_control import PollControl
+from edge_server.repository.scan import is_utf8, shown
 from edge_server.repository.signature import SignaturePolicy
 from edge_server.repository.source import AcceptedModels, Repositories
 from edge_server.repository.store import ModelStore
@@ -65,7 +67,7 @@ def chosen_control(
     control = RepositoryControl(
         RepositoryLoader(
             registry,
-            Repositories([Path(path) for path in settings.paths]),
+            Repositories(_paths(settings)),
             scheduling=scheduling,
             completion=chosen_completion(settings, devices),
             load_threads=settings.load_threads,
@@ -82,6 +84,14 @@ def chosen_control(
     return control
 
 
+def _paths(settings: Repository) -> list[Path]:
+    """Raises: SettingsError: one of them could be told nowhere."""
+    for path in settings.paths:
+        if not is_utf8(path):
+            raise SettingsError(f"repository.paths: {shown(path)}: is not UTF-8; rename it")
+    return [Path(path) for path in settings.paths]
+
+
 def chosen_signatures(settings: Repository) -> SignaturePolicy:
     """Raises: SettingsError: see `SignaturePolicy`."""
     return SignaturePolicy(settings.signatures, [Path(path) for path in settings.signature_keys])
@@ -96,6 +106,7 @@ def following_control(
         Path(settings.store) if settings.store else state_directory() / "store",
         most_bytes=settings.store_max_bytes,
         signatures=chosen_signatures(settings),
+        repositories=_paths(settings),
     )
     ledger = Ledger(accepted, store)
     budget = MemoryBudget(settings.memory_reserve_bytes)
@@ -120,7 +131,7 @@ def following_control(
         ledger,
         store,
         registry,
-        [Path(path) for path in settings.paths],
+        _paths(settings),
         poll_s=settings.poll_s,
         settle_s=settings.settle_s,
         exit_on_error=settings.exit_on_error,

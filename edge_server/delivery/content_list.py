@@ -5,26 +5,38 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING
 
+from msgspec import UNSET
+
 from edge_server.delivery.stock import ABOUT_CONTENT
 from edge_server.errors import ModelConfigError
 from edge_server.repository.manifest import NAME, Manifest, ManifestFile
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from edge_server.delivery.stock import Content
 
 
-def manifest_of(name: str, contents: Mapping[str, Content]) -> bytes:
-    """The manifest of these files, the same bytes for the same content: so is its signature."""
+def manifest_of(name: str, contents: Mapping[str, Content], empty: Iterable[str]) -> bytes:
+    """The manifest of these files, the same bytes for the same content: so is its signature.
+
+    Args:
+        empty: the directories with nothing in them.
+    """
     files = {
         path: ManifestFile(*each) for path, each in contents.items() if path not in ABOUT_CONTENT
     }
-    return Manifest(name, files).encode()
+    return Manifest(name, files, empty_directories=tuple(sorted(empty)) or UNSET).encode()
 
 
-def unfit(manifest: bytes, name: str, contents: Mapping[str, Content]) -> str:
-    """How `contents` of model `name` differ from what `manifest` says; empty where they fit."""
+def unfit(
+    manifest: bytes, name: str, contents: Mapping[str, Content], empty: Collection[str]
+) -> str:
+    """How `contents` of model `name` differ from what `manifest` says; empty where they fit.
+
+    Args:
+        empty: the directories with nothing in them.
+    """
     try:
         said = Manifest.parse(manifest)
     except ModelConfigError as error:
@@ -36,7 +48,7 @@ def unfit(manifest: bytes, name: str, contents: Mapping[str, Content]) -> str:
         _difference(path, there.get(path), said.files.get(path))
         for path in sorted(said.files.keys() | there.keys())
     )
-    return next(filter(None, faults), "")
+    return next(filter(None, faults), "") or said.differing_directory(empty)
 
 
 def digest_of(contents: Mapping[str, Content], empty: Iterable[str]) -> str:

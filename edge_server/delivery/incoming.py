@@ -15,14 +15,13 @@ from edge_server.delivery.stock import (
     CHUNK_BYTES,
     MANIFEST,
     SIGNATURE,
-    empty_directories,
     previous,
     take_stock,
 )
 from edge_server.delivery.swap import FILLED, lock, locked, swap, sync, tidy, writing
 from edge_server.errors import ModelConfigError, NotFound
 from edge_server.repository.scan import NAME_RULE, is_model_name
-from edge_server.repository.tree import MOST_BYTES, MOST_FILES, is_left_behind
+from edge_server.repository.tree import MOST_BYTES, MOST_FILES, empty_directories, is_left_behind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -78,7 +78,7 @@ class Inspection:
     def _manifest_fault(self, stock: Stock) -> str:
         if stock.manifest is None:
             return f"it has no {NAME}; push it with `edge-server models push`"
-        return unfit(stock.manifest, stock.name, stock.files)
+        return unfit(stock.manifest, stock.name, stock.files, stock.empty)
 
     def _signature_fault(self, stock: Stock) -> str:
         if self._policy is None:

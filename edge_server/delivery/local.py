@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from edge_server.delivery.incoming import Incoming, roll_back
 from edge_server.delivery.stock import ABOUT_CONTENT, look_at, source_of, take_stock
 from edge_server.errors import ModelConfigError
-from edge_server.repository.scan import is_model_name
+from edge_server.repository.scan import is_model_name, shown
 from edge_server.repository.tree import is_left_behind
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class LocalRepository:
         """
         try:
             return sorted(
-                entry.name
+                shown(entry.name)
                 for entry in self.path.iterdir()
                 if not (is_left_behind(entry.name) or entry.name.startswith("_"))
                 and (entry.is_dir() or entry.is_symlink())

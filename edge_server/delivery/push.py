@@ -17,16 +17,16 @@ from edge_server.delivery.stock import (
     SIGNATURE,
     Source,
     about_in,
-    empty_directories,
     take_stock,
 )
 from edge_server.errors import InternalError, ModelConfigError
 from edge_server.model_config.config import Completion
 from edge_server.repository.draft import Draft
 from edge_server.repository.scan import files_in
+from edge_server.repository.tree import empty_directories
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from edge_server.delivery.incoming import Outcome
     from edge_server.delivery.keys import SigningKey
@@ -146,11 +146,11 @@ def push(
     with repository.receiving(tree.name, all_but=only) as sink:
         sent = send_tree(tree, sink, leave_out=leave_out, progress=progress)
         contents = {**kept, **sent}
-        about = _about(tree.name, contents, brought, key)
+        directories = [path for path in tree.directories if not leave_out(path)]
+        empty = sorted([*empty, *empty_directories(directories, sent)])
+        about = _about(tree.name, contents, empty, brought, key)
         contents |= _send_about(sink, about, _newest(tree))
         outcome = sink.place(contents)
-    directories = [path for path in tree.directories if not leave_out(path)]
-    empty = sorted([*empty, *empty_directories(directories, sent)])
     return Delivery(tree.name, outcome, digest_of(contents, empty), about.note)
 
 
@@ -172,7 +172,7 @@ def pull(
         note = ""
         if MANIFEST not in contents:
             note = f"it has no {MANIFEST}: nobody can tell whether it is as it was made"
-        elif fault := unfit(incoming.read(MANIFEST), name, contents):
+        elif fault := unfit(incoming.read(MANIFEST), name, contents, incoming.empty_directories):
             raise ModelConfigError(f"{repository}: model '{name}': {fault}; push it there anew")
         outcome = incoming.place(contents)
         digest = digest_of(contents, incoming.empty_directories)
@@ -193,7 +193,7 @@ def write_about(directory: Path, key: SigningKey | None) -> Delivery:
     if stock.fault:
         raise ModelConfigError(stock.fault)
     brought = {MANIFEST: stock.manifest, SIGNATURE: stock.signature}
-    about = _about(tree.name, stock.files, brought, key)
+    about = _about(tree.name, stock.files, stock.empty, brought, key)
     try:
         if about.signature is None:
             (tree.directory / SIGNATURE).unlink(missing_ok=True)
@@ -222,7 +222,8 @@ def _cannot_be_kept(there: Stock, key: SigningKey | None) -> str:
     """Why a manifest of ours must not be about what is there already; empty where it may."""
     if there.fault:
         return there.fault
-    if there.manifest is not None and (fault := unfit(there.manifest, there.name, there.files)):
+    manifest = there.manifest
+    if manifest is not None and (fault := unfit(manifest, there.name, there.files, there.empty)):
         return f"model '{there.name}' is not what its manifest says: {fault}"
     if key is not None and not key.has_signed(there.manifest, there.signature):
         return f"model '{there.name}' was not signed with this key, which would now vouch for it"
@@ -241,13 +242,14 @@ def _brought(tree: ModelTree) -> Mapping[str, bytes | None]:
 def _about(
     name: str,
     contents: Mapping[str, Content],
+    empty: Sequence[str],
     brought: Mapping[str, bytes | None],
     key: SigningKey | None,
 ) -> _About:
     manifest, signature = brought.get(MANIFEST), brought.get(SIGNATURE)
-    if key is None and manifest is not None and not unfit(manifest, name, contents):
+    if key is None and manifest is not None and not unfit(manifest, name, contents, empty):
         return _About(manifest, signature)
-    manifest = manifest_of(name, contents)
+    manifest = manifest_of(name, contents, empty)
     if key is not None:
         return _About(manifest, key.sign(manifest))
     if signature is not None:

@@ -16,7 +16,7 @@ from edge_server.errors import ModelConfigError
 from edge_server.repository.tree import look, opened
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from edge_server.repository.tree import ModelTree
@@ -127,19 +127,12 @@ def take_stock(repository: Path, name: str) -> Stock:
     return Stock(
         name,
         files,
-        empty_directories(tree.directories, (*files, *about)),
+        tree.empty_directories,
         tuple(versions),
         about.get(MANIFEST),
         about.get(SIGNATURE),
         before,
     )
-
-
-def empty_directories(directories: Iterable[str], files: Iterable[str]) -> tuple[str, ...]:
-    """Those of `directories` in which there is none of the others, and no file."""
-    every = sorted(directories)
-    used = {path.rpartition("/")[0] for path in (*every, *files)}
-    return tuple(path for path in every if path not in used)
 
 
 def look_at(repository: Path, name: str) -> ModelTree:

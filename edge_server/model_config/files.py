@@ -34,7 +34,7 @@ class ModelFiles:
     name: str
     directory: Path
     versions: Mapping[int, Path]
-    fingerprint: frozenset[tuple[str, int, int, int]] | None = None
+    fingerprint: frozenset[tuple[str, int, int, int, int]] | None = None
     holder: object = None
     shown: Path | None = None
 

@@ -49,8 +49,8 @@ class Beliefs:
 
     A change is believed at once where the model was renamed into place, or where its
     manifest.json names exactly the files that are there. Any other is believed once two looks, and
-    all looks for the length of the window, have seen the same set of (path, size, mtime, inode).
-    Nobody compares times with a clock: an older file is a change like any other.
+    all looks for the length of the window, have seen the same set of (path, size, mtime, inode,
+    ctime). Nobody compares times with a clock: an older file is a change like any other.
 
     What is missing counts as taken away only where the repository can be read and holds other
     models: one that is not mounted looks like an empty one.

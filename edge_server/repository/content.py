@@ -17,7 +17,7 @@ from edge_server.repository.manifest import ManifestFile
 from edge_server.repository.tree import SeenFile, opened
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from edge_server.repository.tree import ModelTree
 
@@ -49,8 +49,7 @@ class Content:
 
     @staticmethod
     def of(tree: ModelTree, files: Mapping[str, ManifestFile]) -> Content:
-        used = {above for path in (*files, *tree.directories) for above in _above(path)}
-        return Content(files, tuple(path for path in tree.directories if path not in used))
+        return Content(files, tree.empty_directories)
 
     @property
     def digest(self) -> str:
@@ -83,7 +82,7 @@ def read_file(tree: ModelTree, seen: SeenFile, copy: BinaryIO | None = None) -> 
     with ExitStack() as stack:
         file = _reach(tree, seen.path, stack)
         status = os.fstat(file)
-        if _seen(seen.path, status) != seen:
+        if SeenFile.of(seen.path, status) != seen:
             raise torn(tree, seen.path)
         _outwait(status.st_ctime_ns)
         left = seen.size
@@ -94,9 +93,7 @@ def read_file(tree: ModelTree, seen: SeenFile, copy: BinaryIO | None = None) -> 
             sha256.update(piece)
             if copy is not None:
                 copy.write(piece)
-        after = os.fstat(file)
-        # A writer can set back the time of the content, but not that of the inode.
-        if left or _seen(seen.path, after) != seen or after.st_ctime_ns != status.st_ctime_ns:
+        if left or SeenFile.of(seen.path, os.fstat(file)) != seen:
             raise torn(tree, seen.path)
     if copy is not None:
         os.fchmod(copy.fileno(), 0o555 if status.st_mode & stat.S_IXUSR else 0o444)
@@ -138,16 +135,6 @@ def _outwait(changed_ns: int) -> None:
     age_ns = time.time_ns() - changed_ns
     if 0 <= age_ns < _TICK_NS:
         time.sleep((_TICK_NS - age_ns) / 1e9)
-
-
-def _seen(path: str, status: os.stat_result) -> SeenFile:
-    return SeenFile(path, status.st_size, status.st_mtime_ns, status.st_ino)
-
-
-def _above(path: str) -> Iterator[str]:
-    while "/" in path:
-        path = path.rpartition("/")[0]
-        yield path
 
 
 def _sha256(start: str, files: Mapping[str, ManifestFile], empty: tuple[str, ...]) -> str:

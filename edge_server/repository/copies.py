@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import tempfile
 from contextlib import suppress
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge_server.errors import ModelConfigError
-from edge_server.repository.content import content_of
+from edge_server.repository.content import TornModel, content_of
 from edge_server.repository.staged_copy import remove, sync
 from edge_server.repository.tree import look
 
@@ -47,21 +48,39 @@ class Copies:
         """Of all copies, and of those that are being made."""
         return sum(self._sizes.values())
 
+    def size_of(self, key: str) -> int:
+        return self._sizes[key]
+
     def path(self, key: str, name: str) -> Path:
         """Where the directory of model `name` is, in the copy of that key."""
         return self._finished / key / name
 
-    def is_whole(self, kept: KeptCopy, name: str) -> bool:
-        """Whether every byte of it is as it was when it was copied."""
+    def is_whole(self, kept: KeptCopy, name: str) -> bool | None:
+        """Whether every byte of it is as it was when it was copied.
+
+        None where that cannot be told now, as where the disk does not answer or too many files are
+        open: the copy may be good.
+        """
         try:
             tree = look(self._finished / kept.key, name)
+            if tree.fault:
+                return None if tree.directory.is_dir() else False
             content = content_of(tree)
-        except (OSError, ModelConfigError):
+        except (FileNotFoundError, TornModel):
             return False
-        return not tree.fault and (content.key(name), content.digest) == (kept.key, kept.digest)
+        except (OSError, ModelConfigError):
+            return None
+        return (content.key(name), content.digest) == (kept.key, kept.digest)
 
     def weigh(self, kept: KeptCopy) -> None:
         self._sizes[kept.key] = kept.size_bytes
+
+    def measure(self, key: str) -> None:
+        """As `weigh`, of a copy of which nothing is known."""
+        folders = os.walk(self._finished / key)
+        files = (Path(folder, name) for folder, _, names in folders for name in names)
+        with suppress(OSError):
+            self._sizes[key] = sum(file.lstat().st_size for file in files)
 
     def begin(self, size_bytes: int) -> Path:
         """A new directory for a copy of that size."""

@@ -10,10 +10,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-# (path, size in bytes, mtime in ns, inode) of every file of a model; -1 where it cannot be told.
-# Two are compared for equality only: a clock that was set back and an older file copied over a
-# newer one are changes too.
-Fingerprint = frozenset[tuple[str, int, int, int]]
+# (path, size in bytes, mtime in ns, inode, ctime in ns) of every file of a model; -1 where it
+# cannot be told. Two are compared for equality only: a clock that was set back and an older file
+# copied over a newer one are changes too.
+Fingerprint = frozenset[tuple[str, int, int, int, int]]
 
 
 def fingerprint(directory: Path) -> Fingerprint:
@@ -27,8 +27,8 @@ def fingerprint(directory: Path) -> Fingerprint:
 def content_fingerprint(directory: Path) -> Fingerprint:
     """The files of a copy that never changes, by content: equal in two copies where they are."""
     return frozenset(
-        (path, size, 0, _content(directory / path) if inode else 0)
-        for path, size, _, inode in fingerprint(directory)
+        (path, size, 0, _content(directory / path) if inode else 0, 0)
+        for path, size, _, inode, _ in fingerprint(directory)
     )
 
 
@@ -42,13 +42,13 @@ def _content(path: Path) -> int:
 
 def _files(
     root: str, below: str, seen: set[tuple[int, int]]
-) -> Iterator[tuple[str, int, int, int]]:
+) -> Iterator[tuple[str, int, int, int, int]]:
     directory = os.path.join(root, below)  # noqa: PTH118 - a Path per file would cost as much again
     try:
         status = os.stat(directory)  # noqa: PTH116
         entries = list(os.scandir(directory))
     except OSError:
-        yield below, -1, -1, -1
+        yield below, -1, -1, -1, -1
         return
     if (status.st_dev, status.st_ino) in seen:
         return
@@ -60,11 +60,11 @@ def _files(
         try:
             if entry.is_dir():
                 # An empty version directory counts too.
-                yield path, 0, 0, 0
+                yield path, 0, 0, 0, 0
                 yield from _files(root, path, seen)
                 continue
             status = entry.stat()
         except OSError:
-            yield path, -1, -1, -1
+            yield path, -1, -1, -1, -1
         else:
-            yield path, status.st_size, status.st_mtime_ns, status.st_ino
+            yield path, status.st_size, status.st_mtime_ns, status.st_ino, status.st_ctime_ns

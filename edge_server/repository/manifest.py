@@ -11,6 +11,8 @@ from edge_server.errors import ModelConfigError
 from edge_server.repository.tree import opened
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from edge_server.repository.tree import ModelTree
 
 NAME = "manifest.json"
@@ -32,12 +34,15 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         model: the name that the directory must have.
         files: path below the model's directory → content.
         created: RFC 3339, for people.
+        empty_directories: those with nothing in them, as an ensemble's versions are; left out
+            where there are none.
     """
 
     model: str
     files: dict[str, ManifestFile]
     format: Literal[1] = 1
     created: str = ""
+    empty_directories: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
 
     @staticmethod
     def parse(data: bytes) -> Manifest:
@@ -66,6 +71,14 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 return f"{path} has {size} bytes, not {file.size}"
         for path in sorted(there):
             return f"{path} is not in it"
+        return self.differing_directory(tree.empty_directories)
+
+    def differing_directory(self, empty: Collection[str]) -> str:
+        """How `empty`, the directories with nothing in them, are not those that it names."""
+        said = set(self.empty_directories or ())
+        for path in sorted(said.symmetric_difference(empty)):
+            what = "is missing" if path in said else "is not in it"
+            return f"directory {path}, which is empty, {what}"
         return ""
 
 

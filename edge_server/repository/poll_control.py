@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -11,7 +12,7 @@ from edge_server.errors import EdgeServerError, ModelConfigError, Unavailable
 from edge_server.repository.arrivals import Arrivals
 from edge_server.repository.beliefs import Beliefs
 from edge_server.repository.manifest import read_manifest
-from edge_server.repository.scan import model_names
+from edge_server.repository.scan import is_model_name, model_names
 from edge_server.repository.updates import Updates
 from edge_server.repository.watcher import RepositoryWatcher
 from edge_server.serving.control import NO_FILES, NOT_ALLOWED
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _FIRST_LOOKS_S = 0.2
+# A slow disk gets so many looks at the first start, however long they take.
+_FIRST_LOOKS = 5
 
 
 class PollControl:
@@ -60,6 +63,8 @@ class PollControl:
         self._repositories = tuple(repositories)
         self._store = store
         self._exit_on_error = exit_on_error
+        # Time for every model that nobody writes to, and for one that was just finished.
+        self._first_patience_s = 2 * settle_s + 1.0
         self._ledger = ledger
         self._beliefs = Beliefs(settle_s, read_manifest)
         self._updates = Updates(loader, ledger, store, budget=budget)
@@ -75,6 +80,8 @@ class PollControl:
 
     def start(self, stop: threading.Event | None = None) -> None:
         """Serve what served last; where there is nothing of the kind, what is in the repositories.
+
+        A model that somebody keeps writing to is not waited for.
 
         Raises:
             ModelConfigError: nothing has served yet, and a model cannot be loaded or a repository
@@ -140,7 +147,18 @@ class PollControl:
         return self._store.release_noted()
 
     def _load_first(self, stop: threading.Event) -> None:
+        looks, until = 0, math.inf
         while self.watcher.look(time.monotonic()):
+            looks += 1
+            until = min(until, time.monotonic() + self._first_patience_s)
+            if looks > _FIRST_LOOKS and time.monotonic() > until:
+                for name in sorted(self._beliefs.settling):
+                    log.warning(
+                        "model %s: its files keep changing; the start goes on without it, and it "
+                        "is loaded once they stay as they are",
+                        name,
+                    )
+                break
             if stop.wait(_FIRST_LOOKS_S):
                 return
         model_names(self._repositories)  # raises, as in the other modes, where one cannot be read
@@ -148,7 +166,9 @@ class PollControl:
             if stop.is_set():
                 return
         entries = self._registry.snapshot.entries.values()
-        failed = sorted({e.name for e in entries if e.state is ModelState.UNAVAILABLE})
+        unavailable = {e.name for e in entries if e.state is ModelState.UNAVAILABLE}
+        # As in the other modes, a directory that can be no model ends nothing.
+        failed = sorted(filter(is_model_name, unavailable))
         if failed and self._exit_on_error:
             raise ModelConfigError(f"models that cannot be loaded: {', '.join(failed)}")
 

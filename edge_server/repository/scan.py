@@ -82,6 +82,27 @@ def files_in(directory: Path) -> ModelFiles:
     return ModelFiles(directory.name, directory, _versions(directory))
 
 
+def shown(name: str) -> str:
+    r"""`name`, which a file system gave, as any text can carry it.
+
+    A byte that is no UTF-8, which Python keeps as a lone surrogate that neither JSON nor protobuf
+    takes, becomes `\xff`; what would break a line becomes `\n`.
+    """
+    text = name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def is_utf8(name: str) -> bool:
+    """Whether `name`, which a file system gave, is text."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def is_model_name(name: str) -> bool:
     return _MODEL_NAME.match(name) is not None
 

@@ -80,12 +80,6 @@ def remove(directory: Path) -> None:
 def _require_usable(tree: ModelTree) -> None:
     if tree.fault:
         raise ModelConfigError(tree.fault)
-    for path in (*(file.path for file in tree.files), *tree.directories):
-        try:
-            path.encode()
-        except UnicodeEncodeError as error:
-            text = f"{tree.directory}: {path!a}: the name is not UTF-8; rename it"
-            raise ModelConfigError(text) from error
     for file in tree.files:
         if file.size > _MOST_BYTES.get(file.path, file.size):
             raise ModelConfigError(

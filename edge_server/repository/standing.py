@@ -138,4 +138,5 @@ def _told(failure: Failure) -> str:
     reason = str(failure.error)
     if failure.draft is not None:
         reason = failure.draft.files.as_shown(reason)
-    return reason[:_LONGEST_REASON]
+    # A model may raise any text, and every transport has to carry it.
+    return reason.encode("utf-8", "backslashreplace").decode()[:_LONGEST_REASON]

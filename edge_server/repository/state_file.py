@@ -28,10 +28,24 @@ class _Envelope(msgspec.Struct, frozen=True):
     state: msgspec.Raw
 
 
+class _OtherFormat(ValueError):
+    """Of another version of this program, which shall find it again."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"it is of format {number}, this is {FORMAT}")
+        self.format = number
+
+
 class StateFile:
-    """`state.json` in `directory`, and in `state.before.json` what that was before it changed."""
+    """`state.json` in `directory`, and in `state.before.json` what that was before it changed.
+
+    Attributes:
+        was_unreadable: at the last `read` something was there that could not be used, and what it
+            said is not known.
+    """
 
     def __init__(self, directory: Path) -> None:
+        self.was_unreadable = False
         self._directory = directory
         self._path = directory / "state.json"
         self._before = directory / "state.before.json"
@@ -42,6 +56,7 @@ class StateFile:
 
         A store goes on with less rather than never start again.
         """
+        self.was_unreadable = False
         for path in (self._path, self._before):
             try:
                 return _decode(path.read_bytes())
@@ -49,7 +64,11 @@ class StateFile:
                 # At the very first start, or where the two were just changing places.
                 continue
             except (OSError, ValueError, RecursionError, msgspec.MsgspecError) as error:
-                aside = path.with_suffix(".damaged")
+                self.was_unreadable = True
+                suffix = (
+                    f".format-{error.format}" if isinstance(error, _OtherFormat) else ".damaged"
+                )
+                aside = path.with_suffix(suffix)
                 log.warning("model store: %s is not used: %s; kept as %s", path, error, aside.name)
                 try:
                     path.replace(aside)
@@ -93,7 +112,7 @@ class StateFile:
 def _decode(data: bytes) -> StoreState:
     envelope = msgspec.json.decode(data, type=_Envelope)
     if envelope.format != FORMAT:
-        raise ValueError(f"it is of format {envelope.format}, this is {FORMAT}")
+        raise _OtherFormat(envelope.format)
     state = bytes(envelope.state)
     if hashlib.sha256(state).hexdigest() != envelope.sha256:
         raise ValueError("it is damaged")

@@ -14,6 +14,8 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from msgspec.structs import replace
+
 from edge_server.errors import InternalError, ModelConfigError, SettingsError
 from edge_server.repository.copies import Copies
 from edge_server.repository.fingerprint import content_fingerprint
@@ -21,10 +23,10 @@ from edge_server.repository.releases import Releases
 from edge_server.repository.staged_copy import copy_model, seal, what_came_with
 from edge_server.repository.state_file import StateFile
 from edge_server.repository.store_lock import lock_store
-from edge_server.repository.store_state import KeptCopy, StoreState
+from edge_server.repository.store_state import MOST_QUARANTINED, KeptCopy, StoreState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from edge_server.repository.fingerprint import Fingerprint
     from edge_server.repository.tree import ModelTree, SeenFile
@@ -76,6 +78,9 @@ class ModelStore:
         most_bytes: what all copies may take together. What served before goes first, oldest first.
         signatures: asked about every model that is copied, and again at every start.
         boot: tells one start of the board from another; that of the kernel where it is empty.
+        repositories: whose models it keeps. Opened for others, it knows of no model: what it knows
+            of these is kept till it is opened for them again, or its room is needed. Empty is
+            those that it was opened for last.
     """
 
     def __init__(
@@ -85,6 +90,7 @@ class ModelStore:
         most_bytes: int = 8 << 30,
         signatures: Signatures | None = None,
         boot: str = "",
+        repositories: Collection[Path] = (),
     ) -> None:
         """Open the store; what a process that died has left half done is cleared away.
 
@@ -109,8 +115,9 @@ class ModelStore:
         self._locked: int | None = lock
         self._file = StateFile(directory)
         self._state = self._file.read()
+        # Not resolved: a repository that is a link stays itself where the link is changed.
+        self._recover(tuple(sorted({os.path.abspath(path) for path in repositories})))  # noqa: PTH100
         self.release_noted()
-        self._recover()
 
     def close(self) -> None:
         """Let another process open it; loads that have not ended have not killed this one.
@@ -141,6 +148,7 @@ class ModelStore:
             content = copy_model(tree, place / tree.name)
             self._check_signature(tree.name, place / tree.name)
             kept = KeptCopy(content.digest, content.key(tree.name), tree.files)
+            self._require_room_in_quarantine(tree, kept)
             with self._lock:
                 staged = self._lend(tree.name, kept)
                 is_known = kept.key in self._copies.keys
@@ -242,22 +250,46 @@ class ModelStore:
             released.add(name)
         return released
 
-    def _recover(self) -> None:
+    def _recover(self, repositories: tuple[str, ...]) -> None:
         before = self._state
+        there, known = self._copies.keys, {kept.key for kept in before.kept}
         for name, history in before.models.items():
             for kept in history:
-                if kept.key in self._copies.keys:
-                    self._copies.weigh(kept)
-                else:
+                if kept.key not in there:
                     log.warning("model %s: its copy %s is gone", name, kept.key)
-        gone = {kept.key for kept in before.kept} - self._copies.keys
-        state = before.without(gone).interrupted(self._boot)
+        state = before.without({*known, *before.unclaimed} - there).interrupted(self._boot)
         for name, load in before.loading.items():
             log.warning("model %s: the process died while it was loaded (%s)", name, load.digest)
             if load.digest in state.quarantined:
                 log.error("model %s: quarantined: %s", name, state.quarantined[load.digest])
+        if self._file.was_unreadable:
+            state = replace(state, unclaimed=tuple(sorted(there - known)))
+            log.warning(
+                "model store %s: what it knew is lost, at least in part; its %d copies that nobody "
+                "knows stay in its directory copies until their room is needed",
+                self._directory,
+                len(state.unclaimed),
+            )
+        state = self._followed(state, repositories)
+        for kept in state.kept:
+            self._copies.weigh(kept)
+        for key in state.unclaimed:
+            self._copies.measure(key)
         self._note(lambda _: state)
         self._tidy()
+
+    def _followed(self, state: StoreState, repositories: tuple[str, ...]) -> StoreState:
+        followed = state.followed(repositories)
+        if state.repositories and followed.repositories != state.repositories:
+            log.warning(
+                "model store %s: was last used for %s, now for %s: the models and the quarantine "
+                "of those are not used, but kept until they are followed again; %s",
+                self._directory,
+                ", ".join(state.repositories),
+                ", ".join(repositories),
+                f"of these {len(followed.models)} models are known",
+            )
+        return followed
 
     def _newest_good(self, name: str, history: Sequence[KeptCopy]) -> StagedModel | None:
         for kept in history:
@@ -265,7 +297,11 @@ class ModelStore:
                 continue
             with self._lock:
                 staged = self._lend(name, kept)
-            if not self._copies.is_whole(kept, name):
+            whole = self._copies.is_whole(kept, name)
+            if whole is None:
+                log.warning("model %s: its copy %s cannot be read now: not used", name, kept.key)
+                continue
+            if not whole:
                 log.warning("model %s: its copy %s is damaged: dropped", name, kept.key)
                 self._note(partial(StoreState.without, keys={kept.key}))
                 continue
@@ -276,6 +312,17 @@ class ModelStore:
                 continue
             return staged
         return None
+
+    def _require_room_in_quarantine(self, tree: ModelTree, kept: KeptCopy) -> None:
+        with self._lock:
+            count = len(self._state.quarantined)
+            known = {*self._state.quarantined, *(each.digest for each in self._state.kept)}
+        if count >= MOST_QUARANTINED and kept.digest not in known:
+            raise ModelConfigError(
+                f"{tree.directory}: {count} models are in quarantine, and none of them is "
+                "forgotten: nothing new is taken before some are let out with `edge-server models "
+                "release NAME`"
+            )
 
     def _check_signature(self, name: str, directory: Path) -> None:
         if self._signatures is not None:
@@ -337,6 +384,7 @@ class ModelStore:
     def _tidy(self) -> None:
         """Remove the copies that neither serve, nor served before, nor are in use."""
         keep = {kept.key for kept in self._state.kept} | self._in_use()
+        keep.update(self._state.unclaimed)
         for key in self._copies.keys - keep:
             try:
                 self._copies.drop(key)
@@ -344,18 +392,19 @@ class ModelStore:
                 log.warning("model store: copy %s cannot be removed: %s", key, error)
 
     def _make_room(self, size_bytes: int) -> None:
-        """Let go of what served before, oldest first, till there is room for so much more."""
+        """Let go of what nobody knows and what served before, oldest first and that of other
+        repositories before that of these, till there is room for so much more."""
         self._tidy()
         excess = self._copies.size_bytes + size_bytes - self._most_bytes
         if excess <= 0:
             return
         in_use = self._in_use()
-        older = [kept for history in self._state.models.values() for kept in history[1:]]
+        spare = [*self._state.unclaimed, *(kept.key for kept in self._state.spare)]
         going: set[str] = set()
-        for kept in sorted(older, key=lambda kept: kept.turn):
-            if excess > 0 and kept.key not in in_use:
-                going.add(kept.key)
-                excess -= kept.size_bytes
+        for key in spare:
+            if excess > 0 and key not in in_use | going:
+                going.add(key)
+                excess -= self._copies.size_of(key)
         if excess > 0:
             raise InternalError(
                 f"model store {self._directory}: no room for {size_bytes} bytes beside what "

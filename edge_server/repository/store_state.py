@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from itertools import chain
+from operator import attrgetter
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec.structs import replace
@@ -18,9 +20,13 @@ MOST_KEPT = 3
 # as a whole does so for other reasons, often while an engine is cranked, but not again and again.
 MOST_CRASHES = 2
 MOST_RESETS = 5
-_MOST_REMEMBERED = 256
-
-_T = TypeVar("_T")
+# More than as many models as a process can die of at once.
+_MOST_DEATHS = 4096
+# What is in quarantine is never forgotten; where it is this much, nothing new is taken.
+MOST_QUARANTINED = 4096
+_LONGEST_REASON = 1000
+# Sets of repositories that a store was used for before.
+MOST_SETS = 8
 
 
 class KeptCopy(msgspec.Struct, frozen=True):
@@ -67,6 +73,9 @@ class StoreState(msgspec.Struct, frozen=True):
         loading: name → its load, begun and not ended.
         deaths: digest → what its loads have cost since the last that ended.
         turn: of the newest copy.
+        repositories: whose models these are, sorted; empty is not known yet.
+        elsewhere: the same of other sets of repositories, the one last followed first.
+        unclaimed: keys of copies that nobody knows, since a state could not be read.
     """
 
     models: dict[str, tuple[KeptCopy, ...]] = {}
@@ -75,10 +84,45 @@ class StoreState(msgspec.Struct, frozen=True):
     deaths: dict[str, Deaths] = {}
     turn: int = 0
     quarantined_as: dict[str, str] = {}
+    repositories: tuple[str, ...] = ()
+    elsewhere: tuple[StoreState, ...] = ()
+    unclaimed: tuple[str, ...] = ()
 
     @property
     def kept(self) -> list[KeptCopy]:
-        return [kept for history in self.models.values() for kept in history]
+        """All that served, of other repositories too."""
+        here = [kept for history in self.models.values() for kept in history]
+        return [*here, *(kept for other in self.elsewhere for kept in other.kept)]
+
+    @property
+    def spare(self) -> list[KeptCopy]:
+        """What may go where room is needed, in that order: all but what serves last here."""
+        histories = [list(state.models.values()) for state in (*self.elsewhere, self)]
+        elsewhere, here = list(chain(*histories[:-1])), histories[-1]
+        older = (
+            sorted((kept for history in each for kept in history[1:]), key=attrgetter("turn"))
+            for each in (elsewhere, here)
+        )
+        last = sorted((history[0] for history in elsewhere), key=attrgetter("turn"))
+        serves = {history[0].key for history in here}
+        return [kept for kept in [*chain(*older), *last] if kept.key not in serves]
+
+    def followed(self, repositories: tuple[str, ...]) -> StoreState:
+        """What is known of these repositories; what is of others is kept beside it."""
+        if repositories in ((), self.repositories):
+            return self
+        if not self.repositories:
+            return replace(self, repositories=repositories)
+        new = StoreState(repositories=repositories)
+        known = (other for other in self.elsewhere if other.repositories == repositories)
+        left = replace(self.stopped(), elsewhere=(), unclaimed=())
+        others = [left, *(o for o in self.elsewhere if o.repositories != repositories)]
+        return replace(
+            next(known, new),
+            turn=max(self.turn, *(other.turn for other in self.elsewhere), 0),
+            elsewhere=tuple(others[:MOST_SETS]),
+            unclaimed=self.unclaimed,
+        )
 
     def committed(self, name: str, copy: KeptCopy) -> StoreState:
         """`name` serves it now."""
@@ -93,7 +137,12 @@ class StoreState(msgspec.Struct, frozen=True):
             name: tuple(kept for kept in history if kept.key not in keys)
             for name, history in self.models.items()
         }
-        return replace(self, models={name: history for name, history in models.items() if history})
+        return replace(
+            self,
+            models={name: history for name, history in models.items() if history},
+            elsewhere=tuple(other.without(keys) for other in self.elsewhere),
+            unclaimed=tuple(key for key in self.unclaimed if key not in keys),
+        )
 
     def forgotten(self, name: str) -> StoreState:
         return replace(self, models={n: h for n, h in self.models.items() if n != name})
@@ -123,18 +172,18 @@ class StoreState(msgspec.Struct, frozen=True):
             before = self.deaths.get(digest, Deaths())
             crashed = was_up[digest]
             now = Deaths(before.crashes + crashed, before.resets + (not crashed))
-            state = replace(state, deaths=_newest({**state.deaths, digest: now}))
+            deaths = list({**state.deaths, digest: now}.items())
+            state = replace(state, deaths=dict(deaths[-_MOST_DEATHS:]))
             if now.crashes >= MOST_CRASHES or now.resets >= MOST_RESETS:
                 state = state.quarantine(digest, _reason(now), name)
         return state
 
     def quarantine(self, digest: str, reason: str, name: str = "") -> StoreState:
-        quarantined = _newest({**self.quarantined, digest: reason})
         names = {**self.quarantined_as, digest: name}
         return replace(
             self,
-            quarantined=quarantined,
-            quarantined_as={d: n for d, n in names.items() if d in quarantined and n},
+            quarantined={**self.quarantined, digest: reason[:_LONGEST_REASON]},
+            quarantined_as={d: n for d, n in names.items() if n},
         )
 
     def released(self, digest: str) -> StoreState:
@@ -144,10 +193,6 @@ class StoreState(msgspec.Struct, frozen=True):
             quarantined_as={d: name for d, name in self.quarantined_as.items() if d != digest},
             deaths={d: deaths for d, deaths in self.deaths.items() if d != digest},
         )
-
-
-def _newest(remembered: dict[str, _T]) -> dict[str, _T]:
-    return dict(list(remembered.items())[-_MOST_REMEMBERED:])
 
 
 def _reason(deaths: Deaths) -> str:

@@ -2,7 +2,8 @@
 
 A repository that is followed while people write to it is no friend: directories vanish while they
 are read, links lead elsewhere, a pipe would keep the reader for ever. Everything here is opened
-below a descriptor of the repository itself, never through a link, and only regular files count.
+below a descriptor of the repository itself, never through a link unless that is asked for, and
+only regular files count.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from edge_server.repository.scan import APPEARS_TWICE, NAME_RULE, is_model_name
+from edge_server.repository.scan import APPEARS_TWICE, NAME_RULE, is_model_name, is_utf8, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
 # More is no model, but an accident or an attack, and looking at it would take the board's time.
@@ -25,19 +26,26 @@ MOST_FILES = 10_000
 MOST_BYTES = 16 << 30
 DEEPEST = 16
 
-_OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 class SeenFile(NamedTuple):
     """A regular file of a model as it was seen; two are compared for equality only.
 
-    A clock that was set back and an older file copied over a newer one are changes too.
+    A clock that was set back and an older file copied over a newer one are changes too. Whoever
+    writes may set `mtime_ns` back, but not `ctime_ns`; 0 is of a store that did not note it.
     """
 
     path: str
     size: int
     mtime_ns: int
     inode: int
+    ctime_ns: int = 0
+
+    @staticmethod
+    def of(path: str, status: os.stat_result) -> SeenFile:
+        """The file of that status, at `path` below its model's directory."""
+        return SeenFile(path, status.st_size, status.st_mtime_ns, status.st_ino, status.st_ctime_ns)
 
 
 class Sight(NamedTuple):
@@ -58,6 +66,7 @@ class ModelTree:
         files: sorted by path; what editors, Python and unfinished copies leave there is not in it.
         directories: paths below it, sorted; an empty version directory counts too.
         fault: why it cannot be used as it is, with the remedy; empty where it can.
+        follows_links: links count as what they lead to.
     """
 
     name: str
@@ -66,6 +75,7 @@ class ModelTree:
     files: tuple[SeenFile, ...] = ()
     directories: tuple[str, ...] = ()
     fault: str = ""
+    follows_links: bool = False
 
     @property
     def directory(self) -> Path:
@@ -74,6 +84,10 @@ class ModelTree:
     @property
     def size_bytes(self) -> int:
         return sum(file.size for file in self.files)
+
+    @property
+    def empty_directories(self) -> tuple[str, ...]:
+        return empty_directories(self.directories, (file.path for file in self.files))
 
     @property
     def sight(self) -> Sight:
@@ -119,22 +133,25 @@ def survey(repositories: Sequence[Path]) -> Survey:
     return Survey(dict(sorted(models.items())), blind)
 
 
-def look(repository: Path, name: str) -> ModelTree:
+def look(repository: Path, name: str, *, follow_links: bool = False) -> ModelTree:
     """One model's directory; what cannot be read is its fault.
+
+    Args:
+        follow_links: of a repository that nobody has to be kept from being led out of.
 
     Raises:
         OSError: the repository itself cannot be read.
     """
     descriptor = os.open(repository, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        return _look(descriptor, repository, name)
+        return _look(descriptor, repository, name, follow_links=follow_links)
     finally:
         os.close(descriptor)
 
 
 @contextmanager
 def opened(tree: ModelTree, path: str) -> Iterator[int]:
-    """A descriptor of the file at `path` of `tree`, reached without following any link.
+    """A descriptor of the file at `path` of `tree`, reached through links only if it follows them.
 
     Raises:
         OSError: it is not there any more, is no regular file, or a link is on the way.
@@ -144,12 +161,13 @@ def opened(tree: ModelTree, path: str) -> Iterator[int]:
         *folders, last = [tree.name, *path.split("/")]
         if ".." in folders:
             raise OSError(f"{path}: leads out of the model")
+        no_link = 0 if tree.follows_links else os.O_NOFOLLOW
         for folder in folders:
-            below = os.open(folder, _OPEN_DIRECTORY, dir_fd=descriptor)
+            below = os.open(folder, _OPEN_DIRECTORY | no_link, dir_fd=descriptor)
             os.close(descriptor)
             descriptor = below
         # A pipe must not keep us waiting for somebody to write to it.
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        flags = os.O_RDONLY | no_link | os.O_NONBLOCK | os.O_CLOEXEC
         file = os.open(last, flags, dir_fd=descriptor)
     finally:
         os.close(descriptor)
@@ -159,6 +177,13 @@ def opened(tree: ModelTree, path: str) -> Iterator[int]:
         yield file
     finally:
         os.close(file)
+
+
+def empty_directories(directories: Iterable[str], files: Iterable[str]) -> tuple[str, ...]:
+    """Those of `directories` in which there is none of the others, and no file; sorted."""
+    every = sorted(directories)
+    used = {path.rpartition("/")[0] for path in (*every, *files)}
+    return tuple(path for path in every if path not in used)
 
 
 def is_left_behind(name: str) -> bool:
@@ -188,26 +213,27 @@ def _models(repository: Path) -> list[ModelTree]:
         os.close(descriptor)
 
 
-def _look(descriptor: int, repository: Path, name: str) -> ModelTree:
+def _look(descriptor: int, repository: Path, name: str, *, follow_links: bool = False) -> ModelTree:
     if not is_model_name(name):
+        # Whoever tells of it, on the index or over MQTT, must be able to.
+        name = shown(name)
         return ModelTree(name, repository, fault=f"'{name}' is no model: {NAME_RULE}; rename it")
-    looking = _Looking()
+    looking = _Looking(follow_links)
     inode = (0, 0)
     try:
-        root = os.open(name, _OPEN_DIRECTORY, dir_fd=descriptor)
+        root = os.open(name, looking.open_directory, dir_fd=descriptor)
         try:
             status = os.fstat(root)
             inode = (status.st_dev, status.st_ino)
-            looking.walk(root, "", DEEPEST)
+            looking.walk(root, "", (inode,))
         finally:
             os.close(root)
     except _Unusable as fault:
         return ModelTree(name, repository, inode, fault=f"{repository / name}: {fault}")
     except OSError as error:
         return ModelTree(name, repository, inode, fault=_why(repository / name, error))
-    return ModelTree(
-        name, repository, inode, tuple(sorted(looking.files)), tuple(sorted(looking.directories))
-    )
+    files, directories = tuple(sorted(looking.files)), tuple(sorted(looking.directories))
+    return ModelTree(name, repository, inode, files, directories, follows_links=follow_links)
 
 
 class _Unusable(Exception):
@@ -217,29 +243,44 @@ class _Unusable(Exception):
 class _Looking:
     """A walk through one model's directory, within its caps."""
 
-    def __init__(self) -> None:
+    def __init__(self, follow_links: bool) -> None:
         self.files: list[SeenFile] = []
         self.directories: list[str] = []
+        self.open_directory = _OPEN_DIRECTORY | (0 if follow_links else os.O_NOFOLLOW)
+        self._follow_links = follow_links
         self._bytes = 0
 
-    def walk(self, descriptor: int, below: str, depth: int) -> None:
-        """Raises: _Unusable; OSError: something vanished meanwhile, or cannot be read."""
-        if depth == 0:
+    def walk(self, descriptor: int, below: str, above: tuple[tuple[int, int], ...]) -> None:
+        """Look at the directory of that descriptor.
+
+        Args:
+            above: device and number of it and of those that it is in.
+
+        Raises:
+            _Unusable
+            OSError: something vanished meanwhile, or cannot be read.
+        """
+        if len(above) > DEEPEST:
             raise _Unusable(f"directories deeper than {DEEPEST}; flatten them")
         with os.scandir(descriptor) as entries:
             names = sorted(entry.name for entry in entries if not is_left_behind(entry.name))
         for name in names:
             path = f"{below}{name}"
-            status = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
+            if not is_utf8(name):
+                raise _Unusable(f"{shown(path)}: the name is not UTF-8; rename it")
+            status = self._status(descriptor, name, path)
             if stat.S_ISDIR(status.st_mode):
+                inode = (status.st_dev, status.st_ino)
+                if inode in above:
+                    continue  # a link back
                 self.directories.append(path)
-                inner = os.open(name, _OPEN_DIRECTORY, dir_fd=descriptor)
+                inner = os.open(name, self.open_directory, dir_fd=descriptor)
                 try:
-                    self.walk(inner, f"{path}/", depth - 1)
+                    self.walk(inner, f"{path}/", (*above, inode))
                 finally:
                     os.close(inner)
             elif stat.S_ISREG(status.st_mode):
-                self.files.append(SeenFile(path, status.st_size, status.st_mtime_ns, status.st_ino))
+                self.files.append(SeenFile.of(path, status))
                 self._bytes += status.st_size
             elif stat.S_ISLNK(status.st_mode):
                 raise _Unusable(
@@ -252,6 +293,15 @@ class _Looking:
                 raise _Unusable(f"more than {MOST_FILES} files; is it a model?")
             if self._bytes > MOST_BYTES:
                 raise _Unusable(f"more than {MOST_BYTES >> 30} GiB; is it a model?")
+
+    def _status(self, descriptor: int, name: str, path: str) -> os.stat_result:
+        try:
+            return os.stat(name, dir_fd=descriptor, follow_symlinks=self._follow_links)
+        except FileNotFoundError:
+            if not self._follow_links:
+                raise
+            os.stat(name, dir_fd=descriptor, follow_symlinks=False)
+            raise _Unusable(f"{path} is a symbolic link that leads nowhere; remove it") from None
 
 
 def _why(directory: Path, error: OSError) -> str:

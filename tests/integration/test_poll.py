@@ -387,3 +387,33 @@ def test_a_first_start_with_a_broken_model_ends_as_in_mode_none(
     (repository / "m" / "1" / "model.onnx").write_bytes(b"no model")
     with pytest.raises(AssertionError, match="ended with 78"):
         serve()
+
+
+def test_a_store_serves_no_models_of_another_repository(
+    serve: Callable[..., Server], tmp_path: Path
+) -> None:
+    repository, other = tmp_path / "repository", tmp_path / "other"
+    server = serve()
+    assert server.answer() == 1
+    assert server.process.terminate() == 0
+    # Whatever is followed beside it: that set is another one.
+    other.mkdir()
+    repository.rename(tmp_path / "elsewhere")
+    repository.mkdir()
+    server = serve(f"--model-repository={other}")
+    assert server.index() == {}
+    assert f"was last used for {repository}, now for {other}, {repository}: the" in server.log
+    assert server.process.terminate() == 0
+    # What was kept of the first is still there, also where that is not mounted yet.
+    repository.rmdir()
+    assert serve().answer() == 1
+
+
+def test_names_that_are_no_text_are_told_and_end_nothing(serve: Callable[..., Server]) -> None:
+    server = serve()
+    (server.repository / "\udcff").mkdir()
+    (server.repository / "m" / "1" / "\udcfe").touch()
+    server.wait_for_reason(r"1/\xfe: the name is not UTF-8; rename it")
+    server.wait_for_reason(r"'\xff' is no model", r"\xff")
+    assert server.answer() == 1
+    assert server.metric("edge_repo_poll_age_seconds") < PATIENCE_S

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import pytest
 
+from edge_server.cli import run_command
 from edge_server.delivery.inspection import Inspection, rows, size_text, table
 from edge_server.delivery.keys import SigningKey, make_keys
 from edge_server.delivery.local import LocalRepository
@@ -95,3 +97,14 @@ def test_what_cannot_be_read_is_no_verdict(repository: Path) -> None:
 )
 def test_sizes_are_for_people(size: int, text: str) -> None:
     assert size_text(size) == text
+
+
+def test_a_name_that_is_no_text_is_told_as_a_fault(
+    repository: Path, make_model: MakeModel, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    push(make_model("m"), LocalRepository(repository))
+    (repository / "\udcff").mkdir()
+    assert run_command(["models", "list", str(repository)]) == 0
+    assert rb"\xff: '\xff' is no model" in capfdbinary.readouterr().out
+    assert run_command(["models", "list", "--json", str(repository)]) == 0
+    assert json.loads(capfdbinary.readouterr().out)[0]["name"] == r"\xff"

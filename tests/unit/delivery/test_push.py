@@ -17,6 +17,7 @@ from edge_server.delivery.stock import MANIFEST, SIGNATURE
 from edge_server.errors import ModelConfigError, NotFound
 from edge_server.repository import manifest
 from edge_server.repository.manifest import Manifest
+from edge_server.repository.staged_copy import copy_model
 from edge_server.repository.tree import look, survey
 
 if TYPE_CHECKING:
@@ -157,8 +158,10 @@ def test_a_model_that_was_removed_comes_back(
 def test_one_version_goes_there_and_the_rest_stays(
     target: Repository, repository: Path, make_model: MakeModel
 ) -> None:
-    push(make_model(**{"labels.txt": "there", "1/weights": "one", "2/weights": "two"}), target)
-    (repository / "m" / "4").mkdir()
+    model = make_model(**{"labels.txt": "there", "1/weights": "one", "2/weights": "two"})
+    (model / "4").mkdir()
+    push(model, target)
+    (model / "4").rmdir()
     model = make_model(**{"labels.txt": "here", "1/weights": "1", "2/new": "2", "3/x": "3"})
     assert push(model, target, version=2).outcome == "replaced"
     expected = {"1/weights": "one", "2/weights": "two", "2/new": "2", "labels.txt": "there"}
@@ -301,7 +304,7 @@ def name_in_no_text(model: Path) -> None:
         (forget_versions, "at least one version must be available"),
         (forget_file, "1/model.onnx: missing; model 'm' is loaded from it"),
         (name_oddly, r"'1/a\\nb' is no printable text; rename that file"),
-        (name_in_no_text, r"'1/\\udcff' is no printable text; rename that file"),
+        (name_in_no_text, r"1/\\xff: the name is not UTF-8; rename it"),
     ],
 )
 def test_what_the_daemon_would_refuse_is_not_pushed(
@@ -387,3 +390,24 @@ def test_a_pulled_model_is_held_against_its_manifest(
     assert "nobody can tell" in pull("m", target, fetched).note
     with pytest.raises(ModelConfigError, match="there is no model 'n'"):
         pull("n", target, fetched)
+
+
+@pytest.mark.parametrize("change", [lambda m: (m / "9").mkdir(), lambda m: (m / "5").rmdir()])
+def test_directories_with_nothing_in_them_are_signed_too(
+    local: LocalRepository,
+    repository: Path,
+    make_model: MakeModel,
+    tmp_path: Path,
+    change: Callable[[Path], None],
+) -> None:
+    model = make_model()
+    (model / "5").mkdir()
+    public = make_keys(tmp_path / "key")
+    push(model, local, key=SigningKey(tmp_path / "key"))
+    assert Inspection([public]).faults(local.stock("m")) == []
+    change(repository / "m")
+    assert "which is empty, is" in Inspection([public]).faults(local.stock("m"))[0]
+    with pytest.raises(ModelConfigError, match="which is empty, is"):
+        pull("m", local, tmp_path / "pulled")
+    with pytest.raises(ModelConfigError, match="which is empty, is"):
+        copy_model(look(repository, "m"), tmp_path / "copy")

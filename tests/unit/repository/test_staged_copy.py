@@ -155,7 +155,7 @@ def test_a_change_that_hides_itself_is_torn(model: Path) -> None:
 
     with pytest.raises(TornModel, match=r"/m/1/model.onnx: changed while"):
         read_file(tree, tree.files[0], Meddler(meddle))
-    assert of(model) == tree, "or this shows nothing"
+    assert [f[:4] for f in of(model).files] == [f[:4] for f in tree.files], "or this shows nothing"
 
 
 def test_a_change_right_after_another_is_torn(model: Path) -> None:

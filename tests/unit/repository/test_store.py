@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from edge_server.errors import AlreadyRunning, InternalError, ModelConfigError, SettingsError
+from edge_server.repository import store as store_module
 from edge_server.repository.manifest import Manifest, ManifestFile
 from edge_server.repository.scan import files_in
 from edge_server.repository.store import ModelStore
@@ -193,7 +194,7 @@ def test_a_name_that_no_text_can_have_is_refused(reopened: Open, write: Write) -
         (tree.directory / os.fsdecode(b"\xff")).touch()
     except OSError:
         pytest.skip("this file system takes no such name")
-    with pytest.raises(ModelConfigError, match=r"'\\udcff': the name is not UTF-8; rename it"):
+    with pytest.raises(ModelConfigError, match=r"\\xff: the name is not UTF-8; rename it"):
         reopened().stage(look(tree.repository, "m"))
 
 
@@ -525,6 +526,141 @@ def test_a_damaged_state_costs_a_step_and_never_a_start(
     assert text(store.last_good().get("m")) in serves
     store.commit(store.stage(write({"a": b"next"})))
     assert text(reopened().last_good()["m"]) == "next"
+
+
+@pytest.mark.parametrize("newer", [False, True])
+def test_a_state_that_cannot_be_read_costs_no_copy(
+    reopened: Open, write: Write, tmp_path: Path, caplog: pytest.LogCaptureFixture, newer: bool
+) -> None:
+    store = reopened(most_bytes=40)
+    for content in (b"before", b"what serves"):
+        store.commit(store.stage(write({"a": content})))
+    copies = tmp_path / "store/copies"
+    kept = set(copies.iterdir())
+    for name in ("state.json", "state.before.json"):
+        path = tmp_path / "store" / name
+        if newer:
+            path.write_bytes(path.read_bytes().replace(b'"format":1', b'"format":2'))
+        else:
+            flip(path, 300)
+    # Not even at the start after the next, which reads what this one wrote.
+    for _ in range(3):
+        store = reopened(most_bytes=40)
+        assert store.last_good() == {}
+        assert set(copies.iterdir()) == kept
+    assert "its 2 copies that nobody knows stay" in caplog.text
+    # They are as good as they were, and make room before anything that is known.
+    again = store.stage(write({"a": b"what serves"}))
+    store.commit(again)
+    assert again.directory.parent in kept
+    store.commit(store.stage(write({"a": b"x" * 25})))
+    assert [text(each) for each in store.history("m")] == ["x" * 25, "what serves"]
+    assert len(list(copies.iterdir())) == 2
+    assert [text(each) for each in reopened().history("m")] == ["x" * 25, "what serves"]
+
+
+def test_a_copy_that_cannot_be_read_now_is_there_when_it_can(
+    reopened: Open, write: Write, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = reopened()
+    for content in (b"before", b"what serves"):
+        store.commit(store.stage(write({"a": content})))
+    store = reopened()
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        assert store.last_good() == {}
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert "cannot be read now: not used" in caplog.text
+    assert text(reopened().last_good()["m"]) == "what serves"
+
+
+def test_each_set_of_repositories_has_its_own_models_and_quarantine(
+    reopened: Open, write: Write, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    a, b = [tmp_path / "a"], [tmp_path / "b", tmp_path / "c"]
+    store = reopened(repositories=a)
+    bad = store.stage(write({"a": b"bad"}))
+    store.quarantine(bad.digest, "rolled back", "m")
+    for content in (b"before", b"of a"):
+        store.commit(store.stage(write({"a": content})))
+    assert not caplog.text
+
+    store = reopened(repositories=b)
+    assert f"was last used for {a[0]}, now for {b[0]}, {b[1]}: the models and" in caplog.text
+    assert store.last_good() == {}
+    assert store.quarantined(bad.digest) == ""
+    store.commit(store.stage(write({"a": b"of b"})))
+    # A death while a model of the one is loaded is not held against the other's.
+    with store.loading(store.stage(write({"a": b"deadly"}))):
+        store = reopened(repositories=a, died=True)
+    assert text(store.last_good()["m"]) == "of a"
+    assert [text(each) for each in store.history("m")] == ["of a", "before"]
+    assert store.quarantined(bad.digest) == "rolled back"
+    assert not store.suspected(store.stage(write({"a": b"deadly"})).digest)
+
+    caplog.clear()
+    store = reopened(repositories=[b[1], b[0], b[0]])
+    assert "of these 1 models are known" in caplog.text
+    assert text(store.last_good()["m"]) == "of b"
+    assert store.suspected(store.stage(write({"a": b"deadly"})).digest)
+
+
+def test_a_store_from_before_sets_were_told_apart_is_taken_over(
+    reopened: Open, write: Write, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = reopened()
+    store.commit(store.stage(write({"a": b"x"})))
+    assert text(reopened(repositories=[tmp_path]).last_good()["m"]) == "x"
+    assert not caplog.text
+    assert reopened(repositories=[tmp_path / "b"]).last_good() == {}
+
+
+def test_what_is_of_other_repositories_makes_room_first(
+    reopened: Open, write: Write, tmp_path: Path
+) -> None:
+    def serve(name: str, content: str) -> None:
+        store.commit(store.stage(write({"a": content.encode()}, name)))
+
+    def of(repository: str) -> ModelStore:
+        return reopened(most_bytes=11, repositories=[tmp_path / repository])
+
+    store = of("a")
+    for name, content in [("m", "1"), ("m", "2"), ("n", "same")]:
+        serve(name, content)
+    store = of("b")
+    for name, content in [("n", "same"), ("m", "x"), ("m", "yyyyy")]:
+        serve(name, content)
+    store = of("a")
+    assert [text(each) for each in store.history("m")] == ["2"]
+    store = of("b")
+    serve("m", "w")
+    assert [text(each) for each in store.history("m")] == ["w", "yyyyy"]
+    serve("m", "vvvvvv")
+    assert [text(each) for each in store.history("m")] == ["vvvvvv", "w"]
+    assert text(store.last_good()["n"]) == "same"
+    store = of("a")
+    assert store.history("m") == []
+    assert text(store.last_good()["n"]) == "same"
+
+
+def test_where_the_quarantine_is_full_nothing_new_is_taken(
+    reopened: Open, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "MOST_QUARANTINED", 2)
+    store = reopened()
+    good = store.stage(write({"a": b"good"}))
+    store.commit(good)
+    bad = store.stage(write({"a": b"bad"}))
+    store.quarantine(bad.digest, "bad", "m")
+    store.quarantine("0" * 64, "bad", "m")
+    with pytest.raises(ModelConfigError, match=r"/m: 2 models are in quarantine, .* release NAME"):
+        store.stage(write({"a": b"new"}))
+    assert store.quarantined(store.stage(write({"a": b"bad"})).digest) == "bad"
+    assert text(store.stage(write({"a": b"good"}))) == "good"
+    store.release("0" * 64)
+    assert text(store.stage(write({"a": b"new"}))) == "new"
 
 
 @pytest.mark.parametrize("damage", ["gone", "more", "less", "directory"])

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edge_server.repository import store_state
 from edge_server.repository.state_file import StateFile
 from edge_server.repository.store_state import Deaths, KeptCopy, Load, StoreState
 from edge_server.repository.tree import SeenFile
@@ -21,7 +22,7 @@ names = st.sampled_from(["m", "n", "laneDetect_model"])
 digests = st.sampled_from([letter * 64 for letter in "abcdef"])
 texts = st.text(st.characters(codec="utf-8"), max_size=20)
 numbers = st.integers(0, 2**63 - 1)
-seen = st.builds(SeenFile, texts, numbers, st.integers(-(2**63), 2**63 - 1), numbers)
+seen = st.builds(SeenFile, texts, numbers, st.integers(-(2**63), 2**63 - 1), numbers, numbers)
 copies = st.builds(KeptCopy, digests, digests, st.lists(seen, max_size=3).map(tuple), numbers)
 states = st.builds(
     StoreState,
@@ -31,6 +32,9 @@ states = st.builds(
     st.dictionaries(digests, st.builds(Deaths, st.integers(0, 9), st.integers(0, 9))),
     numbers,
     st.dictionaries(digests, names),
+    st.lists(texts, max_size=2).map(tuple),
+    st.lists(st.builds(StoreState, turn=numbers), max_size=1).map(tuple),
+    st.lists(digests, max_size=1).map(tuple),
 )
 
 
@@ -101,8 +105,9 @@ def test_what_a_newer_one_wrote_is_kept_for_it(
     newer = msgspec.json.encode({"format": 2, "sha256": "0" * 64, "state": {"all": "new"}})
     (tmp_path / "state.json").write_bytes(newer)
     assert written.read() == OLD
-    assert "it is of format 2, this is 1; kept as state.damaged" in caplog.text
-    assert (tmp_path / "state.damaged").read_bytes() == newer
+    assert written.was_unreadable
+    assert "it is of format 2, this is 1; kept as state.format-2" in caplog.text
+    assert (tmp_path / "state.format-2").read_bytes() == newer
 
 
 def test_what_cannot_even_be_set_aside_costs_no_start(tmp_path: Path) -> None:
@@ -154,11 +159,15 @@ def test_a_load_that_goes_well_makes_up_for_no_other() -> None:
     assert state.deaths == {"b": Deaths(crashes=1)}
 
 
-def test_it_remembers_no_more_than_it_must() -> None:
+def test_what_is_in_quarantine_is_never_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_state, "_MOST_DEATHS", 10)
     state = StoreState()
-    for number in range(1000):
+    for number in range(300):
         state = (
-            state.quarantine(str(number), "bad", "m").began("m", str(number), "1").interrupted("1")
+            state.quarantine(str(number), "bad" * 1000, "m")
+            .began("m", str(number), "1")
+            .interrupted("1")
         )
-    assert list(state.quarantined_as) == list(state.quarantined)
-    assert list(state.quarantined) == list(state.deaths) == [str(n) for n in range(744, 1000)]
+    assert list(state.quarantined_as) == list(state.quarantined) == [str(n) for n in range(300)]
+    assert {len(reason) for reason in state.quarantined.values()} == {1000}
+    assert list(state.deaths) == [str(n) for n in range(290, 300)]

@@ -28,22 +28,41 @@ def write(path: Path, text: str = "") -> None:
     path.write_text(text)
 
 
+def write_later(path: Path, text: str) -> None:
+    """Write when the file system's clock has gone on since `path` was changed last."""
+    changed = path.stat().st_ctime_ns
+    while path.stat().st_ctime_ns == changed:
+        path.write_text(text)
+
+
 def fault(repository: Path, name: str = "m") -> str:
     return survey([repository]).models[name].fault
 
 
-def test_every_file_is_seen_with_size_time_and_inode(repository: Path) -> None:
+def test_every_file_is_seen_with_size_times_and_inode(repository: Path) -> None:
     (repository / "m" / "2").mkdir()
     found = survey([repository]).models["m"]
     status = (repository / "m" / "1" / "model.onnx").stat()
     assert found.files == (
-        SeenFile("1/model.onnx", 3, status.st_mtime_ns, status.st_ino),
+        SeenFile("1/model.onnx", 3, status.st_mtime_ns, status.st_ino, status.st_ctime_ns),
         *(f for f in found.files if f.path == "config.pbtxt"),
     )
     assert found.directories == ("1", "2")
     assert found.directory == repository / "m"
     assert not found.fault
     assert look(repository, "m") == found
+
+
+def test_content_that_was_exchanged_in_place_with_its_time_set_back_is_another(
+    repository: Path,
+) -> None:
+    file = repository / "m" / "1" / "model.onnx"
+    before, status = look(repository, "m"), file.stat()
+    write_later(file, "xyz")
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+    after = look(repository, "m")
+    assert [f[:4] for f in after.files] == [f[:4] for f in before.files]
+    assert after != before
 
 
 @pytest.mark.parametrize(
@@ -66,6 +85,31 @@ def test_links_out_are_not_followed(repository: Path, tmp_path: Path) -> None:
     write(tmp_path / "secret", "s")
     (repository / "m" / "1" / "labels.txt").symlink_to(tmp_path / "secret")
     assert "1/labels.txt is a symbolic link" in fault(repository)
+
+
+def test_links_that_are_to_be_followed_count_as_what_they_lead_to(
+    repository: Path, tmp_path: Path
+) -> None:
+    write(tmp_path / "shared" / "2" / "model.onnx", "abcd")
+    (repository / "m" / "1" / "weights").symlink_to(tmp_path / "shared" / "2" / "model.onnx")
+    (repository / "m" / "1" / "back").symlink_to("..")
+    (repository / "m" / "2").symlink_to(tmp_path / "shared" / "2")
+    (repository / "n").symlink_to("m")
+    for name in "mn":
+        seen = look(repository, name, follow_links=True)
+        assert not seen.fault
+        assert {file.path: file.size for file in seen.files} == {
+            "1/model.onnx": 3,
+            "1/weights": 4,
+            "2/model.onnx": 4,
+            "config.pbtxt": 1,
+        }
+        assert seen.directories == ("1", "2")
+        with opened(seen, "2/model.onnx") as file:
+            assert os.read(file, 9) == b"abcd"
+    (tmp_path / "shared" / "2" / "model.onnx").unlink()
+    fault = look(repository, "m", follow_links=True).fault
+    assert "1/weights is a symbolic link that leads nowhere; remove it" in fault
 
 
 def test_a_model_that_is_itself_a_link_is_not_followed(repository: Path, tmp_path: Path) -> None:
@@ -95,6 +139,26 @@ def test_what_is_too_much_is_a_fault(repository: Path, monkeypatch: pytest.Monke
 def test_a_name_that_cannot_be_one_is_a_fault(repository: Path) -> None:
     write(repository / "bad name" / "1" / "model.onnx")
     assert "is no model" in fault(repository, "bad name")
+
+
+def test_a_directory_whose_name_is_no_text_is_a_fault_that_any_text_can_carry(
+    repository: Path,
+) -> None:
+    write(repository / "\udcffa\nb" / "1" / "model.onnx")
+    seen = survey([repository]).models[r"\xffa\nb"]
+    assert seen.name == r"\xffa\nb"
+    assert r"'\xffa\nb' is no model" in seen.fault
+
+
+@pytest.mark.parametrize("path", ["1/\udcff", "\udcff/x", "1/\udcff/x"])
+def test_a_file_whose_name_is_no_text_is_a_fault_that_any_text_can_carry(
+    repository: Path, path: str
+) -> None:
+    write(repository / "m" / path)
+    seen = look(repository, "m")
+    assert r"\xff: the name is not UTF-8; rename it" in seen.fault
+    assert seen.fault.encode()
+    assert not seen.files
 
 
 def test_the_same_name_in_two_repositories_is_a_fault(repository: Path, tmp_path: Path) -> None:
