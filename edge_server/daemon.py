@@ -14,6 +14,7 @@ from edge_server.appliance.sd_notify import notify, watchdog_period_s
 from edge_server.appliance.supervisor import Supervisor
 from edge_server.appliance.worker import Worker
 from edge_server.cameras.camera import Camera, CameraState
+from edge_server.cameras.source import is_live
 from edge_server.cuda.devices import Devices
 from edge_server.errors import SourceError, StageStuck
 from edge_server.grpc_api.server import GrpcServer
@@ -170,6 +171,7 @@ class Daemon:
                 started.callback(lambda: metrics.stop(self._left_s()))
                 metrics.start()
             started.callback(self._stop_pipelines)
+            self._open_recordings()
             if (publisher := self._publisher) is not None:
                 started.callback(publisher.stop)
                 publisher.start()
@@ -223,6 +225,19 @@ class Daemon:
         self._running.close()
         log.info("edge-server: stopped")
 
+    def _open_recordings(self) -> None:
+        """A mistake in a camera shows before models load, which may take minutes.
+
+        A live camera would fill its buffers meanwhile: of that only the URI is looked at.
+        """
+        for pipeline in self.pipelines:
+            camera = pipeline.camera
+            try:
+                if not is_live(camera.source_uri):
+                    camera.open()
+            except SourceError as error:
+                raise type(error)(f"camera {camera.name}: {error}") from error
+
     def _load(self, stop: threading.Event) -> None:
         """What may take minutes, where plans are built; broker and systemd hear how far it is."""
 
@@ -239,10 +254,7 @@ class Daemon:
                 if stop.is_set():
                     break
                 pipeline.prove()
-                try:
-                    pipeline.camera.open()
-                except SourceError as error:
-                    raise type(error)(f"camera {pipeline.camera.name}: {error}") from error
+                pipeline.camera.open()
         finally:
             telling.stop()
             # Why one cannot be loaded, too.

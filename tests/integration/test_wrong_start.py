@@ -106,6 +106,26 @@ def test_a_wrong_camera_uri_ends_with_78_and_is_not_tried_again() -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("camera", "code", "says"),
+    [
+        ("front=synthetic://road?sed=7", 78, "unknown option 'sed'"),
+        ("front=/nowhere/road.mp4", 69, "no such file or folder"),
+    ],
+)
+def test_a_wrong_camera_is_told_before_a_model_is_loaded(
+    broken_models: Path, camera: str, code: int, says: str
+) -> None:
+    # A model that cannot be loaded would be told first, were it looked at.
+    truncate_onnx(broken_models)
+    port = ["--grpc-port=0", "--metrics-port=0"]
+    repository = ["--model-repository", str(broken_models)]
+    done = run_to_its_end("run", *repository, *port, f"--camera={camera}")
+    assert done.returncode == code
+    assert says in done.stderr
+    assert "model.onnx" not in done.stderr
+
+
 def test_an_unreadable_video_ends_with_69_and_its_path(tmp_path: Path) -> None:
     video = tmp_path / "road.mp4"
     video.write_bytes(b"\0" * 1000)

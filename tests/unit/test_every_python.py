@@ -22,7 +22,8 @@ def test_no_dataclass_has_a_default_that_python_3_11_refuses() -> None:
         try:
             module = importlib.import_module(found.name)
         except ModuleNotFoundError as error:
-            assert not (error.name or "").startswith("edge_server"), found.name
+            if (error.name or "").startswith("edge_server"):
+                raise
             continue
         for _, cls in inspect.getmembers(module, dataclasses.is_dataclass):
             for field in dataclasses.fields(cls):
