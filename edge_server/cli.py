@@ -261,11 +261,15 @@ def _check(arguments: argparse.Namespace) -> int:
     set_up_logging(settings.log.verbose)
     # What is wrong comes as the error itself, without a second telling in the log.
     logging.getLogger().setLevel(logging.CRITICAL)
-    for line in check(settings):
-        print(line)
-    for note in notes:
-        print(f"note: {note}")
-    return OK
+    findings = check(settings)
+    for line in (*findings.well, *(f"note: {note}" for note in notes)):
+        print(line, flush=True)
+    code = OK
+    if findings.unavailable:
+        code = _tell(errors.Unavailable("\n".join(findings.unavailable)))
+    if findings.faults:
+        code = _tell(errors.SettingsError("\n".join(findings.faults)))
+    return code
 
 
 def _demo(arguments: argparse.Namespace) -> int:

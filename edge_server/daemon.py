@@ -16,7 +16,7 @@ from edge_server.appliance.worker import Worker
 from edge_server.cameras.camera import Camera, CameraState
 from edge_server.cameras.source import is_live
 from edge_server.cuda.devices import Devices
-from edge_server.errors import SourceError, StageStuck
+from edge_server.errors import SettingsError, SourceError, StageStuck
 from edge_server.grpc_api.server import GrpcServer
 from edge_server.grpc_api.shared_memory import SharedMemory
 from edge_server.http_api.lane_latency import LaneLatency
@@ -75,8 +75,8 @@ class Daemon:
     Raises:
         Unavailable: the gRPC or the metrics address cannot be bound.
         AlreadyRunning: another daemon holds the Unix socket.
-        SettingsError: the broker's settings do not fit together, a certificate is of no use, or
-            traces cannot be written where they shall go.
+        SettingsError: the broker's settings do not fit together or their files cannot be read, a
+            certificate is of no use, or traces cannot be written where they shall go.
     """
 
     def __init__(
@@ -114,7 +114,11 @@ class Daemon:
         self._publisher: Publisher | None = None
         if settings.mqtt is not None:
             identity = Identity.of_this_host(settings.device.id, VERSION)
-            publisher = self._publisher = Publisher(BrokerAddress.of(settings.mqtt), identity)
+            address = BrokerAddress.of(settings.mqtt)
+            # Later a file may be away while it is replaced; at the start it is a mistake.
+            if faults := address.file_faults():
+                raise SettingsError("\n".join(faults))
+            publisher = self._publisher = Publisher(address, identity)
             listeners = (*listeners, lambda lane_frame, _frame: publisher.publish_lanes(lane_frame))
         latency = LaneLatency()
         self.pipelines = [

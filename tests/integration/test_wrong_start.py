@@ -70,7 +70,7 @@ def test_a_broken_repository_ends_with_78_and_the_fault_by_name(
     broken_models: Path, verb: str, damage: Callable[[Path], None], says: str
 ) -> None:
     damage(broken_models)
-    port = ["--grpc-port=0", "--metrics-port=0"] if verb == "run" else []
+    port = ["--grpc-port=0", "--metrics-port=0"]
     done = run_to_its_end(verb, "--model-repository", str(broken_models), *port)
     assert done.returncode == 78
     assert says in done.stderr

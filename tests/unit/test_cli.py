@@ -101,7 +101,8 @@ def test_help_groups_the_flags_and_says_which_have_no_effect(
 def test_check_tells_of_flags_without_effect(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = ["--model-repository", str(tmp_path), "--backend-directory", "/opt"]
+    ports = ["--grpc-port=0", "--metrics-port=0"]
+    arguments = ["--model-repository", str(tmp_path), "--backend-directory", "/opt", *ports]
     assert run_command(["check", *arguments]) == 0
     assert "note: --backend-directory=/opt has no effect: " in capsys.readouterr().out
 
