@@ -15,6 +15,7 @@ from edge_server.repository.poll_control import PollControl
 from edge_server.repository.signature import SignaturePolicy
 from edge_server.repository.source import AcceptedModels, Repositories
 from edge_server.repository.store import ModelStore
+from edge_server.repository.verdicts import Verdicts
 from edge_server.serving.bounded_control import BoundedControl
 from edge_server.serving.live_models import LiveModels
 from edge_server.serving.probation import ProbationTerms
@@ -97,7 +98,8 @@ def following_control(
         most_bytes=settings.store_max_bytes,
         signatures=chosen_signatures(settings),
     )
-    ledger = Ledger(accepted, store)
+    paths = [Path(path) for path in settings.paths]
+    ledger = Ledger(accepted, store, Verdicts(store.directory, paths))
     budget = MemoryBudget(settings.memory_reserve_bytes)
     terms = ProbationTerms(settings.probation_requests, settings.probation_s)
     loader = RepositoryLoader(
@@ -120,7 +122,7 @@ def following_control(
         ledger,
         store,
         registry,
-        [Path(path) for path in settings.paths],
+        paths,
         poll_s=settings.poll_s,
         settle_s=settings.settle_s,
         exit_on_error=settings.exit_on_error,
