@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import socket
 import subprocess
@@ -148,3 +149,11 @@ def test_an_unknown_key_ends_with_78_and_the_nearest_one(tmp_path: Path) -> None
     done = run_to_its_end("run", "--config", str(config))
     assert done.returncode == 78
     assert done.stderr == (f'edge-server: {config}: grpc.prot: unknown key; did you mean "port"?\n')
+
+
+def test_with_json_every_line_is_an_object_the_last_one_too() -> None:
+    port = ["--grpc-port=0", "--metrics-port=0", "--log-format=json"]
+    done = run_to_its_end("run", "--model-repository=/nowhere", *port)
+    lines = [json.loads(line) for line in done.stderr.splitlines()]
+    assert "model repository cannot be read" in lines[-1]["text"]
+    assert lines[-1]["level"] == "error"
