@@ -1,20 +1,25 @@
 """`edge-server check`: what `run` would trip over, found without starting anything.
 
-Not looked for is what may change by itself: a taken port, a broker or a live camera that is away.
+What may change by itself, as a broker or a live camera that is away, is no fault: the daemon waits
+for it.
 """
 
 from __future__ import annotations
 
-import ssl
+from dataclasses import dataclass, field
 from functools import partial
+from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from edge_server.cameras.camera import Camera
 from edge_server.cuda.devices import Devices
 from edge_server.errors import ModelConfigError, SettingsError, SourceError
 from edge_server.grpc_api.credentials import server_credentials
+from edge_server.grpc_api.port_trial import try_port, who_answers
 from edge_server.model_parts import chosen_control, chosen_scheduling, chosen_signatures
 from edge_server.mqtt.broker_address import BrokerAddress
+from edge_server.mqtt.identity import Identity
+from edge_server.mqtt.trial import try_broker
 from edge_server.pipeline import LanePipeline
 from edge_server.serving.data_plane import DataPlane
 from edge_server.serving.registry import ModelRegistry
@@ -30,47 +35,51 @@ if TYPE_CHECKING:
 CLOSE_S = 5.0
 
 
-def check(settings: chosen.Settings) -> list[str]:
-    """Load the models of the start, prove every camera's, open recordings, read the broker's files.
+@dataclass
+class Findings:
+    """What `check` found, a line for each.
 
-    Returns:
-        What was found well, a line for each; a repository without models is told there too.
-
-    Raises:
-        SettingsError: something is faulty; one line per fault, of all kinds together.
+    Attributes:
+        well: what is as it should be, and what is worth a warning.
+        faults: what `run` would refuse for good, with the remedy.
+        unavailable: what it would end with now, and not where others let go of it.
     """
+
+    well: list[str] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+    unavailable: list[str] = field(default_factory=list)
+
+
+def check(settings: chosen.Settings) -> Findings:
+    """Load the models of the start, prove every camera's, open recordings, try ports and broker."""
+    findings = Findings()
+    _check_ports(settings, findings)
     registry = ModelRegistry()
     scheduling = chosen_scheduling(settings.serving)
     devices = Devices()
     control = chosen_control(registry, scheduling, devices, settings.repository)
     try:
         data_plane = DataPlane(registry)
-        lines, faults, faulty_models = _check_models(settings.repository, control, data_plane)
+        faulty_models = _check_models(settings.repository, control, data_plane, findings)
         for name, camera in settings.cameras.items():
-            found = _check_camera(name, camera, data_plane, faulty_models)
-            faults += found
-            if not found:
-                lines.append(f"camera {name}: {camera.uri}: gives frames to {camera.model}")
+            faults = _check_camera(name, camera, data_plane, faulty_models)
+            findings.faults += faults
+            if not faults:
+                findings.well.append(f"camera {name}: {camera.uri}: gives frames to {camera.model}")
         for try_it, well in _tries(settings):
             try:
                 try_it()
             except SettingsError as error:
-                faults.append(str(error))
+                findings.faults.append(str(error))
             else:
-                lines.append(well)
+                findings.well.append(well)
         if settings.mqtt is not None:
-            found = _check_broker(settings.mqtt)
-            faults += found
-            if not found:
-                address = f"{settings.mqtt.host}:{settings.mqtt.port}"
-                lines.append(f"mqtt {address}: lanes and status go there")
+            _check_broker(settings.mqtt, settings.device.id, findings)
     finally:
         control.close(CLOSE_S)
         scheduling.close()
         devices.close()
-    if faults:
-        raise SettingsError("\n".join(faults))
-    return lines
+    return findings
 
 
 def _tries(settings: chosen.Settings) -> Iterator[tuple[Callable[[], object], str]]:
@@ -85,19 +94,56 @@ def _tries(settings: chosen.Settings) -> Iterator[tuple[Callable[[], object], st
         yield partial(chosen_signatures, repository), f"models: held against {keys}"
 
 
+def _check_ports(settings: chosen.Settings, findings: Findings) -> None:
+    runs = settings.grpc.enabled and settings.grpc.port > 0 and _check_grpc(settings, findings)
+    metrics = settings.metrics
+    if metrics.enabled and metrics.port:
+        where = f"{metrics.host}:{metrics.port}"
+        found = try_port(metrics.host, metrics.port, "--metrics")
+        if not found.trouble:
+            findings.well.append(f"metrics {where}: is free")
+        elif not (runs and found.taken):
+            findings.unavailable.append(f"metrics cannot listen on {where}: {found.trouble}")
+
+
+def _check_grpc(settings: chosen.Settings, findings: Findings) -> bool:
+    """Whether the daemon itself runs there, as far as can be told."""
+    grpc = settings.grpc
+    where = f"{grpc.host}:{grpc.port}"
+    found = try_port(grpc.host, grpc.port, "--grpc")
+    if not found.trouble:
+        findings.well.append(f"grpc {where}: is free")
+        return False
+    us = f"{settings.serving.name} {version('edge-server')}"
+    if found.taken and who_answers(grpc) == us:
+        findings.well.append(f"grpc {where}: is taken by {us}: the daemon runs")
+        return True
+    if found.taken and (grpc.tls.on or grpc.restricted):
+        # It tells no stranger who it is.
+        findings.well.append(f"warning: grpc {where}: is taken, by the daemon or something else")
+        return True
+    findings.unavailable.append(f"gRPC cannot listen on {where}: {found.trouble}")
+    return False
+
+
 def _check_models(
-    repository: chosen.Repository, control: RepositoryControl, data_plane: DataPlane
-) -> tuple[list[str], list[str], set[str] | None]:
-    """What was found well, the faults, and the models to which they belong; None is to all."""
+    repository: chosen.Repository,
+    control: RepositoryControl,
+    data_plane: DataPlane,
+    findings: Findings,
+) -> set[str] | None:
+    """The models that are faulty; None is all of them."""
     try:
         failed = control.load_first()
     except ModelConfigError as error:
-        return [], [str(error)], None
+        findings.faults.append(str(error))
+        return None
     ready = data_plane.index(only_ready=True)
-    lines = [f"model {e.name} version {e.version}: {e.state.value}" for e in ready]
+    findings.well += [f"model {e.name} version {e.version}: {e.state.value}" for e in ready]
     if not ready and not failed:
-        lines.append(f"warning: {_nothing(repository)}")
-    return lines, [entry.reason for entry in failed], {entry.name for entry in failed}
+        findings.well.append(f"warning: {_nothing(repository)}")
+    findings.faults += [entry.reason for entry in failed]
+    return {entry.name for entry in failed}
 
 
 def _nothing(repository: chosen.Repository) -> str:
@@ -128,27 +174,25 @@ def _check_camera(
     return faults
 
 
-def _check_broker(mqtt: chosen.Mqtt) -> list[str]:
+def _check_broker(mqtt: chosen.Mqtt, device: str, findings: Findings) -> None:
     try:
         address = BrokerAddress.of(mqtt)
     except SettingsError as error:
-        return [str(error)]
-    faults = []
-    try:
-        address.password()
-    except OSError as error:
-        faults.append(
-            f"mqtt.password_file: {address.password_file}: cannot be read: {error.strerror}"
+        findings.faults.append(str(error))
+        return
+    if faults := address.file_faults():
+        findings.faults += faults
+        return
+    client_id = f"{Identity.of_this_host(device, '').client_id}-check"
+    trial = try_broker(address, client_id)
+    if not trial.trouble:
+        findings.well.append(f"mqtt {address}: lets us in; lanes and status go there")
+    elif trial.stays:
+        findings.faults.append(
+            f"mqtt {address}: the broker refuses us: {trial.trouble}; mend username and "
+            "password_file of [mqtt], or ca_file, or what the broker lets in"
         )
-    except UnicodeDecodeError as error:
-        faults.append(
-            f"mqtt.password_file: {address.password_file}: not UTF-8 at byte {error.start}"
+    else:
+        findings.well.append(
+            f"warning: mqtt {address}: {trial.trouble}; the daemon goes on, and tries again"
         )
-    if address.ca_file is not None:
-        try:
-            ssl.create_default_context(cafile=address.ca_file)
-        except ssl.SSLError:
-            faults.append(f"mqtt.ca_file: {address.ca_file}: holds no certificate in PEM form")
-        except OSError as error:
-            faults.append(f"mqtt.ca_file: {address.ca_file}: cannot be read: {error.strerror}")
-    return faults

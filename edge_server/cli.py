@@ -11,16 +11,15 @@ import os
 import signal
 import sys
 import threading
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from edge_server import errors
-from edge_server.appliance.log_formats import journal_prefix
+from edge_server.appliance.log_formats import journal_prefix, writes_json
 from edge_server.appliance.logs import set_up_logging
 from edge_server.delivery.verbs import add_verbs
 from edge_server.doctor.verb import add_doctor
 from edge_server.flags.chosen import choose, nearest
-from edge_server.flags.table import GROUPS
+from edge_server.flags.parser import add_settings_flags
 from edge_server.flags.texts import address
 from edge_server.plan_verbs.verbs import add_verbs as add_plan_verbs
 
@@ -79,8 +78,12 @@ def run_command(argv: Sequence[str]) -> int:
 def _tell(error: errors.EdgeServerError) -> int:
     """Print `error`; its exit code."""
     prefix = journal_prefix(logging.ERROR)
+    told_to_programs = any(writes_json(each.formatter) for each in logging.getLogger().handlers)
     for line in str(error).splitlines():
-        print(f"{prefix}edge-server: {line}", file=sys.stderr, flush=True)
+        if told_to_programs:
+            log.error("%s", line)
+        else:
+            print(f"{prefix}edge-server: {line}", file=sys.stderr, flush=True)
     return EXIT_CODES.get(type(error), FAILED)
 
 
@@ -95,18 +98,25 @@ def _parser() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(required=True, metavar="VERB")
 
     run = verbs.add_parser(
-        "run", help="the daemon", usage="edge-server run [FLAG ...]", allow_abbrev=False
+        "run",
+        help="the daemon",
+        description="Runs the daemon until SIGTERM.",
+        usage="edge-server run [FLAG ...]",
+        allow_abbrev=False,
+        add_help=False,
     )
-    _add_settings_flags(run)
+    add_settings_flags(run, "run")
     run.set_defaults(verb=_run)
 
     check = verbs.add_parser(
         "check",
         help="validate settings and model repository, start nothing",
+        description="Looks for what `run` would trip over with the same flags, and starts nothing.",
         usage="edge-server check [FLAG ...]",
         allow_abbrev=False,
+        add_help=False,
     )
-    _add_settings_flags(check)
+    add_settings_flags(check, "check")
     check.set_defaults(verb=_check)
 
     add_verbs(verbs.add_parser("models", help="deliver, list, verify and sign models"))
@@ -140,26 +150,6 @@ class _Version(argparse.Action):
         parser.exit()
 
 
-def _add_settings_flags(parser: argparse.ArgumentParser) -> None:
-    """What a configuration file can say, and all that tritonserver takes."""
-    known = ["--config", "--camera", "--mqtt"]
-    parser.add_argument("--config", type=Path, metavar="FILE", help="settings in TOML")
-    parser.add_argument(
-        "--camera", action="append", default=[], metavar="NAME=URI", help="repeatable"
-    )
-    parser.add_argument("--mqtt", metavar="HOST[:PORT]", help="the broker")
-    for title, flags in GROUPS.items():
-        group = parser.add_argument_group(title)
-        for flag in flags:
-            known.append(f"--{flag.name}")
-            taken: dict[str, Any] = {"dest": flag.name, "help": flag.help.replace("%", "%%")}
-            if flag.value:
-                group.add_argument(known[-1], action="append", metavar=flag.value, **taken)
-            else:
-                group.add_argument(known[-1], action="append_const", const="true", **taken)
-    parser.set_defaults(flags=known)
-
-
 def _settings(arguments: argparse.Namespace) -> tuple[Settings, list[str]]:
     """What is chosen, and what is to be told of it."""
     from edge_server.settings import read_settings  # noqa: PLC0415
@@ -183,6 +173,7 @@ def _log_to(log: Log) -> LogSwitches:
             warning=log.warning,
             error=log.error,
             iso8601=log.format == "ISO8601",
+            json=log.format == "json",
             path=log.file,
         )
     except OSError as error:
@@ -261,11 +252,15 @@ def _check(arguments: argparse.Namespace) -> int:
     set_up_logging(settings.log.verbose)
     # What is wrong comes as the error itself, without a second telling in the log.
     logging.getLogger().setLevel(logging.CRITICAL)
-    for line in check(settings):
-        print(line)
-    for note in notes:
-        print(f"note: {note}")
-    return OK
+    findings = check(settings)
+    for line in (*findings.well, *(f"note: {note}" for note in notes)):
+        print(line, flush=True)
+    code = OK
+    if findings.unavailable:
+        code = _tell(errors.Unavailable("\n".join(findings.unavailable)))
+    if findings.faults:
+        code = _tell(errors.SettingsError("\n".join(findings.faults)))
+    return code
 
 
 def _demo(arguments: argparse.Namespace) -> int:

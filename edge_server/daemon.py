@@ -14,8 +14,9 @@ from edge_server.appliance.sd_notify import notify, watchdog_period_s
 from edge_server.appliance.supervisor import Supervisor
 from edge_server.appliance.worker import Worker
 from edge_server.cameras.camera import Camera, CameraState
+from edge_server.cameras.source import is_live
 from edge_server.cuda.devices import Devices
-from edge_server.errors import SourceError, StageStuck
+from edge_server.errors import SettingsError, SourceError, StageStuck
 from edge_server.grpc_api.server import GrpcServer
 from edge_server.grpc_api.shared_memory import SharedMemory
 from edge_server.http_api.lane_latency import LaneLatency
@@ -72,8 +73,8 @@ class Daemon:
     Raises:
         Unavailable: the gRPC or the metrics address cannot be bound.
         AlreadyRunning: another daemon holds the Unix socket.
-        SettingsError: the broker's settings do not fit together, a certificate is of no use, or
-            traces cannot be written where they shall go.
+        SettingsError: the broker's settings do not fit together or their files cannot be read, a
+            certificate is of no use, or traces cannot be written where they shall go.
     """
 
     def __init__(
@@ -111,7 +112,11 @@ class Daemon:
         self._publisher: Publisher | None = None
         if settings.mqtt is not None:
             identity = Identity.of_this_host(settings.device.id, VERSION)
-            publisher = self._publisher = Publisher(BrokerAddress.of(settings.mqtt), identity)
+            address = BrokerAddress.of(settings.mqtt)
+            # Later a file may be away while it is replaced; at the start it is a mistake.
+            if faults := address.file_faults():
+                raise SettingsError("\n".join(faults))
+            publisher = self._publisher = Publisher(address, identity)
             listeners = (*listeners, lambda lane_frame, _frame: publisher.publish_lanes(lane_frame))
         latency = LaneLatency()
         self.pipelines = [
@@ -168,6 +173,7 @@ class Daemon:
                 started.callback(lambda: metrics.stop(self._left_s()))
                 metrics.start()
             started.callback(self._stop_pipelines)
+            self._open_recordings()
             if (publisher := self._publisher) is not None:
                 started.callback(publisher.stop)
                 publisher.start()
@@ -221,6 +227,19 @@ class Daemon:
         self._running.close()
         log.info("edge-server: stopped")
 
+    def _open_recordings(self) -> None:
+        """A mistake in a camera shows before models load, which may take minutes.
+
+        A live camera would fill its buffers meanwhile: of that only the URI is looked at.
+        """
+        for pipeline in self.pipelines:
+            camera = pipeline.camera
+            try:
+                if not is_live(camera.source_uri):
+                    camera.open()
+            except SourceError as error:
+                raise type(error)(f"camera {camera.name}: {error}") from error
+
     def _load(self, stop: threading.Event) -> None:
         """What may take minutes, where plans are built; broker and systemd hear how far it is."""
 
@@ -237,10 +256,7 @@ class Daemon:
                 if stop.is_set():
                     break
                 pipeline.prove()
-                try:
-                    pipeline.camera.open()
-                except SourceError as error:
-                    raise type(error)(f"camera {pipeline.camera.name}: {error}") from error
+                pipeline.camera.open()
         finally:
             telling.stop()
             # Why one cannot be loaded, too.

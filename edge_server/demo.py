@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 import queue
 import shutil
 import socket
@@ -13,6 +14,7 @@ import tempfile
 import time
 from collections import deque
 from contextlib import ExitStack, suppress
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -37,7 +39,6 @@ if TYPE_CHECKING:
 
 DEVICE = "demo"
 PICTURE = Path("lanes.png")
-SHIPPED_MODELS = Path(__file__).parent.parent / "models"
 # Messages that wait to be shown, some seconds of them.
 KEPT = 256
 
@@ -93,6 +94,11 @@ def run_demo(
         _leave_picture(*newest[0], people)
 
 
+def shipped_models() -> Path:
+    """The repository that comes with this package; in a checkout it is the one beside it."""
+    return Path(str(files("edge_server") / "models")).resolve()
+
+
 class Inbox:
     """Messages on their way to be shown: `KEPT` at most, then the oldest gives way.
 
@@ -124,7 +130,7 @@ def _settings(
         source = f"file://{quote(str(Path(source).absolute()))}?loop=true"
     chosen: dict[str, Any] = {
         "device": {"id": DEVICE},
-        "repository": {"paths": list(repositories or (str(SHIPPED_MODELS),))},
+        "repository": {"paths": list(repositories or (str(shipped_models()),))},
         "grpc": {"port": 0},
         "metrics": {"enabled": False},
         "cameras": {"road": {"uri": source}},
@@ -181,12 +187,19 @@ def _leave_picture(lane_frame: LaneFrame, frame: Frame, people: Any) -> None:
     # Only here: where OpenCV is missing, the camera has said so in plain words before.
     from edge_server.cameras.picture import draw_lanes, write_picture  # noqa: PLC0415
 
+    picture = free_name(PICTURE)
     try:
-        write_picture(PICTURE, draw_lanes(frame.image, lane_frame.lanes))
+        write_picture(picture, draw_lanes(frame.image, lane_frame.lanes))
     except SourceError as error:
         print(f"edge-server: warning: {error}", file=sys.stderr, flush=True)
         return
-    print(f"the last frame with its lanes is in {PICTURE.absolute()}", file=people, flush=True)
+    print(f"the last frame with its lanes is in {picture.absolute()}", file=people, flush=True)
+
+
+def free_name(path: Path) -> Path:
+    """`path`, or where something is there already `lanes-2.png` and so on."""
+    names = (path.with_stem(f"{path.stem}-{number}") for number in itertools.count(2))
+    return next(name for name in itertools.chain([path], names) if not os.path.lexists(name))
 
 
 class _Table:

@@ -17,6 +17,7 @@ from edge_server.repository.scan import is_utf8, shown
 from edge_server.repository.signature import SignaturePolicy
 from edge_server.repository.source import AcceptedModels, Repositories
 from edge_server.repository.store import ModelStore
+from edge_server.repository.verdicts import Verdicts
 from edge_server.serving.bounded_control import BoundedControl
 from edge_server.serving.live_models import LiveModels
 from edge_server.serving.probation import ProbationTerms
@@ -102,13 +103,14 @@ def following_control(
 ) -> PollControl:
     """What keeps `registry` as the repositories are."""
     accepted = AcceptedModels()
+    paths = _paths(settings)
     store = ModelStore(
         Path(settings.store) if settings.store else state_directory() / "store",
         most_bytes=settings.store_max_bytes,
         signatures=chosen_signatures(settings),
-        repositories=_paths(settings),
+        repositories=paths,
     )
-    ledger = Ledger(accepted, store)
+    ledger = Ledger(accepted, store, Verdicts(store.directory, paths))
     budget = MemoryBudget(settings.memory_reserve_bytes)
     terms = ProbationTerms(settings.probation_requests, settings.probation_s)
     loader = RepositoryLoader(
@@ -131,7 +133,7 @@ def following_control(
         ledger,
         store,
         registry,
-        _paths(settings),
+        paths,
         poll_s=settings.poll_s,
         settle_s=settings.settle_s,
         exit_on_error=settings.exit_on_error,

@@ -6,9 +6,11 @@ ours, steers a terminal, or fills the disk.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import time
+from datetime import datetime, timezone
 
 _PRIORITY = {
     logging.DEBUG: 7,
@@ -36,13 +38,17 @@ def journal_prefix(level: int) -> str:
     return f"<{_PRIORITY.get(level, 6)}>" if journal_listens() else ""
 
 
+def _shortened(text: str) -> str:
+    if len(text) <= _LONGEST_TEXT:
+        return text
+    return f"{text[:_LONGEST_TEXT]}… and {len(text) - _LONGEST_TEXT} characters more"
+
+
 class TextFormatter(logging.Formatter):
     """`text`, of limited length, its further lines indented, control characters escaped."""
 
     def format(self, record: logging.LogRecord) -> str:
-        text = super().format(record)
-        if len(text) > _LONGEST_TEXT:
-            text = f"{text[:_LONGEST_TEXT]}… and {len(text) - _LONGEST_TEXT} characters more"
+        text = _shortened(super().format(record))
         return text.translate(_ESCAPED).replace("\n", "\n    ")
 
 
@@ -61,20 +67,47 @@ class Iso8601Formatter(TextFormatter):
         return f"{at} {record.levelname[0]} {super().format(record)}"
 
 
+class JsonFormatter(logging.Formatter):
+    """An object on a line of its own, for programs; what is told twice of a record is left out."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        at = datetime.fromtimestamp(record.created, timezone.utc)
+        fields = {
+            "time": at.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "thread": record.threadName,
+            "text": _shortened(record.getMessage()),
+        }
+        if record.exc_info:
+            fields["traceback"] = _shortened(self.formatException(record.exc_info))
+        # Escapes whatever would steer a terminal or begin a line.
+        return json.dumps(fields)
+
+
 class JournalFormatter(logging.Formatter):
     """Each line of `form` with its priority; the journal has times of its own."""
 
-    def __init__(self, form: TextFormatter) -> None:
+    def __init__(self, form: TextFormatter | JsonFormatter) -> None:
         super().__init__()
-        self._form = form
+        self.form = form
 
     def format(self, record: logging.LogRecord) -> str:
         prefix = journal_prefix(record.levelno)
-        return "\n".join(prefix + line for line in self._form.format(record).split("\n"))
+        return "\n".join(prefix + line for line in self.form.format(record).split("\n"))
+
+
+def writes_json(formatter: logging.Formatter | None) -> bool:
+    """Whether each line is an object."""
+    if isinstance(formatter, JournalFormatter):
+        return isinstance(formatter.form, JsonFormatter)
+    return isinstance(formatter, JsonFormatter)
 
 
 def in_iso8601(usual: logging.Formatter | None) -> logging.Formatter:
-    """What writes `ISO8601` where `usual` wrote before."""
+    """What writes `ISO8601` where `usual` wrote before; JSON has whole times in any case."""
+    if writes_json(usual):
+        return usual or JsonFormatter()
     if isinstance(usual, JournalFormatter):
         return JournalFormatter(Iso8601Formatter())
     return Iso8601Formatter()

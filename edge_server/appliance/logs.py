@@ -7,6 +7,7 @@ import sys
 
 from edge_server.appliance.log_formats import (
     JournalFormatter,
+    JsonFormatter,
     TerminalFormatter,
     TextFormatter,
     journal_listens,
@@ -21,6 +22,7 @@ def set_up_logging(
     warning: bool = True,
     error: bool = True,
     iso8601: bool = False,
+    json: bool = False,
     path: str | None = None,
 ) -> LogSwitches:
     """Log to stderr, or to the end of the file at `path`; `verbose` 1 and more adds debug lines.
@@ -29,6 +31,7 @@ def set_up_logging(
         info: False leaves lines of that level out; likewise `warning` and `error`.
         iso8601: times with their date, in UTC; else short ones for a terminal, priorities for
             the journal.
+        json: an object for each line, whatever `iso8601` says.
 
     Returns:
         What changes all of this, but for the path, while the process runs.
@@ -38,9 +41,9 @@ def set_up_logging(
     """
     handler = logging.StreamHandler(sys.stderr) if path is None else logging.FileHandler(path)
     if path is None and journal_listens():
-        handler.setFormatter(JournalFormatter(TextFormatter()))
+        handler.setFormatter(JournalFormatter(JsonFormatter() if json else TextFormatter()))
     else:
-        handler.setFormatter(TerminalFormatter())
+        handler.setFormatter(JsonFormatter() if json else TerminalFormatter())
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     switches = LogSwitches(path or "")
     switches.change(info=info, warning=warning, error=error, verbose_level=verbose, iso8601=iso8601)

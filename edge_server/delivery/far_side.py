@@ -17,6 +17,7 @@ from typing import Any, BinaryIO
 from edge_server.delivery.local import LocalRepository
 from edge_server.delivery.stock import Content, Stock
 from edge_server.delivery.tar_stream import TarSink, receive
+from edge_server.delivery.verdict import Wanted, to_json
 from edge_server.errors import EdgeServerError
 
 # In the order in which they need each other.
@@ -28,6 +29,10 @@ MODULES = (
     "edge_server.delivery.stock",
     "edge_server.delivery.swap",
     "edge_server.delivery.incoming",
+    "edge_server.appliance.state_directory",
+    "edge_server.repository.store_place",
+    "edge_server.repository.verdicts",
+    "edge_server.delivery.verdict",
     "edge_server.delivery.local",
     "edge_server.delivery.tar_stream",
     "edge_server.delivery.far_side",
@@ -66,17 +71,27 @@ def answer(requests: BinaryIO, replies: BinaryIO) -> int:
 
 
 def _do(repository: LocalRepository, request: dict[str, Any], stream: BinaryIO) -> dict[str, Any]:
-    name = request.get("name", "")
-    if request["do"] == "receive":
+    reply: dict[str, Any] = {}
+    name, store = request.get("name", ""), request.get("store", "")
+    what = request["do"]
+    if what == "receive":
         with repository.receiving(name, request["all_but"]) as incoming:
-            expected = receive(stream, incoming)
-            return {"outcome": incoming.place(expected)}
-    if request["do"] == "roll back":
-        repository.roll_back(name)
-        return {}
-    if request["do"] == "names":
-        return {"names": repository.names()}
-    return {"stock": stock_to_json(repository.stock(name))}
+            reply["outcome"] = incoming.place(receive(stream, incoming))
+            reply["placed_ns"] = incoming.placed_ns
+    elif what == "roll back":
+        reply["placed_ns"] = repository.roll_back(name)
+    elif what == "to last good":
+        reply["placed_ns"] = repository.to_last_good(name, store)
+    elif what == "wait":
+        reply = to_json(*repository.wait_for(Wanted(**request["wanted"])))
+    elif what == "told":
+        told = repository.models_told(store)
+        reply["told"] = told and {name: each._asdict() for name, each in told.items()}
+    elif what == "names":
+        reply["names"] = repository.names()
+    else:
+        reply["stock"] = stock_to_json(repository.stock(name))
+    return reply
 
 
 def _send(repository: LocalRepository, name: str, replies: BinaryIO) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+import time
 from typing import TYPE_CHECKING
 
 from edge_server.delivery.stock import (
@@ -53,6 +54,7 @@ class Incoming:
         self._name = name
         self._directories = {""}
         self.contents: dict[str, Content] = {}
+        self.placed_ns = 0  # just before it was, by the monotonic clock here
         self._bytes = 0
         self._root = repository / f"{FILLED}{name}-{secrets.token_hex(4)}"
         with locked(repository), writing(repository):
@@ -141,6 +143,7 @@ class Incoming:
         for path in sorted(self._directories, reverse=True):
             sync(self._root / path)
         with locked(self._repository), writing(self._repository):
+            self.placed_ns = time.monotonic_ns()
             target = self._repository / self._name
             if not os.path.lexists(target):
                 self._root.rename(target)
@@ -149,6 +152,7 @@ class Incoming:
             if target.is_symlink() or not target.is_dir():
                 raise ModelConfigError(f"{target}: is no directory; remove it, or rename it")
             if self._is_there():
+                self.placed_ns = 0
                 return "unchanged"
             before = self._repository / previous(self._name)
             swap(self._root, target)
@@ -183,8 +187,11 @@ class Incoming:
             )
 
 
-def roll_back(repository: Path, name: str) -> None:
+def roll_back(repository: Path, name: str) -> int:
     """Model `name` and what it was before change places; a second time undoes it.
+
+    Returns:
+        When, just before: `time.monotonic_ns()`.
 
     Raises:
         NotFound: nothing is known of what it was before.
@@ -201,11 +208,13 @@ def roll_back(repository: Path, name: str) -> None:
                 f"{repository}: of model '{name}' there is nothing to go back to: no push has "
                 "replaced it yet"
             )
+        began_ns = time.monotonic_ns()
         if os.path.lexists(target):
             swap(before, target)
         else:
             before.rename(target)
         sync(repository)
+    return began_ns
 
 
 def _require_inside(path: str) -> None:

@@ -9,6 +9,7 @@ from edge_server.delivery.content_list import digest_of, unfit
 from edge_server.errors import ModelConfigError
 from edge_server.repository.manifest import NAME
 from edge_server.repository.signature import SignaturePolicy
+from edge_server.repository.verdicts import GOOD, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from edge_server.delivery.remote import RemoteRepository
     from edge_server.delivery.stock import Stock
 
-_HEAD = ("MODEL", "VERSIONS", "SIZE", "DIGEST", "MANIFEST", "SIGNATURE", "PREVIOUS")
+_HEAD = ("MODEL", "VERSIONS", "SIZE", "DIGEST", "MANIFEST", "SIGNATURE", "PREVIOUS", "DAEMON")
 
 
 class Inspection:
@@ -91,20 +92,38 @@ class Inspection:
 
 
 def rows(
-    repository: LocalRepository | RemoteRepository, inspection: Inspection
+    repository: LocalRepository | RemoteRepository,
+    inspection: Inspection,
+    told: Mapping[str, Verdict] | None = None,
 ) -> list[dict[str, Any]]:
-    """Every model of `repository`.
+    """Every model of `repository`, and with `daemon` what a daemon says of it.
+
+    Args:
+        told: by model; None where no daemon that could be asked follows the repository.
 
     Raises:
         EdgeServerError: it cannot be read, or reached.
     """
-    return [inspection.row(repository.stock(name)) for name in repository.names()]
+    found = [inspection.row(repository.stock(name)) for name in repository.names()]
+    if told is not None:
+        for row in found:
+            verdict = told.get(row["name"], Verdict())
+            seen = verdict.digest in ("", row.get("digest", ""))
+            row["daemon"] = {
+                "outcome": (verdict.outcome if seen else "") or "not seen yet",
+                "reason": verdict.reason if seen else "",
+                "serves": verdict.serves,
+                "last_good": verdict.last_good,
+            }
+    return found
 
 
 def table(found: Sequence[dict[str, Any]]) -> list[str]:
     """The same for people, a line for each model; what is wrong in full below."""
     cells = [_HEAD, *(_cells(row) for row in found)]
-    widths = [max(len(line[column]) for line in cells) for column in range(len(_HEAD))]
+    if not any("daemon" in row for row in found):
+        cells = [line[:-1] for line in cells]
+    widths = [max(len(line[column]) for line in cells) for column in range(len(cells[0]))]
     lines = [
         "  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in cells
     ]
@@ -114,13 +133,26 @@ def table(found: Sequence[dict[str, Any]]) -> list[str]:
             for what in ("fault", "manifest", "signature")
             if _mark(row.get(what, "none")) == "WRONG"
         ]
+        lines += [f"{row['name']}: {line}" for line in _daemon_lines(row)]
+    return lines
+
+
+def _daemon_lines(row: dict[str, Any]) -> list[str]:
+    """What does not serve as it is there, and what does instead."""
+    daemon = row.get("daemon", {})
+    lines = [f"{daemon['outcome']}: {daemon['reason']}"] if daemon.get("reason") else []
+    serves = daemon.get("serves", "")
+    if serves and serves != row.get("digest"):
+        good = " (last known good)" if serves == daemon["last_good"] else ""
+        lines.append(f"{serves[:12]} serves{good}")
     return lines
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     before = "yes" if row["previous"] else "-"
+    daemon = row.get("daemon", {}).get("outcome", "")
     if "fault" in row:
-        return (row["name"], "-", "-", "-", "WRONG", "-", before)
+        return (row["name"], "-", "-", "-", "WRONG", "-", before, daemon)
     return (
         row["name"],
         ",".join(map(str, row["versions"])) or "-",
@@ -129,6 +161,7 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
         _mark(row["manifest"]),
         _mark(row["signature"]),
         before,
+        "serves" if daemon == GOOD else daemon,
     )
 
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from edge_server.delivery.incoming import Incoming, roll_back
 from edge_server.delivery.stock import ABOUT_CONTENT, look_at, source_of, take_stock
-from edge_server.errors import ModelConfigError
+from edge_server.delivery.verdict import followed, models_told, wait_for
+from edge_server.errors import ModelConfigError, NotFound
 from edge_server.repository.scan import is_model_name, shown
 from edge_server.repository.tree import is_left_behind
 
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from edge_server.delivery.stock import Content, Sink, Stock
+    from edge_server.delivery.verdict import Wanted
     from edge_server.repository.tree import ModelTree
+    from edge_server.repository.verdicts import Verdict
 
 
 class LocalRepository:
@@ -102,9 +105,45 @@ class LocalRepository:
         """
         return send_tree(self.tree(name), sink, progress=progress)
 
-    def roll_back(self, name: str) -> None:
-        """Raises: NotFound, ModelConfigError, InternalError: see `incoming.roll_back`."""
-        roll_back(self.path, name)
+    def roll_back(self, name: str) -> int:
+        """See `incoming.roll_back`. Raises: NotFound, ModelConfigError, InternalError."""
+        return roll_back(self.path, name)
+
+    def to_last_good(self, name: str, store: str = "") -> int:
+        """Put back what the daemon that follows this repository knows to be good.
+
+        Args:
+            store: the daemon's; the usual ones where it is empty.
+
+        Returns:
+            When, just before: `time.monotonic_ns()`; 0 where it was there already.
+
+        Raises:
+            NotFound: no daemon follows it, or it knows of nothing good.
+            SettingsError: the daemon's store may not be read.
+            ModelConfigError, InternalError: see `Incoming`.
+        """
+        there = followed(self.path, store)
+        if there is None:
+            raise NotFound(
+                f"{self.path}: no daemon is known that follows it; name its store with --store"
+            )
+        told = there.report.models.get(name)
+        if told is None or not told.copy:
+            raise NotFound(f"{there.store}: nothing is known to be good of model '{name}'")
+        copy = there.store / told.copy
+        with self.receiving(name) as incoming:
+            contents = LocalRepository(copy.parent).send(copy.name, incoming)
+            incoming.place(contents)
+            return incoming.placed_ns
+
+    def wait_for(self, wanted: Wanted) -> tuple[str, Verdict]:
+        """See `verdict.wait_for`. Raises: SettingsError."""
+        return wait_for(self.path, wanted)
+
+    def models_told(self, store: str = "") -> dict[str, Verdict] | None:
+        """See `verdict.models_told`. Raises: SettingsError."""
+        return models_told(self.path, store)
 
 
 def replaced_by(path: str, version: str) -> bool:

@@ -49,12 +49,14 @@ class Delivery:
     Attributes:
         digest: of what is there now.
         note: what a person should know of it; mostly empty.
+        placed_ns: when, just before, by the monotonic clock there; 0 where nothing changed.
     """
 
     name: str
     outcome: Outcome
     digest: str
     note: str = ""
+    placed_ns: int = 0
 
 
 class _About(NamedTuple):
@@ -151,7 +153,7 @@ def push(
         about = _about(tree.name, contents, empty, brought, key)
         contents |= _send_about(sink, about, _newest(tree))
         outcome = sink.place(contents)
-    return Delivery(tree.name, outcome, digest_of(contents, empty), about.note)
+    return Delivery(tree.name, outcome, digest_of(contents, empty), about.note, sink.placed_ns)
 
 
 def pull(

@@ -15,12 +15,15 @@ from edge_server import errors
 from edge_server.delivery.far_side import BOOT, MODULES, REPLY, stock_from_json
 from edge_server.delivery.local import LocalRepository
 from edge_server.delivery.tar_stream import TarSink, receive
+from edge_server.delivery.verdict import from_json
+from edge_server.repository.verdicts import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from edge_server.delivery.incoming import Incoming, Outcome
     from edge_server.delivery.stock import Content, Source, Stock
+    from edge_server.delivery.verdict import Wanted
 
 _SSH_FAILED = 255
 _NOT_FOUND = 127
@@ -91,10 +94,26 @@ class RemoteRepository:
             talk.reply()
             return receive(talk.output, sink, progress)
 
-    def roll_back(self, name: str) -> None:
-        """Raises: see `names`."""
+    def roll_back(self, name: str) -> int:
+        """See `LocalRepository`. Raises: see `names`."""
         with self._asking({"do": "roll back", "name": name}) as talk:
-            talk.reply()
+            return int(talk.reply()["placed_ns"])
+
+    def to_last_good(self, name: str, store: str = "") -> int:
+        """See `LocalRepository`; `store` is there. Raises: see `names`."""
+        with self._asking({"do": "to last good", "name": name, "store": store}) as talk:
+            return int(talk.reply()["placed_ns"])
+
+    def wait_for(self, wanted: Wanted) -> tuple[str, Verdict]:
+        """See `LocalRepository`. Raises: see `names`."""
+        with self._asking({"do": "wait", "wanted": wanted._asdict()}) as talk:
+            return from_json(talk.reply())
+
+    def models_told(self, store: str = "") -> dict[str, Verdict] | None:
+        """See `LocalRepository`. Raises: see `names`."""
+        with self._asking({"do": "told", "store": store}) as talk:
+            told = talk.reply()["told"]
+        return told and {name: Verdict(**each) for name, each in told.items()}
 
     @contextmanager
     def _asking(self, request: Mapping[str, Any]) -> Iterator[_Talk]:
@@ -171,6 +190,7 @@ class _Receiving:
     """A model on its way to the far side."""
 
     def __init__(self, talk: _Talk) -> None:
+        self.placed_ns = 0
         self._talk = talk
         self._tar = TarSink(talk.input)
 
@@ -186,7 +206,9 @@ class _Receiving:
         """See `Incoming`."""
         with self._heard():
             self._tar.end(expected)
-        outcome: Outcome = self._talk.reply()["outcome"]
+        reply = self._talk.reply()
+        self.placed_ns = int(reply["placed_ns"])
+        outcome: Outcome = reply["outcome"]
         return outcome
 
     def close(self) -> None:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 from edge_server.verbs import FAILED, OK, Verb, Verbs
 
 if TYPE_CHECKING:
-    from edge_server.delivery.push import Delivery
+    from edge_server.delivery.push import Delivery, Repository
     from edge_server.delivery.quarantine import Held
+    from edge_server.repository.verdicts import Verdict
 
 _ABOUT = """\
 Brings models into repositories so that a daemon which follows one never sees half of one: a copy
@@ -24,9 +25,10 @@ A repository is a directory, or [USER@]HOST:DIRECTORY, reached with ssh; that ho
 nothing else.
 """
 _CODES = """\
-exit codes: 0 done, 1 failed (verify: it is not what its manifest says, or not signed by that key),
-2 usage, 69 the host cannot be reached, 78 no such model, or it or a key cannot be used; the text
-says why, 130 interrupted
+exit codes: 0 done, 1 failed (verify: it is not what its manifest says, or not signed by that key;
+push, rollback: the daemon refused it or rolled it back), 2 usage, 69 the host or the daemon cannot
+be reached, 75 the daemon has not decided yet, 78 no such model, or it or a key cannot be used; the
+text says why, 130 interrupted
 """
 _INTERRUPTED = "edge-server: interrupted; no half model is left"
 
@@ -50,6 +52,7 @@ def add_verbs(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="leave the manifest, and the signature, in DIR as well",
     )
+    _takes_waiting(push)
     _takes_ssh(push)
 
     pull = verbs.add("pull", "fetch a model, held against its manifest", _pull)
@@ -62,7 +65,7 @@ def add_verbs(parser: argparse.ArgumentParser) -> None:
     listing.takes("repository", nargs="?", default="models", metavar="REPO", help="default: models")
     _takes_keys(listing, "check signatures with it; repeatable")
     listing.takes("--json", action="store_true", help="a list of objects, with whole digests")
-    _takes_store(listing, "what is in quarantine is told of")
+    _takes_store(listing, "what it says of each model, and of quarantine, is told of")
     _takes_ssh(listing)
 
     verify = verbs.add("verify", "whether a model is what its manifest says", _verify)
@@ -74,6 +77,12 @@ def add_verbs(parser: argparse.ArgumentParser) -> None:
     )
     rollback.takes("name", metavar="NAME")
     rollback.takes("--to", required=True, metavar="REPO", help="where")
+    rollback.takes(
+        "--to-last-good",
+        action="store_true",
+        help="to what the daemon which follows REPO has last found good, whatever was pushed since",
+    )
+    _takes_waiting(rollback)
     _takes_ssh(rollback)
 
     release = verbs.add(
@@ -114,6 +123,29 @@ def _takes_store(verb: Verb, text: str) -> None:
     )
 
 
+def _takes_waiting(verb: Verb) -> None:
+    verb.takes(
+        "--wait",
+        action="store_true",
+        help="fail where no daemon says what becomes of it; by default only one that follows REPO "
+        "is waited for, until it serves the model, refuses it or rolls it back",
+    )
+    verb.takes("--no-wait", action="store_true", help="do not wait for a daemon")
+    verb.takes(
+        "--until-passed",
+        action="store_true",
+        help="as --wait, and until its probation is over too, which takes requests",
+    )
+    verb.takes(
+        "--wait-secs",
+        type=_seconds,
+        default=300.0,
+        metavar="S",
+        help="how long; building a plan takes minutes (default: %(default)g)",
+    )
+    _takes_store(verb, "it says what became of each model")
+
+
 def _takes_keys(verb: Verb, text: str) -> None:
     verb.takes(
         "--key", type=Path, action="append", default=[], metavar="PUB", help=f"public key: {text}"
@@ -121,6 +153,7 @@ def _takes_keys(verb: Verb, text: str) -> None:
 
 
 def _push(arguments: argparse.Namespace) -> int:
+    from edge_server.delivery.hearing import hear  # noqa: PLC0415
     from edge_server.delivery.keys import SigningKey  # noqa: PLC0415
     from edge_server.delivery.progress import Progress  # noqa: PLC0415
     from edge_server.delivery.push import model_tree, push, write_about  # noqa: PLC0415
@@ -136,7 +169,7 @@ def _push(arguments: argparse.Namespace) -> int:
             arguments.directory, repository, version=arguments.version, key=key, progress=progress
         )
     _tell(done, str(repository))
-    return OK
+    return hear(repository, done.name, done.digest, done.placed_ns, arguments)
 
 
 def _pull(arguments: argparse.Namespace) -> int:
@@ -161,7 +194,8 @@ def _list(arguments: argparse.Namespace) -> int:
     # A store is on the machine of its daemon.
     is_here = isinstance(repository, LocalRepository)
     held = held_back(arguments.store) if arguments.store else _held_here() if is_here else []
-    found = rows(repository, Inspection(arguments.key, {each.digest: each.reason for each in held}))
+    inspection = Inspection(arguments.key, {each.digest: each.reason for each in held})
+    found = rows(repository, inspection, _told(repository, arguments.store))
     if arguments.json:
         print(json.dumps(found, indent=2))
         return OK
@@ -185,6 +219,17 @@ def _held_here() -> list[Held]:
     except SettingsError as error:
         print(f"note: what is in quarantine is not known: {error}", file=sys.stderr)
         return []
+
+
+def _told(repository: Repository, store: Path | None) -> dict[str, Verdict] | None:
+    """What the daemon that follows `repository` says, as far as this user may know."""
+    from edge_server.errors import SettingsError  # noqa: PLC0415
+
+    try:
+        return repository.models_told(str(store or ""))
+    except SettingsError as error:
+        print(f"note: what the daemon says is not known: {error}", file=sys.stderr)
+        return None
 
 
 def _release(arguments: argparse.Namespace) -> int:
@@ -221,12 +266,20 @@ def _verify(arguments: argparse.Namespace) -> int:
 
 
 def _back(arguments: argparse.Namespace) -> int:
+    from edge_server.delivery.content_list import digest_of  # noqa: PLC0415
+    from edge_server.delivery.hearing import hear  # noqa: PLC0415
     from edge_server.delivery.remote import repository_at  # noqa: PLC0415
 
     repository = repository_at(arguments.to, arguments.ssh)
-    repository.roll_back(arguments.name)
-    print(f"{arguments.name}: is what it was before in {repository}")
-    return OK
+    name, store = arguments.name, str(arguments.store or "")
+    if arguments.to_last_good:
+        placed_ns = repository.to_last_good(name, store)
+        print(f"{name}: is what was last found good in {repository}")
+    else:
+        placed_ns = repository.roll_back(name)
+        print(f"{name}: is what it was before in {repository}")
+    stock = repository.stock(name)
+    return hear(repository, name, digest_of(stock.files, stock.empty), placed_ns, arguments)
 
 
 def _sign(arguments: argparse.Namespace) -> int:
@@ -259,6 +312,16 @@ def _version(text: str) -> int:
     if not text.isdecimal() or text.startswith("0"):
         raise argparse.ArgumentTypeError(f"{text}: a version is a whole number from 1")
     return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < 1e6:
+        raise argparse.ArgumentTypeError(f"{text}: give seconds, 0 or above")
+    return seconds
 
 
 def _digest(text: str) -> str:

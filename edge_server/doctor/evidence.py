@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from types import MappingProxyType
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from edge_server.doctor.asking import Answer
@@ -48,7 +47,7 @@ class Evidence:
     board: BoardFacts
     configuration: Configuration
     disk: Disk | None
-    answers: Mapping[str, Answer] = MappingProxyType({})
+    answers: Mapping[str, Answer] = field(default_factory=dict)
     python: str = ""
     version: str = ""
 

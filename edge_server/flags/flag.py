@@ -46,24 +46,35 @@ class Flag:
         value: what the help calls its value; empty for a flag that stands alone.
         help: for people.
         judge: the value's text → what becomes of it. Raises ValueError: no such value.
+        path: of the setting that is its default, `table.key`; empty where there is none to tell.
+        sets_nothing: it is known so that a line of tritonserver's goes on working, or is told why
+            it cannot.
     """
 
     name: str
     value: str
     help: str
     judge: Callable[[str], Verdict]
+    path: str = ""
+    sets_nothing: bool = False
 
 
 def sets(name: str, value: str, path: str, read: Callable[[str], Any], text: str = "") -> Flag:
     """A flag that is a setting; given again, the last one counts."""
-    return Flag(name, value, text or f"sets {path}", lambda given: Sets(path, read(given)))
+
+    def judge(given: str) -> Verdict:
+        return Sets(path, read(given))
+
+    return Flag(name, value, text or f"sets {path}", judge, path if value else "")
 
 
 def gathers(name: str, value: str, path: str, read: Callable[[str], Any], text: str) -> Flag:
     """A flag that may be given again, and adds to a setting each time."""
-    return Flag(
-        name, value, f"{text}; repeatable", lambda given: Sets(path, read(given), gathers=True)
-    )
+
+    def judge(given: str) -> Verdict:
+        return Sets(path, read(given), gathers=True)
+
+    return Flag(name, value, f"{text}; repeatable", judge, path)
 
 
 def ignored(name: str, value: str, read: Callable[[str], Any], why: str) -> Flag:
@@ -73,12 +84,12 @@ def ignored(name: str, value: str, read: Callable[[str], Any], why: str) -> Flag
         read(given)
         return NoEffect(why)
 
-    return Flag(name, value, f"no effect: {why}", judge)
+    return Flag(name, value, f"no effect: {why}", judge, sets_nothing=True)
 
 
 def refused(name: str, value: str, why: str) -> Flag:
     """A flag that asks for something that is not here."""
-    return Flag(name, value, f"refused: {why}", lambda _: Refused(why))
+    return Flag(name, value, f"refused: {why}", lambda _: Refused(why), sets_nothing=True)
 
 
 def refused_if_on(name: str, why: str) -> Flag:
@@ -88,4 +99,5 @@ def refused_if_on(name: str, why: str) -> Flag:
         "BOOL",
         f"only false: {why}",
         lambda given: Refused(why) if boolean(given) else NoEffect("it is off in any case"),
+        sets_nothing=True,
     )

@@ -88,10 +88,16 @@ _GROUPS: dict[str, tuple[Flag, ...]] = {
     ),
     "Logging": (
         sets("log-verbose", "LEVEL", "log.verbose", verbosity, "1 and more adds debug lines"),
-        sets("log-info", "BOOL", "log.info", boolean),
-        sets("log-warning", "BOOL", "log.warning", boolean),
-        sets("log-error", "BOOL", "log.error", boolean),
-        sets("log-format", "FORMAT", "log.format", one_of("default", "ISO8601")),
+        sets("log-info", "BOOL", "log.info", boolean, "lines about what goes as it should"),
+        sets("log-warning", "BOOL", "log.warning", boolean, "lines that warn"),
+        sets("log-error", "BOOL", "log.error", boolean, "lines about what failed"),
+        sets(
+            "log-format",
+            "FORMAT",
+            "log.format",
+            one_of("default", "ISO8601", "json"),
+            "default, ISO8601, or json: an object for each line",
+        ),
         sets("log-file", "FILE", "log.file", text, "append there, not to stderr"),
     ),
     "Model repository": (
@@ -132,14 +138,20 @@ _GROUPS: dict[str, tuple[Flag, ...]] = {
             "a config.pbtxt must say everything",
             sets("", "", "repository.auto_complete", opposite).judge,
         ),
-        sets("model-load-thread-count", "N", "repository.load_threads", whole),
+        sets(
+            "model-load-thread-count",
+            "N",
+            "repository.load_threads",
+            whole,
+            "models that load at once",
+        ),
         ignored("model-load-retry-count", "N", whole, "a model that cannot be loaded stays so"),
         refused_if_on("model-namespacing", "a model's name is in one repository only"),
         refused("model-config-name", "NAME", "only a model's config.pbtxt is read; put it there"),
     ),
     "gRPC": (
-        sets("allow-grpc", "BOOL", "grpc.enabled", boolean),
-        sets("grpc-address", "HOST", "grpc.host", host),
+        sets("allow-grpc", "BOOL", "grpc.enabled", boolean, "serve gRPC"),
+        sets("grpc-address", "HOST", "grpc.host", host, "beyond the loopback only with TLS"),
         sets("grpc-port", "PORT", "grpc.port", whole, "0 takes a free one"),
         refused_if_on("reuse-grpc-port", "a second server on the port would take half the calls"),
         sets("grpc-use-ssl", "BOOL", "grpc.tls.enabled", boolean, "encrypt the TCP side"),
@@ -160,8 +172,16 @@ _GROUPS: dict[str, tuple[Flag, ...]] = {
             restriction,
             "for calls with the header triton-grpc-protocol-KEY only",
         ),
-        sets("grpc-keepalive-time", "MS", "grpc.keepalive_time_ms", whole),
-        sets("grpc-keepalive-timeout", "MS", "grpc.keepalive_timeout_ms", whole),
+        sets(
+            "grpc-keepalive-time",
+            "MS",
+            "grpc.keepalive_time_ms",
+            whole,
+            "a silent client is asked then",
+        ),
+        sets(
+            "grpc-keepalive-timeout", "MS", "grpc.keepalive_timeout_ms", whole, "and given up then"
+        ),
         sets(
             "grpc-keepalive-permit-without-calls", "BOOL", "grpc.keepalive_without_calls", boolean
         ),
@@ -183,6 +203,7 @@ _GROUPS: dict[str, tuple[Flag, ...]] = {
             "LEVEL",
             "no effect: answers are not compressed",
             judges.compression_level,
+            sets_nothing=True,
         ),
         refused(
             "grpc-header-forward-pattern",
@@ -209,10 +230,12 @@ _GROUPS: dict[str, tuple[Flag, ...]] = {
         ignored("vertex-ai-default-model", "NAME", text, _NO_CLOUD),
     ),
     "Metrics": (
-        sets("allow-metrics", "BOOL", "metrics.enabled", boolean),
-        sets("metrics-address", "HOST", "metrics.host", host),
+        sets("allow-metrics", "BOOL", "metrics.enabled", boolean, "tell Prometheus"),
+        sets("metrics-address", "HOST", "metrics.host", host, "where it asks"),
         sets("metrics-port", "PORT", "metrics.port", whole, "0 takes a free one"),
-        sets("allow-cpu-metrics", "BOOL", "metrics.cpu", boolean),
+        sets(
+            "allow-cpu-metrics", "BOOL", "metrics.cpu", boolean, "use of processor and memory too"
+        ),
         ignored("allow-gpu-metrics", "BOOL", boolean, "there are no metrics of a GPU yet"),
         ignored("metrics-interval-ms", "MS", number, "numbers are read when they are asked for"),
         ignored(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -78,3 +79,25 @@ class BrokerAddress:
         if self.password_file is None:
             return None
         return self.password_file.read_text(encoding="utf-8").rstrip("\r\n")
+
+    def file_faults(self) -> list[str]:
+        """What is wrong with the files that are read for each connection, by their settings."""
+        faults = []
+        try:
+            self.password()
+        except OSError as error:
+            faults.append(
+                f"mqtt.password_file: {self.password_file}: cannot be read: {error.strerror}"
+            )
+        except UnicodeDecodeError as error:
+            faults.append(
+                f"mqtt.password_file: {self.password_file}: not UTF-8 at byte {error.start}"
+            )
+        if self.ca_file is not None:
+            try:
+                ssl.create_default_context(cafile=self.ca_file)
+            except ssl.SSLError:
+                faults.append(f"mqtt.ca_file: {self.ca_file}: holds no certificate in PEM form")
+            except OSError as error:
+                faults.append(f"mqtt.ca_file: {self.ca_file}: cannot be read: {error.strerror}")
+        return faults

@@ -52,7 +52,7 @@ class Connection:
     Args:
         address: of the broker.
         client_id: under which the broker knows us.
-        will: topic and payload that the broker shall retain when we vanish.
+        will: topic and payload that the broker shall retain when we vanish; None leaves nothing.
         on_live_sent: called by `step` or `publish_live` for each live message that is written.
     """
 
@@ -60,7 +60,7 @@ class Connection:
         self,
         address: BrokerAddress,
         client_id: str,
-        will: tuple[str, bytes],
+        will: tuple[str, bytes] | None,
         on_live_sent: Callable[[], None],
     ) -> None:
         self.ready = False
@@ -82,9 +82,9 @@ class Connection:
         client.on_connect = self._on_connect
         client.on_disconnect = self._on_disconnect
         client.on_publish = self._on_publish
-        client.will_set(
-            will[0], will[1], qos=1, retain=True, properties=_properties(PacketTypes.WILLMESSAGE)
-        )
+        if will is not None:
+            properties = _properties(PacketTypes.WILLMESSAGE)
+            client.will_set(will[0], will[1], qos=1, retain=True, properties=properties)
         self._state_properties = _properties(PacketTypes.PUBLISH)
         self._live_properties = _properties(PacketTypes.PUBLISH)
         self._live_properties.MessageExpiryInterval = LIVE_EXPIRY_S

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from edge_server.errors import EdgeServerError
 from edge_server.repository.store import StagedModel
+from edge_server.repository.verdicts import LOADING, REFUSED, WAITS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from edge_server.repository.draft import Draft
     from edge_server.repository.source import AcceptedModels
     from edge_server.repository.store import ModelStore
+    from edge_server.repository.verdicts import Verdicts
 
 log = logging.getLogger(__name__)
 
@@ -29,11 +31,13 @@ class Ledger:
     Args:
         accepted: what the loader finds; nobody else writes there.
         store: keeps what is good over a restart.
+        verdicts: hears what becomes of each model.
     """
 
-    def __init__(self, accepted: AcceptedModels, store: ModelStore) -> None:
+    def __init__(self, accepted: AcceptedModels, store: ModelStore, verdicts: Verdicts) -> None:
         self._accepted = accepted
         self._store = store
+        self._verdicts = verdicts
         self._lock = threading.Lock()
         self._serving: dict[str, StagedModel] = {}
         self._good: dict[str, StagedModel] = {}
@@ -61,11 +65,21 @@ class Ledger:
         """
         if shown is not None:
             self._accepted.show(staged.name, shown)
+            self._verdicts.tell(staged.name, LOADING, staged.digest)
         return self._accepted.put(staged.name, staged)
 
     def decline(self, name: str, before: StagedModel | None) -> None:
         """What was accepted is not to be loaded again; `before` is."""
         self._accepted.put(name, before)
+
+    def failed(self, name: str, reason: str, digest: str = "", *, waits: bool = False) -> None:
+        """It does not serve, and what served before does.
+
+        Args:
+            digest: of its content; empty where that could not be read.
+            waits: it is tried again by itself.
+        """
+        self._verdicts.tell(name, WAITS if waits else REFUSED, digest, reason)
 
     def serves(self, staged: StagedModel, *, on_trial: bool) -> None:
         """It serves now; it is good, unless that is still to be seen."""
@@ -73,6 +87,7 @@ class Ledger:
             return  # rolled back in the meantime
         with self._lock:
             self._serving[staged.name] = staged
+        self._verdicts.serves(staged.name, staged.digest, on_trial=on_trial)
         if not on_trial:
             self._is_good(staged)
 
@@ -80,6 +95,7 @@ class Ledger:
         """It served before the daemon ended, and does so now."""
         with self._lock:
             self._serving[staged.name] = self._good[staged.name] = staged
+        self._verdicts.is_good(staged.name, staged.digest, staged.directory)
 
     def same_as_before(self, staged: StagedModel, serving: StagedModel) -> None:
         """It has the content of what serves; a restart need not look at it again."""
@@ -89,6 +105,9 @@ class Ledger:
             is_good = self._good.get(serving.name) is serving
         if is_good:
             self._store.commit(staged)
+            self._verdicts.is_good(staged.name, staged.digest, staged.directory)
+        else:
+            self._verdicts.serves(staged.name, staged.digest, on_trial=True)
 
     def passed(self, draft: Draft) -> None:
         """`draft` has shown that it is no worse than what served before."""
@@ -115,6 +134,8 @@ class Ledger:
             if good is not None:
                 self._serving[staged.name] = good
         self._accepted.put(staged.name, good)
+        serves = "" if good is None else good.digest
+        self._verdicts.rolled_back(staged.name, staged.digest, reason, serves)
 
     def gone(self, name: str) -> None:
         """It was taken out of the repository."""
@@ -124,9 +145,11 @@ class Ledger:
             self._serving.pop(name, None)
             self._good.pop(name, None)
         self._store.forget(name)
+        self._verdicts.gone(name)
 
     def _is_good(self, staged: StagedModel) -> None:
         self._store.commit(staged)
         with self._lock:
             self._good[staged.name] = staged
+        self._verdicts.is_good(staged.name, staged.digest, staged.directory)
         log.info("model %s: last known good is now %.12s", staged.name, staged.digest)

@@ -106,7 +106,7 @@ class Standing:
 
         An ensemble waits for members that it fits.
         """
-        wish, reason, draft = self.wishes[name], _told(failure), failure.draft
+        wish, reason, draft = self.wishes[name], told(failure), failure.draft
         if draft is not None:
             may_fit = wish.serving is None or (failure.misfit and not draft.is_overridden)
             waits = draft.is_ensemble and may_fit
@@ -120,7 +120,7 @@ class Standing:
 
     def still_fails(self, failure: Failure, made_anew: list[ModelEntry]) -> list[ModelEntry]:
         """What serves, with the reason why what was to be does not."""
-        return [replace(entry, reason=_told(failure)) for entry in made_anew]
+        return [replace(entry, reason=told(failure)) for entry in made_anew]
 
     def _loaded(self, name: str) -> tuple[LoadedModel, ...]:
         entries = self._registry.snapshot.entries.values()
@@ -134,7 +134,8 @@ def entries_of(
     return [ModelEntry(name, version, state, reason) for version in versions]
 
 
-def _told(failure: Failure) -> str:
+def told(failure: Failure) -> str:
+    """Why, in the paths that people know."""
     reason = str(failure.error)
     if failure.draft is not None:
         reason = failure.draft.files.as_shown(reason)

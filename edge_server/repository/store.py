@@ -130,6 +130,10 @@ class ModelStore:
         if lock is not None:
             os.close(lock)
 
+    @property
+    def directory(self) -> Path:
+        return self._directory
+
     def stage(self, tree: ModelTree) -> StagedModel:
         """Copy what `tree` saw; returns when the copy would outlive a power cut.
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from edge_server.errors import EdgeServerError, InternalError, ModelConfigError, Unavailable
 from edge_server.repository.content import TornModel
 from edge_server.repository.shortages import Shortages
+from edge_server.repository.standing import told
 from edge_server.repository.store import StagedModel
 
 if TYPE_CHECKING:
@@ -76,17 +77,19 @@ class Updates:
             for staged in others:
                 self._ledger.accept(staged)
                 loading.enter_context(self._store.loading(staged))
-            failed = {entry.name for entry in self._loader.load_all(stop)}
+            failed = {entry.name: entry.reason for entry in self._loader.load_all(stop)}
         for staged in suspects:
             if stop is not None and stop.is_set():
                 break
             self._ledger.accept(staged)
             with self._store.loading(staged):
-                failed |= self._loader.load(staged.name).keys()
+                failures = self._loader.load(staged.name)
+                failed |= {name: told(failure) for name, failure in failures.items()}
         for name, staged in kept.items():
             if name not in failed:
                 self._ledger.serves_again(staged)
             else:
+                self._ledger.failed(name, failed[name], staged.digest)
                 self._shortages.keep(name, staged, time.monotonic())
         return kept
 
@@ -106,6 +109,8 @@ class Updates:
                 log.debug("model %s: %s", change.name, error)
                 self._ledger.count("torn")
                 torn.append(change.name)
+            except QuarantinedModel as error:
+                self._refuse(change.name, error, error.digest)
             except EdgeServerError as error:
                 self._refuse(change.name, error)
         with self._changed:
@@ -180,9 +185,10 @@ class Updates:
             raise ModelConfigError(tree.fault)
         staged = self._store.stage(tree)
         if reason := self._store.quarantined(staged.digest):
-            raise ModelConfigError(
+            raise QuarantinedModel(
                 f"{tree.directory}: quarantined: {reason}; put another model there, or let it out "
-                f"with `edge-server models release {tree.name}`"
+                f"with `edge-server models release {tree.name}`",
+                staged.digest,
             )
         return _Work(staged, self._ledger.accept(staged, tree.directory))
 
@@ -202,7 +208,8 @@ class Updates:
             except Exception as error:
                 log.exception("model %s: updating failed", name)
                 text = f"model '{name}': unexpected {type(error).__name__}: {error}; see the log"
-                self._refuse(name, InternalError(text))
+                digest = "" if work.staged is None else work.staged.digest
+                self._refuse(name, InternalError(text), digest)
 
     def _carry_out(self, name: str, work: _Work) -> None:
         staged, serving = work.staged, self._ledger.serving(name)
@@ -225,7 +232,10 @@ class Updates:
             self.note_what_serves()
             return
         self._ledger.count("failed")
-        if isinstance(failure.error, Unavailable):
+        is_short = isinstance(failure.error, Unavailable)
+        waits = is_short or failure.misfit
+        self._ledger.failed(name, told(failure), staged.digest, waits=waits)
+        if is_short:
             self._shortages.keep(name, staged, time.monotonic())
         else:
             self._shortages.forget(name)
@@ -233,12 +243,21 @@ class Updates:
             # What fits nothing yet may fit with the next change of another model.
             self._ledger.decline(name, work.before)
 
-    def _refuse(self, name: str, error: EdgeServerError) -> None:
+    def _refuse(self, name: str, error: EdgeServerError, digest: str = "") -> None:
         self._ledger.count("failed")
+        self._ledger.failed(name, str(error), digest)
         try:
             self._loader.refuse(name, error)
         except Unavailable:
             log.debug("model %s: not refused: the server ends", name)
+
+
+class QuarantinedModel(ModelConfigError):
+    """What was delivered is in quarantine; `digest` is of its content."""
+
+    def __init__(self, text: str, digest: str) -> None:
+        super().__init__(text)
+        self.digest = digest
 
 
 class _Work:

@@ -102,7 +102,8 @@ class Log(Section, frozen=True):
 
     Attributes:
         info: lines about what goes on as it should; likewise `warning` and `error`.
-        format: `default` is short times for a terminal and priorities for the journal.
+        format: `default` is short times for a terminal and priorities for the journal; `json` an
+            object for each line, with time, level, logger, thread and text.
         file: lines are appended there, not written to stderr.
     """
 
@@ -110,7 +111,7 @@ class Log(Section, frozen=True):
     info: bool = True
     warning: bool = True
     error: bool = True
-    format: Literal["default", "ISO8601"] = "default"
+    format: Literal["default", "ISO8601", "json"] = "default"
     file: str | None = None
 
 

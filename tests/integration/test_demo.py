@@ -129,11 +129,19 @@ def processes_with(text: str) -> list[str]:
     return found
 
 
-def test_a_picture_that_cannot_be_written_is_a_warning(tmp_path: Path) -> None:
-    (tmp_path / "lanes.png").mkdir()
+def test_a_picture_that_cannot_be_written_is_a_warning() -> None:
+    # Nobody makes files there, root neither.
+    done = demo(Path("/proc"), "--frames", "2")
+    assert done.returncode == 0, done.stderr
+    assert "warning: lanes.png: cannot be written: No such file" in done.stderr
+
+
+def test_a_picture_that_is_there_stays(tmp_path: Path) -> None:
+    (tmp_path / "lanes.png").write_text("somebody's")
     done = demo(tmp_path, "--frames", "2")
     assert done.returncode == 0, done.stderr
-    assert "warning: lanes.png: cannot be written: Is a directory" in done.stderr
+    assert f"is in {tmp_path}/lanes-2.png" in done.stdout
+    assert (tmp_path / "lanes.png").read_text() == "somebody's"
 
 
 def test_without_opencv_it_says_what_is_missing(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from tests.integration.conftest import Process
 
+PORTS = ("--grpc-port=0", "--metrics-port=0")
 PATIENCE_S = 30.0
 
 
@@ -116,7 +117,7 @@ def test_an_output_alone_needs_only_its_own_branch_and_an_error_is_the_steps_own
 def test_a_model_that_cannot_be_warmed_up_does_not_load(repository: Path) -> None:
     (repository / "three" / "warmup" / "data").write_bytes(b"1234")
     done = subprocess.run(
-        [sys.executable, "-m", "edge_server", "check", "--model-repository", str(repository)],
+        [sys.executable, "-m", "edge_server", "check", f"--model-repository={repository}", *PORTS],
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     Start = Callable[..., Process]
     Client = Callable[[Process], triton.InferenceServerClient]
 
+PORTS = ("--grpc-port=0", "--metrics-port=0")
 MODELS = Path(__file__).parents[2] / "models"
 REQUESTS = 3
 PLANES_BYTES = 3 * 360 * 640 * 4
@@ -144,7 +145,7 @@ def test_a_gpu_without_room_costs_its_model_and_no_other(
 def test_check_proves_a_model_on_its_gpu(gpu_machine: Callable[[str], None]) -> None:
     gpu_machine(f"memory={PLANES_BYTES // 2}")
     done = subprocess.run(
-        [sys.executable, "-m", "edge_server", "check", "--model-repository", str(MODELS)],
+        [sys.executable, "-m", "edge_server", "check", f"--model-repository={MODELS}", *PORTS],
         capture_output=True,
         text=True,
         timeout=30.0,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import socket
 import subprocess
@@ -70,7 +71,7 @@ def test_a_broken_repository_ends_with_78_and_the_fault_by_name(
     broken_models: Path, verb: str, damage: Callable[[Path], None], says: str
 ) -> None:
     damage(broken_models)
-    port = ["--grpc-port=0", "--metrics-port=0"] if verb == "run" else []
+    port = ["--grpc-port=0", "--metrics-port=0"]
     done = run_to_its_end(verb, "--model-repository", str(broken_models), *port)
     assert done.returncode == 78
     assert says in done.stderr
@@ -106,6 +107,26 @@ def test_a_wrong_camera_uri_ends_with_78_and_is_not_tried_again() -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("camera", "code", "says"),
+    [
+        ("front=synthetic://road?sed=7", 78, "unknown option 'sed'"),
+        ("front=/nowhere/road.mp4", 69, "no such file or folder"),
+    ],
+)
+def test_a_wrong_camera_is_told_before_a_model_is_loaded(
+    broken_models: Path, camera: str, code: int, says: str
+) -> None:
+    # A model that cannot be loaded would be told first, were it looked at.
+    truncate_onnx(broken_models)
+    port = ["--grpc-port=0", "--metrics-port=0"]
+    repository = ["--model-repository", str(broken_models)]
+    done = run_to_its_end("run", *repository, *port, f"--camera={camera}")
+    assert done.returncode == code
+    assert says in done.stderr
+    assert "model.onnx" not in done.stderr
+
+
 def test_an_unreadable_video_ends_with_69_and_its_path(tmp_path: Path) -> None:
     video = tmp_path / "road.mp4"
     video.write_bytes(b"\0" * 1000)
@@ -128,3 +149,11 @@ def test_an_unknown_key_ends_with_78_and_the_nearest_one(tmp_path: Path) -> None
     done = run_to_its_end("run", "--config", str(config))
     assert done.returncode == 78
     assert done.stderr == (f'edge-server: {config}: grpc.prot: unknown key; did you mean "port"?\n')
+
+
+def test_with_json_every_line_is_an_object_the_last_one_too() -> None:
+    port = ["--grpc-port=0", "--metrics-port=0", "--log-format=json"]
+    done = run_to_its_end("run", "--model-repository=/nowhere", *port)
+    lines = [json.loads(line) for line in done.stderr.splitlines()]
+    assert "model repository cannot be read" in lines[-1]["text"]
+    assert lines[-1]["level"] == "error"

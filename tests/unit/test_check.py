@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import socket
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from edge_server.check import check
-from edge_server.errors import SettingsError
+from edge_server.check import Findings, check
 from edge_server.settings import read_settings
 
 if TYPE_CHECKING:
@@ -24,14 +24,25 @@ output { name: "x" data_type: TYPE_FP32 dims: [ 4 ] }
 """
 
 
+# Any port: the usual ones may be taken on this machine.
+PORTS: dict[str, Any] = {"grpc": {"port": 0}, "metrics": {"port": 0}}
+
+
+def checked(**sections: Any) -> Findings:
+    for name, keys in PORTS.items():
+        sections[name] = {**keys, **sections.get(name, {})}
+    return check(read_settings(None, sections))
+
+
 def check_with(repository: Path, **sections: Any) -> list[str]:
-    return check(read_settings(None, {"repository": {"paths": [str(repository)]}, **sections}))
+    findings = checked(repository={"paths": [str(repository)]}, **sections)
+    assert not findings.faults
+    assert not findings.unavailable
+    return findings.well
 
 
 def faults_of(repository: Path, **sections: Any) -> list[str]:
-    with pytest.raises(SettingsError) as caught:
-        check_with(repository, **sections)
-    return str(caught.value).splitlines()
+    return checked(repository={"paths": [str(repository)]}, **sections).faults
 
 
 @pytest.mark.parametrize("paths", [["nothing"], []])
@@ -39,8 +50,7 @@ def test_a_repository_without_models_is_told(tmp_path: Path, paths: list[str]) -
     folders = [tmp_path / path for path in paths]
     for folder in folders:
         folder.mkdir()
-    settings = read_settings(None, {"repository": {"paths": [str(folder) for folder in folders]}})
-    (line,) = check(settings)
+    (line,) = checked(repository={"paths": [str(folder) for folder in folders]}).well
     assert line.startswith("warning: no models in ")
     assert all(str(folder) in line for folder in folders)
 
@@ -100,12 +110,40 @@ def test_the_brokers_files_are_read(tmp_path: Path, files: dict[str, str], says:
     assert str(tmp_path) in fault
 
 
-def test_what_was_found_well_is_told(repository: Path, write_model: WriteModel) -> None:
+def test_good_models_are_told_beside_a_faulty_one(
+    repository: Path, write_model: WriteModel
+) -> None:
     write_model("echo", IDENTITY)
-    assert check_with(repository, mqtt={"host": "broker"}) == [
-        "model echo version 1: READY",
-        "mqtt broker:1883: lanes and status go there",
-    ]
+    write_model("broken", "no such field")
+    findings = checked(repository={"paths": [str(repository)]})
+    assert findings.well == ["model echo version 1: READY"]
+    (fault,) = findings.faults
+    assert "broken" in fault
+
+
+def test_a_broker_that_is_away_is_a_warning(repository: Path, write_model: WriteModel) -> None:
+    write_model("echo", IDENTITY)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    model, broker = check_with(repository, mqtt={"host": "127.0.0.1", "port": port})
+    assert model == "model echo version 1: READY"
+    assert broker.startswith(f"warning: mqtt 127.0.0.1:{port}: Connection refused; ")
+
+
+def test_a_taken_port_is_told(repository: Path) -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as grpc,
+        socket.create_server(("127.0.0.1", 0)) as metrics,
+    ):
+        ports = [each.getsockname()[1] for each in (grpc, metrics)]
+        findings = checked(
+            repository={"paths": [str(repository)]},
+            grpc={"port": ports[0]},
+            metrics={"port": ports[1]},
+        )
+    told_grpc, told_metrics = findings.unavailable
+    assert told_grpc.startswith(f"gRPC cannot listen on 127.0.0.1:{ports[0]}: Address already in")
+    assert told_metrics.startswith(f"metrics cannot listen on 127.0.0.1:{ports[1]}: Address alr")
 
 
 def test_certificates_are_tried(repository: Path, authority: Authority, tmp_path: Path) -> None:
@@ -134,14 +172,13 @@ def test_only_the_models_of_the_start_are_loaded(repository: Path, write_model: 
     write_model("echo", IDENTITY)
     write_model("broken", "no such field")
     settings = {"paths": [str(repository)], "mode": "explicit"}
-    (line,) = check(read_settings(None, {"repository": {**settings, "load": ["echo"]}}))
+    (line,) = checked(repository={**settings, "load": ["echo"]}).well
     assert line == "model echo version 1: READY"
-    (line,) = check(read_settings(None, {"repository": settings}))
+    (line,) = checked(repository=settings).well
     assert line.startswith("warning: mode explicit and no --load-model")
-    with pytest.raises(SettingsError, match="absent"):
-        check(read_settings(None, {"repository": {**settings, "load": ["absent"]}}))
-    with pytest.raises(SettingsError, match="broken"):
-        check(read_settings(None, {"repository": {**settings, "load": ["*"]}}))
+    for load, name in (("absent", "absent"), ("*", "broken")):
+        (fault,) = checked(repository={**settings, "load": [load]}).faults
+        assert name in fault
 
 
 def test_what_a_configuration_may_leave_out_is_as_chosen(
@@ -149,6 +186,6 @@ def test_what_a_configuration_may_leave_out_is_as_chosen(
 ) -> None:
     write_onnx(write_model("add", "") / "1" / "model.onnx")
     settings = {"paths": [str(repository)]}
-    assert check(read_settings(None, {"repository": settings}))
-    with pytest.raises(SettingsError, match="add"):
-        check(read_settings(None, {"repository": {**settings, "auto_complete": False}}))
+    assert not checked(repository=settings).faults
+    (fault,) = checked(repository={**settings, "auto_complete": False}).faults
+    assert "add" in fault

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from edge_server.cli import run_command
+from edge_server.flags.table import GROUPS
 
 LANES = Path(__file__).parents[2] / "models/laneDetect_model"
 _HEAVY = "heavy = {'numpy', 'grpc', 'cv2', 'paho', 'msgspec', 'google'} & set(sys.modules)\n"
@@ -88,20 +89,45 @@ def test_a_wrong_flag_is_a_usage_error_and_names_the_nearest(
         assert says in capsys.readouterr().err
 
 
-def test_help_groups_the_flags_and_says_which_have_no_effect(
-    capsys: pytest.CaptureFixture[str],
+def help_of(verb: str, flag: str, capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit) as ended:
+        run_command([verb, flag])
+    assert ended.value.code == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("verb", ["run", "check"])
+def test_help_groups_what_can_be_chosen_with_defaults_and_an_example(
+    verb: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(SystemExit):
-        run_command(["run", "--help"])
-    text = capsys.readouterr().out
-    for said in ("Model repository:", "gRPC:", "Metrics:", "Deprecated:", "no effect: "):
+    monkeypatch.setenv("COLUMNS", "100")
+    text = help_of(verb, "--help", capsys)
+    for said in ("Model repository:", "gRPC:", "Metrics:", "(default: 8001)", "(default: none)"):
         assert said in text
+    assert f"edge-server {verb} --model-repository models --camera front=road.mp4" in text
+    assert "no effect: " not in text
+    assert "--http-port" not in text
+    assert "Deprecated:" not in text
+    assert len(text.splitlines()) < 120
+
+
+def test_the_rest_of_tritonservers_flags_has_a_help_of_its_own(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    text = help_of("run", "--help-triton", capsys)
+    for said in ("--http-port", "no effect: ", "refused: ", "Deprecated:", "(default: 8001)"):
+        assert said in text
+    for flags in GROUPS.values():
+        for flag in flags:
+            assert f"--{flag.name}" in text
 
 
 def test_check_tells_of_flags_without_effect(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = ["--model-repository", str(tmp_path), "--backend-directory", "/opt"]
+    ports = ["--grpc-port=0", "--metrics-port=0"]
+    arguments = ["--model-repository", str(tmp_path), "--backend-directory", "/opt", *ports]
     assert run_command(["check", *arguments]) == 0
     assert "note: --backend-directory=/opt has no effect: " in capsys.readouterr().out
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from edge_server.cameras.picture import write_picture
-from edge_server.demo import KEPT, Inbox
+from edge_server.demo import KEPT, Inbox, free_name
 from edge_server.errors import SourceError
 
 if TYPE_CHECKING:
@@ -33,3 +33,12 @@ def test_a_picture_that_cannot_be_encoded_leaves_no_file(tmp_path: Path) -> None
 def test_a_picture_that_is_empty_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="cannot be encoded"):
         write_picture(tmp_path / "lanes.png", np.zeros((0, 4, 3), np.uint8))
+
+
+def test_a_picture_never_takes_the_place_of_another_file(tmp_path: Path) -> None:
+    picture = tmp_path / "lanes.png"
+    assert free_name(picture) == picture
+    picture.write_text("somebody's")
+    assert free_name(picture) == tmp_path / "lanes-2.png"
+    (tmp_path / "lanes-2.png").symlink_to("nowhere")
+    assert free_name(picture) == tmp_path / "lanes-3.png"

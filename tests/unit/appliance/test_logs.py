@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from typing import TYPE_CHECKING, Any
@@ -134,3 +135,36 @@ def test_what_a_client_sent_does_not_fill_the_disk(told: Any, tmp_path: Path) ->
     (line,) = [x for x in (tmp_path / "log").read_text().splitlines() if "xxx" in x]
     assert len(line) < 20_000
     assert line.endswith(" characters more")
+
+
+def test_json_is_an_object_for_each_line_whatever_it_quotes(root: Any, tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    switches = set_up_logging(0, json=True, path=str(path))
+    log.info("it says %s", 'two\nlines, "quotes" and \x1b[31m')
+    try:
+        int("why")
+    except ValueError:
+        log.exception("it failed")
+    # A client that asks for whole times has them already.
+    switches.change(iso8601=True)
+    log.warning("x" * 100_000)
+    lines = path.read_text().splitlines()
+    first, second, third = map(json.loads, lines)
+    assert first["text"] == 'it says two\nlines, "quotes" and \x1b[31m'
+    assert (first["level"], first["logger"], first["thread"]) == ("info", "tested", "MainThread")
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", first["time"])
+    assert second["text"] == "it failed"
+    assert second["traceback"].endswith("'why'")
+    assert third["text"].endswith("characters more")
+    assert not any("\x1b" in line for line in lines)
+
+
+def test_json_in_the_journal_has_its_priority(
+    root: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("JOURNAL_STREAM", "1:2")
+    set_up_logging(0, json=True).change(iso8601=True)
+    log.warning("it warns")
+    said = capsys.readouterr().err
+    assert said.startswith('<4>{"time": ')
+    assert json.loads(said[3:])["text"] == "it warns"

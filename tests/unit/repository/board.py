@@ -13,6 +13,7 @@ from edge_server.repository.source import AcceptedModels
 from edge_server.repository.store import ModelStore
 from edge_server.repository.tree import look
 from edge_server.repository.updates import Updates
+from edge_server.repository.verdicts import Verdicts
 from edge_server.serving.registry import ModelRegistry
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class Board:
         self.registry = ModelRegistry()
         accepted = AcceptedModels()
         self.store = ModelStore(self.folder / "store")
-        self.ledger = Ledger(accepted, self.store)
+        self.ledger = Ledger(accepted, self.store, Verdicts(self.store.directory, []))
         self.budget = MemoryBudget(0, self.folder)
         self.loader = RepositoryLoader(self.registry, accepted, budget=self.budget)
         self.updates = Updates(self.loader, self.ledger, self.store, budget=self.budget)

@@ -26,6 +26,7 @@ from edge_server.repository.manifest import read_manifest
 from edge_server.repository.source import AcceptedModels
 from edge_server.repository.store import ModelStore
 from edge_server.repository.updates import Updates
+from edge_server.repository.verdicts import Verdicts
 from edge_server.repository.watcher import RepositoryWatcher
 from edge_server.requests import InferRequest
 from edge_server.serving.data_plane import DataPlane
@@ -282,7 +283,7 @@ class Machine(RuleBasedStateMachine):
         self.plane = DataPlane(self.registry)
         accepted = AcceptedModels()
         self.store = ModelStore(self.folder / "store", boot="test")
-        ledger = Ledger(accepted, self.store)
+        ledger = Ledger(accepted, self.store, Verdicts(self.store.directory, []))
         self.loader = RepositoryLoader(
             self.registry,
             accepted,

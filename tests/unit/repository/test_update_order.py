@@ -17,6 +17,7 @@ from edge_server.repository.source import AcceptedModels
 from edge_server.repository.store import ModelStore
 from edge_server.repository.tree import look
 from edge_server.repository.updates import Updates
+from edge_server.repository.verdicts import Verdicts
 from edge_server.requests import InferRequest
 from edge_server.serving.data_plane import DataPlane
 from edge_server.serving.probation import ProbationTerms
@@ -49,7 +50,7 @@ class Bench:
         self.repository = folder / "repository"
         self.store = ModelStore(folder / "store", boot="1")
         registry, accepted = ModelRegistry(), AcceptedModels()
-        ledger = Ledger(accepted, self.store)
+        ledger = Ledger(accepted, self.store, Verdicts(self.store.directory, []))
         self.passed = threading.Event()
 
         def pass_on(draft: Draft) -> None:

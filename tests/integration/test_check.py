@@ -1,0 +1,101 @@
+"""`check` beside real brokers and daemons: what it finds well, and what `run` would meet."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.integration.conftest import Mosquitto, Process
+
+PATIENCE_S = 120.0
+MODELS = Path(__file__).parents[2] / "models"
+PORTS = ("--grpc-port=0", "--metrics-port=0")
+
+
+def edge(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "edge_server", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+
+
+@pytest.fixture
+def decode(tmp_path: Path) -> str:
+    """The argument for a repository with one small model."""
+    shutil.copytree(MODELS / "lane_decode", tmp_path / "models" / "lane_decode")
+    return f"--model-repository={tmp_path / 'models'}"
+
+
+@pytest.fixture
+def broker(tmp_path: Path, mosquitto_with: Callable[..., Mosquitto]) -> Mosquitto:
+    """Lets in who is `edge` with the password `right`."""
+    if shutil.which("mosquitto_passwd") is None:
+        pytest.skip("no mosquitto_passwd on this machine: apt install mosquitto")
+    users = tmp_path / "users"
+    subprocess.run(["mosquitto_passwd", "-b", "-c", users, "edge", "right"], check=True)
+    return mosquitto_with("allow_anonymous false", f"password_file {users}")
+
+
+def configured(folder: Path, broker: Mosquitto, password: Path) -> str:
+    config = folder / "config.toml"
+    config.write_text(
+        f'[mqtt]\nhost = "{broker.host}"\nport = {broker.port}\nusername = "edge"\n'
+        f'password_file = "{password}"\n'
+    )
+    return f"--config={config}"
+
+
+def test_a_wrong_password_is_a_fault_and_the_good_model_is_told(
+    tmp_path: Path, decode: str, broker: Mosquitto
+) -> None:
+    password = tmp_path / "password"
+    password.write_text("wrong\n")
+    config = configured(tmp_path, broker, password)
+    done = edge("check", *PORTS, decode, config)
+    assert done.returncode == 78
+    assert f"mqtt {broker.host}:{broker.port}: the broker refuses us: " in done.stderr
+    assert "model lane_decode version 1: READY" in done.stdout
+    password.write_text("right\n")
+    done = edge("check", *PORTS, decode, config)
+    assert done.returncode == 0, done.stderr
+    assert f"mqtt {broker.host}:{broker.port}: lets us in" in done.stdout
+
+
+def test_a_password_file_that_is_missing_ends_run_with_78(
+    tmp_path: Path, decode: str, broker: Mosquitto
+) -> None:
+    missing = tmp_path / "missing"
+    done = edge("run", *PORTS, decode, configured(tmp_path, broker, missing))
+    assert done.returncode == 78
+    assert f"mqtt.password_file: {missing}: cannot be read: No such file" in done.stderr
+
+
+def test_a_port_that_something_else_holds_ends_check_with_69(decode: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = edge("check", decode, f"--grpc-port={port}", "--metrics-port=0")
+    assert done.returncode == 69
+    assert f"gRPC cannot listen on 127.0.0.1:{port}: " in done.stderr
+    assert "model lane_decode version 1: READY" in done.stdout
+
+
+def test_check_is_well_beside_the_daemon_that_runs(
+    decode: str, start: Callable[..., Process]
+) -> None:
+    process = start(decode)
+    ports = (f"--grpc-port={process.port}", f"--metrics-port={process.metrics_port}")
+    done = edge("check", decode, *ports)
+    assert done.returncode == 0, done.stderr
+    assert "the daemon runs" in done.stdout

@@ -1,0 +1,166 @@
+"""Who pushes hears what the daemon makes of it, and gets back what was good."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.integration.conftest import Server
+
+PATIENCE_S = 120.0
+CONFIG = 'backend: "onnxruntime"'
+
+
+def network(number: float) -> bytes:
+    """y = x + number."""
+    tensor = helper.make_tensor("k", TensorProto.FLOAT, [1], [number])
+    io = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy"]
+    node = helper.make_node("Add", ["x", "k"], ["y"])
+    graph = helper.make_graph([node], "g", io[:1], io[1:], [tensor])
+    opsets = [helper.make_opsetid("", 17)]
+    data: bytes = helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString()
+    onnx.load_from_string(data)
+    return data
+
+
+def build(folder: Path, data: bytes, config: str = CONFIG) -> Path:
+    (folder / "1").mkdir(parents=True, exist_ok=True)
+    (folder / "config.pbtxt").write_text(config)
+    (folder / "1" / "model.onnx").write_bytes(data)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def repository(tmp_path: Path) -> Path:
+    place = tmp_path / "repository"
+    build(place / "m", network(1))
+    build(place / "other", network(100))
+    return place
+
+
+def models(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "edge_server", "models", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+
+
+def listed(repository: Path, store: Path) -> dict[str, dict[str, str]]:
+    done = models("list", repository, "--store", store, "--json")
+    assert done.returncode == 0, done.stderr
+    return {row["name"]: row["daemon"] for row in json.loads(done.stdout)}
+
+
+def test_a_push_says_what_the_daemon_makes_of_it(
+    serve: Callable[..., Server], tmp_path: Path
+) -> None:
+    server, store, made = serve(), tmp_path / "store", tmp_path / "made" / "m"
+    there = ("--to", server.repository, "--store", store)
+    good = models("push", build(made, network(2)), *there)
+    assert good.returncode == 0, good.stderr
+    assert "serves, and is watched beside what served before" in good.stdout
+    assert server.answer() == 2
+
+    for data, says in (
+        (network(9)[:60], "model.onnx"),
+        (network(float("nan")), "no finite element"),
+    ):
+        bad = models("push", build(made, data), *there)
+        assert bad.returncode == 1, bad.stdout
+        assert "m: refused: " in bad.stderr
+        assert says in bad.stderr
+        assert server.answer() == 2
+        again = models("push", made, *there)
+        assert (again.returncode, "m: refused: " in again.stderr) == (1, True), again.stderr
+    daemon = listed(server.repository, store)["m"]
+    assert daemon["outcome"] == "refused"
+    assert "no finite element" in daemon["reason"]
+    text = models("list", server.repository, "--store", store).stdout
+    assert "DAEMON" in text
+    assert f"m: {daemon['serves'][:12]} serves" in text
+
+    assert models("push", made, *there, "--no-wait").returncode == 0
+    back = models("rollback", "m", *there)
+    assert back.returncode == 1  # what was there before the NaN is the file of 60 bytes
+    last_good = models("rollback", "m", *there, "--to-last-good")
+    assert last_good.returncode == 0, last_good.stderr
+    assert "is what was last found good" in last_good.stdout
+    # Of 2 nobody asked often enough.
+    assert server.wait_for(1) <= {2}
+    assert listed(server.repository, store)["m"]["outcome"] in ("good", "on trial")
+
+
+def test_a_push_can_wait_until_the_probation_is_over(
+    serve: Callable[..., Server], tmp_path: Path
+) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text("[repository]\nprobation_requests = 20\nprobation_s = 0.5\n")
+    server, store, made = serve(f"--config={config}"), tmp_path / "store", tmp_path / "made" / "m"
+    command = ["push", build(made, network(3)), "--to", server.repository, "--until-passed"]
+    push = subprocess.Popen(
+        [sys.executable, "-m", "edge_server", "models", *map(str, command), f"--store={store}"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while push.poll() is None:
+        server.answer()
+    said, errors = push.communicate()
+    assert push.returncode == 0, errors
+    assert said.endswith(" serves\n")
+    daemon = listed(server.repository, store)["m"]
+    assert daemon["outcome"] == "good"
+    assert daemon["last_good"] == daemon["serves"]
+
+
+def test_who_insists_on_a_daemon_that_is_not_there_is_told(
+    serve: Callable[..., Server], repository: Path, tmp_path: Path
+) -> None:
+    made, store = build(tmp_path / "made" / "m", network(2)), tmp_path / "store"
+    there = ("--to", repository, "--store", store)
+    for _ in range(2):
+        assert models("push", made, *there).returncode == 0
+        insists = models("push", made, *there, "--wait")
+        assert insists.returncode == 69
+        assert "no daemon that runs there follows" in insists.stderr
+        # Nor does one that ended say anything.
+        server = serve()
+        assert server.process.terminate() == 0
+
+
+def test_over_ssh_the_daemon_there_says_what_it_makes_of_it(
+    serve: Callable[..., Server], repository: Path, tmp_path: Path
+) -> None:
+    # Runs the command as the login shell of the host would, with a Python that has nothing of ours.
+    ssh = tmp_path / "ssh"
+    ssh.write_text('#!/bin/sh\nwhile [ "$1" != -- ]; do shift; done\nshift 2\nexec sh -c "$*"\n')
+    ssh.chmod(0o755)
+    server, store, made = serve(), tmp_path / "store", tmp_path / "made" / "m"
+    there = ("--to", f"host:{repository}", "--ssh", ssh, "--store", store)
+    good = models("push", build(made, network(2)), *there, "--wait")
+    assert good.returncode == 0, good.stderr
+    assert server.answer() == 2
+    bad = models("push", build(made, network(9)[:60]), *there)
+    assert bad.returncode == 1
+    assert "m: refused: " in bad.stderr
+    table = models("list", f"host:{repository}", "--ssh", ssh, "--store", store).stdout
+    assert "refused" in table
+    back = models("rollback", "m", *there, "--to-last-good")
+    assert back.returncode == 0, back.stderr
+    server.wait_for(1)
+    away = models("rollback", "m", *there[:-1], tmp_path / "nowhere", "--to-last-good")
+    assert away.returncode == 1
+    assert "no daemon is known that follows it; name its store with --store" in away.stderr
