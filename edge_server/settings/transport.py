@@ -72,7 +72,7 @@ class Grpc(Section, frozen=True):
         insecure: allows another address than the loopback without TLS.
         socket: path of a Unix socket that serves beside TCP, with limits of its own.
         control: where calls that change the server (load, unload, shared memory, trace and log
-            settings) are answered.
+            settings) are answered. Beyond the loopback "everywhere" needs mutual TLS.
         max_message_bytes: of a request; a 4K BGR frame has 25 MB, and the protocol's own 2 GiB
             would let one client fill the board's memory. Answers are as long as models make them.
         max_pending_bytes: of all requests that are being read or answered, on TCP and on the socket
@@ -120,6 +120,18 @@ class Grpc(Section, frozen=True):
                 f"{self.host} is beyond the loopback, where anybody could ask and listen in plain "
                 "text; encrypt it with [grpc.tls] (--grpc-use-ssl=true), or say insecure = true "
                 "(--grpc-insecure) if that is meant"
+            )
+        if (
+            self.enabled
+            and self.control == "everywhere"
+            and not self.tls.mutual
+            and not is_loopback(self.host)
+        ):
+            raise ValueError(
+                f'control: "everywhere" on {self.host} lets whoever reaches it load models, which '
+                'may be programs; answer control calls on the Unix socket (control = "unix", '
+                '--grpc-control=unix) or nowhere ("off"), or ask clients for certificates (mutual '
+                "in [grpc.tls], --grpc-use-ssl-mutual=true)"
             )
         if self.socket is not None and not (
             0 < len(self.socket.encode()) <= _LONGEST_SOCKET_PATH_BYTES
