@@ -18,7 +18,6 @@ from edge_server.cameras.source import is_live
 from edge_server.cuda.devices import Devices
 from edge_server.errors import SettingsError, SourceError, StageStuck
 from edge_server.grpc_api.server import GrpcServer
-from edge_server.grpc_api.shared_memory import SharedMemory
 from edge_server.http_api.lane_latency import LaneLatency
 from edge_server.http_api.metrics import MetricsServer
 from edge_server.http_api.processor_use import ProcessorUse
@@ -105,7 +104,7 @@ class Daemon:
             settings.serving.name,
             VERSION,
             control=self.control,
-            shared_memory=SharedMemory() if settings.serving.client_shared_memory else None,
+            client_shared_memory=settings.serving.client_shared_memory,
             tracer=Tracer(_trace_rule(settings.trace), self._trace_writer),
             log_switches=log_switches,
         )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import os
+from pathlib import Path
 
 log = logging.getLogger(__name__)
 
@@ -47,3 +49,23 @@ def keep_large_buffers() -> bool:
         _M_ARENA_MAX: _ARENAS,
     }
     return all(mallopt(option, value) == 1 for option, value in chosen.items())
+
+
+def give_back() -> None:
+    """Give the kernel all pages that lie free; where libc cannot, they stay. It takes milliseconds,
+    in which who allocates may wait."""
+    try:
+        trim = ctypes.CDLL(None).malloc_trim
+    except (AttributeError, OSError):
+        return
+    trim.argtypes, trim.restype = (ctypes.c_size_t,), ctypes.c_int
+    trim(0)
+
+
+def resident_bytes() -> int:
+    """How much memory this process has now; 0 where the kernel does not tell."""
+    try:
+        pages = Path("/proc/self/statm").read_text().split()[1]
+    except OSError:
+        return 0
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")

@@ -11,9 +11,13 @@ import grpc
 from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2 as pb
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+from edge_server.grpc_api.arrivals import read_one
+from edge_server.grpc_api.methods import LONGEST_QUESTION_BYTES
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from edge_server.grpc_api.status import Read
     from edge_server.settings import Grpc, Restriction
 
 _TRITON = "/inference.GRPCInferenceService/"
@@ -116,8 +120,8 @@ class AccessRules:
 
     def update_refusal(self, method: str, request: bytes) -> str:
         """The same for what only the request tells: whether it changes a setting."""
-        if not self.control_refusal:
-            return ""
+        if not self.control_refusal or len(request) > LONGEST_QUESTION_BYTES:
+            return ""  # one that is too long changes nothing either
         try:
             changes = bool(UPDATES[method](request).settings)
         except DecodeError:
@@ -129,10 +133,14 @@ class AccessCheck(grpc.ServerInterceptor):
     """Turns away, before anything else is looked at, what the rules of its listener do not allow.
 
     A refusal is UNAVAILABLE, as Triton's own for restricted protocols.
+
+    Args:
+        read: takes a call's request.
     """
 
-    def __init__(self, rules: AccessRules) -> None:
+    def __init__(self, rules: AccessRules, read: Read = read_one) -> None:
         self._rules = rules
+        self._read = read
 
     def intercept_service(
         self,
@@ -146,17 +154,18 @@ class AccessCheck(grpc.ServerInterceptor):
         refusal = self._rules.refusal(method, _first(handler_call_details.invocation_metadata))
         if refusal:
             return _refusing(handler, refusal)
-        if method not in UPDATES or handler.unary_unary is None:
+        behaviour = handler.stream_unary
+        if method not in UPDATES or behaviour is None:
             return handler
-        behaviour = handler.unary_unary
 
-        def answer(request: bytes, context: grpc.ServicerContext) -> Any:
+        def answer(requests: Iterator[bytes], context: grpc.ServicerContext) -> Any:
+            request = self._read(requests, context)
             refusal = self._rules.update_refusal(method, request)
             if refusal:
                 context.abort(grpc.StatusCode.UNAVAILABLE, refusal)
-            return behaviour(request, context)
+            return behaviour(iter((request,)), context)
 
-        return grpc.unary_unary_rpc_method_handler(answer)
+        return grpc.stream_unary_rpc_method_handler(answer)
 
 
 def _first(metadata: Sequence[tuple[str, str | bytes]] | None) -> dict[str, str | bytes]:

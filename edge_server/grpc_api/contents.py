@@ -11,6 +11,8 @@ from edge_server.errors import InvalidRequest
 from edge_server.tensors import DataType, Tensor, element_count, shape_text
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
 # Which field of InferTensorContents carries a type; FP16 and BF16 travel raw only.
@@ -42,6 +44,8 @@ _TYPE_OF_FIELD = {
 # numpy's limit on 1.x; and more elements than any board has memory for.
 _MOST_DIMENSIONS = 32
 _MOST_ELEMENTS = 2**48
+# So many values become an array in one step, in which no other thread runs.
+_VALUES_AT_ONCE = 2**14
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,8 @@ class Declared:
                 f"{prefix}invalid datatype '{tensor.datatype[:32]}' for input '{tensor.name}' for "
                 f"model '{model}'; known: {', '.join(d.value for d in DataType)}"
             ) from None
-        shape = tuple(tensor.shape)
+        # No tuple of millions: one dimension too many tells enough.
+        shape = tuple(tensor.shape[: _MOST_DIMENSIONS + 1])
         if any(dim < 0 for dim in shape):
             raise InvalidRequest(
                 f"{prefix}All input dimensions should be specified for input '{tensor.name}' for "
@@ -84,10 +89,15 @@ class Declared:
     def count(self) -> int:
         return element_count(self.shape)
 
+    @property
+    def size_bytes(self) -> int:
+        """Of its raw contents; BYTES have any size."""
+        return self.count * self.datatype.numpy.itemsize
+
     def size_mismatch(self, got_bytes: int) -> InvalidRequest:
         return InvalidRequest(
             f"{self.prefix}input byte size mismatch for input '{self.name}' for model "
-            f"'{self.model}'. Expected {self.count * self.datatype.numpy.itemsize}, "
+            f"'{self.model}'. Expected {self.size_bytes}, "
             f"got {got_bytes}"
         )
 
@@ -101,7 +111,7 @@ def from_raw(declared: Declared, raw: memoryview) -> NDArray[Any]:
     if declared.datatype is DataType.BYTES:
         return _decode_bytes(declared, raw)
     dtype = declared.datatype.numpy
-    if len(raw) != declared.count * dtype.itemsize:
+    if len(raw) != declared.size_bytes:
         raise declared.size_mismatch(len(raw))
     return np.frombuffer(raw, dtype, declared.count)
 
@@ -128,16 +138,21 @@ def from_contents(declared: Declared, contents: Any) -> NDArray[Any]:
             )
     values = getattr(contents, field) if filled else ()
     if datatype is DataType.BYTES:
-        return _elements(declared, list(values))
+        # One too many tells enough.
+        return _elements(declared, values[: declared.count + 1], len(values))
     if len(values) != declared.count:
         raise declared.size_mismatch(len(values) * datatype.numpy.itemsize)
+    array = np.empty(declared.count, datatype.numpy)
     try:
-        return np.array(values, dtype=datatype.numpy)
+        for start in range(0, declared.count, _VALUES_AT_ONCE):
+            end = start + _VALUES_AT_ONCE
+            array[start:end] = np.array(values[start:end], datatype.numpy)
     except OverflowError as error:
         raise InvalidRequest(
             f"{declared.prefix}a value of input '{name}' for model '{model}' does not fit "
             f"{datatype.value}: {error}"
         ) from error
+    return array
 
 
 def to_raw(tensor: Tensor) -> memoryview:
@@ -174,20 +189,20 @@ def _decode_bytes(declared: Declared, raw: memoryview) -> NDArray[np.object_]:
             )
         elements.append(bytes(raw[offset : offset + length]))
         offset += length
-    return _elements(declared, elements)
+    return _elements(declared, elements, len(elements))
 
 
-def _elements(declared: Declared, elements: list[bytes]) -> NDArray[np.object_]:
+def _elements(declared: Declared, elements: Sequence[bytes], got: int) -> NDArray[np.object_]:
     prefix, where = declared.prefix, f"'{declared.name}' for model '{declared.model}'"
-    if len(elements) > declared.count:
+    if got > declared.count:
         raise InvalidRequest(
-            f"{prefix}unexpected number of string elements {len(elements)} for inference input "
-            f"{where}, expecting {declared.count}"
+            f"{prefix}unexpected number of string elements {got} for inference input {where}, "
+            f"expecting {declared.count}"
         )
-    if len(elements) < declared.count:
+    if got < declared.count:
         raise InvalidRequest(
             f"{prefix}expected {declared.count} string elements for inference input {where}, got "
-            f"{len(elements)}"
+            f"{got}"
         )
     array = np.empty(declared.count, dtype=np.object_)
     array[:] = elements

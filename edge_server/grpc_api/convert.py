@@ -14,14 +14,16 @@ from edge_server.grpc_api.contents import Declared, from_contents, from_raw, to_
 from edge_server.grpc_api.parameters import RequestParameters, read_parameters, write_parameter
 from edge_server.grpc_api.shared_memory import DISABLED, RegionSlice, region_of
 from edge_server.requests import InferRequest, InferResponse
-from edge_server.tensors import Tensor
+from edge_server.serving.request_check import check_names, check_tensor
+from edge_server.tensors import DataType, Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from edge_server.grpc_api.shared_memory import SharedMemory
+    from edge_server.model_config.config import ModelConfig
     from edge_server.requests import Cancellation
     from edge_server.serving.snapshot import LoadedModel
 
@@ -31,6 +33,8 @@ AS_IT_IS: Mapping[str, OutputForm] = MappingProxyType({})
 
 _NO_PARAMETERS = RequestParameters()
 _NO_BYTES = memoryview(b"")
+# Each string is an object of its own, of some fifty bytes even when it is short.
+_MOST_STRINGS = 2**20
 
 
 def to_infer_request(
@@ -39,6 +43,8 @@ def to_infer_request(
     timeout_s: float | None = None,
     cancellation: Cancellation | None = None,
     shared_memory: SharedMemory | None = None,
+    *,
+    config: ModelConfig | None = None,
 ) -> InferRequest:
     """The request that a `ModelInferRequest` carries.
 
@@ -47,35 +53,47 @@ def to_infer_request(
         raw: those; the tensors are views on them.
         timeout_s: how long the caller still waits; None is for ever.
         shared_memory: where tensors may be; None is nowhere.
+        config: of the model; what it does not take is not converted. None is left for later.
 
     Raises:
         InvalidRequest, NotFound: its tensors or parameters do not add up (Triton's texts).
+        Unavailable: tensors in shared memory are more than there is room for.
         Unsupported: it uses shared memory, which is off.
     """
     said = read_parameters(message.parameters) if message.parameters else _NO_PARAMETERS
-    prefix = f"[request id: {message.id or '<id_unknown>'}] "
+    like = InferRequest(message.model_name, {}, id=message.id)
+    prefix = like.log_prefix
+    names = _distinct("input", message.inputs, prefix)
+    outputs = _distinct("output", message.outputs, prefix)
+    if config is not None:
+        check_names(config, like, names, outputs)
+    taken = {} if config is None else {spec.name: spec for spec in config.inputs}
     raw_contents = iter(raw)
     inputs: dict[str, Tensor] = {}
+    strings = 0
     for tensor in message.inputs:
-        if tensor.name in inputs:
-            raise InvalidRequest(f"{prefix}input '{tensor.name}' already exists in request")
         declared = Declared.of(tensor, message.model_name, prefix)
+        if config is not None:
+            check_tensor(config, like, taken[tensor.name], declared.datatype, declared.shape)
+        if declared.datatype is DataType.BYTES:
+            strings += declared.count
+            if strings > _MOST_STRINGS:
+                raise InvalidRequest(
+                    f"{prefix}with input '{tensor.name}' for model '{message.model_name}' the "
+                    f"request has {strings} strings, at most {_MOST_STRINGS} are read; send large "
+                    "data as UINT8"
+                )
         place = _place(tensor, shared_memory) if tensor.parameters else None
         if place is None:
             array = _contents(declared, tensor, raw_contents, has_raw=bool(raw))
         else:
             array = _from_region(declared, tensor, place)
         inputs[tensor.name] = Tensor(array.reshape(declared.shape))
-    outputs: list[str] = []
-    for output in message.outputs:
-        if output.name in outputs:
-            raise InvalidRequest(f"{prefix}output '{output.name}' already exists in request")
-        outputs.append(output.name)
     return InferRequest(
         model_name=message.model_name,
         model_version=message.model_version,
         inputs=inputs,
-        outputs=tuple(outputs),
+        outputs=outputs,
         id=message.id,
         deadline=None if timeout_s is None else time.monotonic() + timeout_s,
         priority=said.priority,
@@ -146,6 +164,16 @@ def to_response_message(
     return message, raw
 
 
+def _distinct(kind: str, tensors: Iterable[Any], prefix: str) -> tuple[str, ...]:
+    """Their names, in order."""
+    names: dict[str, None] = {}
+    for tensor in tensors:
+        if tensor.name in names:
+            raise InvalidRequest(f"{prefix}{kind} '{tensor.name}' already exists in request")
+        names[tensor.name] = None
+    return tuple(names)
+
+
 def _contents(
     declared: Declared, tensor: Any, raw_contents: Iterator[memoryview], *, has_raw: bool
 ) -> NDArray[Any]:
@@ -172,6 +200,9 @@ def _from_region(declared: Declared, tensor: Any, place: RegionSlice) -> NDArray
             "unexpected 'content' provided when using shared memory for input tensor "
             f"'{declared.name}' for model '{declared.model}'"
         )
+    # Before anything is copied: who says more than the tensor has may say any number.
+    if declared.datatype is not DataType.BYTES and place.byte_size != declared.size_bytes:
+        raise declared.size_mismatch(place.byte_size)
     return from_raw(declared, place.read())
 
 

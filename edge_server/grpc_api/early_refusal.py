@@ -2,76 +2,84 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, NoReturn
+import threading
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from edge_server.errors import Unavailable
 from edge_server.grpc_api.status import status_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from edge_server.errors import EdgeServerError
 
     Refusal = Callable[[], EdgeServerError | None]
 
 
-class RefusableHandler(grpc.RpcMethodHandler):  # type: ignore[type-arg]
-    """A unary method whose calls end at once wherever `refusal` gives a reason.
+def refusable(
+    handler: grpc.RpcMethodHandler[Any, Any], refusal: Refusal, threads: Executor
+) -> grpc.RpcMethodHandler[Any, Any]:
+    """A handler like `handler`, whose calls end at once wherever `refusal` gives a reason.
 
     They are refused without a thread and without their message, at half the processor time: at ten
     times the load that can be served, what is left decides how much is served.
 
-    grpc asks a handler at each call which kind it is. To the wire a call with one request is a
-    stream of one, and a stream need not be read.
-
     Args:
-        handler: of the method.
+        handler: of a method that reads its one request itself, as those of `unary` do.
         refusal: called on the one thread that hears of all calls.
+        threads: where calls run that are let in.
     """
-
-    request_deserializer = None
-    response_serializer = None
-    response_streaming = False
-    unary_stream = None
-    stream_stream = None
-
-    def __init__(self, handler: grpc.RpcMethodHandler[Any, Any], refusal: Refusal) -> None:
-        self.unary_unary = handler.unary_unary
-        self.stream_unary = _Refuse(refusal)
-        self._refusal = refusal
-
-    @property
-    def request_streaming(self) -> bool:  # type: ignore[override]
-        return self._refusal() is not None
+    if handler.stream_unary is None:
+        raise TypeError("the method reads no stream")
+    return grpc.stream_unary_rpc_method_handler(_Refusable(handler.stream_unary, refusal, threads))
 
 
-class _Refuse:
-    """Ends a call for the reason that there is at this moment.
+class _Refusable:
+    """Answers a call, or ends it for the reason that there was when it came.
 
     Attributes:
         experimental_thread_pool: where grpc runs it; a grpc that does not know of this takes a
-            thread of the server's, which costs more and does no harm.
+            thread of the server's, and then each call is let in as far as its method lets it.
     """
 
-    def __init__(self, refusal: Refusal) -> None:
+    def __init__(
+        self, answer: Callable[[Iterator[bytes], Any], Any], refusal: Refusal, threads: Executor
+    ) -> None:
+        self._answer = answer
+        self.experimental_thread_pool = _Door(refusal, threads)
+
+    def __call__(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Any:
+        error = self.experimental_thread_pool.reason.error
+        if error is not None:
+            context.abort(status_of(error), str(error))
+        return self._answer(requests, context)
+
+
+class _Reason(threading.local):
+    error: EdgeServerError | None = None
+
+
+class _Door(ThreadPoolExecutor):
+    """Runs calls that are refused on the thread that brings them, and the others on `threads`."""
+
+    def __init__(self, refusal: Refusal, threads: Executor) -> None:
+        super().__init__(max_workers=1)
         self._refusal = refusal
-        self.experimental_thread_pool = _AtOnce(max_workers=1)
-
-    def __call__(self, _requests: object, context: grpc.ServicerContext) -> NoReturn:
-        error = self._refusal() or Unavailable("Exceeds maximum queue size")
-        context.abort(status_of(error), str(error))
-
-
-class _AtOnce(ThreadPoolExecutor):
-    """Runs what it is given on the thread that brings it; only for what never waits."""
+        self._call_threads = threads
+        self.reason = _Reason()
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        error = self._refusal()
+        if error is None:
+            return self._call_threads.submit(fn, *args, **kwargs)
         future: Future[Any] = Future()
+        self.reason.error = error
         try:
             future.set_result(fn(*args, **kwargs))
-        except Exception as error:  # noqa: BLE001 - as an executor does
-            future.set_exception(error)
+        except Exception as raised:  # noqa: BLE001 - as an executor does
+            future.set_exception(raised)
+        finally:
+            self.reason.error = None
         return future

@@ -25,15 +25,17 @@ class Exchange:
     """One request of a stream and its answers; it is also that request's `Cancellation`.
 
     Attributes:
-        id: the request's own, as far as it could be read.
+        size_bytes: of the request.
+        id: its own, as far as it could be read.
         decoupled: its answers do not wait for those of earlier requests.
         empty_final: the client wants to hear of the end even where nothing is said.
         forms: see `to_response_message`.
         finally_: called once, when the last answer has come.
     """
 
-    def __init__(self, stream: InferStream) -> None:
+    def __init__(self, stream: InferStream, size_bytes: int = 0) -> None:
         self._stream = stream
+        self.size_bytes = size_bytes
         self.id = ""
         self.model_name = ""
         self.model_version = ""

@@ -8,6 +8,8 @@ from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
 from edge_server.errors import InvalidRequest, Unsupported
+from edge_server.grpc_api.arrivals import read_one
+from edge_server.grpc_api.byte_budget import ByteBudget
 from edge_server.grpc_api.status import streaming, unary
 
 if TYPE_CHECKING:
@@ -15,39 +17,59 @@ if TYPE_CHECKING:
 
     import grpc
 
+    from edge_server.grpc_api.status import Read
+
     Handler = grpc.RpcMethodHandler[Any, Any]
+
+# Names, settings and questions are short; protobuf can blow up what it parses.
+LONGEST_QUESTION_BYTES = 64 * 1024
 
 
 def method_handlers(
-    service: Any, servicer: object, over_bytes: Collection[str] = ()
+    service: Any,
+    servicer: object,
+    over_bytes: Collection[str] = (),
+    read: Read = read_one,
+    budget: ByteBudget | None = None,
 ) -> dict[str, Handler]:
     """A handler for each method of `service`, a descriptor, that answers with `servicer`'s.
 
     Like those of the generated `add_…_to_server`, but that messages are parsed within the call,
     where a damaged one is the caller's error, and that the methods in `over_bytes` read and write
     bytes themselves. A method that `servicer` itself does not define answers UNIMPLEMENTED by name.
+
+    Args:
+        read, budget: see `unary`.
     """
+    budget = budget or ByteBudget()
+
+    def handler(method: Any, answer: Callable[..., Any]) -> Handler:
+        # Errors become statuses here rather than in an interceptor, which would cost every call.
+        if method.server_streaming:
+            return streaming(answer, method.full_name)
+        return unary(answer, method.full_name, read, budget)
+
     handlers = {}
     for method in service.methods:
         answer = getattr(servicer, method.name, None)
         if method.name not in vars(type(servicer)) or answer is None:
-            handlers[method.name] = _refusing(method)
+            handlers[method.name] = handler(method, _refusing(method))
         elif method.name in over_bytes:
-            handlers[method.name] = _handler(method, answer)
+            handlers[method.name] = handler(method, answer)
         else:
-            handlers[method.name] = _handler(method, _parsing(method, answer))
+            handlers[method.name] = handler(method, _parsing(method, answer))
     return handlers
-
-
-def _handler(method: Any, answer: Callable[..., Any]) -> Handler:
-    # Errors become statuses here rather than in an interceptor, which would cost every call.
-    return (streaming if method.server_streaming else unary)(answer, method.full_name)
 
 
 def _parsing(method: Any, answer: Callable[..., Any]) -> Callable[..., bytes]:
     read = GetMessageClass(method.input_type).FromString
 
     def answer_parsed(request: bytes, context: grpc.ServicerContext) -> bytes:
+        if len(request) > LONGEST_QUESTION_BYTES:
+            raise InvalidRequest(
+                f"a {method.input_type.name} of {len(request)} bytes is not read; it has "
+                f"{LONGEST_QUESTION_BYTES} at most"
+            )
         try:
             message = read(request)
         except DecodeError as error:
@@ -58,7 +80,7 @@ def _parsing(method: Any, answer: Callable[..., Any]) -> Callable[..., bytes]:
     return answer_parsed
 
 
-def _refusing(method: Any) -> Handler:
+def _refusing(method: Any) -> Callable[..., Any]:
     text = f"{method.name} is not offered by this server"
 
     def refuse(request: bytes, context: grpc.ServicerContext) -> bytes:  # noqa: ARG001
@@ -69,4 +91,4 @@ def _refusing(method: Any) -> Handler:
         yield b""
 
     # To the wire a call with one request is a stream of one.
-    return _handler(method, refuse_stream if method.server_streaming else refuse)
+    return refuse_stream if method.server_streaming else refuse

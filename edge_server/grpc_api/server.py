@@ -13,18 +13,21 @@ from edge_server.appliance.log_switches import LogSwitches
 from edge_server.errors import Unavailable
 from edge_server.grpc_api.access import AccessCheck, AccessRules
 from edge_server.grpc_api.admission import Admission
+from edge_server.grpc_api.arrivals import Arrivals
+from edge_server.grpc_api.byte_budget import ByteBudget
 from edge_server.grpc_api.call_threads import CallThreads
 from edge_server.grpc_api.call_traces import CallTraces
 from edge_server.grpc_api.credentials import server_credentials
+from edge_server.grpc_api.early_refusal import refusable
+from edge_server.grpc_api.shared_memory import SharedMemory
 from edge_server.grpc_api.triton import TritonServicer, answer_with
 from edge_server.grpc_api.unix_socket import UnixSocket
 from edge_server.serving.bounded_control import BoundedControl
 from edge_server.tracing.tracer import Tracer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
-    from edge_server.grpc_api.shared_memory import SharedMemory
     from edge_server.serving.control import ModelControl
     from edge_server.serving.data_plane import DataPlane
     from edge_server.settings import Grpc
@@ -52,7 +55,8 @@ class GrpcServer:
 
     Args:
         name: what clients are told the server is called.
-        control, shared_memory, log_switches: see `TritonServicer`.
+        control, log_switches: see `TritonServicer`.
+        client_shared_memory: clients may have regions.
         tracer: traces requests; None traces none.
 
     Raises:
@@ -69,7 +73,7 @@ class GrpcServer:
         version: str,
         *,
         control: ModelControl | None = None,
-        shared_memory: SharedMemory | None = None,
+        client_shared_memory: bool = False,
         tracer: Tracer | None = None,
         log_switches: LogSwitches | None = None,
     ) -> None:
@@ -80,9 +84,18 @@ class GrpcServer:
         self._servers: list[grpc.Server] = []
         self._threads: list[CallThreads] = []
         self._listening: list[str] = []
+        longest_bytes = settings.max_message_bytes
+        # With one request inside, another one shall fit.
+        self._budget = ByteBudget(max(settings.max_pending_bytes, 2 * longest_bytes))
+        self._arrivals = Arrivals(self._budget, settings.message_timeout_ms / 1e3, longest_bytes)
         if not settings.enabled:
             return
         log_switches = log_switches or LogSwitches()
+        shared_memory = (
+            SharedMemory(budget=self._budget, longest_bytes=longest_bytes)
+            if client_shared_memory
+            else None
+        )
 
         def servicer(gate: Admission) -> TritonServicer:
             return TritonServicer(
@@ -94,6 +107,7 @@ class GrpcServer:
                 shared_memory=shared_memory,
                 log_switches=log_switches,
                 traces=self._traces,
+                budget=self._budget,
             )
 
         try:
@@ -106,6 +120,7 @@ class GrpcServer:
             raise
 
     def start(self) -> None:
+        self._arrivals.start()
         for server, where in zip(self._servers, self._listening, strict=True):
             server.start()
             log.info("grpc: listening on %s", where)
@@ -131,6 +146,7 @@ class GrpcServer:
 
     def close(self) -> None:
         """Let go of the addresses, started or not."""
+        self._arrivals.close()
         for server in self._servers:
             server.stop(None).wait()
         self._servers.clear()
@@ -147,14 +163,24 @@ class GrpcServer:
     ) -> grpc.Server:
         rules = AccessRules.of(settings, unix=unix)
         threads = CallThreads(_THREADS, "grpc-unix" if unix else "grpc", self._traces.moments)
+
+        def read(requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
+            return self._arrivals.read(requests, context, threads.waiting)
+
         server = grpc.server(
             threads,  # type: ignore[arg-type]
             # An interceptor costs every call.
-            interceptors=[AccessCheck(rules)] if rules.refuse_any else [],
+            interceptors=[AccessCheck(rules, read)] if rules.refuse_any else [],
             options=channel_options(settings, unix=unix),
         )
         gate = Admission(_INFERENCES_AT_ONCE, _STREAMS_AT_ONCE)
-        answer_with(servicer(gate), server, lambda: _refusal(threads, gate))
+        answer_with(
+            servicer(gate),
+            server,
+            read,
+            self._budget,
+            lambda infer: refusable(infer, lambda: _refusal(threads, gate), threads),
+        )
         self._gates.append(gate)
         self._servers.append(server)
         self._threads.append(threads)

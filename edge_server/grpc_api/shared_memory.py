@@ -1,36 +1,32 @@
 """System shared memory of clients: tensors that do not travel through the socket.
 
 A region is a POSIX shared memory object that a client made under /dev/shm and registered here.
-Inputs are views on its mapping; outputs are written to it. Every place is checked against the
-registered size and against the file's size at that moment.
-
-What remains: a client that truncates its object between that check and the model's reading makes
-the kernel end this process with SIGBUS. That is why clients' shared memory is off unless the
-operator allows it; whoever can write to /dev/shm is trusted not to do that. Outputs are written
-with `pwrite`, which cannot fail so.
+Inputs are copied out of it and outputs are written to it, both through the object's descriptor and
+never through a mapping: a client may truncate its object at any moment, which would make the kernel
+end a process that reads a mapping, and it may change what is in it between a look and the next.
+Client shared memory is off unless the operator allows it, all the same: whoever may register sees
+and changes what others keep in /dev/shm under names that this user may open.
 """
 
 from __future__ import annotations
 
-import mmap
 import os
 import stat
 import threading
+import weakref
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edge_server.errors import (
-    AlreadyExists,
-    EdgeServerError,
-    InternalError,
-    InvalidRequest,
-    NotFound,
-    Unavailable,
-)
+import numpy as np
+
+from edge_server.errors import AlreadyExists, InternalError, InvalidRequest, NotFound, Unavailable
+from edge_server.grpc_api.byte_budget import MIB, ByteBudget
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from numpy.typing import NDArray
 
 DISABLED = (
     "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable."
@@ -38,17 +34,14 @@ DISABLED = (
 
 _RESERVED = "triton_python_backend_shm_region_"
 _LARGEST = 2**64 - 1
-_MOST_REGIONS = 1024
+# Each has a descriptor, of the 1024 that a process has where nobody says otherwise.
+_MOST_REGIONS = 256
 # Each is kept until somebody unregisters it.
 _LONGEST_NAME = 1024
 
 
 class Region:
-    """A registered part of a shared memory object.
-
-    Its mapping lives as long as somebody holds the region or a view on it, so that a region that
-    is unregistered while a model reads from it does not disappear.
-    """
+    """A registered part of a shared memory object, open as long as somebody holds the region."""
 
     def __init__(self, name: str, key: str, offset: int, byte_size: int, path: Path) -> None:
         self.name = name
@@ -61,33 +54,29 @@ class Region:
             self._file = os.open(path, flags)
         except (OSError, ValueError) as error:
             raise InternalError(f"Unable to open shared memory region: '{key}'") from error
-        try:
-            if not stat.S_ISREG(os.fstat(self._file).st_mode):
-                raise InternalError(f"Unable to open shared memory region: '{key}'")
-            if byte_size == 0 or offset + byte_size > os.fstat(self._file).st_size:
-                raise _invalid_arguments(name)
-            # From the start: a mapping begins at a page, a region need not.
-            mapping = mmap.mmap(self._file, offset + byte_size, prot=mmap.PROT_READ)
-        except EdgeServerError:
-            os.close(self._file)
-            raise
-        except (OSError, OverflowError, ValueError) as error:
-            os.close(self._file)
-            raise _invalid_arguments(name) from error
-        self._view = memoryview(mapping)[offset:]
+        weakref.finalize(self, os.close, self._file)
+        found = os.fstat(self._file)
+        if not stat.S_ISREG(found.st_mode):
+            raise InternalError(f"Unable to open shared memory region: '{key}'")
+        if byte_size == 0 or offset + byte_size > found.st_size:
+            raise InvalidRequest(f"failed to register shared memory region '{name}': invalid args")
 
-    def __del__(self) -> None:
-        if hasattr(self, "_view"):
-            os.close(self._file)
-
-    def read(self, offset: int, byte_size: int) -> memoryview:
-        """A view on these bytes of the region, without a copy.
+    def read(self, offset: int, byte_size: int) -> NDArray[np.uint8]:
+        """A copy of these bytes of the region.
 
         Raises:
             InvalidRequest: the object is smaller by now.
         """
         self._check_size(offset + byte_size)
-        return self._view[offset : offset + byte_size]
+        copy = np.empty(byte_size, np.uint8)
+        place, left = self.offset + offset, memoryview(copy)
+        while left:
+            read = os.preadv(self._file, [left], place)
+            if not read:
+                raise self._smaller()
+            place, left = place + read, left[read:]
+        copy.flags.writeable = False
+        return copy
 
     def write(self, offset: int, data: memoryview) -> None:
         """Put `data` there.
@@ -109,9 +98,12 @@ class Region:
 
     def _check_size(self, end: int) -> None:
         if os.fstat(self._file).st_size < self.offset + end:
-            raise InvalidRequest(
-                f"shared memory region '{self.name}' has become smaller than it was registered"
-            )
+            raise self._smaller()
+
+    def _smaller(self) -> InvalidRequest:
+        return InvalidRequest(
+            f"shared memory region '{self.name}' has become smaller than it was registered"
+        )
 
 
 @dataclass(frozen=True)
@@ -121,10 +113,16 @@ class RegionSlice:
     region: Region
     offset: int
     byte_size: int
+    of: SharedMemory
 
     def read(self) -> memoryview:
-        """See `Region.read`."""
-        return self.region.read(self.offset, self.byte_size)
+        """See `Region.read`.
+
+        Raises:
+            InvalidRequest: it is longer than a tensor may be, or the object is smaller by now.
+            Unavailable: there is no room for a copy.
+        """
+        return self.of.copy_of(self)
 
     def write(self, name: str, data: memoryview, parameters: Any) -> None:
         """Put the output `name` there, and say so in its `parameters`.
@@ -146,10 +144,22 @@ class RegionSlice:
 
 
 class SharedMemory:
-    """The regions that clients have registered, by name; any thread may ask."""
+    """The regions that clients have registered, by name; any thread may ask.
 
-    def __init__(self, directory: Path = Path("/dev/shm")) -> None:  # noqa: S108 - that is POSIX's place
+    Args:
+        budget: the bytes of inputs that were copied count there as long as anybody uses them.
+        longest_bytes: of one input: an object may be larger than all memory, and hold nothing.
+    """
+
+    def __init__(
+        self,
+        directory: Path = Path("/dev/shm"),  # noqa: S108 - that is POSIX's place
+        budget: ByteBudget | None = None,
+        longest_bytes: int = 64 * MIB,
+    ) -> None:
         self._directory = directory
+        self._budget = budget or ByteBudget()
+        self._longest_bytes = longest_bytes
         self._lock = threading.Lock()
         self._regions: dict[str, Region] = {}
 
@@ -230,7 +240,24 @@ class SharedMemory:
             raise InvalidRequest(f"Invalid offset for shared memory region: '{name}'")
         if offset + byte_size > region.byte_size:
             raise InvalidRequest(f"Invalid offset + byte size for shared memory region: '{name}'")
-        return RegionSlice(region, offset, byte_size)
+        return RegionSlice(region, offset, byte_size, self)
+
+    def copy_of(self, place: RegionSlice) -> memoryview:
+        """See `RegionSlice.read`."""
+        size_bytes = place.byte_size
+        if size_bytes > self._longest_bytes:
+            raise InvalidRequest(
+                f"a tensor of {size_bytes} bytes in shared memory region '{place.region.name}' is "
+                f"not read; it has {self._longest_bytes} at most (grpc.max_message_bytes)"
+            )
+        self._budget.take(size_bytes)
+        try:
+            copy = place.region.read(place.offset, size_bytes)
+        except BaseException:
+            self._budget.give(size_bytes)
+            raise
+        weakref.finalize(copy, self._budget.give, size_bytes)
+        return memoryview(copy)
 
 
 def region_of(tensor: str, parameters: Any) -> tuple[str, int, int] | None:
@@ -273,7 +300,3 @@ def _parameter(tensor: str, parameters: Any, key: str, kind: str) -> Any:
             f"invalid value type for '{key}' parameter for tensor '{tensor}', expected {kind}."
         )
     return getattr(value, kind)
-
-
-def _invalid_arguments(name: str) -> InvalidRequest:
-    return InvalidRequest(f"failed to register shared memory region '{name}': invalid args")

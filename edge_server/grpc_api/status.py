@@ -8,9 +8,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import grpc
 
 from edge_server import errors
+from edge_server.grpc_api.arrivals import read_one
+from edge_server.grpc_api.byte_budget import ByteBudget
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    Read = Callable[[Iterator[bytes], grpc.ServicerContext], bytes]
 
 log = logging.getLogger(__name__)
 
@@ -36,16 +40,32 @@ def status_of(error: errors.EdgeServerError) -> grpc.StatusCode:
     return STATUS.get(type(error), grpc.StatusCode.INTERNAL)
 
 
-def unary(behaviour: Callable[..., Any], method: str) -> grpc.RpcMethodHandler[Any, Any]:
-    """A handler that answers as `behaviour`, but whatever it raises ends as a clear status."""
+def unary(
+    behaviour: Callable[..., Any],
+    method: str,
+    read: Read = read_one,
+    budget: ByteBudget | None = None,
+) -> grpc.RpcMethodHandler[Any, Any]:
+    """A handler that answers as `behaviour`, but whatever it raises ends as a clear status.
 
-    def answer(request: bytes, context: grpc.ServicerContext) -> Any:
+    To the wire a call with one request is a stream of one. As such a stream the call reads its
+    request itself, so that somebody can see to it that the request comes.
+
+    Args:
+        read: takes the request.
+        budget: its bytes count there until it is answered; None is nowhere.
+    """
+    budget = budget or ByteBudget()
+
+    def answer(requests: Iterator[bytes], context: grpc.ServicerContext) -> Any:
+        request = read(requests, context)
         try:
-            return behaviour(request, context)
+            with budget.hold(len(request)):
+                return behaviour(request, context)
         except Exception as error:  # noqa: BLE001 - that is what this is for
             _abort(context, method, error)
 
-    return grpc.unary_unary_rpc_method_handler(answer)
+    return grpc.stream_unary_rpc_method_handler(answer)
 
 
 def streaming(behaviour: Callable[..., Any], method: str) -> grpc.RpcMethodHandler[Any, Any]:

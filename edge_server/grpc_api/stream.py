@@ -17,6 +17,7 @@ import grpc
 
 from edge_server.errors import EdgeServerError, InternalError, Unavailable
 from edge_server.grpc_api.admission import SHUTTING_DOWN
+from edge_server.grpc_api.byte_budget import ByteBudget
 from edge_server.grpc_api.exchange import Exchange
 
 if TYPE_CHECKING:
@@ -57,16 +58,20 @@ class InferStream:
         submit: starts a request.
         errors_end_it: the first error ends the call with its status.
         slow_reader_s: a model waits no longer for a client that takes no answer.
+        budget: a request's bytes count there until its last answer; without room the next one
+            waits, as it would be missing in a sequence.
     """
 
     def __init__(
         self,
         submit: Submit,
+        budget: ByteBudget | None = None,
         *,
         errors_end_it: bool = False,
         slow_reader_s: float = _SLOW_READER_S,
     ) -> None:
         self._submit = submit
+        self._budget = budget or ByteBudget()
         self._errors_end_it = errors_end_it
         self._slow_reader_s = slow_reader_s
         self._changed = threading.Condition()
@@ -141,6 +146,7 @@ class InferStream:
             if final:
                 self._open.discard(exchange)
                 exchange.callbacks.clear()
+                self._budget.give(exchange.size_bytes)
             exchange.answered = exchange.answered or final
             given_up = self._failure is not None
             self._changed.notify_all()
@@ -161,8 +167,10 @@ class InferStream:
     def _read(self, requests: Iterator[bytes]) -> None:
         try:
             for data in requests:
-                exchange = Exchange(self)
-                if not self._has_room():
+                exchange = Exchange(self, len(data))
+                if not self._has_room() or not self._budget.take_when_it_fits(
+                    exchange.size_bytes, lambda: self.over
+                ):
                     return
                 self._start(exchange, data)
         except grpc.RpcError:

@@ -10,6 +10,8 @@ from tritonclient.grpc import service_pb2_grpc
 
 from edge_server.appliance.log_switches import LogSwitches
 from edge_server.errors import InvalidRequest, NotFound, Unavailable, Unsupported
+from edge_server.grpc_api.arrivals import read_one
+from edge_server.grpc_api.byte_budget import ByteBudget
 from edge_server.grpc_api.call_traces import CallTraces
 from edge_server.grpc_api.cancellation import CallCancellation
 from edge_server.grpc_api.convert import (
@@ -18,7 +20,6 @@ from edge_server.grpc_api.convert import (
     to_infer_request,
     to_response_message,
 )
-from edge_server.grpc_api.early_refusal import RefusableHandler
 from edge_server.grpc_api.health import SERVICE as HEALTH
 from edge_server.grpc_api.health import HealthServicer
 from edge_server.grpc_api.known_messages import KnownRequests, KnownResponses
@@ -31,7 +32,7 @@ from edge_server.grpc_api.shared_memory import DISABLED
 from edge_server.grpc_api.statistics import statistics_message
 from edge_server.grpc_api.stream import InferStream
 from edge_server.grpc_api.trace_settings import update_trace_settings
-from edge_server.grpc_api.wire import read_request, write_response
+from edge_server.grpc_api.wire import read_load_request, read_request, write_response
 from edge_server.tracing.tracer import Tracer
 
 if TYPE_CHECKING:
@@ -39,14 +40,18 @@ if TYPE_CHECKING:
 
     import grpc
 
-    from edge_server.errors import EdgeServerError
     from edge_server.grpc_api.admission import Admission
     from edge_server.grpc_api.call_traces import UnaryTrace
     from edge_server.grpc_api.exchange import Exchange
+    from edge_server.grpc_api.methods import Handler
     from edge_server.grpc_api.shared_memory import SharedMemory
+    from edge_server.grpc_api.status import Read
     from edge_server.serving.control import ModelControl
     from edge_server.serving.data_plane import DataPlane
     from edge_server.serving.snapshot import LoadedModel
+
+# Methods that read and write bytes themselves.
+_OVER_BYTES = ("ModelInfer", "ModelStreamInfer", "RepositoryModelLoad")
 
 
 class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
@@ -58,6 +63,7 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
         shared_memory: the clients' regions; None where they may have none.
         log_switches: what LogSettings changes; None is one of its own.
         traces: which requests are traced; None is none.
+        budget: where the bytes of streams' requests count; None is one of its own.
     """
 
     def __init__(
@@ -71,6 +77,7 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
         shared_memory: SharedMemory | None = None,
         log_switches: LogSwitches | None = None,
         traces: CallTraces | None = None,
+        budget: ByteBudget | None = None,
     ) -> None:
         self._data_plane = data_plane
         self._admission = admission
@@ -82,6 +89,7 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
         self._traces = traces or CallTraces(Tracer())
         self._tracer = self._traces.tracer
         self._extensions = server_extensions(control, shared_memory, self._tracer)
+        self._budget = budget or ByteBudget()
         self._known_requests = KnownRequests()
         self._known_responses = KnownResponses()
 
@@ -149,7 +157,9 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
         message, raw = read_request(request)
         loaded = self._find_for_one_answer(message.model_name, message.model_version)
         shared_memory = self._shared_memory
-        asked = to_infer_request(message, raw, _patience_s(context), caller, shared_memory)
+        asked = to_infer_request(
+            message, raw, _patience_s(context), caller, shared_memory, config=loaded.config
+        )
         forms = output_forms(message, loaded, shared_memory) if asked.outputs else AS_IT_IS
         self._known_requests.remember(request, message, asked)
         if trace is not None:
@@ -175,6 +185,7 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
         requests = self._traces.reads(requests)
         stream = InferStream(
             lambda data, exchange: self._submit(data, exchange, context, requests),
+            self._budget,
             errors_end_it=("triton_grpc_error", "true") in [(m[0], m[1]) for m in metadata],
         )
         with self._admission.stream(stream.close):
@@ -193,7 +204,7 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
         exchange.finally_ = self._admission.leave_from_stream
         exchange.forms = output_forms(message, loaded, self._shared_memory)
         request = to_infer_request(
-            message, raw, _patience_s(context), exchange, self._shared_memory
+            message, raw, _patience_s(context), exchange, self._shared_memory, config=loaded.config
         )
         exchange.model_name, exchange.model_version = loaded.config.name, str(loaded.version)
         exchange.decoupled = loaded.config.decoupled
@@ -219,9 +230,10 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
             )
         return response
 
-    def RepositoryModelLoad(self, request: Any, context: Any) -> Any:
-        load_model(self._control, request)
-        return pb.RepositoryModelLoadResponse()
+    def RepositoryModelLoad(self, request: bytes, context: Any) -> bytes:
+        """The message as bytes, as it may bring a model's files; see `read_load_request`."""
+        load_model(self._control, read_load_request(request))
+        return b""
 
     def RepositoryModelUnload(self, request: Any, context: Any) -> Any:
         unload_model(self._control, request)
@@ -281,18 +293,22 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
 def answer_with(
     servicer: TritonServicer,
     server: grpc.Server,
-    refusal: Callable[[], EdgeServerError | None] = lambda: None,
+    read: Read = read_one,
+    budget: ByteBudget | None = None,
+    refused: Callable[[Handler], Handler] = lambda handler: handler,
 ) -> None:
     """Let `servicer` answer every method of the published services on `server`.
 
     Args:
-        refusal: why no inference can be let in now; None where one can.
+        read, budget: see `unary`.
+        refused: makes the handler of ModelInfer one that refuses before it reads.
     """
+    budget = budget or ByteBudget()
     service = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
-    infer = method_handlers(service, servicer, over_bytes=("ModelInfer", "ModelStreamInfer"))
-    infer["ModelInfer"] = RefusableHandler(infer["ModelInfer"], refusal)
+    infer = method_handlers(service, servicer, _OVER_BYTES, read, budget)
+    infer["ModelInfer"] = refused(infer["ModelInfer"])
     server.add_registered_method_handlers(service.full_name, infer)
-    health = method_handlers(HEALTH, servicer.health)
+    health = method_handlers(HEALTH, servicer.health, (), read, budget)
     server.add_registered_method_handlers(HEALTH.full_name, health)
 
 

@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 
 # Below this size protobuf's own parse, in C, is quicker than a walk in Python.
 _WALK_FROM_BYTES = 16 * 1024
-# What the walk does not know is left to protobuf up to this size: it can blow up what it parses.
-_PROTOBUF_UP_TO_BYTES = 1024 * 1024
+# So much is left to protobuf, which can make thirty times as much of what it parses, and lets no
+# other thread run meanwhile.
+_PROTOBUF_UP_TO_BYTES = 4 * 1024 * 1024
 
 _VARINT, _LENGTH_DELIMITED = 0, 2
 _FIXED_BYTES = {1: 8, 5: 4}
@@ -36,13 +37,23 @@ _LONGEST_VARINT = 10
 # megabytes of empty ones would take a board's memory; a request has some per input.
 _MOST_FIELDS = 1000
 _TOO_MANY_FIELDS = f"a ModelInferRequest of more than {_MOST_FIELDS} fields is not read"
+# A load's parameters are entries of two fields, key and value, and a value is one field.
+_LOAD_PARAMETERS = (3 << 3) | _LENGTH_DELIMITED
+_PARAMETER_VALUE = (2 << 3) | _LENGTH_DELIMITED
+_MOST_FIELDS_OF_PARAMETER = 4
+_TOO_MANY_IN_LOAD = (
+    f"a RepositoryModelLoadRequest of more than {_MOST_FIELDS} fields, or with a parameter of more "
+    f"than {_MOST_FIELDS_OF_PARAMETER}, is not read; bring a model of many files into the "
+    "repository instead"
+)
 
 
 def read_request(data: bytes) -> tuple[Any, list[memoryview]]:
     """A `ModelInferRequest` without its raw contents, and those as views on `data`.
 
     Raises:
-        InvalidRequest: `data` is no such message, or has more fields than any request needs.
+        InvalidRequest: `data` is no such message, has more fields than any request needs, or too
+            many bytes that are not raw contents.
     """
     walked = _walk(memoryview(data)) if len(data) >= _WALK_FROM_BYTES else None
     if walked is None and len(data) > _PROTOBUF_UP_TO_BYTES:
@@ -50,6 +61,12 @@ def read_request(data: bytes) -> tuple[Any, list[memoryview]]:
     try:
         if walked is not None:
             rest, raw = walked
+            if len(rest) > _PROTOBUF_UP_TO_BYTES:
+                raise InvalidRequest(
+                    f"the request has {len(rest)} bytes beside its raw_input_contents, at most "
+                    f"{_PROTOBUF_UP_TO_BYTES} are read; send large tensors in raw_input_contents "
+                    "instead of typed contents"
+                )
             return pb.ModelInferRequest.FromString(rest), raw
         message = pb.ModelInferRequest.FromString(data)
     except DecodeError as error:
@@ -59,6 +76,34 @@ def read_request(data: bytes) -> tuple[Any, list[memoryview]]:
     raw = [memoryview(entry) for entry in message.raw_input_contents]
     message.ClearField("raw_input_contents")
     return message, raw
+
+
+def read_load_request(data: bytes) -> Any:
+    """A `RepositoryModelLoadRequest`, which may bring files of any size, but not any number.
+
+    Raises:
+        InvalidRequest: `data` is no such message, or has more fields than any load needs.
+    """
+    if len(data) >= _WALK_FROM_BYTES:
+        _check_load(memoryview(data))
+    try:
+        return pb.RepositoryModelLoadRequest.FromString(data)
+    except DecodeError as error:
+        raise InvalidRequest(f"the request is no RepositoryModelLoadRequest: {error}") from error
+
+
+def _check_load(data: memoryview) -> None:
+    parts = [(data, _MOST_FIELDS, _LOAD_PARAMETERS)]
+    for part, most, inner in parts:  # grows while it is walked
+        for tag, _, place, after in _fields(part, most, _TOO_MANY_IN_LOAD):
+            if tag is None:
+                raise InvalidRequest(
+                    "the request is no RepositoryModelLoadRequest that this server can read"
+                )
+            if tag == _LOAD_PARAMETERS == inner:
+                parts.append((part[place:after], _MOST_FIELDS_OF_PARAMETER, _PARAMETER_VALUE))
+            elif tag == _PARAMETER_VALUE == inner:
+                parts.append((part[place:after], _MOST_FIELDS_OF_PARAMETER, 0))
 
 
 def write_response(message: Any, raw: Iterable[memoryview]) -> bytes:
@@ -108,7 +153,9 @@ def _walk(data: memoryview) -> tuple[bytes, list[memoryview]] | None:
     return b"".join(rest), raw
 
 
-def _fields(data: memoryview) -> Iterator[tuple[int | None, int, int, int]]:
+def _fields(
+    data: memoryview, most: int = _MOST_FIELDS, too_many: str = _TOO_MANY_FIELDS
+) -> Iterator[tuple[int | None, int, int, int]]:
     """Of each top-level field its tag, where it starts, where its value starts and ends.
 
     The tag is None, and the walk over, where a field is not understood.
@@ -118,7 +165,7 @@ def _fields(data: memoryview) -> Iterator[tuple[int | None, int, int, int]]:
     """
     end = len(data)
     start = 0
-    for _ in range(_MOST_FIELDS + 1):
+    for _ in range(most + 1):
         if start == end:
             return
         try:
@@ -138,7 +185,7 @@ def _fields(data: memoryview) -> Iterator[tuple[int | None, int, int, int]]:
             return
         yield tag, start, place, after
         start = after
-    raise InvalidRequest(_TOO_MANY_FIELDS)
+    raise InvalidRequest(too_many)
 
 
 def _read_varint(data: memoryview, place: int) -> tuple[int, int]:

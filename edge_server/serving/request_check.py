@@ -8,9 +8,11 @@ from edge_server.errors import InvalidRequest
 from edge_server.tensors import TensorSpec, shape_fits, shape_text
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from edge_server.model_config.config import ModelConfig
     from edge_server.requests import InferRequest
-    from edge_server.tensors import Tensor
+    from edge_server.tensors import DataType
 
 _BATCH_NOTE = (
     "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be "
@@ -24,9 +26,11 @@ def check_request(config: ModelConfig, request: InferRequest) -> None:
     """Raises: InvalidRequest: names, types or shapes are not what the model takes and gives."""
     inputs = request.inputs
     if request.outputs or inputs.keys() != config.input_names:
-        _check_names(config, request)
+        check_names(config, request, inputs, request.outputs)
     batch_sizes = {
-        spec.name: _check_tensor(config, request, spec, inputs[spec.name])
+        spec.name: check_tensor(
+            config, request, spec, inputs[spec.name].datatype, inputs[spec.name].shape
+        )
         for spec in config.inputs
         if spec.name in inputs
     }
@@ -46,17 +50,22 @@ def check_request(config: ModelConfig, request: InferRequest) -> None:
         )
 
 
-def _check_names(config: ModelConfig, request: InferRequest) -> None:
-    for name in request.outputs:
+def check_names(
+    config: ModelConfig, request: InferRequest, inputs: Collection[str], outputs: Collection[str]
+) -> None:
+    """Hold the names of tensors that `request` has, or will have, against those of the model.
+
+    Raises:
+        InvalidRequest: one is missing, or is none of the model's.
+    """
+    for name in outputs:
         if name not in config.output_names:
             raise InvalidRequest(f"unexpected inference output '{name}' for model '{config.name}'")
-    missing = [
-        spec.name for spec in config.inputs if not spec.optional and spec.name not in request.inputs
-    ]
+    missing = [spec.name for spec in config.inputs if not spec.optional and spec.name not in inputs]
     known = config.input_names
     least = sum(not spec.optional for spec in config.inputs)
-    most, got = len(known), len(request.inputs)
-    unexpected = [name for name in request.inputs if name not in known]
+    most, got = len(known), len(inputs)
+    unexpected = [name for name in inputs if name not in known]
     # The count is compared first: a wrong name among the right number is "unexpected".
     if not least <= got <= most or (missing and not unexpected):
         expected = f"{most} inputs"
@@ -64,37 +73,45 @@ def _check_names(config: ModelConfig, request: InferRequest) -> None:
             expected = f"number of inputs between {least} and {most}"
         raise InvalidRequest(
             f"{request.log_prefix}expected {expected} but got {got} inputs for model "
-            f"'{config.name}'. Got input(s) {_names(request.inputs)}, but missing required "
+            f"'{config.name}'. Got input(s) {_names(inputs)}, but missing required "
             f"input(s) {_names(missing)}. Please provide all required input(s)."
         )
     for name in unexpected:
         raise InvalidRequest(f"unexpected inference input '{name}' for model '{config.name}'")
 
 
-def _check_tensor(
-    config: ModelConfig, request: InferRequest, spec: TensorSpec, tensor: Tensor
+def check_tensor(
+    config: ModelConfig,
+    request: InferRequest,
+    spec: TensorSpec,
+    datatype: DataType,
+    shape: tuple[int, ...],
 ) -> int:
-    """The tensor's batch size, 0 where the model does not batch."""
-    if tensor.datatype is not spec.datatype:
+    """The batch size of an input of `request`, 0 where the model does not batch.
+
+    Raises:
+        InvalidRequest: the model takes another type or shape.
+    """
+    if datatype is not spec.datatype:
         raise InvalidRequest(
             f"{request.log_prefix}inference input '{spec.name}' data-type is "
-            f"'{tensor.datatype.value}', but model '{config.name}' expects "
+            f"'{datatype.value}', but model '{config.name}' expects "
             f"'{spec.datatype.value}'"
         )
     batched = config.max_batch_size > 0
-    if batched and not tensor.shape:
+    if batched and not shape:
         raise InvalidRequest(
             f"{request.log_prefix}input '{spec.name}' has no shape but model requires batch "
             f"dimension for '{config.name}'"
         )
     expected = config.full_shape(spec)
-    if not shape_fits(tensor.shape, expected):
+    if not shape_fits(shape, expected):
         raise InvalidRequest(
             f"{request.log_prefix}unexpected shape for input '{spec.name}' for model "
-            f"'{config.name}'. Expected {shape_text(expected)}, got {shape_text(tensor.shape)}. "
+            f"'{config.name}'. Expected {shape_text(expected)}, got {shape_text(shape)}. "
             f"{_BATCH_NOTE if batched else ''}"
         )
-    return tensor.shape[0] if batched else 0
+    return shape[0] if batched else 0
 
 
 def _names(names: object) -> str:

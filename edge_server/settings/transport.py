@@ -72,9 +72,13 @@ class Grpc(Section, frozen=True):
         insecure: allows another address than the loopback without TLS.
         socket: path of a Unix socket that serves beside TCP, with limits of its own.
         control: where calls that change the server (load, unload, shared memory, trace and log
-            settings) are answered.
+            settings) are answered. Beyond the loopback "everywhere" needs mutual TLS.
         max_message_bytes: of a request; a 4K BGR frame has 25 MB, and the protocol's own 2 GiB
             would let one client fill the board's memory. Answers are as long as models make them.
+        max_pending_bytes: of all requests that are being read or answered, on TCP and on the socket
+            together, with the tensors that were copied from shared memory.
+        message_timeout_ms: a call is cancelled whose request has not come by then; 25 MB take 2 s
+            at 100 Mbit/s.
         max_connections: on TCP, and as many again on the socket.
         max_streams: calls at once on one connection.
         max_metadata_bytes: headers of one call.
@@ -94,6 +98,8 @@ class Grpc(Section, frozen=True):
     tls: Tls = Tls()
     restricted: tuple[Restriction, ...] = ()
     max_message_bytes: Annotated[int, msgspec.Meta(ge=64 * 1024, le=2**31 - 1)] = 64 * MIB
+    max_pending_bytes: Annotated[int, msgspec.Meta(ge=MIB, le=2**40)] = 256 * MIB
+    message_timeout_ms: Milliseconds = 3000
     max_connections: Positive = 64
     max_streams: Positive = 16
     max_metadata_bytes: Annotated[int, msgspec.Meta(ge=1024, le=MIB)] = 8192
@@ -114,6 +120,18 @@ class Grpc(Section, frozen=True):
                 f"{self.host} is beyond the loopback, where anybody could ask and listen in plain "
                 "text; encrypt it with [grpc.tls] (--grpc-use-ssl=true), or say insecure = true "
                 "(--grpc-insecure) if that is meant"
+            )
+        if (
+            self.enabled
+            and self.control == "everywhere"
+            and not self.tls.mutual
+            and not is_loopback(self.host)
+        ):
+            raise ValueError(
+                f'control: "everywhere" on {self.host} lets whoever reaches it load models, which '
+                'may be programs; answer control calls on the Unix socket (control = "unix", '
+                '--grpc-control=unix) or nowhere ("off"), or ask clients for certificates (mutual '
+                "in [grpc.tls], --grpc-use-ssl-mutual=true)"
             )
         if self.socket is not None and not (
             0 < len(self.socket.encode()) <= _LONGEST_SOCKET_PATH_BYTES

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -117,8 +117,24 @@ def test_the_loopback_needs_no_leave(host: str) -> None:
 
 
 def test_plain_text_beyond_the_loopback_is_served_where_it_is_asked_for_by_name() -> None:
-    grpc = read_settings(None, {"grpc": {"host": "0.0.0.0", "insecure": True}}).grpc  # noqa: S104
-    assert grpc.insecure
+    told = {"host": "0.0.0.0", "insecure": True, "control": "off"}  # noqa: S104
+    assert read_settings(None, {"grpc": told}).grpc.insecure
+
+
+@pytest.mark.parametrize("trust", [{"insecure": True}, {"tls": {"enabled": True}}])
+@pytest.mark.parametrize("control", [{}, {"control": "everywhere"}])
+def test_control_beyond_the_loopback_needs_clients_with_certificates(
+    trust: dict[str, Any], control: dict[str, str]
+) -> None:
+    files = {"certificate": "c", "key": "k", "client_ca": "a"}
+    grpc = {"host": "192.168.1.2", "socket": "/run/s", **control}
+    known = {"tls": {**files, "enabled": True}} if "tls" in trust else trust
+    with pytest.raises(SettingsError, match=r"control = \"unix\", --grpc-control=unix.*mutual in"):
+        read_settings(None, {"grpc": {**grpc, **known}})
+    for confined in ("unix", "off"):
+        read_settings(None, {"grpc": {**grpc, **known, "control": confined}})
+    read_settings(None, {"grpc": {**grpc, "tls": {**files, "mutual": True}}})
+    read_settings(None, {"grpc": {**grpc, "host": "127.0.0.1"}})
 
 
 @pytest.mark.parametrize(
@@ -165,8 +181,8 @@ def test_settings_that_do_not_fit_together_are_told_by_name(
 
 def test_tls_needs_no_leave_beyond_the_loopback() -> None:
     tls = {"enabled": True, "certificate": "c", "key": "k"}
-    grpc = read_settings(None, {"grpc": {"host": "0.0.0.0", "tls": tls}}).grpc  # noqa: S104
-    assert grpc.tls.on
+    told = {"host": "0.0.0.0", "tls": tls, "control": "off"}  # noqa: S104
+    assert read_settings(None, {"grpc": told}).grpc.tls.on
 
 
 def test_metrics_beyond_the_loopback_are_nobodys_fault_where_there_are_none() -> None:

@@ -242,6 +242,86 @@ def test_shared_memory_is_refused_where_it_is_off() -> None:
         read(request)
 
 
+CONFIG = ModelConfig.of(
+    text_format.Parse(
+        'name: "m" input { name: "a" data_type: TYPE_FP32 dims: [ -1, 3 ] }'
+        'input { name: "s" data_type: TYPE_STRING dims: -1 optional: true }',
+        model_config_pb2.ModelConfig(),
+    )
+)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "says"),
+    [
+        ([("a", "FP32", [2**40, 4])], "unexpected shape for input 'a' for model 'm'"),
+        ([("a", "FP32", [1] * 4000)], "has a shape that no memory holds"),
+        ([("a", "FP32", [3])], r"Expected \[-1,3\], got \[3\]"),
+        ([("a", "INT64", [1, 3])], "data-type is 'INT64', but model 'm' expects 'FP32'"),
+        ([("b", "FP32", [1, 3])], "unexpected inference input 'b' for model 'm'"),
+        ([(f"a{n}", "FP32", [1]) for n in range(900)], "but got 900 inputs for model 'm'"),
+        ([("a", "FP32", [1, 3])] * 2, "input 'a' already exists in request"),
+    ],
+)
+def test_what_the_model_does_not_take_is_not_converted(
+    inputs: list[tuple[str, str, list[int]]], says: str
+) -> None:
+    class Untouchable:
+        def __len__(self) -> int:
+            raise AssertionError("somebody reads the tensor")
+
+    head, _ = read_request(message(*inputs).SerializeToString())
+    raw = [Untouchable()] * len(inputs)
+    with pytest.raises(InvalidRequest, match=says):
+        to_infer_request(head, raw, config=CONFIG)  # type: ignore[arg-type]
+
+
+def test_strings_are_a_million_at_most_in_all_tensors_together() -> None:
+    many = 2**20
+    values = memoryview(bytes(4 * many))
+    head = message(("a", "BYTES", [many]), ("b", "BYTES", [1]))
+    with pytest.raises(InvalidRequest, match=f"with input 'b' for .* {many + 1} strings, at most"):
+        to_infer_request(head, [values, values[:4]])
+    del head.inputs[1]
+    assert to_infer_request(head, [values]).inputs["a"].shape == (many,)
+
+
+@pytest.mark.parametrize("datatype", list(DataType))
+def test_contents_without_a_value_are_a_tensor_without_an_element(datatype: DataType) -> None:
+    request = message(("a", datatype.value, [0]))
+    request.inputs[0].contents.SetInParent()
+    assert read(request).inputs["a"].array.dtype == datatype.numpy
+    request.inputs[0].shape[0] = 1
+    with pytest.raises(InvalidRequest, match=r"byte size mismatch|expected 1 string elements"):
+        read(request)
+
+
+@given(st.integers(0, 40_000))
+def test_typed_contents_of_any_length_are_read_in_order(count: int) -> None:
+    request = message(("a", "INT32", [count]))
+    request.inputs[0].contents.int_contents.extend(range(count))
+    np.testing.assert_array_equal(read(request).inputs["a"].array, np.arange(count))
+
+
+def test_a_tensor_in_shared_memory_of_another_size_is_not_copied(tmp_path: Path) -> None:
+    with (tmp_path / "key").open("wb") as file:
+        file.truncate(2**40)  # of which nothing is there
+    regions = SharedMemory(tmp_path)
+    regions.register("r", "key", 0, 2**40)
+    request = message(("a", "UINT8", [2]))
+    parameters = request.inputs[0].parameters
+    parameters["shared_memory_region"].string_param = "r"
+    parameters["shared_memory_byte_size"].int64_param = 2**39
+    head, raw = read_request(request.SerializeToString())
+    with pytest.raises(InvalidRequest, match=f"Expected 2, got {2**39}"):
+        to_infer_request(head, raw, shared_memory=regions)
+    for datatype in ("UINT8", "BYTES"):
+        head.inputs[0].datatype = datatype
+        head.inputs[0].shape[0] = 1 if datatype == "BYTES" else 2**39
+        with pytest.raises(InvalidRequest, match=r"grpc\.max_message_bytes"):
+            to_infer_request(head, raw, shared_memory=regions)
+
+
 def test_raw_contents_skip_the_inputs_that_are_in_shared_memory(tmp_path: Path) -> None:
     (tmp_path / "key").write_bytes(b"\x01\x02\x03\x04")
     regions = SharedMemory(tmp_path)

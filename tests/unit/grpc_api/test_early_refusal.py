@@ -10,7 +10,8 @@ import grpc
 import pytest
 
 from edge_server.errors import Unavailable
-from edge_server.grpc_api.early_refusal import RefusableHandler
+from edge_server.grpc_api.early_refusal import refusable
+from edge_server.grpc_api.status import unary
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,11 +26,10 @@ class Door:
         self.refusal: Unavailable | None = None
         self.answering = threading.Semaphore(0)
         self.go_on = threading.Event()
-        handler = grpc.unary_unary_rpc_method_handler(self._answer)
-        self._server = grpc.server(ThreadPoolExecutor(1))
-        self._server.add_registered_method_handlers(
-            "s", {"m": RefusableHandler(handler, lambda: self.refusal)}
-        )
+        threads = ThreadPoolExecutor(1)
+        self._server = grpc.server(threads)
+        handler = refusable(unary(self._answer, "s.m"), lambda: self.refusal, threads)
+        self._server.add_registered_method_handlers("s", {"m": handler})
         port = self._server.add_insecure_port("127.0.0.1:0")
         self._server.start()
         self._channel = grpc.insecure_channel(f"127.0.0.1:{port}")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gc
-from typing import TYPE_CHECKING
+import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,11 +12,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2 as pb
 
-from edge_server.errors import AlreadyExists, EdgeServerError, InvalidRequest, NotFound
+from edge_server.errors import (
+    AlreadyExists,
+    EdgeServerError,
+    InvalidRequest,
+    NotFound,
+    Unavailable,
+)
+from edge_server.grpc_api.byte_budget import ByteBudget
 from edge_server.grpc_api.shared_memory import SharedMemory, region_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture
@@ -29,30 +34,31 @@ def regions(tmp_path: Path) -> SharedMemory:
     return SharedMemory(directory)
 
 
-def test_a_slice_is_a_view_at_the_right_place(regions: SharedMemory) -> None:
+def test_a_slice_is_read_at_the_right_place(regions: SharedMemory) -> None:
     regions.register("r", "/key", 10, 50)
-    view = regions.find("r", 5, 3).read()
-    assert bytes(view) == bytes([15, 16, 17])
-    assert view.readonly
+    copy = regions.find("r", 5, 3).read()
+    assert bytes(copy) == bytes([15, 16, 17])
+    assert copy.readonly
 
 
-def test_what_is_written_is_seen_by_views(regions: SharedMemory) -> None:
+def test_what_was_read_stays_what_it_was_when_the_object_changes(regions: SharedMemory) -> None:
     regions.register("r", "key", 10, 50)
-    view = regions.find("r", 0, 50).read()
+    before = regions.find("r", 0, 50).read()
     parameters = pb.ModelInferRequest().parameters
     regions.find("r", 7, 4).write("y", memoryview(b"abcd"), parameters)
-    assert bytes(view[7:11]) == b"abcd"
+    assert bytes(before) == bytes(range(10, 60))
+    assert bytes(regions.find("r", 7, 4).read()) == b"abcd"
     assert parameters["shared_memory_offset"].int64_param == 7
 
 
-def test_a_region_that_is_unregistered_lives_as_long_as_a_view_on_it(
+def test_a_region_that_is_unregistered_lives_as_long_as_a_request_has_it(
     regions: SharedMemory,
 ) -> None:
     regions.register("r", "key", 0, 100)
-    array = np.frombuffer(regions.find("r", 0, 100).read(), np.uint8)
+    found = regions.find("r", 0, 100)
     regions.unregister("r")
     gc.collect()
-    assert array.sum() == sum(range(100))
+    assert np.frombuffer(found.read(), np.uint8).sum() == sum(range(100))
     with pytest.raises(NotFound, match="Unable to find shared memory region: 'r'"):
         regions.find("r", 0, 1)
     regions.unregister("r")
@@ -67,6 +73,53 @@ def test_an_object_that_has_become_smaller_is_an_error_not_a_crash(
         regions.find("r", 0, 100).read()
     with pytest.raises(InvalidRequest, match="has become smaller"):
         regions.find("r", 0, 100).write("y", memoryview(b"x"), {})
+
+
+def test_an_object_that_shrinks_while_it_is_read_is_an_error_not_a_crash(
+    regions: SharedMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    regions.register("r", "key", 0, 100)
+    read = os.preadv
+
+    def read_a_little(file: int, buffers: list[memoryview], place: int) -> int:
+        got = read(file, [buffers[0][:30]], place)
+        os.truncate(tmp_path / "shm" / "key", 40)
+        return got
+
+    monkeypatch.setattr(os, "preadv", read_a_little)
+    with pytest.raises(InvalidRequest, match="has become smaller"):
+        regions.find("r", 0, 100).read()
+
+
+def test_copies_count_as_long_as_somebody_has_one(tmp_path: Path) -> None:
+    (tmp_path / "key").write_bytes(bytes(100))
+    regions = SharedMemory(tmp_path, ByteBudget(150), longest_bytes=90)
+    regions.register("r", "key", 0, 100)
+    with pytest.raises(InvalidRequest, match=r"it has 90 at most \(grpc.max_message_bytes\)"):
+        regions.find("r", 0, 91).read()
+    first = np.frombuffer(regions.find("r", 0, 90).read(), np.uint8)
+    with pytest.raises(Unavailable, match=r"grpc\.max_pending_bytes"):
+        regions.find("r", 0, 90).read()
+    assert not first.any()
+    del first
+    assert len(regions.find("r", 0, 90).read()) == 90
+
+
+def open_files() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+def test_as_many_regions_as_there_may_be_have_a_descriptor_each(regions: SharedMemory) -> None:
+    before = open_files()
+    for number in range(256):
+        regions.register(f"r{number}", "key", 0, 100)
+    assert open_files() == before + 256
+    with pytest.raises(Unavailable, match="256 shared memory regions are registered already"):
+        regions.register("r", "key", 0, 100)
+    regions.unregister("")
+    gc.collect()
+    assert open_files() == before
+    regions.register("r", "key", 0, 100)
 
 
 @pytest.mark.parametrize(

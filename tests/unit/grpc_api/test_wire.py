@@ -15,7 +15,12 @@ from tritonclient.grpc import service_pb2 as pb
 from edge_server.errors import EdgeServerError, InvalidRequest
 from edge_server.grpc_api import wire
 from edge_server.grpc_api.convert import to_infer_request
-from edge_server.grpc_api.wire import read_request, write_response, write_stream_response
+from edge_server.grpc_api.wire import (
+    read_load_request,
+    read_request,
+    write_response,
+    write_stream_response,
+)
 
 NAMES = st.text("abc", max_size=3)
 
@@ -113,6 +118,46 @@ def test_megabytes_of_empty_fields_are_refused_before_they_cost_memory(field: by
         read_request(field * 1_000_000)
 
 
+def test_large_tensors_go_raw_and_typed_ones_may_be_a_few_megabytes() -> None:
+    request = pb.ModelInferRequest(model_name="m", raw_input_contents=[bytes(2**23)])
+    contents = request.inputs.add(name="a", datatype="UINT8").contents
+    contents.bytes_contents.append(bytes(4 * 2**20 - 100))
+    message, (raw,) = read_request(request.SerializeToString())
+    assert len(raw) == 2**23
+    assert message.inputs[0].contents == contents
+    contents.bytes_contents.append(bytes(100))
+    with pytest.raises(InvalidRequest, match="send large tensors in raw_input_contents"):
+        read_request(request.SerializeToString())
+
+
+def test_a_load_brings_large_files_and_not_ever_so_many() -> None:
+    request = pb.RepositoryModelLoadRequest(model_name="m")
+    request.parameters["config"].string_param = "{}"
+    request.parameters["file:1/model.onnx"].bytes_param = bytes(2**24)
+    assert read_load_request(request.SerializeToString()) == request
+    for number in range(1000):
+        request.parameters[f"file:{number}"].bytes_param = b""
+    with pytest.raises(InvalidRequest, match=r"more than 1000 fields.* into the repository"):
+        read_load_request(request.SerializeToString())
+
+
+@pytest.mark.parametrize(
+    "inside",
+    [b"\x0a\x01a" * 10_000, b"\x12\xb0\xea\x01" + b"\x22\x01x" * 10_000, b"\x7b\x7c" * 10_000],
+    ids=["keys", "values", "groups"],
+)
+def test_a_parameter_of_a_load_has_a_key_and_a_value_and_no_more(inside: bytes) -> None:
+    data = b"\x1a" + wire.varint(len(inside)) + inside
+    pb.RepositoryModelLoadRequest.FromString(data)
+    with pytest.raises(InvalidRequest, match=r"with a parameter of more than 4|that this server"):
+        read_load_request(data)
+
+
+def test_what_is_no_load_is_said_to_be_none() -> None:
+    with pytest.raises(InvalidRequest, match="the request is no RepositoryModelLoadRequest"):
+        read_load_request(b"\xff")
+
+
 def test_small_requests_may_not_bring_a_thousand_tensors_either() -> None:
     with (
         mock.patch.object(wire, "_WALK_FROM_BYTES", 2**40),
@@ -124,7 +169,7 @@ def test_small_requests_may_not_bring_a_thousand_tensors_either() -> None:
 def test_a_large_request_that_cannot_be_walked_is_not_given_to_protobuf() -> None:
     group = bytes([(15 << 3) | 3, (15 << 3) | 4])
     with pytest.raises(InvalidRequest, match="that this server can read"):
-        read_request(group + b"\x3a\x80\x80\x80\x01" + bytes(2**21))
+        read_request(group + b"\x3a\x80\x80\x80\x01" + bytes(2**23))
 
 
 @given(st.lists(st.binary(max_size=300), max_size=4))

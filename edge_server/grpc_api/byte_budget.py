@@ -1,0 +1,116 @@
+"""How many bytes of requests may be in memory at once, and giving memory back after many."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING
+
+from edge_server.errors import Unavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+MIB = 1024 * 1024
+# Smaller requests are not counted: the number of calls bounds them, and counting costs each call.
+_COUNTED_FROM_BYTES = 64 * 1024
+# After so many bytes at once the allocator has so much free memory that it is worth a look.
+_MANY_BYTES = 64 * MIB
+_QUIET_S = 2.0
+# How often one who waits looks whether it still shall.
+_LOOK_S = 0.2
+_NOTHING = nullcontext()
+
+
+class ByteBudget:
+    """Counts the bytes of the requests that are inside, on all sides of the server together.
+
+    A single request is always taken, so that the limit on one message is what bounds it.
+
+    Args:
+        limit_bytes: of all requests together.
+    """
+
+    def __init__(self, limit_bytes: int = 256 * MIB) -> None:
+        self.limit_bytes = limit_bytes
+        self._changed = threading.Condition()
+        self._inside_bytes = 0
+        self._many_at = 0.0
+
+    def hold(self, size_bytes: int) -> AbstractContextManager[None]:
+        """Count `size_bytes` for a block.
+
+        Raises:
+            Unavailable: see `take`.
+        """
+        return _NOTHING if size_bytes < _COUNTED_FROM_BYTES else self._hold(size_bytes)
+
+    def take(self, size_bytes: int) -> None:
+        """Count `size_bytes` until `give`.
+
+        Raises:
+            Unavailable: with the requests that are inside it would be too many.
+        """
+        with self._changed:
+            if not self._fits(size_bytes):
+                raise Unavailable(
+                    f"Exceeds maximum queue size: requests of {self._inside_bytes} bytes are in "
+                    f"flight already, and of {self.limit_bytes} at most (grpc.max_pending_bytes); "
+                    f"this one has {size_bytes}"
+                )
+            self._count(size_bytes)
+
+    def take_when_it_fits(self, size_bytes: int, given_up: Callable[[], bool]) -> bool:
+        """Wait until they fit, and count them until `give`; False where that was given up."""
+        with self._changed:
+            while not self._fits(size_bytes):
+                if given_up():
+                    return False
+                self._changed.wait(_LOOK_S)
+            self._count(size_bytes)
+            return True
+
+    def give(self, size_bytes: int) -> None:
+        """Count them no more; from any thread."""
+        with self._changed:
+            self._inside_bytes -= size_bytes
+            self._changed.notify_all()
+
+    def note_many(self) -> None:
+        """There were many bytes that nobody counted."""
+        self._many_at = time.monotonic()
+
+    def memory_is_due(self, now: float) -> bool:
+        """Whether free memory should go back to the kernel; True once after each time of many.
+
+        While large requests come one after another they use the same memory again.
+        """
+        with self._changed:
+            if self._inside_bytes >= _MANY_BYTES:
+                self._many_at = now
+            due = bool(self._many_at) and now - self._many_at > _QUIET_S
+            if due:
+                self._many_at = 0.0
+            return due
+
+    @property
+    def waits_for_quiet(self) -> bool:
+        """Whether `memory_is_due` will be True some time."""
+        return bool(self._many_at)
+
+    @contextmanager
+    def _hold(self, size_bytes: int) -> Iterator[None]:
+        self.take(size_bytes)
+        try:
+            yield
+        finally:
+            self.give(size_bytes)
+
+    def _fits(self, size_bytes: int) -> bool:
+        return not self._inside_bytes or self._inside_bytes + size_bytes <= self.limit_bytes
+
+    def _count(self, size_bytes: int) -> None:
+        self._inside_bytes += size_bytes
+        if self._inside_bytes >= _MANY_BYTES:
+            self._many_at = time.monotonic()
