@@ -44,6 +44,9 @@ class Driver:
         # The third member of the simulated driver's Stream.
         return bool(ctypes.c_void_p.from_address(stream + 16).value)
 
+    def is_lost(self) -> bool:
+        return self._cuda.cuCtxGetDevice(ctypes.byref(ctypes.c_int())) != 0
+
     def break_device(self) -> None:
         """As a kernel that goes wrong does."""
         self._cuda.simulated_settings(b"fail=cuDeviceGetCount:719:0")
