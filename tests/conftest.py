@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,7 @@ from cryptography.x509.oid import NameOID
 from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 # How long an example takes says something of the machine only.
 settings.register_profile(
@@ -112,6 +113,7 @@ def stranger(tmp_path: Path) -> Authority:
 
 
 SIMULATED_GPU = Path(__file__).parent / "simulated_gpu"
+PATIENCE_S = 60.0
 
 
 class SimulatedGpu:
@@ -140,6 +142,26 @@ class SimulatedGpu:
     def device_bytes(self) -> int:
         """Device memory that is allocated."""
         return self._library.simulated_device_bytes()
+
+    def comes_to(self, device_bytes: int) -> bool:
+        """Whether so much device memory is allocated once what is garbage has been freed."""
+        end_s = time.monotonic() + PATIENCE_S
+        while self.device_bytes != device_bytes and time.monotonic() < end_s:
+            time.sleep(0.01)
+        return self.device_bytes == device_bytes
+
+    def keep_busy(self, most_ms: int) -> None:
+        """Whoever frees memory waits until `let_go_on`, or for `most_ms`."""
+        self._library.simulated_keep_busy(most_ms)
+
+    def let_go_on(self, while_true: Callable[[], bool]) -> bool:
+        """Let the GPU be idle once somebody waits for that; whether somebody did, `while_true`."""
+        while while_true():
+            if self._library.simulated_is_waited_for():
+                self._library.simulated_go_on()
+                return True
+            time.sleep(0.001)
+        return False
 
     @property
     def allocations(self) -> int:

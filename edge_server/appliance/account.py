@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from edge_server.appliance.kernel_files import read_text
 
@@ -14,6 +14,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _READ_AND_WRITE = 6
+
+
+class Group(NamedTuple):
+    """A group of /etc/group."""
+
+    name: str
+    gid: int
 
 
 @dataclass(frozen=True)
@@ -65,16 +72,16 @@ def find_account(root: Path, name: str) -> Account | None:
     return None
 
 
-def group_that_may(root: Path, path: Path) -> str | None:
-    """The group whose members may read and write `path`; None where only its owner may."""
+def group_that_may(root: Path, path: Path) -> Group | None:
+    """The group whose members may open `path`, if only to read; None where only its owner may."""
     try:
         status = path.stat()
     except OSError:
         return None
-    if not status.st_mode & stat.S_IRGRP or not status.st_mode & stat.S_IWGRP or not status.st_gid:
+    if not status.st_mode & stat.S_IRGRP or not status.st_gid:
         return None
     names = {int(row[2]): row[0] for row in _rows(root / "etc/group") if row[2].isdecimal()}
-    return names.get(status.st_gid, str(status.st_gid))
+    return Group(names.get(status.st_gid, str(status.st_gid)), status.st_gid)
 
 
 def _rows(path: Path) -> Iterator[list[str]]:

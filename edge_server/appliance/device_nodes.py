@@ -25,7 +25,8 @@ class DeviceNode:
 
     Attributes:
         usable: the account that was asked for may read and write it.
-        group: whose members may; None where only root may.
+        group: that the account would have to join for it; None where no group helps.
+        for_root: nobody else may even read it.
         label: what it is called by its driver; cameras have one.
     """
 
@@ -33,6 +34,7 @@ class DeviceNode:
     usable: bool
     group: str | None
     label: str = ""
+    for_root: bool = False
 
     @property
     def is_csi(self) -> bool:
@@ -58,4 +60,8 @@ def read_cameras(root: Path, account: Account) -> tuple[DeviceNode, ...]:
 
 def _node(root: Path, path: Path, account: Account, label: str = "") -> DeviceNode:
     name = f"/{path.relative_to(root)}"
-    return DeviceNode(name, account.may_use(path), group_that_may(root, path), label)
+    usable, group = account.may_use(path), group_that_may(root, path)
+    joined = group is not None and group.gid in account.gids
+    return DeviceNode(
+        name, usable, None if group is None or joined else group.name, label, group is None
+    )

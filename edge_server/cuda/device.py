@@ -11,6 +11,7 @@ import numpy as np
 
 from edge_server.cuda.event import Event
 from edge_server.cuda.failures import Failures
+from edge_server.cuda.freeing import Freeing
 from edge_server.cuda.libcuda import Libcuda, version_text
 from edge_server.cuda.memory import DeviceMemory, MappedMemory, host_memory
 from edge_server.cuda.module import Module
@@ -116,6 +117,7 @@ class Device:
         # The primary one: TensorRT, ONNX Runtime and torch work in it too.
         self._context = device.retain_primary_context()
         self._closed = False
+        self._freeing = Freeing(self)
 
     def __str__(self) -> str:
         return f"GPU {self.index}"
@@ -194,6 +196,37 @@ class Device:
             self._on_lost(error)
         return error
 
+    def call(self, doing: str, function: str, *arguments: object) -> None:
+        """Call the driver itself, and let Python's other threads run meanwhile.
+
+        pycuda lets them wait where it allocates and frees, and the driver then waits for the GPU.
+
+        Raises:
+            EdgeServerError: the driver refused; the text says what was tried: `doing`.
+        """
+        with self.current(doing):
+            try:
+                self.libcuda.call(function, *arguments)
+            except OSError as error:
+                raise self.failure(str(error.strerror), doing) from error
+
+    def allocate(self, doing: str, function: str, *arguments: object) -> None:
+        """As `call`; where memory is short, once more when what is garbage is free.
+
+        Raises:
+            Unavailable: there is not so much.
+        """
+        try:
+            self.call(doing, function, *arguments)
+        except Unavailable:
+            self._freeing.wait()
+            self.call(doing, function, *arguments)
+
+    def free(self, function: str, pointer: object) -> None:
+        """Let the driver's `function` free `pointer`: soon, on another thread than this."""
+        if not self._closed:
+            self._freeing.free(function, pointer)
+
     def hold(self, owner: object, thing: Any) -> list[Any]:
         """Keep `thing` of pycuda's until `owner` is garbage, whatever thread finds that out.
 
@@ -235,6 +268,7 @@ class Device:
         afterwards."""
         if not self._closed:
             self._closed = True
+            self._freeing.close()
             with suppress(self.driver.Error):
                 # pycuda detaches in one thread only, and where the context is current.
                 self._context.push()

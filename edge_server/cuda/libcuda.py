@@ -10,16 +10,20 @@ from edge_server.errors import Unavailable
 # JetPack 5, the oldest that is served.
 OLDEST_DRIVER = 11040
 
+# On a Jetson one of 100, 801 and 999 is what becomes of device files that this user may not open;
+# which of them depends on the JetPack.
+_GROUPS = "on a Jetson add it to the groups video and render"
 # Of CUresult: what cuInit answers where there is no GPU to use, and what it means for a person.
 _INIT_REMEDIES = {
     34: "this is the toolkit's empty stub, not a driver; take its folder out of LD_LIBRARY_PATH",
-    100: "no GPU, or this user may not open it; on a Jetson add it to the groups video and render",
+    100: f"no GPU, or this user may not open it; {_GROUPS}",
     101: "CUDA_VISIBLE_DEVICES names no GPU that is here",
+    801: f"this user may not open the GPU's device files; {_GROUPS}",
     803: "the driver's library and its kernel module differ in version; restart the machine",
     804: "this driver is not supported on this GPU; install a newer one",
     # In a service, the driver's own helper, which is setuid, cannot make the device files.
-    999: "this user may not open the driver, its /dev/nvidia-uvm is missing (sudo nvidia-modprobe "
-    "-u -c 0), or its state is broken; restart the machine",
+    999: f"this user may not open the driver ({_GROUPS}), its /dev/nvidia-uvm is missing (sudo "
+    "nvidia-modprobe -u -c 0), or its state is broken; restart the machine",
 }
 
 
@@ -92,6 +96,8 @@ class Libcuda:
         """
         code: int = getattr(self._library, name)(*arguments)
         if code:
+            # As the driver's header calls it, and pycuda, too.
+            name = name.removesuffix("_v2")
             raise OSError(code, f"{name} failed: {self.error_text(code)}")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,11 +13,14 @@ if TYPE_CHECKING:
 
     from edge_server.cuda.device import Device
 
+# cuda.h, CU_MEMHOSTALLOC_*.
+_PORTABLE, _DEVICE_MAP = 1, 2
+
 
 class DeviceMemory:
-    """Bytes on the device, freed when this is garbage; made by `Device.memory`.
+    """Bytes on the device, freed soon after this is garbage; made by `Device.memory`.
 
-    Freeing waits for the whole device: keep them, or take them from a `BufferPool`.
+    Allocating waits for the driver: keep them, or take them from a `BufferPool`.
 
     Attributes:
         pointer: aligned to 256 bytes at least.
@@ -24,13 +29,17 @@ class DeviceMemory:
     def __init__(self, device: Device, nbytes: int) -> None:
         self.device = device
         self.nbytes = nbytes
-        with device.current(f"allocate {nbytes} bytes"):
-            self._box = device.hold(self, device.driver.mem_alloc(nbytes))
-            self.pointer = int(self._box[0])
+        address = ctypes.c_uint64()
+        device.allocate(
+            f"allocate {nbytes} bytes", "cuMemAlloc_v2", ctypes.byref(address), _size(nbytes)
+        )
+        self.pointer = address.value
+        self._free = weakref.finalize(self, device.free, "cuMemFree_v2", address)
+        self._free.atexit = False
 
     def close(self) -> None:
-        """Free it now."""
-        self.device.let_go(self._box)
+        """Let it be freed now."""
+        self._free()
 
 
 class MappedMemory:
@@ -59,21 +68,40 @@ class _Pinned:
     def __init__(
         self, device: Device, shape: tuple[int, ...], dtype: np.dtype[Any], flags: int
     ) -> None:
-        driver = device.driver
         nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        with device.current(f"pin {nbytes} bytes of host memory"):
-            array = driver.pagelocked_empty(max(nbytes, 1), np.uint8, mem_flags=flags)
-            self._box = device.hold(self, array)
-            mapped = flags & driver.host_alloc_flags.DEVICEMAP
-            self.pointer = int(array.base.get_device_pointer()) if mapped else 0
-        self.__array_interface__ = {**array.__array_interface__, "shape": (nbytes,)}
+        address, mapped = ctypes.c_void_p(), ctypes.c_uint64()
+        device.allocate(
+            f"pin {nbytes} bytes of host memory",
+            "cuMemHostAlloc",
+            ctypes.byref(address),
+            _size(max(nbytes, 1)),
+            ctypes.c_uint(flags),
+        )
+        weakref.finalize(self, device.free, "cuMemFreeHost", address).atexit = False
+        if flags & _DEVICE_MAP:
+            device.call(
+                "map host memory",
+                "cuMemHostGetDevicePointer_v2",
+                ctypes.byref(mapped),
+                address,
+                ctypes.c_uint(0),
+            )
+        self.pointer = mapped.value
+        self.__array_interface__ = {
+            "shape": (nbytes,),
+            "typestr": "|u1",
+            "data": (address.value, False),
+            "version": 3,
+        }
 
 
 def host_memory(
     device: Device, shape: tuple[int, ...], dtype: np.dtype[Any], *, mapped: bool
 ) -> MappedMemory:
     """Pinned host memory, reachable by kernels where it is `mapped`."""
-    flags = device.driver.host_alloc_flags
-    chosen = flags.PORTABLE | (flags.DEVICEMAP if mapped else 0)
-    owner = _Pinned(device, shape, dtype, chosen)
+    owner = _Pinned(device, shape, dtype, _PORTABLE | (_DEVICE_MAP if mapped else 0))
     return MappedMemory(np.asarray(owner).view(dtype).reshape(shape), owner.pointer)
+
+
+def _size(nbytes: int) -> ctypes.c_size_t:
+    return ctypes.c_size_t(nbytes)

@@ -50,9 +50,4 @@ class PriorityStream:
             self._call("cuStreamDestroy_v2", handle)
 
     def _call(self, name: str, *arguments: object) -> None:
-        doing = "use a stream with a priority"
-        with self._device.current(doing):
-            try:
-                self._device.libcuda.call(name, *arguments)
-            except OSError as error:
-                raise self._device.failure(str(error), doing) from error
+        self._device.call("use a stream with a priority", name, *arguments)

@@ -136,7 +136,7 @@ class Stream:
             try:
                 self.device.libcuda.make_wait(waiting, awaited)
             except OSError as error:
-                raise self.device.failure(str(error), doing) from error
+                raise self.device.failure(str(error.strerror), doing) from error
 
     @property
     def raw(self) -> Any:

@@ -6,6 +6,7 @@ Whatever happens there costs that one answer, and at most its time.
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -14,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from edge_server.appliance.account import Account
 
 # A first import of a large library from a slow disk takes seconds.
 PATIENCE_S = 30.0
@@ -25,11 +28,16 @@ _START = "import sys; sys.path[:] = {path!r}; from edge_server.doctor.child impo
 
 @dataclass(frozen=True)
 class Question:
-    """A function, as `package.module:name`, and what it is called with."""
+    """A function, as `package.module:name`, and what it is called with.
+
+    Attributes:
+        account: whose process it is, where root asks; anybody else's is their own.
+    """
 
     function: str
     arguments: tuple[str, ...] = ()
     patience_s: float = PATIENCE_S
+    account: Account | None = None
 
 
 @dataclass(frozen=True)
@@ -51,6 +59,7 @@ def ask(question: Question) -> Answer:
         _START.format(path=sys.path),
         question.function,
         str(question.patience_s),
+        _account(question.account),
         *question.arguments,
     ]
     try:
@@ -65,6 +74,12 @@ def ask(question: Question) -> Answer:
         _end(process)
         return Answer(trouble=f"no answer within {question.patience_s:g} s")
     return _answer(process.returncode, said, complained)
+
+
+def _account(account: Account | None) -> str:
+    if account is None or os.geteuid() != 0 or account.uid == 0:
+        return ""
+    return f"{account.uid}:{','.join(map(str, sorted(account.gids)))}"
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -11,11 +11,12 @@ import traceback
 
 
 def main() -> None:
-    """Of `FUNCTION PATIENCE_S ARGUMENT...`; ends the process without any destructor.
+    """Of `FUNCTION PATIENCE_S ACCOUNT ARGUMENT...`; ends the process without any destructor.
 
-    Half-made objects of a library are not taken apart: TensorRT's do not survive that.
+    ACCOUNT is `UID:GID,GID...`, as whom the function is called; or nothing. Half-made objects of a
+    library are not taken apart: TensorRT's do not survive that.
     """
-    function, patience_s, *arguments = sys.argv[1:]
+    function, patience_s, account, *arguments = sys.argv[1:]
     signal.setitimer(signal.ITIMER_REAL, float(patience_s) + 1)
     # A library that prints must not print into the answer.
     answers = os.fdopen(os.dup(1), "w")
@@ -23,7 +24,10 @@ def main() -> None:
     module, _, name = function.partition(":")
     code = 1
     try:
-        said = getattr(importlib.import_module(module), name)(*arguments)
+        asked = getattr(importlib.import_module(module), name)
+        # Only now: that user may not be able to read this Python.
+        _become(account)
+        said = asked(*arguments)
         json.dump(said, answers)
         answers.flush()
         code = 0
@@ -32,3 +36,12 @@ def main() -> None:
         sys.stderr.flush()
     finally:
         os._exit(code)
+
+
+def _become(account: str) -> None:
+    if account:
+        uid, _, groups = account.partition(":")
+        gids = [int(gid) for gid in groups.split(",")]
+        os.setgroups(gids)
+        os.setgid(gids[0])
+        os.setuid(int(uid))

@@ -57,3 +57,9 @@ class Evidence:
     @property
     def driver_works(self) -> bool:
         return self.answer("driver").says.get("init") == 0
+
+    @property
+    def driver_tried_by_account(self) -> bool:
+        """Whether it was the daemon's user that tried to start it; only root can try as another."""
+        uid = self.answer("driver").says.get("uid")
+        return uid is None or uid == self.board.account.uid

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -127,6 +127,8 @@ def _usual_configuration(root: Path) -> Path | None:
 
 def _questions(board: BoardFacts, settings: Settings | None) -> dict[str, Question]:
     questions = {name: Question(_PROBES + name) for name in _ALWAYS}
+    # Who may open the GPU is a matter of the user.
+    questions["driver"] = replace(questions["driver"], account=board.account)
     if board.systemd and board.unit is not None:
         questions["unit"] = Question(f"{_PROBES}unit")
     if settings is not None and settings.grpc.enabled and settings.grpc.port:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import importlib
+import os
 import re
 import socket
 import subprocess
@@ -31,19 +32,24 @@ _TIMEX_LONGS = 64
 
 
 def driver() -> Says:
-    """Whether CUDA's driver starts, its version, and its devices."""
+    """Whether CUDA's driver starts for the user of this process, its version, and its devices."""
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
     except OSError as error:
         return {"missing": True, "error": str(error)}
     code = cuda.cuInit(0)
     if code:
-        return {"init": code, "error": _cuda_error(cuda, code)}
+        return {"init": code, "uid": os.geteuid(), "error": _cuda_error(cuda, code)}
     version, count = ctypes.c_int(), ctypes.c_int()
     cuda.cuDriverGetVersion(ctypes.byref(version))
     cuda.cuDeviceGetCount(ctypes.byref(count))
     devices = [_device(cuda, index) for index in range(count.value)]
-    return {"init": 0, "version": _cuda_version(version.value), "devices": devices}
+    return {
+        "init": 0,
+        "uid": os.geteuid(),
+        "version": _cuda_version(version.value),
+        "devices": devices,
+    }
 
 
 def cuda_runtime() -> Says:

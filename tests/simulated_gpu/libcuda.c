@@ -14,8 +14,8 @@
 // EDGE_SIMULATED_CUDA says what machine it is, and what shall go wrong: words parted by commas,
 //   devices=2  driver=12060  compute=87  integrated=1  memory=1000000 (bytes)
 //   init=100            cuInit answers that
-//   fail=NAME:CODE:N    the call of NAME after N good ones answers CODE; of `kernel` and `copy`, the
-//                       piece of work in a stream does, and who waits for it is told
+//   fail=NAME:CODE:N:T  T calls of NAME (1) after N good ones (0) answer CODE; of `kernel` and `copy`,
+//                       the piece of work in a stream does, and who waits for it is told
 // A test says the same with simulated_settings(words), and counts with the functions below it.
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -24,6 +24,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 typedef unsigned long long Pointer;
 typedef int Result;
@@ -40,8 +41,11 @@ static const struct { int code; const char *text; } TEXTS[] = {
     {200, "device kernel image is invalid"}, {201, "invalid device context"},
     {209, "no kernel image is available for execution on the device"},
     {214, "uncorrectable ECC error encountered"},
+    {218, "a PTX JIT compilation failed"},
     {220, "uncorrectable NVLink error detected during the execution"},
+    {221, "PTX JIT compiler library not found"},
     {222, "the provided PTX was compiled with an unsupported toolchain."},
+    {223, "PTX JIT compilation was disabled"},
     {226, "Invalid access of peer GPU memory over nvlink or a hardware error"},
     {400, "invalid resource handle"},
     {401, "the operation cannot be performed in the present state"},
@@ -81,7 +85,7 @@ typedef struct { int device; int retained; } Context;
 
 static pthread_mutex_t lock = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
 static int initialised, lost, devices = 1, driver = 13000, compute = 87, integrated = 1;
-static int init_result, fail_code, fail_after;
+static int init_result, fail_code, fail_after, fail_times;
 static char fail_name[64];
 static size_t memory_limit = (size_t)8 << 30, device_bytes, allocations, calls;
 static Memory *memories;
@@ -108,8 +112,8 @@ static void parse(const char *words) {
         if (!strcmp(word, "memory")) memory_limit = strtoull(value, 0, 10);
         if (!strcmp(word, "init")) init_result = atoi(value);
         if (!strcmp(word, "fail")) {
-            fail_after = 0;
-            sscanf(value, "%63[^:]:%d:%d", fail_name, &fail_code, &fail_after);
+            fail_after = 0, fail_times = 1;
+            sscanf(value, "%63[^:]:%d:%d:%d", fail_name, &fail_code, &fail_after, &fail_times);
         }
     }
 }
@@ -122,7 +126,7 @@ static int sticky(int code) {
 
 static Result failing(const char *name) {
     if (!fail_name[0] || strcmp(name, fail_name) || fail_after-- > 0) return 0;
-    fail_name[0] = 0;
+    if (--fail_times < 1) fail_name[0] = 0;
     if (sticky(fail_code)) lost = fail_code;
     return fail_code;
 }
@@ -256,6 +260,22 @@ void simulated_reset(void) {
 size_t simulated_device_bytes(void) { LOCK; return device_bytes; }
 size_t simulated_allocations(void) { LOCK; return allocations; }
 size_t simulated_calls(void) { LOCK; return calls; }
+// The GPU is busy with something until a test says so, or so many milliseconds have passed since
+// somebody began to wait for that. A test asks by itself whether somebody does: it needs the
+// interpreter for that.
+static volatile int busy_ms, is_waited_for, go_on;
+void simulated_keep_busy(int most_ms) { go_on = 0; busy_ms = most_ms; }
+int simulated_is_waited_for(void) { return is_waited_for; }
+void simulated_go_on(void) { go_on = 1; }
+static void wait_until_idle(void) {
+    is_waited_for = busy_ms > 0;
+    while (busy_ms > 0 && !go_on) { usleep(1000); busy_ms--; }
+    is_waited_for = busy_ms = 0;
+}
+// Who holds the interpreter's lock in a call takes this one before: the other way round, a thread
+// that has it may wait for the interpreter's, to run work that is written in Python.
+void simulated_lock(void) { pthread_mutex_lock(&lock); }
+void simulated_unlock(void) { pthread_mutex_unlock(&lock); }
 
 // ---- the driver's own functions ----
 Result cuInit(unsigned flags) {
@@ -374,6 +394,7 @@ static Result release(char *begin, int pinned) {
     return INVALID_VALUE;
 }
 Result cuMemFree_v2(Pointer pointer) {
+    wait_until_idle();
     ENTER(1);
     return unsafe() ? CAPTURE_UNSUPPORTED : release((char *)pointer, 0);
 }
@@ -393,7 +414,11 @@ Result cuMemHostAlloc(void **pointer, size_t nbytes, unsigned flags) {
     *pointer = memory->begin;
     return 0;
 }
-Result cuMemFreeHost(void *pointer) { ENTER(1); return release(pointer, 1); }
+Result cuMemFreeHost(void *pointer) {
+    wait_until_idle();
+    ENTER(1);
+    return release(pointer, 1);
+}
 Result cuMemHostGetDevicePointer_v2(Pointer *pointer, void *host, unsigned flags) {
     (void)flags;
     ENTER(1);

@@ -12,6 +12,7 @@ There is no wheel of 8.5: its names in `classes_8_5.json` were read in the sourc
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -107,7 +108,20 @@ def importing(version: str, folder: Path) -> dict[str, str]:
     """
     requirement, major = WHEELS[version]
     wheel = _unpacked(requirement, folder)
-    return {"PYTHONPATH": str(wheel), "LD_LIBRARY_PATH": str(_stub_libraries(major, folder))}
+    libraries = _libraries(major, HERE / "stub.c", folder)
+    return {"PYTHONPATH": str(wheel), "LD_LIBRARY_PATH": str(libraries)}
+
+
+def refusing(version: str, folder: Path) -> dict[str, str]:
+    """As `importing`, and behind the bindings is a TensorRT 10 that can be told to refuse:
+    `fake_nvinfer.c`.
+
+    Raises:
+        NotHere: see `look`.
+    """
+    found = importing(version, folder)
+    libraries = _libraries(WHEELS[version][1], HERE / "fake_nvinfer.c", folder)
+    return {**found, "LD_LIBRARY_PATH": str(libraries)}
 
 
 def is_used(name: str) -> bool:
@@ -157,11 +171,13 @@ def _unpacked(requirement: str, folder: Path) -> Path:
     return target
 
 
-def _stub_libraries(major: int, folder: Path) -> Path:
+def _libraries(major: int, source: Path, folder: Path) -> Path:
+    """Each library that the bindings want, made of `source`."""
     compiler = shutil.which("gcc") or shutil.which("cc")
     if compiler is None:
-        raise NotHere("no C compiler for the empty libraries; apt install gcc")
-    target = folder / f"libraries-{major}"
+        raise NotHere("no C compiler for the libraries; apt install gcc")
+    digest = hashlib.sha256(source.read_bytes()).hexdigest()[:12]
+    target = folder / f"libraries-{major}-{source.stem}-{digest}"
     target.mkdir(parents=True, exist_ok=True)
     for name in (*LIBRARIES, *(("nvparsers",) if major == 8 else ())):
         library = target / f"lib{name}.so.{major}"
@@ -169,7 +185,7 @@ def _stub_libraries(major: int, folder: Path) -> Path:
             being_built = library.with_suffix(f".{os.getpid()}")
             soname = f"-Wl,-soname,{library.name}"
             subprocess.run(
-                [compiler, "-shared", "-fPIC", soname, "-o", being_built, HERE / "stub.c"],
+                [compiler, "-shared", "-fPIC", soname, "-o", being_built, source],
                 check=True,
                 timeout=60,
             )

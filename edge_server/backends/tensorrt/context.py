@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from edge_server.backends.tensorrt.engine import version
 from edge_server.backends.tensorrt.said import said
 from edge_server.errors import DeviceLost, EdgeServerError, InternalError, InvalidRequest
 
@@ -14,6 +15,10 @@ if TYPE_CHECKING:
     from edge_server.backends.tensorrt.plan_io import Shape, Shapes
     from edge_server.cuda.priority_stream import PriorityStream
     from edge_server.cuda.stream import Stream
+
+# Until then the bindings set Python's error without holding its lock, in the calls that let other
+# threads run: infer_shapes and set_optimization_profile_async. That is a segmentation fault.
+FIRST_TO_RAISE = (10, 13)
 
 
 class Context:
@@ -59,18 +64,7 @@ class Context:
         # What is read on the host may have changed unseen.
         self._is_settled = self._is_settled and not self._reads_shapes
         if profile != self._profile:
-            if not context.set_optimization_profile_async(profile, self._stream.handle):
-                last = self._io.profile_count - 1
-                raise InternalError(
-                    f"Can not set the specified optimization profile {profile}[{profile}] for "
-                    f"{self._name}. Expected optimization profile index range 0-{last}: "
-                    f"{said().since(mark)}"
-                )
-            # It copies to the device, and the shapes of the new profile are wanted now.
-            self._stream.synchronize()
-            self._profile = profile
-            self._shapes = dict(self._fixed)
-            self._is_settled = False
+            self._take(profile, mark)
         for name, shape in shapes.items():
             if self._shapes.get(name) != shape:
                 self._is_settled = False
@@ -83,26 +77,22 @@ class Context:
                 self._shapes[name] = shape
         if not self._is_settled:
             self._outputs.clear()
-            try:
-                missing = context.infer_shapes()
-            except RuntimeError as error:
-                # The bindings raise this where each input may have its shape, but not beside the
-                # others; the text is a number.
-                raise InvalidRequest(
-                    f"request specifies invalid shapes for {self._name}: they do not go together: "
-                    f"{said().since(mark)}"
-                ) from error
-            if missing:
-                raise InternalError(
-                    f"{self._name}: TensorRT does not know the shapes for {', '.join(missing)}: "
-                    f"{said().since(mark)}"
-                )
+            self._settle(mark)
             self._is_settled = True
 
     def output_shape(self, name: str) -> Shape:
-        """With -1 where it depends on the data."""
+        """With -1 where it depends on the data.
+
+        Raises:
+            InvalidRequest: the inputs' shapes do not go together.
+        """
         if name not in self._outputs:
-            self._outputs[name] = tuple(self._context.get_tensor_shape(name))
+            mark = said().mark
+            try:
+                self._outputs[name] = tuple(self._context.get_tensor_shape(name))
+            except ValueError as error:
+                # "No shape" has -1 dimensions, which Python takes for no length.
+                raise self._do_not_go_together(mark) from error
         return self._outputs[name]
 
     def bind(self, name: str, address: int) -> None:
@@ -143,6 +133,57 @@ class Context:
                 f"failed to run TRT inference: unable to enqueue for inference {self._name}: "
                 f"{said().since(mark)}"
             )
+
+    def _take(self, profile: int, mark: int) -> None:
+        """Raises: InternalError: TensorRT refuses the profile; DeviceLost: so does the device."""
+        last = self._io.profile_count - 1
+        failure = (
+            f"Can not set the specified optimization profile {profile}[{profile}] for "
+            f"{self._name}. Expected optimization profile index range 0-{last}"
+        )
+        # Up to TensorRT 10.12 a refusal ends the process (see `_settle`), so that what is refused,
+        # a profile that is not there and a lost device, is found out before.
+        if not 0 <= profile <= last:
+            raise InternalError(failure)
+        self._stream.synchronize()
+        try:
+            self._context.set_optimization_profile_async(profile, self._stream.handle)
+        except RuntimeError as error:
+            raise InternalError(f"{failure}: {said().since(mark)}") from error
+        # It copies to the device, and the shapes of the new profile are wanted now.
+        self._stream.synchronize()
+        self._profile = profile
+        self._shapes = dict(self._fixed)
+        self._is_settled = False
+
+    def _settle(self, mark: int) -> None:
+        """Raises: InvalidRequest, InternalError: the shapes of the outputs cannot be told."""
+        context = self._context
+        if version() >= FIRST_TO_RAISE:
+            try:
+                missing = context.infer_shapes()
+            except RuntimeError as error:
+                # Its text is a number.
+                raise self._do_not_go_together(mark) from error
+        elif context.all_binding_shapes_specified:
+            missing = []
+            for tensor in self._io.outputs:
+                self.output_shape(tensor.name)
+        else:
+            shapes = {t.name: tuple(context.get_tensor_shape(t.name)) for t in self._io.inputs}
+            missing = [name for name, shape in shapes.items() if -1 in shape]
+        if missing:
+            raise InternalError(
+                f"{self._name}: TensorRT does not know the shapes for {', '.join(missing)}: "
+                f"{said().since(mark)}"
+            )
+
+    def _do_not_go_together(self, mark: int) -> InvalidRequest:
+        """Each input may have its shape, but not beside the others."""
+        return InvalidRequest(
+            f"request specifies invalid shapes for {self._name}: they do not go together: "
+            f"{said().since(mark)}"
+        )
 
     def _check_device(self) -> None:
         """Raises: DeviceLost: that is why; what else the device says is not the reason."""

@@ -14,12 +14,14 @@ if TYPE_CHECKING:
     from edge_server.doctor.finding import Finding
 
 NO_GPU = "no NVIDIA GPU: models run on the CPU"
-# CUresult of cuda.h.
+# CUresult of cuda.h: the last two, and the first on a Jetson, are what cuInit answers to a user who
+# may not open the device files.
 _NO_DEVICE = 100
+_NOT_OPENED = (_NO_DEVICE, 801, 999)
 
 
 def join_groups(nodes: Iterable[DeviceNode], user: str) -> str:
-    """The command that gives `user` the right to `nodes`; empty where no group has it."""
+    """The command that gives `user` the right to `nodes`; empty where no group would."""
     groups = sorted({node.group for node in nodes if node.group})
     if not groups:
         return ""
@@ -38,17 +40,22 @@ def gpu_nodes(evidence: Evidence) -> Finding:
             "in a container: --runtime nvidia; elsewhere flash the board anew",
         )
     refused = [node for node in board.gpu_nodes if not node.usable]
-    # Some are for root on every board, as those that switch the GPU's power.
+    open_nodes = f"{len(board.gpu_nodes) - len(refused)} device files open to {user}"
+    if evidence.driver_works and evidence.driver_tried_by_account:
+        # Some are for root on every board, as those that switch the GPU's power, and /dev/nvmap may
+        # be one to read only: whether CUDA starts tells more than the modes.
+        others = f", {len(refused)} not, which CUDA does not need to start" if refused else ""
+        return ok(f"{open_nodes}{others}")
     curable = [node for node in refused if node.group]
     if curable:
         names = ", ".join(node.path for node in curable)
         return fault(f"closed to {user}: {names}", join_groups(curable, user))
-    if any(node.path == "/dev/nvmap" for node in refused):
+    if any(node.path == "/dev/nvmap" and node.for_root for node in refused):
         return fault(
             "/dev/nvmap is open to root only", "reinstall the udev rules of nvidia-l4t-init"
         )
-    for_root = f", {len(refused)} for root only" if refused else ""
-    return ok(f"{len(board.gpu_nodes) - len(refused)} device files open to {user}{for_root}")
+    others = f", {len(refused)} not, by their modes" if refused else ""
+    return ok(f"{open_nodes}{others}")
 
 
 def driver(evidence: Evidence) -> Finding:
@@ -60,7 +67,10 @@ def driver(evidence: Evidence) -> Finding:
             f"{device['name']} (compute {device['compute_capability']})"
             for device in says["devices"]
         )
-        return ok(f"CUDA {says['version']}: {devices}")
+        found = f"CUDA {says['version']}: {devices}"
+        if evidence.driver_tried_by_account:
+            return ok(found)
+        return ok(f"{found}; as {board.account.name} it is tried by: sudo edge-server doctor")
     if (
         not board.is_jetson
         and not board.gpu_nodes
@@ -72,11 +82,16 @@ def driver(evidence: Evidence) -> Finding:
 
 
 def _driver_remedy(evidence: Evidence) -> str:
-    board = evidence.board
-    if not evidence.answer("driver").says.get("missing"):
+    board, says = evidence.board, evidence.answer("driver").says
+    if not says.get("missing"):
         refused = [node for node in board.gpu_nodes if not node.usable]
         look = "sudo dmesg | grep -iE 'nvgpu|nvrm', and restart the machine"
-        return join_groups(refused, board.account.name) or look
+        if join := join_groups(refused, board.account.name):
+            return join
+        if board.is_jetson and says.get("init") in _NOT_OPENED:
+            groups = f"sudo usermod -aG video,render {board.account.name}"
+            return f"{groups}, then log in again, or restart the daemon; if that is so: {look}"
+        return look
     if board.is_jetson:
         again = "sudo apt install --reinstall nvidia-l4t-cuda"
         return f"in a container: --runtime nvidia; elsewhere: {again}"

@@ -1,10 +1,10 @@
 """SIMULATION of pycuda.driver, as far as edge_server calls it, with no compiler needed.
 
 What it keeps of the real one: the names, the parameters, the classes of errors and their texts,
-one context at a time per thread, that nothing is made without a current context, and that what
-is dropped elsewhere than in the thread that retained the context leaks with a warning. What the
-calls do is up to the library libcuda.so.1: a simulation too (libcuda.c beside this folder), or a
-real driver.
+one context at a time per thread, that nothing is made without a current context, that what
+is dropped elsewhere than in the thread that retained the context leaks with a warning, and in which
+calls no other thread of Python's runs. What the calls do is up to the library libcuda.so.1: a
+simulation too (libcuda.c beside this folder), or a real driver.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import numpy as np
 
 try:
     _library = ctypes.CDLL("libcuda.so.1")
+    _holding = ctypes.PyDLL("libcuda.so.1")
 except OSError as error:
     raise ImportError(str(error)) from None
 
@@ -73,8 +74,30 @@ _SECOND_VERSION = {
 }
 
 
+# In these pycuda keeps the interpreter's lock: they are plain CUDAPP_CALL_GUARDED in its cuda.hpp.
+_HOLDS_THE_LOCK = {
+    "cuDevicePrimaryCtxRetain",
+    "cuEventRecord",
+    "cuLaunchKernel",
+    "cuMemAlloc",
+    "cuMemFree",
+    "cuMemFreeHost",
+    "cuMemHostAlloc",
+    "cuModuleLoadDataEx",
+}
+
+
 def _code(name, *arguments):
-    return getattr(_library, f"{name}_v2" if name in _SECOND_VERSION else name)(*arguments)
+    symbol = f"{name}_v2" if name in _SECOND_VERSION else name
+    if name not in _HOLDS_THE_LOCK:
+        return getattr(_library, symbol)(*arguments)
+    if not hasattr(_library, "simulated_lock"):
+        return getattr(_holding, symbol)(*arguments)
+    _library.simulated_lock()
+    try:
+        return getattr(_holding, symbol)(*arguments)
+    finally:
+        _library.simulated_unlock()
 
 
 def _failure(name, code, more=""):

@@ -8,8 +8,10 @@ is an ONNX file with a head: see `simulated_plan`.
 
 EDGE_SIMULATED_TENSORRT says which TensorRT it is and what shall go wrong: `simulated_settings`.
 
-Without a driver the real Runtime cannot be touched, nor let go of: this one ends the process with
-139, as the shell calls a segmentation fault.
+Without a driver the real Runtime cannot be touched, nor let go of, and up to 10.12 the bindings
+cannot raise in calls that let other threads run: this one then ends the process with 139, as the
+shell calls a segmentation fault. That the real ones do is seen in
+tests/integration/test_tensorrt_refusals.py.
 """
 
 from __future__ import annotations

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
 from contextlib import contextmanager
+from typing import NoReturn
 
 import numpy as np
 
 from tensorrt.simulated_driver import Room, driver
 from tensorrt.simulated_settings import Versioned, settings
-from tensorrt.simulated_types import Dims, ILogger
+from tensorrt.simulated_types import Dims, ILogger, NoDims
 
 _ALIGNMENT = 256
 
@@ -42,9 +44,14 @@ class IExecutionContext(Versioned):
     def set_optimization_profile_async(self, profile_index: int, stream_handle: int) -> bool:
         with self._alone():
             if not 0 <= profile_index < self._engine.num_optimization_profiles:
-                return self._refuse(f"profile {profile_index} is not there")
+                self._refuse(f"profile {profile_index} is not there")
+                _raise_without_the_lock("Error in set optimization profile async.")
+            if driver().is_lost() or settings.failing("profile"):
+                self._refuse("Cuda Runtime (an error of the device)")
+                _raise_without_the_lock("Error in set optimization profile async.")
             if not self._take_profile(profile_index):
-                return self._refuse(f"profile {profile_index} is in use by another context")
+                self._refuse(f"profile {profile_index} is in use by another context")
+                _raise_without_the_lock("Error in set optimization profile async.")
             self._shapes = {
                 name: shape
                 for name in self._engine._ins
@@ -68,25 +75,27 @@ class IExecutionContext(Versioned):
                 self._has_put_off = True
             return True
 
+    @property
+    def all_binding_shapes_specified(self) -> bool:
+        return all(name in self._shapes for name in self._engine._ins)
+
     def infer_shapes(self) -> list[str]:
         with self._alone():
-            held = [n for n in self._engine._plan.holding_shapes if n in self._engine._ins]
-            missing = [n for n in self._engine._ins if n not in self._shapes] + [
-                n for n in held if n not in self._addresses
-            ]
-            if not missing:
-                try:
-                    self._outputs()
-                except Exception as error:
-                    self._refuse(f"IExecutionContext::inferShapes: Error Code 7: {error}")
-                    raise RuntimeError("infer_shapes error code: -1") from error
+            missing = self._missing()
+            if not missing and self._told_outputs("inferShapes") is None:
+                _raise_without_the_lock("infer_shapes error code: -1")
             return missing
 
-    def get_tensor_shape(self, name: str) -> Dims:
+    def get_tensor_shape(self, name: str) -> Dims | NoDims:
         with self._alone():
             if name in self._engine._ins:
                 return Dims(self._shapes.get(name, self._engine.get_tensor_shape(name)))
-            shape = self._outputs()[name]
+            if self._missing():
+                return self._engine.get_tensor_shape(name)
+            outputs = self._told_outputs("getTensorShape")
+            if outputs is None:
+                return NoDims()
+            shape = outputs[name]
             if name in self._engine._plan.data_dependent:
                 return Dims((-1,) * len(shape))
             return Dims(shape)
@@ -150,6 +159,21 @@ class IExecutionContext(Versioned):
             return allocator.reallocate_output_async(name, 0, nbytes, _ALIGNMENT, stream)
         return allocator.reallocate_output(name, 0, nbytes, _ALIGNMENT)
 
+    def _missing(self) -> list[str]:
+        """Inputs whose shape, or whose values where they hold one, nobody has given."""
+        held = [n for n in self._engine._plan.holding_shapes if n in self._engine._ins]
+        return [n for n in self._engine._ins if n not in self._shapes] + [
+            n for n in held if n not in self._addresses
+        ]
+
+    def _told_outputs(self, asked: str) -> dict[str, tuple[int, ...]] | None:
+        """None, and an error to the logger, where the inputs do not go together."""
+        try:
+            return self._outputs()
+        except Exception as error:  # noqa: BLE001 - ONNX Runtime's are of many kinds
+            self._refuse(f"IExecutionContext::{asked}: Error Code 7: {error}")
+            return None
+
     def _outputs(self) -> dict[str, tuple[int, ...]]:
         """The shapes of the outputs, by a run on zeros."""
         engine = self._engine
@@ -201,6 +225,14 @@ class IExecutionContext(Versioned):
             yield
         finally:
             self._busy.release()
+
+
+def _raise_without_the_lock(text: str) -> NoReturn:
+    """As the bindings raise in calls that let other threads run: only from 10.13 on do they take
+    the interpreter's lock for it."""
+    if settings.number < (10, 13):
+        os._exit(139)
+    raise RuntimeError(text)
 
 
 def _calculate(engine: object, shapes: dict, addresses: dict) -> dict[str, np.ndarray]:

@@ -44,6 +44,9 @@ class Driver:
         # The third member of the simulated driver's Stream.
         return bool(ctypes.c_void_p.from_address(stream + 16).value)
 
+    def is_lost(self) -> bool:
+        return self._cuda.cuCtxGetDevice(ctypes.byref(ctypes.c_int())) != 0
+
     def break_device(self) -> None:
         """As a kernel that goes wrong does."""
         self._cuda.simulated_settings(b"fail=cuDeviceGetCount:719:0")
@@ -51,14 +54,18 @@ class Driver:
 
 
 class Room:
-    """Device memory, freed with this."""
+    """Device memory, freed with this; as with TensorRT's engines and contexts, no other thread of
+    Python's runs meanwhile."""
 
     def __init__(self, cuda: ctypes.CDLL, pointer: int) -> None:
         self._cuda = cuda
         self._pointer = pointer
 
     def __del__(self) -> None:
-        self._cuda.cuMemFree_v2(ctypes.c_uint64(self._pointer))
+        # See libcuda.c for why the driver's lock is taken first.
+        self._cuda.simulated_lock()
+        ctypes.PyDLL("libcuda.so.1").cuMemFree_v2(ctypes.c_uint64(self._pointer))
+        self._cuda.simulated_unlock()
 
 
 @cache

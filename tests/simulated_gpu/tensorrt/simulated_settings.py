@@ -4,8 +4,8 @@ Words parted by commas, from the environment or from a test:
 
     version=10.3.0.30   what it is; the table has 8.5, 8.6, 10.3, 10.16 and 11.4
     dla_cores=2         how many NVDLA cores it sees
-    fail=WHAT:N         the call after N good ones fails: deserialize, context, enqueue, build,
-                        or run, which breaks the device, in the stream
+    fail=WHAT:N         the call after N good ones fails: deserialize, context, profile, enqueue,
+                        build, or run, which breaks the device, in the stream
     crash=deserialize   the process dies there
     capture=refused     no run can be recorded
     build_s=2           how long a plan is built

@@ -48,6 +48,16 @@ class Dims(tuple):
     __hash__ = None
 
 
+class NoDims:
+    """What TensorRT answers where there is no shape: of -1 dimensions, for which Python raises."""
+
+    def __len__(self) -> int:
+        return -1  # noqa: PLE0303 - so it is
+
+    def __getitem__(self, index: int) -> int:
+        raise IndexError
+
+
 class ILogger:
     class _Severity(enum.IntEnum):
         INTERNAL_ERROR = 0

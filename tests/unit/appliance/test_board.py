@@ -71,20 +71,23 @@ def test_rights_are_those_of_the_units_user_by_group_and_mode(fake_board: FakeBo
     fake_board.jetson("NVIDIA Jetson", "p3767-0000", "36.4.3")
     nodes = {node.path: node for node in read_board(fake_board.root, NOW_S).gpu_nodes}
     assert nodes["/dev/nvmap"].usable
-    assert nodes["/dev/nvmap"].group == "video"
+    assert not nodes["/dev/nvmap"].for_root
     assert nodes["/dev/nvgpu/igpu0/channel"].usable
     assert not nodes["/dev/nvhost-power-gpu"].usable
     assert nodes["/dev/nvhost-power-gpu"].group is None
+    assert nodes["/dev/nvhost-power-gpu"].for_root
 
-    fake_board.node("nvmap", 0o640)  # to read only
+    fake_board.node("nvmap", 0o440)  # to read only, and that the account may
     nodes = {node.path: node for node in read_board(fake_board.root, NOW_S).gpu_nodes}
     assert not nodes["/dev/nvmap"].usable
     assert nodes["/dev/nvmap"].group is None
+    assert not nodes["/dev/nvmap"].for_root
 
     fake_board.node("nvmap")
     fake_board.write("etc/group", f"video:x:{fake_board.video}:somebody\n")
     nodes = {node.path: node for node in read_board(fake_board.root, NOW_S).gpu_nodes}
     assert not nodes["/dev/nvmap"].usable
+    assert nodes["/dev/nvmap"].group == "video"
 
 
 def test_a_desktop_and_an_empty_root_are_normal(fake_board: FakeBoard, tmp_path: Path) -> None:

@@ -250,4 +250,4 @@ def test_a_map_goes_with_its_instance(devices: Devices, simulated_gpu: Simulated
     assert simulated_gpu.device_bytes > 0
     model.close()
     del model
-    assert simulated_gpu.device_bytes == 0
+    assert simulated_gpu.comes_to(0)

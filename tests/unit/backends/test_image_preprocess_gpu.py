@@ -285,7 +285,7 @@ def test_memory_that_is_short_for_one_frame_costs_that_frame(
 ) -> None:
     model = Preprocess(config(ON_GPU), devices)
     image = frames(1, 40, 70)
-    simulated_gpu.set("fail=cuMemHostAlloc:2:0")
+    simulated_gpu.set("fail=cuMemHostAlloc:2:0:2")
     with pytest.raises(Unavailable, match=r"pin 8400 bytes of host memory: .* out of memory"):
         model.run(image)
     np.testing.assert_array_equal(model.run(image)["input"], by_opencv(image))
@@ -324,7 +324,7 @@ def test_what_it_made_outlives_it_and_nothing_else_does(
     np.testing.assert_array_equal(array.on_host(), by_opencv(image))
     del array, model
     gc.collect()
-    assert simulated_gpu.device_bytes == 0
+    assert simulated_gpu.comes_to(0)
 
 
 class Network:

@@ -66,10 +66,20 @@ def test_a_kernel_that_is_not_there_is_named(kernels: None, device: Device) -> N
         device.module(b"image").kernel("blur", "P")
 
 
-@pytest.mark.parametrize("code", [209, 222])
-def test_kernels_for_other_gpus_are_told_with_the_remedy(
-    device: Device, simulated_gpu: SimulatedGpu, code: int
+@pytest.mark.parametrize(
+    ("code", "remedy"),
+    [
+        (200, "is damaged, .*; install edge-server anew, or compile them"),
+        (209, "not compiled for this GPU"),
+        (218, r"cannot compile their PTX; .*\(scripts/build_kernels\)"),
+        (221, r"libnvidia-ptxjitcompiler\.so\.1, is missing; .*nvidia-l4t-cuda"),
+        (222, "not compiled for this GPU"),
+        (223, "take CUDA_DISABLE_PTX_JIT out of the environment"),
+    ],
+)
+def test_kernels_that_the_driver_does_not_take_are_told_with_the_remedy(
+    device: Device, simulated_gpu: SimulatedGpu, code: int, remedy: str
 ) -> None:
     simulated_gpu.set(f"fail=cuModuleLoadDataEx:{code}:0")
-    with pytest.raises(Unavailable, match=r"^GPU 0: load kernels: .*not compiled for this GPU"):
+    with pytest.raises(Unavailable, match=rf"^GPU 0: load kernels: .*{remedy}"):
         device.module(b"image")

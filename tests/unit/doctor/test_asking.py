@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 
+import pytest
+
+from edge_server.appliance.account import Account
 from edge_server.doctor.asking import Answer, Question, ask
 
 
@@ -39,9 +43,20 @@ def test_an_answer_that_is_no_dict_is_none() -> None:
     assert ask(Question("os:getcwd")).trouble
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can ask as another user")
+def test_root_asks_as_the_account_that_is_named() -> None:
+    ids = "(lambda os: {'ids': [*os.getresuid(), *os.getgroups()]})(__import__('os'))"
+    for account, expected in (
+        (Account("edge-server", 990, frozenset({990, 44})), [990, 990, 990, 44, 990]),
+        (Account("root", 0, frozenset({0})), [0, 0, 0, *os.getgroups()]),
+    ):
+        answer = ask(Question("builtins:eval", (ids,), account=account))
+        assert answer == Answer({"ids": expected})
+
+
 def test_a_process_whose_asker_is_gone_ends_itself() -> None:
     start = "import sys; from edge_server.doctor.child import main; main()"
     done = subprocess.run(
-        [sys.executable, "-c", start, "signal:pause", "0.1"], timeout=30, check=False
+        [sys.executable, "-c", start, "signal:pause", "0.1", ""], timeout=30, check=False
     )
     assert done.returncode == -signal.SIGALRM

@@ -276,7 +276,6 @@ def test_one_thing_that_is_wrong_is_told_alone(
             ],
             {"memory": FAULT},
         ),
-        (lambda board: board.node("nvmap", 0o600), {"gpu_nodes": FAULT}),
         (lambda board: (board.root / "etc/nvpmodel.conf").unlink(), {"power_mode": WARNING}),
         (lambda board: (board.root / "etc/nv_tegra_release").unlink(), {"jetpack": WARNING}),
         (
@@ -302,6 +301,54 @@ def test_one_file_that_is_wrong_is_told_alone(
     if "unit" in wrong:  # whose user is not looked at then
         known = replace(known, board=replace(known.board, gpu_nodes=known.board.gpu_nodes[:1]))
     assert worse(known) == wrong
+
+
+@pytest.mark.parametrize("mode", [0o440, 0o600])
+def test_whether_cuda_starts_as_the_daemons_user_decides_and_not_the_modes(
+    fake_board: FakeBoard, mode: int
+) -> None:
+    fake_board.jetson("NVIDIA Jetson Orin NX", "p3767-0000", "36.4.3")
+    fake_board.node("nvmap", mode)
+    works = {**_HEALTHY["driver"], "uid": 990}
+    known = evidence(fake_board, driver=works)
+    assert worse(known) == {}
+    assert told(known, "gpu_nodes").found == (
+        "3 device files open to edge-server, 2 not, which CUDA does not need to start"
+    )
+    # As somebody else it tells nothing of that user.
+    known = evidence(fake_board, driver={**works, "uid": 1000})
+    assert worse(known) == ({} if mode == 0o440 else {"gpu_nodes": FAULT})
+    assert "as edge-server it is tried by: sudo edge-server doctor" in told(known, "driver").found
+    refused = {"init": 999, "uid": 990, "error": "CUDA_ERROR_UNKNOWN"}
+    known = evidence(fake_board, driver=refused)
+    assert told(known, "gpu_nodes").level is (OK if mode == 0o440 else FAULT)
+
+
+@pytest.mark.parametrize("code", [100, 801, 999])
+def test_a_cuda_that_may_not_open_the_gpu_means_two_groups(
+    fake_board: FakeBoard, code: int
+) -> None:
+    fake_board.jetson("NVIDIA Jetson Orin NX", "p3767-0000", "36.4.3")
+    known = evidence(fake_board, driver={"init": code, "uid": 990, "error": "CUDA_ERROR_X"})
+    finding = told(known, "driver")
+    assert finding.level is FAULT
+    assert finding.remedy.startswith("sudo usermod -aG video,render edge-server, then ")
+    assert "dmesg" in finding.remedy
+
+
+def test_the_driver_is_asked_as_the_daemons_user(fake_board: FakeBoard) -> None:
+    fake_board.jetson("NVIDIA Jetson Orin NX", "p3767-0000", "36.4.3")
+    asked = {}
+
+    def asks(question: Question) -> Answer:
+        asked[question.function.partition(":")[2]] = question.account
+        return Answer()
+
+    examine(None, fake_board.root, asks, NOW_S)
+    account = asked.pop("driver")
+    assert account is not None
+    assert (account.name, account.uid) == ("edge-server", 990)
+    assert set(asked.values()) == {None}
 
 
 def test_the_disk_must_have_room_and_be_writable_where_models_are_followed(

@@ -70,6 +70,7 @@ def test_a_driver_tells_its_version_and_devices(simulated_libcuda: Callable[[int
     simulated_libcuda(0)
     assert ask(Question("edge_server.doctor.probes:driver")).says == {
         "init": 0,
+        "uid": os.geteuid(),
         "version": "12.6",
         "devices": [
             {
@@ -85,7 +86,7 @@ def test_a_driver_tells_its_version_and_devices(simulated_libcuda: Callable[[int
 def test_a_driver_that_does_not_start_tells_why(simulated_libcuda: Callable[[int], None]) -> None:
     simulated_libcuda(100)
     says = ask(Question("edge_server.doctor.probes:driver")).says
-    assert says == {"init": 100, "error": "CUDA_ERROR_NO_DEVICE"}
+    assert says == {"init": 100, "uid": os.geteuid(), "error": "CUDA_ERROR_NO_DEVICE"}
 
 
 _TENSORRT = """

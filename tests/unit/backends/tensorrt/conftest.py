@@ -68,6 +68,15 @@ def add_one(shape: tuple[object, ...] = (1, 4)) -> bytes:
     )
 
 
+def two_inputs() -> bytes:
+    """y = a + b, whose second dimensions may be given so that they do not go together."""
+    return onnx_bytes(
+        [helper.make_node("Add", ["a", "b"], ["y"])],
+        {"a": (TensorProto.FLOAT, (2, "n")), "b": (TensorProto.FLOAT, (2, "m"))},
+        {"y": (TensorProto.FLOAT, (2, "k"))},
+    )
+
+
 class Workshop:
     """One model `m` in a folder: its plan, its configuration, what is loaded of it.
 

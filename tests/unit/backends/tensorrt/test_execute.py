@@ -17,7 +17,7 @@ from edge_server.requests import InferRequest, InferResponse
 from edge_server.serving.snapshot import Snapshot
 from edge_server.tensors import DataType, Tensor
 
-from .conftest import Asked, add_one, infer, onnx_bytes
+from .conftest import Asked, add_one, infer, onnx_bytes, two_inputs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -426,18 +426,59 @@ def test_requests_of_many_threads_never_see_each_others_data(
     assert wrong == []
 
 
-def test_inputs_that_do_not_go_together_are_the_requests_fault(workshop: Workshop) -> None:
-    added = onnx_bytes(
-        [helper.make_node("Add", ["a", "b"], ["y"])],
-        {"a": (TensorProto.FLOAT, (2, "n")), "b": (TensorProto.FLOAT, (2, "m"))},
-        {"y": (TensorProto.FLOAT, (2, "k"))},
-    )
-    workshop.write(added, profiles=[dict.fromkeys("ab", ((2, 2), (2, 4), (2, 8)))])
+# Up to 10.12 the bindings end the process where they should raise.
+@pytest.mark.parametrize("version", ["8.5.2.2", "8.6.1.6", "10.3.0.30", "10.16.2.1", "11.4.1.1"])
+def test_inputs_that_do_not_go_together_are_the_requests_fault(
+    workshop: Workshop, version: str
+) -> None:
+    workshop.tensorrt(f"version={version}")
+    workshop.write(two_inputs(), profiles=[dict.fromkeys("ab", ((2, 2), (2, 4), (2, 8)))])
     instance = workshop.instance()
     asked = Asked({"a": np.ones((2, 3), np.float32), "b": np.ones((2, 4), np.float32)})
     instance.execute([asked.request])
     assert isinstance(asked.answer, InvalidRequest)
-    assert "they do not go together: IExecutionContext::inferShapes" in str(asked.answer)
+    assert "they do not go together: IExecutionContext::" in str(asked.answer)
     again = Asked({name: np.ones((2, 4), np.float32) for name in "ab"})
     instance.execute([again.request])
     np.testing.assert_array_equal(again.array("y"), 2)
+
+
+def test_an_input_without_a_shape_is_named(workshop: Workshop) -> None:
+    for version in ("8.6.1.6", "10.16.2.1"):
+        workshop.tensorrt(f"version={version}")
+        batching(workshop)
+        context: Any = workshop.instance("max_batch_size: 8")._context
+        context._is_settled = False
+        context._shapes.clear()
+        context._context._shapes.clear()
+        with pytest.raises(InternalError, match="TensorRT does not know the shapes for x: "):
+            context.set_shapes(0, {})
+        workshop.unload()
+
+
+@pytest.mark.parametrize("version", ["8.6.1.6", "10.3.0.30", "10.16.2.1"])
+def test_a_profile_is_not_asked_for_where_tensorrt_would_refuse_it(
+    workshop: Workshop, version: str
+) -> None:
+    workshop.tensorrt(f"version={version}")
+    batching(workshop, profiles=[BATCHES, BATCHES])
+    context: Any = workshop.instance("max_batch_size: 8")._context
+    with pytest.raises(InternalError, match=r"profile 2\[2\] for m_0\. Expected .* range 0-1$"):
+        context.set_shapes(2, {"x": (1, 4)})
+    workshop.gpu.set("fail=cuDeviceGetCount:719:0")
+    with pytest.raises(DeviceLost), workshop.devices.gpu(0).current():
+        workshop.devices.gpu(0).driver.Device.count()
+    with pytest.raises(DeviceLost, match="synchronize"):
+        context.set_shapes(1, {"x": (1, 4)})
+    workshop.forget()
+
+
+def test_a_profile_that_tensorrt_refuses_all_the_same_is_told(workshop: Workshop) -> None:
+    workshop.tensorrt("version=10.16.2.1")
+    batching(workshop, profiles=[BATCHES, BATCHES])
+    context: Any = workshop.instance("max_batch_size: 8")._context
+    workshop.tensorrt("fail=profile:0")
+    with workshop.devices.gpu(0).current():
+        with pytest.raises(InternalError, match=r"range 0-1: Cuda Runtime \(an error of the "):
+            context.set_shapes(1, {"x": (1, 4)})
+        context.set_shapes(1, {"x": (1, 4)})
