@@ -13,6 +13,7 @@ from edge_server.repository.loader import RepositoryLoader
 from edge_server.repository.poll_control import PollControl
 from edge_server.repository.source import AcceptedModels
 from edge_server.repository.store import ModelStore
+from edge_server.repository.verdicts import Verdicts
 from edge_server.serving.registry import ModelRegistry
 from tests.unit.repository.board import CONFIG, PATIENCE_S
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 def control(repository: Path, tmp_path: Path, counted: CountedBackend) -> Iterator[PollControl]:
     registry, accepted = ModelRegistry(), AcceptedModels()
     store = ModelStore(tmp_path / "store")
-    ledger = Ledger(accepted, store)
+    ledger = Ledger(accepted, store, Verdicts(store.directory, [repository]))
     control = PollControl(
         RepositoryLoader(registry, accepted),
         ledger,
