@@ -11,13 +11,12 @@ import grpc
 from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2 as pb
 
-from edge_server.grpc_api.arrivals import read_one
 from edge_server.grpc_api.methods import LONGEST_QUESTION_BYTES
+from edge_server.grpc_api.traffic import Traffic
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from edge_server.grpc_api.status import Read
     from edge_server.settings import Grpc, Restriction
 
 _TRITON = "/inference.GRPCInferenceService/"
@@ -135,12 +134,12 @@ class AccessCheck(grpc.ServerInterceptor):
     A refusal is UNAVAILABLE, as Triton's own for restricted protocols.
 
     Args:
-        read: takes a call's request.
+        traffic: see `unary`.
     """
 
-    def __init__(self, rules: AccessRules, read: Read = read_one) -> None:
+    def __init__(self, rules: AccessRules, traffic: Traffic | None = None) -> None:
         self._rules = rules
-        self._read = read
+        self._traffic = traffic or Traffic()
 
     def intercept_service(
         self,
@@ -159,7 +158,7 @@ class AccessCheck(grpc.ServerInterceptor):
             return handler
 
         def answer(requests: Iterator[bytes], context: grpc.ServicerContext) -> Any:
-            request = self._read(requests, context)
+            request = self._traffic.read(requests, context)
             refusal = self._rules.update_refusal(method, request)
             if refusal:
                 context.abort(grpc.StatusCode.UNAVAILABLE, refusal)

@@ -13,29 +13,36 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 MIB = 1024 * 1024
-# Smaller requests are not counted: the number of calls bounds them, and counting costs each call.
-_COUNTED_FROM_BYTES = 64 * 1024
-# After so many bytes at once the allocator has so much free memory that it is worth a look.
-_MANY_BYTES = 64 * MIB
+# Smaller messages are not counted: the number of calls bounds them, and counting costs each call.
+COUNTED_FROM_BYTES = 64 * 1024
+# After so many bytes at once the allocator may have kept some hundred MiB that are free.
+_MANY_BYTES = 8 * MIB
 _QUIET_S = 2.0
+_MOST_UNREST_S = 10.0
 # How often one who waits looks whether it still shall.
 _LOOK_S = 0.2
 _NOTHING = nullcontext()
 
 
 class ByteBudget:
-    """Counts the bytes of the requests that are inside, on all sides of the server together.
+    """Counts the bytes of the messages that are inside.
 
     A single request is always taken, so that the limit on one message is what bounds it.
 
     Args:
-        limit_bytes: of all requests together.
+        limit_bytes: of all together.
+
+    Attributes:
+        when_many: called where `memory_is_due` shall be asked from now on.
     """
 
-    def __init__(self, limit_bytes: int = 256 * MIB) -> None:
+    def __init__(self, limit_bytes: int = 192 * MIB) -> None:
         self.limit_bytes = limit_bytes
+        self.when_many: Callable[[], None] = lambda: None
         self._changed = threading.Condition()
         self._inside_bytes = 0
+        # When there were many bytes, for the first and for the last time since memory was due.
+        self._many_from: float | None = None
         self._many_at = 0.0
 
     def hold(self, size_bytes: int) -> AbstractContextManager[None]:
@@ -44,7 +51,7 @@ class ByteBudget:
         Raises:
             Unavailable: see `take`.
         """
-        return _NOTHING if size_bytes < _COUNTED_FROM_BYTES else self._hold(size_bytes)
+        return _NOTHING if size_bytes < COUNTED_FROM_BYTES else self._hold(size_bytes)
 
     def take(self, size_bytes: int) -> None:
         """Count `size_bytes` until `give`.
@@ -55,7 +62,7 @@ class ByteBudget:
         with self._changed:
             if not self._fits(size_bytes):
                 raise Unavailable(
-                    f"Exceeds maximum queue size: requests of {self._inside_bytes} bytes are in "
+                    f"Exceeds maximum queue size: messages of {self._inside_bytes} bytes are in "
                     f"flight already, and of {self.limit_bytes} at most (grpc.max_pending_bytes); "
                     f"this one has {size_bytes}"
                 )
@@ -71,6 +78,11 @@ class ByteBudget:
             self._count(size_bytes)
             return True
 
+    def add(self, size_bytes: int) -> None:
+        """Count `size_bytes` until `give`, however many there are: they are there already."""
+        with self._changed:
+            self._count(size_bytes)
+
     def give(self, size_bytes: int) -> None:
         """Count them no more; from any thread."""
         with self._changed:
@@ -80,24 +92,34 @@ class ByteBudget:
     def note_many(self) -> None:
         """There were many bytes that nobody counted."""
         self._many_at = time.monotonic()
+        if self._many_from is None:
+            self._many_from = self._many_at
+            self.when_many()
 
     def memory_is_due(self, now: float) -> bool:
         """Whether free memory should go back to the kernel; True once after each time of many.
 
-        While large requests come one after another they use the same memory again.
+        While large requests come one after another they use the same memory again, and some more.
         """
         with self._changed:
+            if self._many_from is None:
+                return False
             if self._inside_bytes >= _MANY_BYTES:
                 self._many_at = now
-            due = bool(self._many_at) and now - self._many_at > _QUIET_S
+            due = now - self._many_at > _QUIET_S or now - self._many_from > _MOST_UNREST_S
             if due:
-                self._many_at = 0.0
+                self._many_from = None
             return due
+
+    @property
+    def room_bytes(self) -> int:
+        """How many more there may be."""
+        return max(0, self.limit_bytes - self._inside_bytes)
 
     @property
     def waits_for_quiet(self) -> bool:
         """Whether `memory_is_due` will be True some time."""
-        return bool(self._many_at)
+        return self._many_from is not None
 
     @contextmanager
     def _hold(self, size_bytes: int) -> Iterator[None]:
@@ -113,4 +135,4 @@ class ByteBudget:
     def _count(self, size_bytes: int) -> None:
         self._inside_bytes += size_bytes
         if self._inside_bytes >= _MANY_BYTES:
-            self._many_at = time.monotonic()
+            self.note_many()

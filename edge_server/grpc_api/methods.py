@@ -8,8 +8,6 @@ from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
 from edge_server.errors import InvalidRequest, Unsupported
-from edge_server.grpc_api.arrivals import read_one
-from edge_server.grpc_api.byte_budget import ByteBudget
 from edge_server.grpc_api.status import streaming, unary
 
 if TYPE_CHECKING:
@@ -17,7 +15,7 @@ if TYPE_CHECKING:
 
     import grpc
 
-    from edge_server.grpc_api.status import Read
+    from edge_server.grpc_api.traffic import Traffic
 
     Handler = grpc.RpcMethodHandler[Any, Any]
 
@@ -29,8 +27,7 @@ def method_handlers(
     service: Any,
     servicer: object,
     over_bytes: Collection[str] = (),
-    read: Read = read_one,
-    budget: ByteBudget | None = None,
+    traffic: Traffic | None = None,
 ) -> dict[str, Handler]:
     """A handler for each method of `service`, a descriptor, that answers with `servicer`'s.
 
@@ -39,15 +36,14 @@ def method_handlers(
     bytes themselves. A method that `servicer` itself does not define answers UNIMPLEMENTED by name.
 
     Args:
-        read, budget: see `unary`.
+        traffic: see `unary`.
     """
-    budget = budget or ByteBudget()
 
     def handler(method: Any, answer: Callable[..., Any]) -> Handler:
         # Errors become statuses here rather than in an interceptor, which would cost every call.
         if method.server_streaming:
             return streaming(answer, method.full_name)
-        return unary(answer, method.full_name, read, budget)
+        return unary(answer, method.full_name, traffic)
 
     handlers = {}
     for method in service.methods:

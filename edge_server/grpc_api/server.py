@@ -13,20 +13,20 @@ from edge_server.appliance.log_switches import LogSwitches
 from edge_server.errors import Unavailable
 from edge_server.grpc_api.access import AccessCheck, AccessRules
 from edge_server.grpc_api.admission import Admission
-from edge_server.grpc_api.arrivals import Arrivals
 from edge_server.grpc_api.byte_budget import ByteBudget
 from edge_server.grpc_api.call_threads import CallThreads
 from edge_server.grpc_api.call_traces import CallTraces
 from edge_server.grpc_api.credentials import server_credentials
 from edge_server.grpc_api.early_refusal import refusable
 from edge_server.grpc_api.shared_memory import SharedMemory
+from edge_server.grpc_api.traffic import Traffic
 from edge_server.grpc_api.triton import TritonServicer, answer_with
 from edge_server.grpc_api.unix_socket import UnixSocket
 from edge_server.serving.bounded_control import BoundedControl
 from edge_server.tracing.tracer import Tracer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from edge_server.serving.control import ModelControl
     from edge_server.serving.data_plane import DataPlane
@@ -84,20 +84,17 @@ class GrpcServer:
         self._servers: list[grpc.Server] = []
         self._threads: list[CallThreads] = []
         self._listening: list[str] = []
-        longest_bytes = settings.max_message_bytes
-        # With one request inside, another one shall fit.
-        self._budget = ByteBudget(max(settings.max_pending_bytes, 2 * longest_bytes))
-        self._arrivals = Arrivals(self._budget, settings.message_timeout_ms / 1e3, longest_bytes)
+        self._traffic: list[Traffic] = []
         if not settings.enabled:
             return
         log_switches = log_switches or LogSwitches()
         shared_memory = (
-            SharedMemory(budget=self._budget, longest_bytes=longest_bytes)
+            SharedMemory(budget=_budget(settings), longest_bytes=settings.max_message_bytes)
             if client_shared_memory
             else None
         )
 
-        def servicer(gate: Admission) -> TritonServicer:
+        def servicer(gate: Admission, traffic: Traffic) -> TritonServicer:
             return TritonServicer(
                 data_plane,
                 name,
@@ -107,7 +104,7 @@ class GrpcServer:
                 shared_memory=shared_memory,
                 log_switches=log_switches,
                 traces=self._traces,
-                budget=self._budget,
+                budget=traffic.budget,
             )
 
         try:
@@ -120,7 +117,8 @@ class GrpcServer:
             raise
 
     def start(self) -> None:
-        self._arrivals.start()
+        for traffic in self._traffic:
+            traffic.start()
         for server, where in zip(self._servers, self._listening, strict=True):
             server.start()
             log.info("grpc: listening on %s", where)
@@ -146,7 +144,9 @@ class GrpcServer:
 
     def close(self) -> None:
         """Let go of the addresses, started or not."""
-        self._arrivals.close()
+        for traffic in self._traffic:
+            traffic.close()
+        self._traffic.clear()
         for server in self._servers:
             server.stop(None).wait()
         self._servers.clear()
@@ -159,26 +159,32 @@ class GrpcServer:
             self._socket = None
 
     def _server(
-        self, servicer: Callable[[Admission], TritonServicer], settings: Grpc, *, unix: bool
+        self,
+        servicer: Callable[[Admission, Traffic], TritonServicer],
+        settings: Grpc,
+        *,
+        unix: bool,
     ) -> grpc.Server:
         rules = AccessRules.of(settings, unix=unix)
         threads = CallThreads(_THREADS, "grpc-unix" if unix else "grpc", self._traces.moments)
-
-        def read(requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
-            return self._arrivals.read(requests, context, threads.waiting)
-
+        traffic = Traffic(
+            _budget(settings),
+            settings.message_timeout_ms / 1e3,
+            settings.max_message_bytes,
+            waiting=threads.waiting,
+        )
+        self._traffic.append(traffic)
         server = grpc.server(
             threads,  # type: ignore[arg-type]
             # An interceptor costs every call.
-            interceptors=[AccessCheck(rules, read)] if rules.refuse_any else [],
+            interceptors=[AccessCheck(rules, traffic)] if rules.refuse_any else [],
             options=channel_options(settings, unix=unix),
         )
         gate = Admission(_INFERENCES_AT_ONCE, _STREAMS_AT_ONCE)
         answer_with(
-            servicer(gate),
+            servicer(gate, traffic),
             server,
-            read,
-            self._budget,
+            traffic,
             lambda infer: refusable(infer, lambda: _refusal(threads, gate), threads),
         )
         self._gates.append(gate)
@@ -241,6 +247,8 @@ def channel_options(settings: Grpc, *, unix: bool) -> list[tuple[str, Any]]:
         "grpc.max_metadata_size": settings.max_metadata_bytes,
         "grpc.absolute_max_metadata_size": settings.max_metadata_bytes,
         "grpc.server_handshake_timeout_ms": settings.handshake_timeout_ms,
+        # Or what a client may send of a call that nobody reads yet grows to 32 MiB.
+        "grpc.http2.bdp_probe": 0,
         "grpc.max_connection_idle_ms": settings.idle_timeout_ms,
         "grpc.keepalive_time_ms": settings.keepalive_time_ms,
         "grpc.keepalive_timeout_ms": settings.keepalive_timeout_ms,
@@ -255,6 +263,11 @@ def channel_options(settings: Grpc, *, unix: bool) -> list[tuple[str, Any]]:
         options["grpc.max_connection_age_ms"] = settings.max_connection_age_ms
         options["grpc.max_connection_age_grace_ms"] = settings.max_connection_age_grace_ms
     return list(options.items())
+
+
+def _budget(settings: Grpc) -> ByteBudget:
+    # With one of the longest requests inside, another one shall fit.
+    return ByteBudget(max(settings.max_pending_bytes, 2 * settings.max_message_bytes))
 
 
 def _refusal(threads: CallThreads, gate: Admission) -> Unavailable | None:

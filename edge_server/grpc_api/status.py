@@ -8,14 +8,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import grpc
 
 from edge_server import errors
-from edge_server.grpc_api.arrivals import read_one
-from edge_server.grpc_api.byte_budget import ByteBudget
+from edge_server.grpc_api.traffic import Traffic
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-    Read = Callable[[Iterator[bytes], grpc.ServicerContext], bytes]
-
 log = logging.getLogger(__name__)
 
 STATUS = {
@@ -32,7 +28,7 @@ STATUS = {
 
 
 # A status travels in HTTP/2 headers, which peers cap; and a text may quote what a client sent.
-_LONGEST_TEXT = 4000
+_LONGEST_TEXT_BYTES = 4000
 
 
 def status_of(error: errors.EdgeServerError) -> grpc.StatusCode:
@@ -41,10 +37,9 @@ def status_of(error: errors.EdgeServerError) -> grpc.StatusCode:
 
 
 def unary(
-    behaviour: Callable[..., Any],
+    behaviour: Callable[[bytes, grpc.ServicerContext], bytes],
     method: str,
-    read: Read = read_one,
-    budget: ByteBudget | None = None,
+    traffic: Traffic | None = None,
 ) -> grpc.RpcMethodHandler[Any, Any]:
     """A handler that answers as `behaviour`, but whatever it raises ends as a clear status.
 
@@ -52,18 +47,19 @@ def unary(
     request itself, so that somebody can see to it that the request comes.
 
     Args:
-        read: takes the request.
-        budget: its bytes count there until it is answered; None is nowhere.
+        traffic: reads the request and sees to it that the answer is taken; None is one that only
+            reads.
     """
-    budget = budget or ByteBudget()
+    traffic = traffic or Traffic()
 
-    def answer(requests: Iterator[bytes], context: grpc.ServicerContext) -> Any:
-        request = read(requests, context)
+    def answer(requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
+        request = traffic.read(requests, context)
         try:
-            with budget.hold(len(request)):
-                return behaviour(request, context)
+            with traffic.budget.hold(len(request)):
+                answered = behaviour(request, context)
         except Exception as error:  # noqa: BLE001 - that is what this is for
             _abort(context, method, error)
+        return traffic.send(answered, context)
 
     return grpc.stream_unary_rpc_method_handler(answer)
 
@@ -82,7 +78,22 @@ def streaming(behaviour: Callable[..., Any], method: str) -> grpc.RpcMethodHandl
 
 def _abort(context: grpc.ServicerContext, method: str, error: Exception) -> NoReturn:
     if isinstance(error, errors.EdgeServerError):
-        context.abort(status_of(error), str(error)[:_LONGEST_TEXT])
+        context.abort(status_of(error), header_text(str(error)))
     log.error("grpc %s: unforeseen error", method, exc_info=error)
     text = f"{type(error).__name__}: {error}"
-    context.abort(grpc.StatusCode.INTERNAL, text[:_LONGEST_TEXT])
+    context.abort(grpc.StatusCode.INTERNAL, header_text(text))
+
+
+def header_text(text: str) -> str:
+    """So much of `text` as travels in a header; what is no Unicode is replaced.
+
+    gRPC writes each byte that is not printable ASCII as three.
+    """
+    size_bytes = 0
+    for place, char in enumerate(text):
+        plain = " " <= char <= "~" and char != "%"
+        size_bytes += 1 if plain else 3 * len(char.encode(errors="replace"))
+        if size_bytes > _LONGEST_TEXT_BYTES:
+            text = text[:place]
+            break
+    return text.encode(errors="replace").decode()

@@ -58,8 +58,8 @@ class InferStream:
         submit: starts a request.
         errors_end_it: the first error ends the call with its status.
         slow_reader_s: a model waits no longer for a client that takes no answer.
-        budget: a request's bytes count there until its last answer; without room the next one
-            waits, as it would be missing in a sequence.
+        budget: a request's bytes count there until its last answer is sent; without room the next
+            one waits, as it would be missing in a sequence.
     """
 
     def __init__(
@@ -98,12 +98,10 @@ class InferStream:
             while (taken := self._take()) is not None:
                 exchange, answer, final = taken
                 try:
-                    written = exchange.written(answer, final=final)
-                except EdgeServerError as error:
-                    if self._errors_end_it:
-                        raise
-                    written = exchange.told(error)
-                yield written
+                    yield self._written(exchange, answer, final=final)
+                finally:
+                    if final:
+                        self._release(exchange)
         finally:
             self.end()
 
@@ -120,6 +118,9 @@ class InferStream:
                 return
             self.over = True
             callbacks = [callback for exchange in self._open for callback in exchange.callbacks]
+            for exchange in (*self._in_order, *(waiting[0] for waiting in self._at_once)):
+                if exchange.answered:
+                    self._release(exchange)
             self._in_order.clear()
             self._at_once.clear()
             self._changed.notify_all()
@@ -136,23 +137,40 @@ class InferStream:
 
     def give(self, exchange: Exchange, answer: Answer, *, final: bool) -> None:
         """Take an answer from a model, to be written in its turn; after the end it is dropped."""
+        queued = False
         with self._changed:
             if exchange.decoupled:
                 if (answer is not None or exchange.empty_final) and self._wait_for_room():
                     self._at_once.append((exchange, answer, final))
+                    queued = True
             elif answer is not None:
                 exchange.answer = answer
             # Only now: while it is open, the stream does not end.
             if final:
                 self._open.discard(exchange)
                 exchange.callbacks.clear()
-                self._budget.give(exchange.size_bytes)
+                if self.over or (exchange.decoupled and not queued):
+                    self._release(exchange)
             exchange.answered = exchange.answered or final
             given_up = self._failure is not None
             self._changed.notify_all()
         if given_up:
             # Or each model of the stream would wait as long again, for every further answer.
             self.end()
+
+    def _written(self, exchange: Exchange, answer: Answer, *, final: bool) -> bytes:
+        try:
+            return exchange.written(answer, final=final)
+        except EdgeServerError as error:
+            if self._errors_end_it:
+                raise
+            return exchange.told(error)
+
+    def _release(self, exchange: Exchange) -> None:
+        """Its request counts no more."""
+        with self._changed:
+            size_bytes, exchange.size_bytes = exchange.size_bytes, 0
+        self._budget.give(size_bytes)
 
     def _wait_for_room(self) -> bool:
         """Hold a decoupled model back, but not for ever; whether its answer can be written."""

@@ -10,7 +10,6 @@ from tritonclient.grpc import service_pb2_grpc
 
 from edge_server.appliance.log_switches import LogSwitches
 from edge_server.errors import InvalidRequest, NotFound, Unavailable, Unsupported
-from edge_server.grpc_api.arrivals import read_one
 from edge_server.grpc_api.byte_budget import ByteBudget
 from edge_server.grpc_api.call_traces import CallTraces
 from edge_server.grpc_api.cancellation import CallCancellation
@@ -45,7 +44,7 @@ if TYPE_CHECKING:
     from edge_server.grpc_api.exchange import Exchange
     from edge_server.grpc_api.methods import Handler
     from edge_server.grpc_api.shared_memory import SharedMemory
-    from edge_server.grpc_api.status import Read
+    from edge_server.grpc_api.traffic import Traffic
     from edge_server.serving.control import ModelControl
     from edge_server.serving.data_plane import DataPlane
     from edge_server.serving.snapshot import LoadedModel
@@ -293,22 +292,20 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
 def answer_with(
     servicer: TritonServicer,
     server: grpc.Server,
-    read: Read = read_one,
-    budget: ByteBudget | None = None,
+    traffic: Traffic | None = None,
     refused: Callable[[Handler], Handler] = lambda handler: handler,
 ) -> None:
     """Let `servicer` answer every method of the published services on `server`.
 
     Args:
-        read, budget: see `unary`.
+        traffic: see `unary`.
         refused: makes the handler of ModelInfer one that refuses before it reads.
     """
-    budget = budget or ByteBudget()
     service = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
-    infer = method_handlers(service, servicer, _OVER_BYTES, read, budget)
+    infer = method_handlers(service, servicer, _OVER_BYTES, traffic)
     infer["ModelInfer"] = refused(infer["ModelInfer"])
     server.add_registered_method_handlers(service.full_name, infer)
-    health = method_handlers(HEALTH, servicer.health, (), read, budget)
+    health = method_handlers(HEALTH, servicer.health, (), traffic)
     server.add_registered_method_handlers(HEALTH.full_name, health)
 
 

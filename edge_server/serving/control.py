@@ -17,6 +17,9 @@ NO_FILES: Mapping[str, bytes] = MappingProxyType({})
 # Triton's text wherever models are not loaded on request, be it polling or not.
 NOT_ALLOWED = "explicit model load / unload is not allowed if polling is enabled"
 _FILE = "file:"
+# Of a file's path in a model's directory, which is `<version>/<name>`; a file system takes 255
+# bytes of each name.
+_LONGEST_PATH_BYTES = 255
 
 
 class ModelControl(Protocol):
@@ -70,5 +73,10 @@ def path_in_model(key: str) -> str:
         raise InvalidRequest(
             f"Invalid file parameter '{key}' with normalized path '{path}' must stay within model "
             "directory."
+        )
+    if len(path.encode()) > _LONGEST_PATH_BYTES:
+        raise InvalidRequest(
+            f"Invalid file parameter '{key[:64]}...': the path has {len(path.encode())} bytes, "
+            f"{_LONGEST_PATH_BYTES} at most"
         )
     return path

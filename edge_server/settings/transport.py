@@ -75,10 +75,10 @@ class Grpc(Section, frozen=True):
             settings) are answered. Beyond the loopback "everywhere" needs mutual TLS.
         max_message_bytes: of a request; a 4K BGR frame has 25 MB, and the protocol's own 2 GiB
             would let one client fill the board's memory. Answers are as long as models make them.
-        max_pending_bytes: of all requests that are being read or answered, on TCP and on the socket
-            together, with the tensors that were copied from shared memory.
-        message_timeout_ms: a call is cancelled whose request has not come by then; 25 MB take 2 s
-            at 100 Mbit/s.
+        max_pending_bytes: of all requests and answers in flight, on TCP, on the socket as many
+            again, and as many of tensors that were copied from shared memory.
+        message_timeout_ms: a call is cancelled whose request has not come by then, or whose answer
+            is not taken; 25 MB take 2 s at 100 Mbit/s.
         max_connections: on TCP, and as many again on the socket.
         max_streams: calls at once on one connection.
         max_metadata_bytes: headers of one call.
@@ -98,7 +98,7 @@ class Grpc(Section, frozen=True):
     tls: Tls = Tls()
     restricted: tuple[Restriction, ...] = ()
     max_message_bytes: Annotated[int, msgspec.Meta(ge=64 * 1024, le=2**31 - 1)] = 64 * MIB
-    max_pending_bytes: Annotated[int, msgspec.Meta(ge=MIB, le=2**40)] = 256 * MIB
+    max_pending_bytes: Annotated[int, msgspec.Meta(ge=MIB, le=2**40)] = 192 * MIB
     message_timeout_ms: Milliseconds = 3000
     max_connections: Positive = 64
     max_streams: Positive = 16

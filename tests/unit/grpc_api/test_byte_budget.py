@@ -58,14 +58,24 @@ def test_who_may_not_be_turned_away_waits() -> None:
 
 def test_memory_is_due_once_when_it_has_been_quiet_after_many_bytes() -> None:
     budget, now = ByteBudget(), time.monotonic()
+    asked = []
+    budget.when_many = lambda: asked.append(True)
     with budget.hold(MIB):
         pass
-    assert not budget.waits_for_quiet
+    assert not asked
     assert not budget.memory_is_due(now + 100)
-    with budget.hold(100 * MIB):
-        assert not budget.memory_is_due(now + 100)
+    with budget.hold(10 * MIB):
+        assert not budget.memory_is_due(now + 3)
+    assert asked == [True]
     assert budget.waits_for_quiet
-    assert not budget.memory_is_due(now + 101)
-    assert budget.memory_is_due(now + 103)
-    assert not budget.memory_is_due(now + 200)
+    assert not budget.memory_is_due(now + 4)
+    assert budget.memory_is_due(now + 6)
+    assert not budget.memory_is_due(now + 100)
     assert not budget.waits_for_quiet
+
+
+def test_memory_is_due_now_and_then_where_it_never_becomes_quiet() -> None:
+    budget, now = ByteBudget(), time.monotonic()
+    with budget.hold(10 * MIB):
+        due = [budget.memory_is_due(now + second) for second in range(12)]
+    assert due == [False] * 11 + [True]

@@ -90,10 +90,11 @@ def test_each_of_our_errors_arrives_with_its_status_and_its_text(
     assert error.details() == "what happened"
 
 
-def test_a_text_that_quotes_too_much_of_a_client_still_arrives(call: object) -> None:
-    error = call(errors.NotFound("x" * 100_000))  # type: ignore[operator]
+@pytest.mark.parametrize("char", ["x", "%", "\n", "ü", "\U0001f600", "\ud800"])
+def test_a_text_that_quotes_too_much_of_a_client_still_arrives(call: object, char: str) -> None:
+    error = call(errors.NotFound(char * 100_000))  # type: ignore[operator]
     assert error.code() is grpc.StatusCode.NOT_FOUND
-    assert error.details().startswith("xxx")
+    assert error.details().startswith("???" if char == "\ud800" else char * 3)
 
 
 def test_an_unforeseen_error_is_internal_and_names_its_kind(call: object) -> None:

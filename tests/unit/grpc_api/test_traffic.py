@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import grpc
 import pytest
 
-from edge_server.grpc_api.arrivals import Arrivals
 from edge_server.grpc_api.byte_budget import MIB, ByteBudget
 from edge_server.grpc_api.call_threads import CallThreads
 from edge_server.grpc_api.status import unary
+from edge_server.grpc_api.traffic import Traffic
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 PATIENCE_S = 20.0
 
@@ -23,20 +23,20 @@ PATIENCE_S = 20.0
 class Call:
     """A call whose message never comes, until it is cancelled."""
 
-    def __init__(self, arrivals: Arrivals, waiting: int = 0) -> None:
+    def __init__(self, traffic: Traffic) -> None:
         self.cancelled = threading.Event()
         reading = threading.Event()
-        self._thread = threading.Thread(target=self._read, args=(arrivals, waiting, reading))
+        self._thread = threading.Thread(target=self._read, args=(traffic, reading))
         self._thread.start()
         assert reading.wait(PATIENCE_S)
 
-    def _read(self, arrivals: Arrivals, waiting: int, reading: threading.Event) -> None:
+    def _read(self, traffic: Traffic, reading: threading.Event) -> None:
         def requests() -> Iterator[bytes]:
             reading.set()
             assert self.cancelled.wait(PATIENCE_S)
             yield b"too late"
 
-        arrivals.read(requests(), self, lambda: waiting)  # type: ignore[arg-type]
+        traffic.read(requests(), self)  # type: ignore[arg-type]
 
     def cancel(self) -> None:
         self.cancelled.set()
@@ -44,6 +44,23 @@ class Call:
     def close(self) -> None:
         self.cancel()
         self._thread.join()
+
+
+class Answered:
+    """A call that has its answer, and whose client does not take it."""
+
+    def __init__(self) -> None:
+        self.cancelled = False
+        self._when_over: list[Callable[[], None]] = []
+
+    def add_callback(self, callback: Callable[[], None]) -> bool:
+        self._when_over.append(callback)
+        return True
+
+    def cancel(self) -> None:
+        self.cancelled = True
+        for callback in self._when_over:
+            callback()
 
 
 class Memory:
@@ -61,83 +78,126 @@ def memory() -> Memory:
     return Memory()
 
 
+class Waiting:
+    """How many calls wait for a thread; the test says."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self) -> int:
+        return self.calls
+
+
 @pytest.fixture
-def arrivals(memory: Memory) -> Arrivals:
+def waiting() -> Waiting:
+    return Waiting()
+
+
+@pytest.fixture
+def traffic(memory: Memory, waiting: Waiting) -> Traffic:
     """With room for two of the longest messages; it looks when it is told to."""
-    return Arrivals(ByteBudget(8 * MIB), 3.0, 4 * MIB, memory)
+    return Traffic(ByteBudget(8 * MIB), 3.0, 4 * MIB, waiting=waiting, resident=memory)
 
 
-def test_a_message_that_does_not_come_in_time_ends_its_call(arrivals: Arrivals) -> None:
-    call = Call(arrivals)
+def test_a_message_that_does_not_come_in_time_ends_its_call(traffic: Traffic) -> None:
+    call = Call(traffic)
     now = time.monotonic()
-    arrivals.tick(now + 1)
+    traffic.tick(now + 1)
     assert not call.cancelled.is_set()
-    arrivals.tick(now + 3.1)
+    traffic.tick(now + 3.1)
     assert call.cancelled.is_set()
     call.close()
-    arrivals.tick(now + 100)  # nothing is left of it
+    traffic.tick(now + 100)  # nothing is left of it
 
 
-def test_it_has_less_time_while_calls_wait_for_its_thread(arrivals: Arrivals) -> None:
-    calls = [Call(arrivals), Call(arrivals, waiting=1)]
-    arrivals.tick(time.monotonic() + 1)
+def test_it_has_less_time_while_calls_wait_for_its_thread(
+    traffic: Traffic, waiting: Waiting
+) -> None:
+    call = Call(traffic)
+    traffic.tick(time.monotonic() + 1)
+    assert not call.cancelled.is_set()
+    waiting.calls = 1
+    traffic.tick(time.monotonic() + 1)
+    assert call.cancelled.is_set()
+    call.close()
+
+
+def test_a_large_answer_counts_until_it_is_taken_and_has_to_be(traffic: Traffic) -> None:
+    calls = [Answered(), Answered()]
+    for call in calls:
+        assert traffic.send(bytes(4 * MIB), call) == bytes(4 * MIB)  # type: ignore[arg-type]
+    assert traffic.budget.room_bytes == 0
+    calls[0].cancel()  # its client took it
+    assert traffic.budget.room_bytes == 4 * MIB
+    traffic.tick(time.monotonic() + 1)
+    assert not calls[1].cancelled
+    traffic.tick(time.monotonic() + 3.1)
+    assert calls[1].cancelled
+    assert traffic.budget.room_bytes == 8 * MIB
+
+
+def test_what_is_inside_leaves_less_room_for_what_comes(traffic: Traffic, memory: Memory) -> None:
+    calls = [Call(traffic) for _ in range(2)]
+    now = time.monotonic() + 0.1
+    traffic.tick(now - 0.1)
+    memory.bytes += 9 * MIB
+    with traffic.budget.hold(4 * MIB):
+        traffic.tick(now)
     assert [call.cancelled.is_set() for call in calls] == [False, True]
     for call in calls:
         call.close()
 
 
 def test_the_youngest_go_when_more_are_on_their_way_than_there_is_memory_for(
-    arrivals: Arrivals, memory: Memory
+    traffic: Traffic, memory: Memory
 ) -> None:
-    calls = [Call(arrivals) for _ in range(5)]
+    calls = [Call(traffic) for _ in range(5)]
     now = time.monotonic() + 0.1
-    arrivals.tick(now - 0.1)  # none of them is long yet
+    traffic.tick(now - 0.1)  # none of them is long yet
     memory.bytes += 7 * MIB
-    arrivals.tick(now)
+    traffic.tick(now)
     assert not any(call.cancelled.is_set() for call in calls)
     memory.bytes += 2 * MIB
-    arrivals.tick(now)
+    traffic.tick(now)
     assert [call.cancelled.is_set() for call in calls] == [False, False, True, True, True]
     for call in calls:
         call.close()
 
 
-def test_what_else_fills_the_memory_ends_no_call(arrivals: Arrivals, memory: Memory) -> None:
-    calls = [Call(arrivals) for _ in range(2)]
+def test_what_else_fills_the_memory_ends_no_call(traffic: Traffic, memory: Memory) -> None:
+    calls = [Call(traffic) for _ in range(2)]
     for _ in range(5):
         memory.bytes += 1000 * MIB
-        arrivals.tick(time.monotonic() + 1)
+        traffic.tick(time.monotonic() + 1)
     assert not any(call.cancelled.is_set() for call in calls)
     for call in calls:
         call.close()
 
 
 def test_many_calls_are_told_in_one_line(
-    arrivals: Arrivals, caplog: pytest.LogCaptureFixture
+    traffic: Traffic, caplog: pytest.LogCaptureFixture
 ) -> None:
     now = time.monotonic()
     for seconds in (10, 20):
-        calls = [Call(arrivals) for _ in range(3)]
-        arrivals.tick(now + seconds)
+        calls = [Call(traffic) for _ in range(3)]
+        traffic.tick(now + seconds)
         for call in calls:
             call.close()
     assert [record.message for record in caplog.records] == [
-        "grpc: 3 calls were cut off, their messages did not come"
+        "grpc: 3 calls were cut off, their messages got stuck"
     ]
 
 
 def test_half_sent_calls_give_their_threads_back() -> None:
     """The real server with two threads, and clients who hold both."""
     threads = CallThreads(2, "grpc")
-    arrivals = Arrivals(ByteBudget(), 0.2, MIB)
+    traffic = Traffic(within_s=0.2, waiting=threads.waiting)
     server = grpc.server(threads)  # type: ignore[arg-type]
-    handler = unary(
-        lambda request, _: request, "s.m", lambda r, c: arrivals.read(r, c, threads.waiting)
-    )
+    handler = unary(lambda request, _: request, "s.m", traffic)
     server.add_registered_method_handlers("s", {"m": handler})
     port = server.add_insecure_port("127.0.0.1:0")
     done = threading.Event()
-    arrivals.start()
+    traffic.start()
     server.start()
 
     def nothing() -> Iterator[bytes]:
@@ -157,6 +217,6 @@ def test_half_sent_calls_give_their_threads_back() -> None:
             done.set()
     finally:
         done.set()
-        arrivals.close()
+        traffic.close()
         server.stop(None).wait()
         threads.shutdown()
