@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,7 +17,6 @@ from tests.integration.test_sequences import write_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from tests.integration.conftest import Process, Server
 
@@ -37,8 +37,8 @@ sequence_batching { max_sequence_idle_microseconds: 3600000000 }
 
 
 def resident_bytes(process: Process) -> int:
-    with open(f"/proc/{process.popen.pid}/status") as status:
-        found = re.search(r"VmRSS:\s+(\d+) kB", status.read())
+    status = Path(f"/proc/{process.popen.pid}/status").read_text()
+    found = re.search(r"VmRSS:\s+(\d+) kB", status)
     assert found is not None
     return 1024 * int(found[1])
 
