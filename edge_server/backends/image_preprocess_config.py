@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 # 256 MiB of floats; a network that takes more is a slip of the keyboard.
 MAX_ELEMENTS = 64 * 1024 * 1024
+# A GPU instance has room for a whole batch from the start; elsewhere a small request of tiny frames
+# asks for as much.
+MOST_BATCH_BYTES = 1 << 30
 
 _FLOATS = (DataType.FP32, DataType.FP16)
 
@@ -162,6 +165,14 @@ def check_config(files: ModelFiles, config: ModelConfig) -> None:
             f"{where}: output '{planes.name}' of image_preprocess has dims "
             f"{shape_text(planes.shape)}; at most {MAX_ELEMENTS} elements are possible, and "
             f"{MAX_SIDE_PX} px a side"
+        )
+    frame_bytes = planes.datatype.numpy.itemsize * element_count(planes.shape)
+    batch_bytes = max(1, config.max_batch_size) * frame_bytes
+    if batch_bytes > MOST_BATCH_BYTES:
+        raise ModelConfigError(
+            f"{where}: output '{planes.name}' of image_preprocess takes {batch_bytes} bytes for a "
+            f"batch of max_batch_size {config.max_batch_size}; at most {MOST_BATCH_BYTES} can be: "
+            "make max_batch_size smaller"
         )
     for spec in config.outputs:
         if spec is not planes and spec != _size_output(config):

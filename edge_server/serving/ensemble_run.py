@@ -303,7 +303,9 @@ class EnsembleRun:
         holds = bool(self._slots) and self._may_hold(call.step)
         for task in ready:
             slots = self._slots[task.step.index] if holds else None
-            if slots is not None and not slots.wait(self._request.deadline, lambda: self._over):
+            if slots is not None and not slots.wait(
+                self._request.deadline, _Parked(self, task), lambda: self._over
+            ):
                 self._check_life(task.step)
                 return
             slotted = task._replace(slotted=holds)

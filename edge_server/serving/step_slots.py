@@ -44,6 +44,7 @@ class StepSlots:
         self._watch = watch
         self._taken = 0
         self._parked: deque[Parked] = deque()
+        self._held: list[Parked] = []
         self._changed = threading.Condition()
 
     def take(self, parked: Parked, *, urgent: bool) -> bool:
@@ -66,22 +67,36 @@ class StepSlots:
             return False
 
     def drop_dead(self) -> bool:
-        """Forget those whose request is over; whether any others are parked."""
+        """Forget those whose request is over; whether any others are parked or held."""
         with self._changed:
-            parked = list(self._parked)
+            parked, held = list(self._parked), list(self._held)
+        for each in held:
+            each.is_over()
         # It may answer a caller, and so is asked without the lock.
         over = [each for each in parked if each.is_over()]
         with self._changed:
             for each in over:
                 with suppress(ValueError):
                     self._parked.remove(each)
-            return bool(self._parked)
+            return bool(self._parked or self._held)
 
-    def wait(self, deadline: float | None, given_up: Callable[[], bool]) -> bool:
-        """Wait for a slot and take it; False after `deadline`, or once it is given up."""
+    def wait(self, deadline: float | None, held: Parked, given_up: Callable[[], bool]) -> bool:
+        """Wait for a slot and take it; False after `deadline`, or once it is given up.
+
+        Args:
+            held: is asked now and then whether it is over; it sees to it that this is given up.
+        """
         left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
         with self._changed:
-            free = self._changed.wait_for(lambda: given_up() or self._taken < self._limit, left_s)
+            self._held.append(held)
+            if self._watch is not None:
+                self._watch.somebody_waits()
+            try:
+                free = self._changed.wait_for(
+                    lambda: given_up() or self._taken < self._limit, left_s
+                )
+            finally:
+                self._held.remove(held)
             if not free or given_up():
                 return False
             self._taken += 1

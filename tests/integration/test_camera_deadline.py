@@ -17,6 +17,8 @@ from edge_server.settings import read_settings
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from edge_server.lanes.types import LaneFrame
+
 MODELS = Path(__file__).parents[2] / "models"
 PATIENCE_S = 90.0
 # The loop's own limit, scaled down, and less than an execution may take.
@@ -82,9 +84,13 @@ class Drive:
             '[metrics]\nenabled = false\n[cameras.front]\nmodel = "road"\n'
             'uri = "synthetic://road?seed=7&fps=5"\n'
         )
-        self.daemon = Daemon(read_settings(settings, {}), [lambda *_: self.lanes.release()])
+        self.daemon = Daemon(read_settings(settings, {}), [self._note])
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run)
+
+    def _note(self, lane_frame: LaneFrame, _frame: object) -> None:
+        if lane_frame.lanes:
+            self.lanes.release()
 
     def start(self) -> None:
         self.daemon.start(self._stop)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -30,6 +31,9 @@ log = logging.getLogger(__name__)
 # cost the others a process that is merely slow.
 LEAST_EXECUTION_S = 1.0
 FINALIZE_S = 2.0
+# A wait for a process that stands in, and the execution there, together: what takes a minute counts
+# as a hang of the daemon's own.
+LONGEST_TURN_S = 55.0
 
 
 @dataclass(frozen=True)
@@ -113,10 +117,12 @@ class PythonInstance:
     def execute(self, requests: Sequence[ExecuteRequest]) -> Phases | None:
         error: EdgeServerError | None = None
         taken: PythonInstance | None = None
+        deadline = latest_deadline(requests)
+        patient_until = time.monotonic() + LONGEST_TURN_S - self._limits.execution_s
         try:
-            taken = self._turns.take(self, latest_deadline(requests))
+            taken = self._turns.take(self, min(deadline, patient_until))
         except DeadlineExceeded as late:
-            error = late
+            error = late if deadline <= patient_until else None
         if taken is not None:
             try:
                 return taken.run(requests)

@@ -115,6 +115,13 @@ def test_the_largest_network_input_has_64_mi_elements() -> None:
         config(IMAGE + 'output { name: "input" data_type: TYPE_FP32 dims: [3, 1, 32768] }')
 
 
+def test_a_batch_has_a_bound_in_bytes() -> None:
+    output = 'output { name: "input" data_type: TYPE_FP32 dims: [3, 1024, 1024] }'
+    config(IMAGE + output, batch=85)
+    with pytest.raises(ModelConfigError, match="takes 1082130432 bytes for a batch"):
+        config(IMAGE + output, batch=86)
+
+
 @PLACES
 def test_an_empty_image_is_the_callers_fault(devices: Devices, group: str) -> None:
     model = Preprocess(config(IMAGE + NETWORK + group), devices)

@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from edge_server.errors import DeadlineExceeded, EdgeServerError, InternalError, Unavailable
+from edge_server.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    EdgeServerError,
+    InternalError,
+    Unavailable,
+)
 from edge_server.requests import InferRequest
 from edge_server.serving.step_threads import StepThreads
 from edge_server.tensors import Tensor
@@ -32,6 +38,8 @@ from tests.unit.serving.ensembles import (
 from tests.unit.serving.threads import no_more_threads
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from edge_server.requests import Respond
     from edge_server.serving.snapshot import Snapshot
 
@@ -204,6 +212,29 @@ def test_a_held_step_is_let_go_when_the_request_fails() -> None:
     queue.next()[1](InternalError("broken"), True)
     (answer,) = heard.wait()
     assert str(answer) == "broken"
+    producer.join(PATIENCE_S)
+    assert producer.given == 5
+
+
+def test_a_held_step_is_let_go_when_its_caller_goes() -> None:
+    class Caller:
+        cancelled = False
+
+        def when_cancelled(self, callback: Callable[[], None]) -> None: ...
+
+    queue, producer, caller = Queueing(), Producer(), Caller()
+    ensemble = ensemble_config("e", "x", "y", "s a=x > b=t", "q a=t > b=y", max_inflight=1)
+    models = world(ensemble, streaming("s", producer.tell), queueing("q", queue))
+    heard = submitted(models, InferRequest("e", {"x": value(0)}, cancellation=caller))
+    # The model of the steps behind has hung since the first one.
+    queue.next()
+    assert producer.step.acquire(timeout=PATIENCE_S)
+    caller.cancelled = True
+    slots = models.entries["e"].loaded.scheduler._slots[1]  # type: ignore[union-attr]
+    while not slots._held:
+        assert not heard.over.is_set()
+    slots.drop_dead()
+    assert [type(answer) for answer in heard.wait()] == [Cancelled]
     producer.join(PATIENCE_S)
     assert producer.given == 5
 

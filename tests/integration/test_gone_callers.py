@@ -1,0 +1,73 @@
+"""Callers that give up leave nothing of their requests in the lines of the server."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+from onnx import helper as onnx_helper
+from tritonclient.utils import InferenceServerException
+
+from tests.integration.test_sequences import write_model
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.integration.conftest import Process, Server
+
+PATIENCE_S = 60.0
+REQUESTS = 100
+# 4 MiB of FP32.
+ELEMENTS = 1 << 20
+MIB = 1 << 20
+
+# One slot, which a sequence holds that goes on.
+SLOT = """
+max_batch_size: 1
+input { name: "x" data_type: TYPE_FP32 dims: -1 }
+output { name: "y" data_type: TYPE_FP32 dims: 1 }
+instance_group { kind: KIND_CPU count: 1 }
+sequence_batching { max_sequence_idle_microseconds: 3600000000 }
+"""
+
+
+def resident_bytes(process: Process) -> int:
+    status = Path(f"/proc/{process.popen.pid}/status").read_text()
+    found = re.search(r"VmRSS:\s+(\d+) kB", status)
+    assert found is not None
+    return 1024 * int(found[1])
+
+
+def start_sequence(
+    client: triton.InferenceServerClient, number: int, elements: int, patience_s: float
+) -> None:
+    x = triton.InferInput("x", [1, elements], "FP32")
+    x.set_data_from_numpy(np.ones((1, elements), np.float32))
+    client.infer("slot", [x], sequence_id=number, sequence_start=True, client_timeout=patience_s)
+
+
+def test_sequences_that_wait_for_a_slot_leave_nothing_once_their_callers_are_gone(
+    serve: Callable[..., Server], tmp_path: Path
+) -> None:
+    nodes = [onnx_helper.make_node("ReduceSum", ["x"], ["y"], keepdims=1)]
+    write_model(tmp_path / "repository" / "slot", SLOT, nodes, {"x": "n"}, {"y": 1})  # type: ignore[dict-item]
+    server = serve()
+    start_sequence(server.client, 1, 1, PATIENCE_S)
+    before_bytes = resident_bytes(server.process)
+    for number in range(REQUESTS):
+        with pytest.raises(InferenceServerException, match="DEADLINE_EXCEEDED"):
+            start_sequence(server.client, 2 + number, ELEMENTS, 0.1)
+    pending = 'nv_inference_pending_request_count{model="slot",version="1"}'
+    until = time.monotonic() + PATIENCE_S
+    while server.metric(pending):
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    grown_bytes = resident_bytes(server.process) - before_bytes
+    # What waited at once, and what the allocator keeps; not the 400 MiB of all of them.
+    assert grown_bytes < 200 * MIB
+    start_sequence(server.client, 1, 1, PATIENCE_S)
