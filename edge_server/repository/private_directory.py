@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 import shutil
 import stat
@@ -13,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 _USUAL = Path("/var/tmp")  # noqa: S108 - only for a directory that `mkdtemp` makes there
-# Between being made and being locked.
+# Between being made and being locked, which gives it its name.
 _NEW_S = 60.0
 
 
@@ -33,13 +34,14 @@ class PrivateDirectory:
         """Raises: OSError: it cannot be made."""
         with self._mutex:
             if self._root is None:
-                parent = _parent()
-                prefix = f"edge-server-{os.geteuid()}-"
-                _remove_left(parent, prefix)
+                parent, user = _parent(), os.geteuid()
+                new, named = f".edge-server-{user}-", f"edge-server-{user}-"
+                _remove_left(parent, new, _NEW_S)
+                _remove_left(parent, named)
                 # mkdtemp lets only its owner in.
-                root = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
-                self._lock = _locked(root)
-                self._root = root
+                made = Path(tempfile.mkdtemp(prefix=new, dir=parent))
+                self._lock = _locked(made)
+                self._root = made.rename(parent / made.name.replace(new, named))
             return self._root
 
     def close(self) -> None:
@@ -75,11 +77,12 @@ def _locked(directory: Path) -> int:
     return descriptor
 
 
-def _remove_left(parent: Path, prefix: str) -> None:
+def _remove_left(parent: Path, prefix: str, age_s: float = -math.inf) -> None:
+    """Remove what no process has locked, if it is that old."""
     for place in parent.glob(f"{prefix}*"):
         with suppress(OSError):
             status = place.lstat()
-            if stat.S_ISDIR(status.st_mode) and time.time() - status.st_mtime > _NEW_S:
+            if stat.S_ISDIR(status.st_mode) and time.time() - status.st_mtime > age_s:
                 lock = _locked(place)
                 shutil.rmtree(place, ignore_errors=True)
                 os.close(lock)
