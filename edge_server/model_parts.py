@@ -13,6 +13,8 @@ from edge_server.repository.control import RepositoryControl
 from edge_server.repository.ledger import Ledger
 from edge_server.repository.loader import RepositoryLoader
 from edge_server.repository.poll_control import PollControl
+from edge_server.repository.private_copies import PrivateCopies
+from edge_server.repository.private_directory import PrivateDirectory
 from edge_server.repository.scan import is_utf8, shown
 from edge_server.repository.signature import SignaturePolicy
 from edge_server.repository.source import AcceptedModels, Repositories
@@ -65,21 +67,24 @@ def chosen_control(
     Where the repositories are followed, it loads what is there to begin with.
     """
     surroundings = LiveModels(registry)
+    private = PrivateDirectory()
     control = RepositoryControl(
         RepositoryLoader(
             registry,
-            Repositories(_paths(settings)),
+            Repositories(_paths(settings), PrivateCopies(private).copy),
             scheduling=scheduling,
             completion=chosen_completion(settings, devices),
             load_threads=settings.load_threads,
             devices=devices,
             surroundings=surroundings,
+            signatures=chosen_signatures(settings),
             take_down=settings.incompatible_member == "take_down",
         ),
         registry,
         explicit=settings.mode == "explicit",
         load=settings.load,
         exit_on_error=settings.exit_on_error,
+        private=private,
     )
     surroundings.control = BoundedControl(control, _LOADS_BY_MODELS)
     return control
@@ -104,10 +109,11 @@ def following_control(
     """What keeps `registry` as the repositories are."""
     accepted = AcceptedModels()
     paths = _paths(settings)
+    signatures = chosen_signatures(settings)
     store = ModelStore(
         Path(settings.store) if settings.store else state_directory() / "store",
         most_bytes=settings.store_max_bytes,
-        signatures=chosen_signatures(settings),
+        signatures=signatures,
         repositories=paths,
     )
     ledger = Ledger(accepted, store, Verdicts(store.directory, paths))
@@ -126,6 +132,7 @@ def following_control(
         probation=terms if settings.probation_requests else None,
         on_rolled_back=ledger.rolled_back,
         on_passed=ledger.passed,
+        signatures=signatures,
         take_down=settings.incompatible_member == "take_down",
     )
     return PollControl(

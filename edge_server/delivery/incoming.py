@@ -22,7 +22,13 @@ from edge_server.delivery.stock import (
 from edge_server.delivery.swap import FILLED, lock, locked, swap, sync, tidy, writing
 from edge_server.errors import ModelConfigError, NotFound
 from edge_server.repository.scan import NAME_RULE, is_model_name
-from edge_server.repository.tree import MOST_BYTES, MOST_FILES, empty_directories, is_left_behind
+from edge_server.repository.tree import (
+    DEEPEST,
+    MOST_BYTES,
+    MOST_FILES,
+    empty_directories,
+    is_left_behind,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -219,5 +225,7 @@ def roll_back(repository: Path, name: str) -> int:
 
 def _require_inside(path: str) -> None:
     parts = path.split("/")
+    if len(parts) > DEEPEST:
+        raise ModelConfigError(f"{path[:200]}: more than {DEEPEST} directories deep; flatten it")
     if any(not part or is_left_behind(part) or "\0" in part for part in parts):
         raise ModelConfigError(f"{path!r} may be no file of a model")

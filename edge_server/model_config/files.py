@@ -42,6 +42,11 @@ class ModelFiles:
     def config_path(self) -> Path:
         return self.directory / CONFIG_NAME
 
+    @property
+    def shown_config_path(self) -> Path:
+        """Where people know its config.pbtxt to be."""
+        return (self.shown or self.directory) / CONFIG_NAME
+
     def as_shown(self, text: str) -> str:
         """`text` with the paths that people know."""
         if self.shown is None:

@@ -18,8 +18,9 @@ from edge_server.errors import (
 )
 from edge_server.model_config.parse import parse_model_config_json
 from edge_server.repository.draft import Override
+from edge_server.repository.private_directory import PrivateDirectory
 from edge_server.repository.scan import APPEARS_TWICE, is_model_name
-from edge_server.repository.staging import Staging
+from edge_server.repository.staging import StagedFiles
 from edge_server.serving.control import NO_FILES, NOT_ALLOWED
 from edge_server.serving.snapshot import ModelEntry, ModelState
 
@@ -54,6 +55,7 @@ class RepositoryControl:
         explicit: models are loaded and unloaded on request; else all load at the start, and stay.
         load: the names of those to load at the start where it is explicit; `*` alone is all.
         exit_on_error: a model that cannot be loaded at the start ends the daemon.
+        private: for files that clients send; closed with this.
 
     Raises:
         SettingsError: `*` stands beside other names.
@@ -67,6 +69,7 @@ class RepositoryControl:
         explicit: bool = False,
         load: Collection[str] = (),
         exit_on_error: bool = True,
+        private: PrivateDirectory | None = None,
     ) -> None:
         if ALL in load and len(load) > 1:
             raise SettingsError(
@@ -77,7 +80,7 @@ class RepositoryControl:
         self._explicit = explicit
         self._load_at_start = load
         self._exit_on_error = exit_on_error
-        self._staging = Staging()
+        self._private = private or PrivateDirectory()
 
     def start(self, stop: threading.Event | None = None) -> None:
         """Load what is to be there from the start.
@@ -160,7 +163,7 @@ class RepositoryControl:
     def close(self, timeout_s: float) -> None:
         """Forget every model, and wait that long for what is still loading."""
         self._loader.close(timeout_s)
-        self._staging.close()
+        self._private.close()
 
     def _load(
         self, name: str, config: str | None, files: Mapping[str, bytes], within: str
@@ -170,7 +173,13 @@ class RepositoryControl:
         message = parse_model_config_json(config, name)
         if not files:
             return self._loader.load(name, Override(message), within=within)
-        staged = self._staging.stage(name, files)
+        try:
+            root = self._private.path()
+        except OSError as error:
+            raise InternalError(
+                f"file parameters cannot be kept: {error}; name another directory in TMPDIR"
+            ) from error
+        staged = StagedFiles(root, name, files)
         try:
             return self._loader.load(name, Override(message, staged), within=within)
         finally:
@@ -208,4 +217,7 @@ def _line(name: str, failure: Failure) -> str:
         version = failure.version or failure.draft.versions[-1]
         text += f"version {version} is at UNAVAILABLE state: "
     status = _STATUS.get(type(failure.error), "Internal")
-    return f"{text}{status}: {failure.error};\n"
+    error = str(failure.error)
+    if failure.draft is not None:
+        error = failure.draft.files.as_shown(error)
+    return f"{text}{status}: {error};\n"

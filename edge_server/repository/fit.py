@@ -90,8 +90,8 @@ def _resolved(
     if ways:
         return {
             name: ModelConfigError(
-                f"{world[name].draft.files.config_path}: circular dependency between ensembles: "
-                f"{' -> '.join(way)}"
+                f"{world[name].draft.files.shown_config_path}: circular dependency between "
+                f"ensembles: {' -> '.join(way)}"
             )
             for name, way in ways.items()
         }, {}
@@ -114,7 +114,7 @@ def _resolve(draft: Draft, world: Mapping[str, Part], reasons: Mapping[str, str]
     def find_member(step: EnsembleStep) -> ModelConfig:
         return _find_member(draft, step, world, reasons)
 
-    config = resolve_graph(draft.config, draft.files.config_path, find_member)
+    config = resolve_graph(draft.config, draft.files.shown_config_path, find_member)
     return Part(draft, dict.fromkeys(draft.versions, config))
 
 
@@ -132,7 +132,7 @@ def _below(name: str, world: Mapping[str, Part]) -> set[str]:
 def _find_member(
     draft: Draft, step: EnsembleStep, world: Mapping[str, Part], reasons: Mapping[str, str]
 ) -> ModelConfig:
-    ensemble, path = draft.name, draft.files.config_path
+    ensemble, path = draft.name, draft.files.shown_config_path
     member, version = step.model_name, step.model_version
     if member not in world:
         if member not in reasons:

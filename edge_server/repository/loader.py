@@ -14,6 +14,7 @@ from edge_server.repository.build import Build, Built, Failure
 from edge_server.repository.draft import Draft
 from edge_server.repository.lifecycle import ModelLifecycle
 from edge_server.repository.scan import NAME_RULE, files_in, is_model_name
+from edge_server.repository.staged_copy import what_came_with
 from edge_server.repository.turns import Turns
 from edge_server.serving.scheduling import Scheduling
 from edge_server.serving.snapshot import ModelState
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from edge_server.model_config.files import ModelFiles
     from edge_server.repository.budget import MemoryBudget
     from edge_server.repository.draft import Override
+    from edge_server.repository.signature import SignaturePolicy
     from edge_server.repository.source import ModelSource
     from edge_server.serving.probation import ProbationTerms
     from edge_server.serving.registry import ModelRegistry
@@ -55,6 +57,7 @@ class RepositoryLoader:
         completion: what a configuration may leave out.
         load_threads: how many models one call loads at once.
         budget, devices, surroundings: see `Build`.
+        signatures: asked about every model before its configuration is read; None takes all.
         probation, on_rolled_back, take_down: see `ModelLifecycle`.
     """
 
@@ -73,7 +76,9 @@ class RepositoryLoader:
         on_rolled_back: Callable[[Draft, str], None] = lambda *_: None,
         on_passed: Callable[[Draft], None] = lambda _: None,
         take_down: bool = False,
+        signatures: SignaturePolicy | None = None,
     ) -> None:
+        self._signatures = signatures
         self._registry = registry
         self._source = source
         self._completion = completion
@@ -237,6 +242,10 @@ class RepositoryLoader:
         if isinstance(files, ModelConfigError):
             return Failure(files)
         try:
+            if self._signatures is not None:
+                # Whatever a client brings was signed by nobody, nor what it makes of the rest.
+                said = what_came_with(files.directory) if override is None else None
+                self._signatures.check_loaded(name, said)
             return Draft.read(files, override, self._completion)
         except ModelConfigError as error:
             return Failure(ModelConfigError(files.as_shown(str(error))))

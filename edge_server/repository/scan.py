@@ -5,14 +5,18 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING
 
 from edge_server.errors import ModelConfigError
 from edge_server.model_config.files import ModelFiles, reading
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
+
+    ReadModel = Callable[[Path], ModelFiles]
 
 log = logging.getLogger(__name__)
 
@@ -23,13 +27,20 @@ NAME_RULE = (
     "digit"
 )
 APPEARS_TWICE = "model appears in two or more repositories"
+# Copying and hashing them is the work of processors and disks alike.
+_READERS = 4
 _VERSION = re.compile(r"[1-9][0-9]{0,17}\Z")
 
 
-def scan_repositories(paths: Iterable[Path]) -> dict[str, ModelFiles | ModelConfigError]:
+def scan_repositories(
+    paths: Iterable[Path], read: ReadModel | None = None
+) -> dict[str, ModelFiles | ModelConfigError]:
     """Model name → its files, or why they cannot be used; over all repositories, sorted by name.
 
     Plain files beside the models are not models, nor is a directory whose name cannot be one.
+
+    Args:
+        read: gives the files of the model in a directory, for several at once; default: `files_in`.
 
     Raises:
         ModelConfigError: a repository itself cannot be read.
@@ -49,7 +60,9 @@ def scan_repositories(paths: Iterable[Path]) -> dict[str, ModelFiles | ModelConf
                 )
             else:
                 directories.setdefault(directory.name, []).append(directory)
-    return {name: _files(name, found) for name, found in sorted(directories.items())}
+    with ThreadPoolExecutor(_READERS, "read") as pool:
+        found = pool.map(partial(_files, read=read), directories, directories.values())
+        return dict(sorted(zip(directories, found, strict=True)))
 
 
 def model_names(paths: Iterable[Path]) -> dict[str, int]:
@@ -62,7 +75,9 @@ def model_names(paths: Iterable[Path]) -> dict[str, int]:
     return Counter(d.name for d in directories if is_model_name(d.name))
 
 
-def find_model(paths: Iterable[Path], name: str) -> ModelFiles | ModelConfigError | None:
+def find_model(
+    paths: Iterable[Path], name: str, read: ReadModel | None = None
+) -> ModelFiles | ModelConfigError | None:
     """One model's files, or why they cannot be used; None where no repository has it.
 
     The file system is not asked for a name that no model can have.
@@ -70,7 +85,7 @@ def find_model(paths: Iterable[Path], name: str) -> ModelFiles | ModelConfigErro
     if not is_model_name(name):
         return None
     found = [path / name for path in paths if _may_be_directory(path / name)]
-    return _files(name, found) if found else None
+    return _files(name, found, read) if found else None
 
 
 def files_in(directory: Path) -> ModelFiles:
@@ -125,13 +140,15 @@ def _may_be_directory(entry: Path) -> bool:
         return True
 
 
-def _files(name: str, directories: list[Path]) -> ModelFiles | ModelConfigError:
+def _files(
+    name: str, directories: list[Path], read: ReadModel | None
+) -> ModelFiles | ModelConfigError:
     if len(directories) > 1:
         found = ", ".join(map(str, directories))
         log.error("model %s: not unique across all model repositories: %s", name, found)
         return ModelConfigError(f"{APPEARS_TWICE}: {found}; rename or remove all but one")
     try:
-        return files_in(directories[0])
+        return (read or files_in)(directories[0])
     except ModelConfigError as error:
         return error
 

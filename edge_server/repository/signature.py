@@ -20,6 +20,10 @@ NEEDS_EXTRA = (
     "signatures need the package 'cryptography', which is not installed; install edge-server with "
     "its extra: pip install 'edge-server[signing]'"
 )
+_BROUGHT = (
+    "is loaded with a configuration or files that a client sent, which nobody signed; put the "
+    "model into the repository, signed, and load it without parameters"
+)
 _PUSH = "push it with `edge-server models push --sign KEY`"
 
 
@@ -60,9 +64,25 @@ class SignaturePolicy:
         Raises:
             ModelConfigError: `require` is not met; says what is missing and the remedy.
         """
-        if self.mode == "off":
-            return
-        fault = self._fault(manifest, signature)
+        if self.mode != "off":
+            self._tell(name, self._fault(manifest, signature))
+
+    def check_loaded(self, name: str, said: tuple[bytes | None, bytes | None] | None) -> None:
+        """As `check`, for whatever is about to be loaded.
+
+        Args:
+            said: its manifest and its signature; None where a client brings its configuration or
+                its files.
+
+        Raises:
+            ModelConfigError: as `check`.
+        """
+        if said is not None:
+            self.check(name, *said)
+        elif self.mode != "off":
+            self._tell(name, _BROUGHT)
+
+    def _tell(self, name: str, fault: str) -> None:
         if fault and self.mode == "require":
             raise ModelConfigError(f"model '{name}': {fault}")
         if fault and self._told.get(name) != fault:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from edge_server.errors import ModelConfigError
     from edge_server.model_config.files import ModelFiles
+    from edge_server.repository.scan import ReadModel
     from edge_server.repository.store import StagedModel
 
     Found = ModelFiles | ModelConfigError
@@ -49,16 +50,22 @@ class ModelSource(Protocol):
 
 
 class Repositories:
-    """Model repositories in Triton's layout, as they are at the moment of each call."""
+    """Model repositories in Triton's layout, as they are at the moment of each call.
 
-    def __init__(self, paths: Sequence[Path]) -> None:
+    Args:
+        read: gives the files of the model in a directory; None is those in the directory itself,
+            for repositories that nobody else writes to.
+    """
+
+    def __init__(self, paths: Sequence[Path], read: ReadModel | None = None) -> None:
         self._paths = tuple(paths)
+        self._read = read
 
     def all(self) -> Mapping[str, Found]:
-        return scan_repositories(self._paths)
+        return scan_repositories(self._paths, self._read)
 
     def find(self, name: str) -> Found | None:
-        return find_model(self._paths, name)
+        return find_model(self._paths, name, self._read)
 
     def names(self) -> Mapping[str, int]:
         return model_names(self._paths)

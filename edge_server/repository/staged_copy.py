@@ -90,7 +90,7 @@ def _require_usable(tree: ModelTree) -> None:
 
 def _is_still(tree: ModelTree) -> bool:
     try:
-        return look(tree.repository, tree.name) == tree
+        return look(tree.repository, tree.name, follow_links=tree.follows_links) == tree
     except OSError:
         return False
 

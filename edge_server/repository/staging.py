@@ -9,35 +9,11 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from edge_server.errors import InternalError, InvalidRequest
+from edge_server.repository.scan import is_utf8
+from edge_server.repository.tree import DEEPEST, MOST_FILES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-
-class Staging:
-    """Where such files are: one private directory, made when it is first needed."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._root: Path | None = None
-
-    def stage(self, name: str, files: Mapping[str, bytes]) -> StagedFiles:
-        """Keep `files` as the directory of model `name`; the caller holds them.
-
-        Raises: InvalidRequest, InternalError: see `StagedFiles`.
-        """
-        with self._lock:
-            if self._root is None:
-                # mkdtemp lets only its owner in.
-                self._root = Path(tempfile.mkdtemp(prefix="edge-server-"))
-        return StagedFiles(self._root, name, files)
-
-    def close(self) -> None:
-        """Remove all that is left, in use or not."""
-        with self._lock:
-            root, self._root = self._root, None
-        if root is not None:
-            shutil.rmtree(root, ignore_errors=True)
 
 
 class StagedFiles:
@@ -53,6 +29,10 @@ class StagedFiles:
             InvalidRequest: a path leaves the model's directory, or they do not fit together.
             InternalError: the file system does not take them.
         """
+        if len(files) > MOST_FILES:
+            raise InvalidRequest(
+                f"{len(files)} file parameters; a model has at most {MOST_FILES} files"
+            )
         paths = {key: _inside(key) for key in files}
         self._root = Path(tempfile.mkdtemp(dir=root))
         self._lock = threading.Lock()
@@ -94,6 +74,8 @@ def _write(target: Path, key: str, content: bytes) -> None:
 
 
 def _inside(key: str) -> PurePosixPath:
+    if not is_utf8(key):
+        raise InvalidRequest(f"Invalid file parameter {_told(key)[:200]!a}: is not UTF-8 text")
     parts: list[str] = []
     for part in key.split("/"):
         if part == ".." and parts and parts[-1] != "..":
@@ -105,6 +87,11 @@ def _inside(key: str) -> PurePosixPath:
         raise InvalidRequest(
             f"Invalid file parameter '{_told(key)}' with normalized path '{normalized}' must stay "
             "within model directory."
+        )
+    if len(parts) > DEEPEST:
+        raise InvalidRequest(
+            f"Invalid file parameter '{_told(key)[:200]}': {len(parts)} directories deep; at most "
+            f"{DEEPEST} are possible"
         )
     return PurePosixPath(*parts)
 

@@ -35,16 +35,17 @@ class Repository(Section, frozen=True):
             rest on request; `poll` loads all, and follows every change.
         poll_s: between two looks, in mode `poll`.
         settle_s: a model's files that stay the same so long are all there, in mode `poll`.
-        store: where mode `poll` keeps its copies of models; empty is `store` in systemd's state
-            directory, or in the user's.
-        store_max_bytes: what all copies may take together.
+        store: where mode `poll` keeps its copies of models, for each set of `paths` its own; empty
+            is `store` in systemd's state directory, or in the user's. Other modes copy to `TMPDIR`.
+        store_max_bytes: what all copies may take together, those of other `paths` included.
         memory_reserve_bytes: no model is loaded in mode `poll` that would leave less free.
         probation_requests: so many requests a model that replaces another is watched, and for
             `probation_s` at least; where it does worse, the other serves again. 0 is never.
         incompatible_member: of a model that an ensemble which serves would not fit any more:
             `refuse` keeps both as they are, `take_down` the ensemble from serving until its
             members fit again.
-        signatures: whether models must be signed: `require` takes no other, `warn` tells of them.
+        signatures: whether models must be signed, in every mode: `require` takes no other, `warn`
+            tells of them.
         signature_keys: files of the public keys, of which one must fit.
         load: names to load at start in mode `explicit`; `*` alone is all.
         exit_on_error: a model that cannot be loaded at start ends the daemon.

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import onnx
 import pytest
 import tritonclient.grpc as triton
+from onnx import TensorProto, helper, numpy_helper
 from tritonclient.utils import InferenceServerException
+
+from edge_server.delivery.keys import SigningKey, make_keys
+from edge_server.delivery.push import write_about
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+PATIENCE_S = 60.0
 IDENTITY = (
     'backend: "identity" input { name: "a" data_type: TYPE_FP32 dims: -1 } '
     'output { name: "b" data_type: TYPE_FP32 dims: -1 }'
@@ -194,3 +203,99 @@ def test_what_is_named_at_the_start_is_loaded_and_nothing_else(
     assert server.is_server_ready()
     ready = {m.name for m in server.get_model_repository_index().models if m.state == "READY"}
     assert ready == {"echo", "relay"}
+
+
+def write_with_weights_beside(model: Path) -> None:
+    """y = the mean of x + k over many k, all 1, which are in a file beside the network."""
+    weights = numpy_helper.from_array(np.ones(1 << 22, np.float32), "k")
+    io = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy"]
+    nodes = [
+        helper.make_node("Add", ["x", "k"], ["s"]),
+        helper.make_node("ReduceMean", ["s"], ["y"], keepdims=1),
+    ]
+    graph = helper.make_graph(nodes, "g", io[:1], io[1:], [weights])
+    network = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    (model / "1").mkdir(parents=True)
+    (model / "config.pbtxt").write_text('backend: "onnxruntime"')
+    onnx.save_model(
+        network, model / "1" / "model.onnx", save_as_external_data=True, location="weights"
+    )
+
+
+@pytest.mark.parametrize("mode", ["none", "explicit", "poll"])
+def test_a_file_that_is_cut_short_while_its_model_serves_hurts_nobody(
+    start: Callable[..., Any],
+    client: Callable[..., triton.InferenceServerClient],
+    tmp_path: Path,
+    mode: str,
+) -> None:
+    repository = tmp_path / "repository"
+    write_with_weights_beside(repository / "m")
+    also = {
+        "explicit": ["--load-model", "*"],
+        "poll": [f"--repository-copies={tmp_path / 'store'}"],
+    }
+    process = start(
+        f"--model-repository={repository}",
+        f"--model-control-mode={mode}",
+        *also.get(mode, []),
+    )
+    server = client(process)
+    values = triton.InferInput("x", [1], "FP32")
+    values.set_data_from_numpy(np.array([1.0], np.float32))
+    for _ in range(2):
+        assert server.infer("m", [values]).as_numpy("y").tolist() == [2.0]
+        os.truncate(repository / "m" / "1" / "weights", 0)
+    assert process.terminate() == 0
+
+
+@pytest.mark.parametrize("mode", ["none", "poll"])
+def test_where_models_must_be_signed_a_start_with_another_is_refused(
+    tmp_path: Path, models: Path, mode: str
+) -> None:
+    public = make_keys(tmp_path / "key")
+    settings = tmp_path / "config.toml"
+    settings.write_text(
+        f'[repository]\npaths = ["{models}"]\nmode = "{mode}"\nstore = "{tmp_path / "store"}"\n'
+        f'signatures = "require"\nsignature_keys = ["{public}"]\n[metrics]\nport = 0\n'
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "edge_server", "run", f"--config={settings}", "--grpc-port=0"],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert done.returncode == 78
+    assert "model 'echo': is not signed: it has neither manifest.json nor" in done.stderr
+    assert "model echo: READY" not in done.stderr
+
+
+def test_where_models_must_be_signed_nothing_else_is_loaded_on_request(
+    tmp_path: Path,
+    models: Path,
+    start: Callable[..., Any],
+    client: Callable[..., triton.InferenceServerClient],
+) -> None:
+    public = make_keys(tmp_path / "key")
+    settings = tmp_path / "config.toml"
+    settings.write_text(
+        f'[repository]\npaths = ["{models}"]\nmode = "explicit"\n'
+        f'signatures = "require"\nsignature_keys = ["{public}"]\n'
+    )
+    server = client(start(f"--config={settings}"))
+    _, text = refusal(server.load_model, "echo")
+    assert "model 'echo': is not signed" in text
+    write_about(models / "echo", SigningKey(tmp_path / "key"))
+    server.load_model("echo")
+    assert ask(server, "echo") == [1.0, 2.0]
+    # What a client brings was signed by nobody.
+    for brought in ({}, {"files": {"file:1/model.py": b"import os"}}):
+        _, text = refusal(server.load_model, "echo", config=json.dumps(OVERRIDE), **brought)
+        assert "a configuration or files that a client sent, which nobody signed" in text
+    # A version with nothing in it is one more, and not signed.
+    (models / "echo" / "7").mkdir()
+    _, text = refusal(server.load_model, "echo")
+    assert "directory 7, which is empty, is not in it" in text
+    assert ask(server, "echo") == [1.0, 2.0]
+    assert index(server)["echo", "1"][0] == "READY"

@@ -9,8 +9,13 @@ import numpy as np
 import pytest
 
 from edge_server.backends import BACKENDS
+from edge_server.delivery.keys import SigningKey, make_keys
+from edge_server.delivery.push import write_about
 from edge_server.model_config.config import Completion
+from edge_server.model_config.parse import parse_model_config_json
+from edge_server.repository.draft import Override
 from edge_server.repository.loader import RepositoryLoader
+from edge_server.repository.signature import SignaturePolicy
 from edge_server.repository.source import Repositories
 from edge_server.requests import InferRequest
 from edge_server.serving.registry import ModelRegistry
@@ -224,3 +229,31 @@ def test_without_completion_a_configuration_says_it_all(
         f'backend: "onnxruntime" input {{ name: "x" {dims} output {{ name: "y" {dims}'
     )
     assert loader.load("m") == {}
+
+
+def test_every_model_passes_the_gate_before_anything_of_it_is_read(
+    repository: Path, write_model: WriteModel, tmp_path: Path
+) -> None:
+    for name in ("a_ensemble", "b_member", "z_member"):
+        write_model(name, IDENTITY if name != "a_ensemble" else ENSEMBLE % "z_member")
+    public = make_keys(tmp_path / "key")
+    for name in ("a_ensemble", "z_member"):
+        write_about(repository / name, SigningKey(tmp_path / "key"))
+    write_model("broken", "no such field")
+    registry = ModelRegistry()
+    loader = RepositoryLoader(
+        registry,
+        Repositories([repository]),
+        signatures=SignaturePolicy("require", [public]),
+    )
+    failed = {entry.name: entry.reason for entry in loader.load_all()}
+    assert failed.keys() == {"a_ensemble", "b_member", "broken"}
+    assert "model 'b_member': is not signed" in failed["a_ensemble"]
+    assert "model 'b_member': is not signed" in failed["b_member"]
+    assert "model 'broken': is not signed" in failed["broken"]
+    assert registry.snapshot.ready_versions("z_member") == [1]
+    override = Override(parse_model_config_json('{"backend": "identity"}', "z_member"))
+    (failure,) = loader.load("z_member", override).values()
+    assert "is loaded with a configuration or files that a client sent" in str(failure.error)
+    write_about(repository / "b_member", SigningKey(tmp_path / "key"))
+    assert loader.load("a_ensemble") == {}

@@ -143,3 +143,12 @@ def test_without_the_package_the_extra_is_named(
     ):
         with pytest.raises(SettingsError, match=r"pip install 'edge-server\[signing\]'"):
             act()
+
+
+def test_what_a_client_brings_is_not_signed(ours: Signer, caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(ModelConfigError, match=r"'m': is loaded with a configuration or files"):
+        SignaturePolicy("require", [ours.public]).check_loaded("m", None)
+    SignaturePolicy("off", []).check_loaded("m", None)
+    assert not caplog.text
+    SignaturePolicy("warn", []).check_loaded("m", None)
+    assert "model m: is loaded with a configuration or files that a client sent" in caplog.text

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import stat
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_server.errors import InvalidRequest
-from edge_server.repository.staging import StagedFiles, Staging
+from edge_server.repository.staging import StagedFiles
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,6 +50,16 @@ def test_a_path_that_leaves_the_directory_is_refused(
     assert not list(tmp_path.iterdir())
 
 
+def test_what_is_too_deep_or_too_much_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match="2000 directories deep; at most 16 are possible"):
+        StagedFiles(tmp_path, "m", {"/".join("d" * 2000): b""})
+    with pytest.raises(InvalidRequest, match="10001 file parameters; a model has at most 10000"):
+        StagedFiles(tmp_path, "m", {f"1/{number}": b"" for number in range(10_001)})
+    with pytest.raises(InvalidRequest, match="is not UTF-8 text"):
+        StagedFiles(tmp_path, "m", {"1/\ud800": b""})
+    assert not list(tmp_path.iterdir())
+
+
 @given(st.lists(st.sampled_from(["..", ".", "", "a", "b"]), max_size=8).map("/".join))
 def test_nothing_is_ever_written_outside(
     tmp_path_factory: pytest.TempPathFactory, key: str
@@ -72,14 +81,3 @@ def test_a_file_where_a_directory_must_be_is_told(tmp_path: Path, keys: tuple[st
     with pytest.raises(InvalidRequest, match="names a file where another one needs a directory"):
         StagedFiles(tmp_path, "m", dict.fromkeys(keys, b""))
     assert not list(tmp_path.iterdir())
-
-
-def test_only_the_daemon_may_look_and_the_end_removes_all() -> None:
-    staging = Staging()
-    staging.close()
-    staged = staging.stage("m", {"1/a": b"x"})
-    private = staged.directory.parent.parent
-    assert stat.S_IMODE(private.stat().st_mode) == 0o700
-    staging.close()
-    assert not private.exists()
-    staged.let_go()

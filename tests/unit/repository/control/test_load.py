@@ -60,6 +60,38 @@ def test_an_older_file_put_in_place_is_a_change(
     assert world.ask("m") == 7
 
 
+def test_content_exchanged_in_place_with_its_time_set_back_is_a_change(
+    world: World, write_model: WriteModel, counted: CountedBackend
+) -> None:
+    model = write_model("m", COUNTED)
+    set_number(model, 1)
+    world.control.load("m")
+    file = model / "1" / "add"
+    old = file.stat()
+    while file.stat().st_ctime_ns == old.st_ctime_ns:
+        set_number(model, 2)
+        os.utime(file, ns=(old.st_atime_ns, old.st_mtime_ns))
+    new = file.stat()
+    assert (new.st_size, new.st_mtime_ns, new.st_ino) == (old.st_size, old.st_mtime_ns, old.st_ino)
+    world.control.load("m")
+    assert world.ask("m") == 2
+
+
+def test_errors_name_the_repository_and_not_the_copy(
+    world: World, write_model: WriteModel, counted: CountedBackend
+) -> None:
+    model = write_model("m", 'backend: "counted" max_batch_size: many')
+    with pytest.raises(InternalError, match="failed to load 'm'") as caught:
+        world.control.load("m")
+    assert str(model / "config.pbtxt") in str(caught.value)
+    (model / "config.pbtxt").write_text('platform: "onnxruntime_onnx"')
+    with pytest.raises(ModelConfigError) as missing:
+        world.control.load("m")
+    assert str(model / "1" / "model.onnx") in str(missing.value)
+    reasons = [reason for _, reason in world.states().values()]
+    assert str(model / "1" / "model.onnx") in reasons[0]
+
+
 @pytest.mark.parametrize(
     ("name", "error", "text"),
     [

@@ -8,6 +8,8 @@ import numpy as np
 
 from edge_server.repository.control import RepositoryControl
 from edge_server.repository.loader import RepositoryLoader
+from edge_server.repository.private_copies import PrivateCopies
+from edge_server.repository.private_directory import PrivateDirectory
 from edge_server.repository.source import Repositories
 from edge_server.requests import InferRequest
 from edge_server.serving.data_plane import DataPlane
@@ -56,10 +58,10 @@ class World:
         self, *repositories: Path, strict: bool = True, take_down: bool = False, **options: object
     ) -> None:
         self.registry = ModelRegistry()
-        self.loader = RepositoryLoader(
-            self.registry, Repositories(repositories), take_down=take_down
-        )
-        options = {"explicit": True, **options}
+        private = PrivateDirectory()
+        source = Repositories(repositories, PrivateCopies(private).copy)
+        self.loader = RepositoryLoader(self.registry, source, take_down=take_down)
+        options = {"explicit": True, "private": private, **options}
         self.control = RepositoryControl(self.loader, self.registry, **options)  # type: ignore[arg-type]
         self.door = DataPlane(self.registry, strict_readiness=strict)
 
