@@ -1,32 +1,30 @@
 """Trains the lane network, exports it to ONNX, measures it and writes its model card.
 
-    python scripts/train_lane_model.py --minutes 75
-    python scripts/train_lane_model.py --export-only --overlays overlays/
+    python scripts/train_lane_model.py --labels labels.jsonl --images DIR --minutes 75
+    python scripts/train_lane_model.py --labels labels.jsonl --images DIR --export-only
 
-Needs the `train` extra and no GPU. A run that was stopped goes on from its checkpoint. Without
-the data folder it trains on rendered roads alone, which is enough for the demo camera and says
-nothing about real ones.
+Needs the extra [train] and no GPU. A run that was stopped goes on from its checkpoint. Without
+labels it trains on rendered roads alone, which is enough for the demo camera and says nothing about
+real ones. docs/training.md tells what labels look like.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lane_training.material import Material
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
+SHIPPED_MODEL = ROOT / "models" / "laneDetect_model"
 # Waiting threads must not spin: the loader process needs the cores as well. Read on import.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-
-import torch  # noqa: E402
-from lane_training.export import export, infer, latency_ms, session, verify  # noqa: E402
-from lane_training.model_card import Run, measure_model, write_card  # noqa: E402
-from lane_training.network import LaneNetwork  # noqa: E402
-from lane_training.overlays import write_overlays  # noqa: E402
-from lane_training.samples import as_array, rendered_set  # noqa: E402
-from lane_training.trainer import Plan, train  # noqa: E402
 
 VERIFICATION_IMAGES, VERIFICATION_SEED = 8, 4242
 LATENCY_THREADS = 2
@@ -34,70 +32,172 @@ LATENCY_THREADS = 2
 
 def arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data" / "lanes")
-    parser.add_argument("--out", type=Path, default=ROOT / "models" / "laneDetect_model")
-    parser.add_argument("--checkpoint", type=Path, default=ROOT / "build" / "lane_training.pt")
-    length = parser.add_mutually_exclusive_group()
-    length.add_argument("--minutes", type=float, default=75.0, help="of training, over restarts")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    source = parser.add_argument_group("what to learn from, beside rendered roads")
+    source.add_argument(
+        "--labels",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="JSON lines in TuSimple's form; repeatable",
+    )
+    source.add_argument(
+        "--images",
+        type=Path,
+        metavar="DIR",
+        help="where the paths in the labels begin (default: where the labels are)",
+    )
+    source.add_argument(
+        "--held-out",
+        type=float,
+        default=0.2,
+        metavar="SHARE",
+        help="of each label file, its end: measured on, never trained on (default: %(default)s)",
+    )
+    source.add_argument(
+        "--data", type=Path, metavar="DIR", help="a folder as the shipped network was trained on"
+    )
+    run = parser.add_argument_group("the run")
+    length = run.add_mutually_exclusive_group()
+    length.add_argument(
+        "--minutes", type=float, default=75.0, help="over restarts (default: %(default)g)"
+    )
     length.add_argument("--steps", type=int, help="instead of minutes")
-    parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument("--rate", type=float, default=1.5e-3, help="highest learning rate")
-    parser.add_argument("--seed", type=int, default=7)
-    parser.add_argument("--threads", type=int, default=2, help="of PyTorch")
-    parser.add_argument("--export-only", action="store_true", help="from the checkpoint as it is")
-    parser.add_argument("--overlays", type=Path, help="also draw held-out images into this folder")
-    return parser.parse_args()
+    run.add_argument("--batch", type=int, default=16, help="images a step (default: %(default)s)")
+    run.add_argument(
+        "--rate", type=float, default=1.5e-3, help="highest learning rate (default: %(default)g)"
+    )
+    run.add_argument("--seed", type=int, default=7, help="(default: %(default)s)")
+    run.add_argument("--threads", type=int, default=2, help="of PyTorch (default: %(default)s)")
+    run.add_argument(
+        "--checkpoint",
+        type=Path,
+        default=ROOT / "build" / "lane_training.pt",
+        metavar="FILE",
+        help="gone on from where it is there (default: %(default)s)",
+    )
+    run.add_argument(
+        "--other-material",
+        action="store_true",
+        help="go on from a checkpoint that learnt from something else",
+    )
+    made = parser.add_argument_group("what is made")
+    made.add_argument(
+        "--out",
+        type=Path,
+        default=ROOT / "build" / "laneDetect_model",
+        metavar="DIR",
+        help="a model, ready for a repository; what is there is replaced (default: %(default)s)",
+    )
+    made.add_argument("--export-only", action="store_true", help="from the checkpoint as it is")
+    made.add_argument("--overlays", type=Path, metavar="DIR", help="draw held-out images there")
+    made.add_argument(
+        "--notes", type=Path, metavar="FILE", help="Markdown for the end of the model card"
+    )
+    options = parser.parse_args()
+    if options.data and (options.labels or options.images):
+        parser.error("--data: give it alone, or --labels and --images")
+    if options.images and not options.labels:
+        parser.error("--images: give --labels too")
+    for name in ("data", "images"):
+        folder = getattr(options, name)
+        if folder is not None and not folder.is_dir():
+            parser.error(f"--{name} {folder}: no such folder")
+    for file in (*options.labels, *([options.notes] if options.notes else [])):
+        if not file.is_file():
+            parser.error(f"{file}: no such file")
+    if not 0 < options.held_out < 1:
+        parser.error(f"--held-out {options.held_out:g}: give a share between 0 and 1")
+    if options.export_only and not options.checkpoint.is_file():
+        parser.error(f"--checkpoint {options.checkpoint}: no such file; train first")
+    return options
 
 
 def main() -> None:
     """Train, export, verify, measure, describe."""
     options = arguments()
+    # After the command line is read: its help and its mistakes need none of what this imports.
+    from lane_training.material import Material, MaterialError  # noqa: PLC0415
+
+    material = None
+    try:
+        if options.labels or options.data:
+            labels = tuple(options.labels)
+            material = Material(options.data, labels, options.images, options.held_out)
+            material.require()
+        else:
+            print("no --labels and no --data: rendered roads only, no figures for real ones")
+        make(options, material)
+    except MaterialError as error:
+        sys.exit(f"train_lane_model: {error}")
+
+
+def make(options: argparse.Namespace, material: Material | None) -> None:
+    """Everything that needs PyTorch.
+
+    Raises: MaterialError: see `read_checkpoint`.
+    """
+    try:
+        import torch  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        sys.exit(f"train_lane_model: {error}; pip install '.[train,onnxruntime]'")
+    from lane_training.export import export, infer, latency_ms, session, verify  # noqa: PLC0415
+    from lane_training.model_card import Run, measure_model, write_card  # noqa: PLC0415
+    from lane_training.network import LaneNetwork  # noqa: PLC0415
+    from lane_training.overlays import write_overlays  # noqa: PLC0415
+    from lane_training.samples import as_array, rendered_set  # noqa: PLC0415
+    from lane_training.trainer import Plan, learnt_from, read_checkpoint, train  # noqa: PLC0415
+
     torch.set_num_threads(options.threads)
-    data = options.data if options.data.is_dir() else None
-    if data is None:
-        print(f"{options.data} is not there: rendered roads only, no figures for real ones")
-    if options.export_only:
-        state = torch.load(options.checkpoint, weights_only=True)
-    else:
-        plan = Plan(
-            minutes=options.minutes,
-            steps=options.steps,
-            batch=options.batch,
-            rate=options.rate,
-            seed=options.seed,
-            checkpoint=options.checkpoint,
-            data=data,
-        )
-        state = train(plan)
+    plan = Plan(
+        minutes=options.minutes,
+        steps=options.steps,
+        batch=options.batch,
+        rate=options.rate,
+        seed=options.seed,
+        checkpoint=options.checkpoint,
+        material=material,
+        other_material=options.other_material,
+    )
+    state = read_checkpoint(plan) if options.export_only else train(plan)
     network = LaneNetwork()
     network.load_state_dict(state["average"])
     network.eval()
 
     model_file = options.out / "1" / "model.onnx"
+    model_file.parent.mkdir(parents=True, exist_ok=True)
+    config = options.out / "config.pbtxt"
+    if not config.exists():
+        shutil.copyfile(SHIPPED_MODEL / "config.pbtxt", config)
     export(network, model_file)
     images = as_array(rendered_set(VERIFICATION_IMAGES, VERIFICATION_SEED))
     difference = verify(network, model_file, images)
     print(f"{model_file}: {model_file.stat().st_size / 1e6:.2f} MB, differs by {difference:.1g}")
 
     runtime = session(model_file)
-    figures = measure_model(lambda bgr: infer(runtime, bgr), data)
+    figures = measure_model(lambda bgr: infer(runtime, bgr), material)
     run = Run(
         steps=state["step"],
         batch=state["batch"],
         minutes=state["elapsed_s"] / 60.0,
         seed=state["seed"],
+        rate=state.get("rate", options.rate),
+        material=material,
+        earlier=learnt_from(state),
         network=network,
         model_file=model_file,
         latency_ms=latency_ms(model_file, LATENCY_THREADS),
         difference=difference,
     )
     card = options.out / "MODEL_CARD.md"
-    write_card(card, run, figures)
+    write_card(card, run, figures, options.notes.read_text() if options.notes else "")
     print(card.read_text())
     if options.overlays:
         count = write_overlays(
-            options.overlays, data, lambda bgr: infer(runtime, bgr), figures.threshold
+            options.overlays, material, lambda bgr: infer(runtime, bgr), figures.threshold
         )
         print(f"{options.overlays}: {count} pictures")
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from edge_server.errors import ModelConfigError
+from edge_server.settings.mistakes import value_mistake
 
 if TYPE_CHECKING:
     from edge_server.model_config.config import ModelConfig
@@ -36,8 +37,9 @@ def check_parameters(files: ModelFiles, config: ModelConfig, kind: type[Paramete
         read_parameters(config, kind)
     except msgspec.ValidationError as error:
         known = ", ".join(kind.__struct_encode_fields__) or "none"
+        mistake = value_mistake(str(error), config.parameters)
         raise ModelConfigError(
-            f"{files.config_path}: parameters: {error}; backend '{config.backend}' knows: {known}"
+            f"{files.config_path}: parameters: {mistake}; backend '{config.backend}' knows: {known}"
         ) from error
 
 

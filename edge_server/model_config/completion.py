@@ -8,6 +8,7 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.errors import ModelConfigError
 from edge_server.model_config.config import USUAL_COMPLETION
+from edge_server.model_config.conversions import FILES, remedy_for_file
 from edge_server.model_config.files import reading
 
 if TYPE_CHECKING:
@@ -103,12 +104,25 @@ def _backend_of(filename: str, files: ModelFiles) -> tuple[str, str]:
     stem, dot, suffix = files.name.rpartition(".")
     if dot and stem and suffix:
         return suffix, ""
+    remedy = _remedy(files) or (
+        "Name a 'backend' in config.pbtxt, or put one of "
+        f"{', '.join(_BACKEND_BY_FILE)} into a version directory."
+    )
     raise ModelConfigError(
         f"{files.config_path}: Invalid model name: Could not determine backend for model "
         f"'{files.name}' with no backend in model configuration. Expected model name of the form "
-        "'model.<backend_name>'. Name a 'backend' in config.pbtxt, or put one of "
-        f"{', '.join(_BACKEND_BY_FILE)} into a version directory."
+        f"'model.<backend_name>'. {remedy}"
     )
+
+
+def _remedy(files: ModelFiles) -> str:
+    """What to do with a model that lies there in a form for none of our backends."""
+    for directory in files.versions.values():
+        for filename in FILES:
+            with reading(directory):
+                if (directory / filename).exists():
+                    return remedy_for_file(filename)
+    return ""
 
 
 def _complete_instance_groups(message: Any, gpus: int) -> None:

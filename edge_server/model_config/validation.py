@@ -8,6 +8,7 @@ from edge_server.errors import ModelConfigError
 from edge_server.model_config.batching_rules import batching_faults, cache_faults
 from edge_server.model_config.completion import BACKEND_BY_PLATFORM
 from edge_server.model_config.config import USUAL_COMPLETION, Completion
+from edge_server.model_config.conversions import remedy_for
 from edge_server.model_config.count_rules import list_faults, size_faults
 from edge_server.model_config.fields import field_faults, without_effect
 from edge_server.model_config.files import is_file_name
@@ -102,13 +103,14 @@ def _backend(message: Any, known_backends: frozenset[str]) -> Iterator[str]:
                 f"Ensemble model '{name}' must have platform type 'ensemble' and empty backend type"
             )
     elif platform and platform not in BACKEND_BY_PLATFORM:
-        yield f"unexpected platform type '{platform}' for {name}"
+        yield f"unexpected platform type '{platform}' for {name}{remedy_for(platform)}"
     elif platform and backend != BACKEND_BY_PLATFORM[platform]:
         yield f"unexpected 'platform' and 'backend' pair, got:{platform}, {backend}"
     elif backend not in known_backends:
         yield (
             f"unable to find backend library for backend '{backend}', try specifying runtime on "
             f"the model configuration. Backends here: {', '.join(sorted(known_backends))}"
+            f"{remedy_for(backend)}"
         )
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_h
 import msgspec
 
 from edge_server.errors import SettingsError
+from edge_server.settings.mistakes import in_words
 from edge_server.settings.sections import NAME, Camera, Device, Log, Mqtt, Repository, Settings
 from edge_server.settings.serving import Metrics, RateLimitResource, Serving, Trace
 from edge_server.settings.transport import Grpc, Restriction, Tls
@@ -48,8 +49,7 @@ def _fault(table: Mapping[str, Any]) -> str | None:
     try:
         msgspec.convert(table, Settings, strict=True)
     except msgspec.ValidationError as error:
-        cameras = table.get("cameras")
-        return _explain(str(error), cameras if isinstance(cameras, dict) else {})
+        return _explain(str(error), table)
     return None
 
 
@@ -80,13 +80,14 @@ def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
     return merged
 
 
-def _explain(text: str, cameras: Mapping[str, Any]) -> str:
+def _explain(text: str, table: Mapping[str, Any]) -> str:
     """msgspec's message as `grpc.port: what is wrong`, with the nearest key for an unknown one."""
+    cameras = table.get("cameras")
+    cameras = cameras if isinstance(cameras, dict) else {}
     message, _, location = text.partition(" - at ")
     if location.startswith("`key`"):
         names = ", ".join(name for name in cameras if not re.search(NAME, name))
         return f"cameras: a name has {_NAME_IN_WORDS}; got: {names}"
-    message = message.replace("`object`", "a table")
     message = message.replace(
         f"Expected `str` matching regex {NAME!r}", f"expected {_NAME_IN_WORDS}"
     )
@@ -104,6 +105,8 @@ def _explain(text: str, cameras: Mapping[str, Any]) -> str:
         message = f"expected one of {', '.join(_words(path))}; got {got}"
     if "[...]" in path:
         path = path.replace("[...]", f".{_first_faulty(cameras)}")
+    if message.lower().startswith("expected `") or message.startswith(f"expected {_NAME_IN_WORDS}"):
+        message = in_words(message, path, table)
     return f"{path}: {message}" if path else message
 
 

@@ -19,12 +19,10 @@ from edge_server.lanes.tusimple import (
     score_image,
     summarise,
 )
-from lane_training.frames import read_jsonl
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from lane_training.augment import Sample
+    from lane_training.material import Labelled
 
 NMS_THRESHOLD_PX = 45.0
 MAX_LANES = 5
@@ -67,17 +65,16 @@ def network_view(bgr: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return np.asarray(cv2.resize(bgr, (INPUT_WIDTH_PX, INPUT_HEIGHT_PX)), np.uint8)
 
 
-def examine_human(data: Path, numbers: range, infer: Infer) -> list[Examined]:
-    """Frames with human labels; label lanes without a point are dropped."""
-    records = read_jsonl(data / "labelled" / "labels.jsonl")
+def examine_labelled(labelled: Sequence[Labelled], infer: Infer) -> list[Examined]:
+    """Images that people labelled; label lanes without a point are dropped."""
     examined = []
-    for number in numbers:
-        record = records[number]
-        bgr = cv2.imread(str(data / "labelled" / record["image"]))
-        labels = np.array(record["lanes"], np.float64)
+    for each in labelled:
+        bgr = each.bgr()
+        labels, rows = each.in_1280(bgr.shape)
         labels = labels[(labels >= 0).any(axis=1)]
-        rows = np.array(record["h_samples"], np.float64)
-        examined.append(Examined(infer(network_view(bgr)), labels, rows))
+        # The metric cannot reward an empty answer on an empty road.
+        if len(labels):
+            examined.append(Examined(infer(network_view(bgr)), labels, rows))
     return examined
 
 

@@ -105,18 +105,6 @@ def _resized(bgr: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return cv2.resize(bgr, (FRAME_WIDTH_PX, FRAME_HEIGHT_PX), interpolation=cv2.INTER_AREA)
 
 
-def human_frames(data: Path, numbers: range) -> list[RoadFrame]:
-    """Frames with human labels, by number."""
-    records = read_jsonl(data / "labelled" / "labels.jsonl")
-    frames = []
-    for number in numbers:
-        record = records[number]
-        bgr = _resized(cv2.imread(str(data / "labelled" / record["image"])))
-        lanes = [polyline(xs, record["h_samples"]) for xs in record["lanes"]]
-        frames.append(frame_from_polylines(bgr, lanes))
-    return frames
-
-
 def geometries(data: Path) -> list[RoadFrame]:
     """Roads that people labelled, without their images."""
     frames = []

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
-from lane_training import frames
 from lane_training.evaluate import (
     Infer,
     Measured,
     choose_threshold,
-    examine_human,
+    examine_labelled,
     examine_rendered,
     measure,
 )
@@ -28,27 +29,37 @@ from lane_training.network import (
 )
 from lane_training.samples import camera_set, rendered_set
 
+if TYPE_CHECKING:
+    from lane_training.material import Material
+
 TEMPLATE = Path(__file__).with_name("model_card.md.in")
-MATERIALS = """\
+# What the shares of `samples.py` come to where there is no such material.
+_RENDERED = (
+    "| {share} % | roads drawn by `edge_server/cameras/road_renderer.py`, a tenth of them without "
+    "a line | exact | this repository |"
+)
+_FOLDER = """\
 | 52 % | 84 motorway frames (0-83 of 110), warped: another place in the lane, another bend, \
 another horizon, or bent row by row onto one of 6,221 other labelled road geometries | people \
 (TuSimple form) | redistribution terms unstated; not part of this repository |
 | 15 % | 180 frames of two motorway clips and six stills, Udacity CarND (first two thirds of each \
 clip; the stills of projects 1 and 4 were kept out) | two public networks, repaired: straight to \
-the vanishing point, neighbouring lines from equal spacing | MIT |
-| 33 % | roads drawn by `edge_server/cameras/road_renderer.py`, a tenth of them without a line | \
-exact | this repository |"""
-TERMS = """\
+the vanishing point, neighbouring lines from equal spacing | MIT |"""
+_OWN = (
+    "| 52 % | {name}, warped likewise, or bent row by row onto the road of another of them | "
+    "people (TuSimple form) | whoever trained it knows |"
+)
+_FOLDER_TERMS = """\
 The weights contain no image. They were learnt in part from frames whose redistribution terms are
 unstated; whoever needs weights free of that question trains without the data folder, on rendered
 roads alone."""
-RENDERED_MATERIALS = """\
-| 100 % | roads drawn by `edge_server/cameras/road_renderer.py`, a tenth of them without a line | \
-exact | this repository |"""
-RENDERED_TERMS = "The weights were learnt from nothing but this repository."
+_OWN_TERMS = "The weights contain no image; the terms of the images they were learnt from apply."
+_RENDERED_TERMS = "The weights were learnt from nothing but this repository."
 
 UNSEEN_ROADS, UNSEEN_SEED = 200, 990_001
 RENDERED_ONLY_SEED = 770_001
+# More images choose no other threshold, and take their time.
+MOST_TO_CHOOSE_ON = 500
 
 
 @dataclass(frozen=True)
@@ -57,7 +68,7 @@ class Figures:
 
     Attributes:
         threshold: chosen on training material alone.
-        training, evaluation: human-labelled frames; None without the data.
+        training, evaluation: labelled images; None where there were none.
         camera: roads of the synthetic camera.
         rendered: roads of all kinds from seeds that training did not draw.
     """
@@ -71,31 +82,38 @@ class Figures:
 
 @dataclass(frozen=True)
 class Run:
-    """How the weights came about."""
+    """How the weights came about.
+
+    Attributes:
+        earlier: of each material, in turn: its identity, name and the step it was begun with.
+    """
 
     steps: int
     batch: int
     minutes: float
     seed: int
+    rate: float
+    material: Material | None
+    earlier: list[tuple[str, str, int]]
     network: LaneNetwork
     model_file: Path
     latency_ms: float
     difference: float
 
 
-def measure_model(infer: Infer, data: Path | None) -> Figures:
+def measure_model(infer: Infer, material: Material | None) -> Figures:
     """Chooses the threshold on training frames, then measures everything with it."""
     unseen = examine_rendered(rendered_set(UNSEEN_ROADS, UNSEEN_SEED), infer)
     camera = examine_rendered(camera_set(UNSEEN_ROADS, UNSEEN_SEED), infer)
-    if data is None:
+    if material is None:
         seen = examine_rendered(rendered_set(UNSEEN_ROADS, RENDERED_ONLY_SEED), infer)
         threshold = choose_threshold(seen)
         return Figures(
             threshold, None, None, measure(camera, threshold), measure(unseen, threshold)
         )
-    training = examine_human(data, frames.TRAINING_FRAMES, infer)
+    training = examine_labelled(material.training[:MOST_TO_CHOOSE_ON], infer)
     threshold = choose_threshold(training)
-    evaluation = examine_human(data, frames.EVALUATION_FRAMES, infer)
+    evaluation = examine_labelled(material.evaluation, infer)
     return Figures(
         threshold,
         measure(training, threshold),
@@ -134,7 +152,7 @@ def multiply_accumulates(network: LaneNetwork) -> int:
 
 def _row(name: str, measured: Measured | None) -> str:
     if measured is None:
-        return f"| {name} | not measured: the data was absent | | | | |"
+        return f"| {name} | not measured: there were none | | | | |"
     score = measured.score
     spread = measured.accuracy_interval, measured.f1_interval
     accuracy, f1 = (f"{low:.3f}-{high:.3f}" for low, high in spread)
@@ -144,15 +162,21 @@ def _row(name: str, measured: Measured | None) -> str:
     )
 
 
-def write_card(path: Path, run: Run, figures: Figures) -> None:
-    """Writes the card beside the model's configuration."""
+def write_card(path: Path, run: Run, figures: Figures, notes: str = "") -> None:
+    """Writes the card beside the model's configuration: what this run is, and nothing of another.
+
+    Args:
+        notes: what people have found out about these very weights; Markdown, put at the end.
+    """
     parameters = sum(p.numel() for p in run.network.parameters())
+    trained, measured = run.material.names() if run.material else ("labelled images",) * 2
     rows = (
-        _row("human labels, frames 88-109, never trained on", figures.evaluation),
+        _row(f"{measured}, never trained on", figures.evaluation),
         _row("rendered roads of the synthetic camera", figures.camera),
         _row("rendered roads of all kinds, unseen seeds", figures.rendered),
-        _row("human labels, frames 0-83, trained on", figures.training),
+        _row(f"{trained}, trained on", figures.training),
     )
+    materials, terms = _materials(run.material)
     values = {
         "parameters": f"{parameters / 1e6:.2f}",
         "gmacs": f"{multiply_accumulates(run.network) / 1e9:.2f}",
@@ -162,12 +186,34 @@ def write_card(path: Path, run: Run, figures: Figures) -> None:
         "images": f"{run.steps * run.batch / 1000:.0f}",
         "minutes": f"{run.minutes:.0f}",
         "seed": str(run.seed),
+        "rate": f"{run.rate:.1e}",
+        "earlier": _earlier(run),
         "threshold": f"{figures.threshold:g}",
         "rows": "\n".join(rows),
-        "materials": MATERIALS if figures.training else RENDERED_MATERIALS,
-        "terms": TERMS if figures.training else RENDERED_TERMS,
-        "chosen_on": "frames 0-83" if figures.training else "other rendered roads",
+        "materials": materials,
+        "terms": terms,
+        "chosen_on": trained if run.material else "other rendered roads",
         "latency_ms": f"{run.latency_ms:.1f}",
         "difference": f"{run.difference:.1g}",
     }
-    path.write_text(Template(TEMPLATE.read_text()).substitute(values))
+    card = Template(TEMPLATE.read_text()).substitute(values)
+    path.write_text(card + (f"\n{notes.strip()}\n" if notes else ""))
+
+
+def _materials(material: Material | None) -> tuple[str, str]:
+    """The table's rows, and the terms of the weights."""
+    if material is None:
+        return _RENDERED.format(share=100), _RENDERED_TERMS
+    if material.folder is not None:
+        return f"{_FOLDER}\n{_RENDERED.format(share=33)}", _FOLDER_TERMS
+    own = _OWN.format(name=material.names()[0])
+    return f"{own}\n{_RENDERED.format(share=48)}", _OWN_TERMS
+
+
+def _earlier(run: Run) -> str:
+    """What the weights learnt from before this material; the table tells of the last one."""
+    lines = [
+        f"Steps {step} to {following} learnt from other material: {name}."
+        for (_, name, step), (_, _, following) in itertools.pairwise(run.earlier)
+    ]
+    return "".join(f"{line}\n" for line in lines)

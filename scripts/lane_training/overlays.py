@@ -13,7 +13,6 @@ from edge_server.lanes.anchors import ROW_COUNT
 from lane_training.evaluate import Infer, decode, network_view
 from lane_training.frames import (
     CLIP_TRAINING_SHARE,
-    EVALUATION_FRAMES,
     PEEK_FRAMES,
     TRAINING_STILLS,
     clip_frames,
@@ -26,17 +25,22 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from edge_server.lanes.decode import DecodedLanes
+    from lane_training.material import Material
 
 COLOURS = ((60, 60, 255), (60, 220, 60), (255, 120, 40), (40, 220, 255), (255, 60, 220))
 CLIP_STEP = 8
 RENDERED_SEEDS = range(1000, 1008)
 
 
-def held_out(data: Path | None) -> Iterator[tuple[str, NDArray[np.uint8]]]:
+def held_out(material: Material | None) -> Iterator[tuple[str, NDArray[np.uint8]]]:
     """Names and images that training never saw."""
     for seed in RENDERED_SEEDS:
         yield f"rendered_{seed}", render(RoadScene.for_camera(seed), 200.0)[0]
-    if data is None:
+    if material is None:
+        return
+    for each in material.evaluation:
+        yield each.path.stem, each.bgr()
+    if (data := material.folder) is None:
         return
     for path in sorted((data / "stills").glob("*.jpg")):
         if not path.name.startswith(TRAINING_STILLS):
@@ -46,7 +50,7 @@ def held_out(data: Path | None) -> Iterator[tuple[str, NDArray[np.uint8]]]:
         first = int(np.ceil(CLIP_TRAINING_SHARE * len(images)))
         for number in range(first, len(images), CLIP_STEP):
             yield f"{path.stem}_{number:03d}", images[number]
-    for number in (*PEEK_FRAMES, *EVALUATION_FRAMES):
+    for number in PEEK_FRAMES:
         path = data / "labelled" / f"frame_{number:03d}.jpg"
         yield path.stem, np.asarray(cv2.imread(str(path)), np.uint8)
 
@@ -66,11 +70,11 @@ def draw(bgr: NDArray[np.uint8], lanes: DecodedLanes) -> NDArray[np.uint8]:
     return np.asarray(picture, np.uint8)
 
 
-def write_overlays(folder: Path, data: Path | None, infer: Infer, threshold: float) -> int:
+def write_overlays(folder: Path, material: Material | None, infer: Infer, threshold: float) -> int:
     """One PNG for every held-out image; returns their number."""
     folder.mkdir(parents=True, exist_ok=True)
     count = 0
-    for name, bgr in held_out(data):
+    for name, bgr in held_out(material):
         lanes = decode(infer(network_view(bgr)), threshold)
         cv2.imwrite(str(folder / f"{name}.png"), draw(bgr, lanes))
         count += 1

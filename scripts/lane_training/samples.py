@@ -26,10 +26,9 @@ from lane_training.augment import (
     labels_on_rows,
 )
 from lane_training.loss import Targets
+from lane_training.material import Material, TrainingImages
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from numpy.typing import NDArray
 
 RING_SIZE = 2500
@@ -48,13 +47,14 @@ META_COLUMNS = 4
 class SampleStream:
     """An endless, seeded mix of human-labelled, taught and rendered roads."""
 
-    def __init__(self, data: Path | None, rng: np.random.Generator) -> None:
-        """Reads the data folder; without one every sample is rendered."""
+    def __init__(self, material: Material | None, rng: np.random.Generator) -> None:
+        """Without material every sample is rendered."""
         self._rng = rng
         self._photograph = Photographer(rng)
-        self._human = frames.human_frames(data, frames.TRAINING_FRAMES) if data else []
-        self._taught = frames.taught_frames(data) if data else []
-        self._bend = GeometryWarp(frames.geometries(data)) if data else GeometryWarp([])
+        self._human = TrainingImages(material.training if material else [])
+        folder = material.folder if material else None
+        self._taught = frames.taught_frames(folder) if folder else []
+        self._bend = GeometryWarp(material.geometries() if material else [])
         self._scene = RoadScene.sample(rng)
         self._scene_uses = 0
 
@@ -98,13 +98,13 @@ class _Ring:
     counts: Tensor  # written, drawn
 
 
-def _fill_ring(ring: _Ring, data: Path | None, seed: int) -> None:
+def _fill_ring(ring: _Ring, material: Material | None, seed: int) -> None:
     """The loader process: keeps ahead of the trainer by a steady number of uses per image."""
     os.nice(LOADER_NICENESS)
     cv2.setNumThreads(1)
     torch.set_num_threads(1)
     parent = os.getppid()
-    stream = SampleStream(data, np.random.default_rng(seed))
+    stream = SampleStream(material, np.random.default_rng(seed))
     images, lanes, meta = ring.images.numpy(), ring.lanes.numpy(), ring.meta.numpy()
     while os.getppid() == parent:
         written, drawn = int(ring.counts[0]), int(ring.counts[1])
@@ -120,7 +120,7 @@ def _fill_ring(ring: _Ring, data: Path | None, seed: int) -> None:
 class SampleRing:
     """Random batches, each image drawn between one and two times, mirrored at will."""
 
-    def __init__(self, data: Path | None, seed: int) -> None:
+    def __init__(self, material: Material | None, seed: int) -> None:
         """Starts the loader; it ends with this process."""
         self._rng = np.random.default_rng(seed)
         self._ring = _Ring(
@@ -132,7 +132,7 @@ class SampleRing:
         for part in vars(self._ring).values():
             part.share_memory_()
         self._loader = multiprocessing.get_context("spawn").Process(
-            target=_fill_ring, args=(self._ring, data, seed), daemon=True
+            target=_fill_ring, args=(self._ring, material, seed), daemon=True
         )
         self._loader.start()
 

@@ -13,6 +13,7 @@ from tqdm import tqdm
 
 from edge_server.lanes.anchors import lane_anchors
 from lane_training.loss import lane_loss
+from lane_training.material import Material, MaterialError, identity_of, name_of
 from lane_training.network import LaneNetwork
 from lane_training.samples import SampleRing
 
@@ -40,7 +41,8 @@ class Plan:
         rate: highest learning rate.
         seed: of weights and samples.
         checkpoint: file that the run resumes from and writes to.
-        data: the data folder, or None to train on rendered roads alone.
+        material: labelled images; None to train on rendered roads alone.
+        other_material: go on from a checkpoint whose run learnt from something else.
     """
 
     minutes: float
@@ -49,13 +51,37 @@ class Plan:
     rate: float
     seed: int
     checkpoint: Path
-    data: Path | None
+    material: Material | None
+    other_material: bool = False
 
     def progress(self, step: int, elapsed_s: float) -> float:
         """Share of the run that is done; 1 or more ends it."""
         if self.steps is not None:
             return step / self.steps
         return elapsed_s / (60.0 * self.minutes)
+
+
+def learnt_from(state: dict[str, Any]) -> list[tuple[str, str, int]]:
+    """Of a checkpoint: identity and name of each material, and the step it was begun with."""
+    unknown = [("unknown", "material that the checkpoint does not tell", 0)]
+    return [tuple(each) for each in state.get("learnt_from", unknown)]
+
+
+def read_checkpoint(plan: Plan) -> dict[str, Any]:
+    """The plan's checkpoint.
+
+    Raises:
+        MaterialError: its run learnt from something else, and that is not what is meant.
+    """
+    state: dict[str, Any] = torch.load(plan.checkpoint, weights_only=True)
+    identity, name, _ = learnt_from(state)[-1]
+    if identity != identity_of(plan.material) and not plan.other_material:
+        raise MaterialError(
+            f"{plan.checkpoint}: is of a run that learnt from {name}, and this one is to learn "
+            f"from {name_of(plan.material)}; give another --checkpoint to begin anew, the same "
+            "material to go on, or --other-material to go on with this one"
+        )
+    return state
 
 
 class Average:
@@ -111,12 +137,18 @@ class Training:
         self._network.train()
         self._optimiser = _optimiser(self._network, plan.rate)
         self.step, self.elapsed_s = 0, 0.0
+        self._learnt_from = [(identity_of(plan.material), name_of(plan.material), 0)]
         if plan.checkpoint.exists():
-            state = torch.load(plan.checkpoint, weights_only=True)
+            state = read_checkpoint(plan)
             self._network.load_state_dict(state["network"])
             self._average.network.load_state_dict(state["average"])
             self._optimiser.load_state_dict(state["optimiser"])
             self.step, self.elapsed_s = state["step"], state["elapsed_s"]
+            before = learnt_from(state)
+            if before[-1][0] == self._learnt_from[0][0]:
+                self._learnt_from = before
+            else:
+                self._learnt_from = [*before, (*self._learnt_from[0][:2], self.step)]
 
     @property
     def progress(self) -> float:
@@ -133,6 +165,8 @@ class Training:
             "elapsed_s": self.elapsed_s,
             "batch": self._plan.batch,
             "seed": self._plan.seed,
+            "rate": self._plan.rate,
+            "learnt_from": self._learnt_from,
         }
 
     def save(self) -> None:
@@ -168,7 +202,7 @@ def train(plan: Plan) -> dict[str, Any]:
     if training.progress >= 1.0:
         return training.state()
     # A resumed run must not see the first run's samples again.
-    ring = SampleRing(plan.data, plan.seed + training.step)
+    ring = SampleRing(plan.material, plan.seed + training.step)
     losses: dict[str, float] = {}
     saved_s = training.elapsed_s
     with tqdm(total=100.0, bar_format=BAR, mininterval=5.0) as bar:

@@ -42,6 +42,7 @@ from edge_server.model_config.completion import complete_scheduling
 from edge_server.model_config.config import Completion, ModelConfig
 from edge_server.model_config.files import require_path
 from edge_server.model_config.validation import validate
+from edge_server.settings.mistakes import value_mistake
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -115,7 +116,8 @@ def _limits(files: ModelFiles, config: ModelConfig) -> Limits:
     try:
         limits = _limits_of(config)
     except msgspec.ValidationError as error:
-        raise ModelConfigError(f"{where}: {error}") from error
+        mistake = value_mistake(str(error), config.parameters)
+        raise ModelConfigError(f"{where}: {mistake}") from error
     for name, value, most in (
         ("execution_timeout_s", limits.execution_s, _LONGEST_EXECUTION_S),
         ("initialize_timeout_s", limits.initialize_s, 3600.0),

@@ -65,7 +65,7 @@ def test_no_proposal_above_the_threshold_is_an_empty_answer_not_an_error() -> No
     [
         ("dims: [ 2784, 77 ]", "dims: [ 2784, 78 ]", "has two inputs"),
         ("dims: [ -1, 72, 2 ]", "dims: [ -1, 71, 2 ]", "has two outputs"),
-        ('"0.375"', '"high"', "Expected `float`"),
+        ('"0.375"', '"high"', 'expected a number; got "high"'),
         ('"logits"', '"softmax"', "Invalid enum value 'softmax'"),
         ('key: "max_lanes"', 'key: "top_k"', "unknown field `top_k`.*knows: score_threshold"),
     ],

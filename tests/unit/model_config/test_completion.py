@@ -82,6 +82,24 @@ def test_without_any_hint_the_error_says_how_to_give_one(tmp_path: Path, text: s
 
 
 @pytest.mark.parametrize(
+    ("filename", "says"),
+    [
+        ("model.pt", "torch.onnx.export"),
+        ("model.savedmodel", "tf2onnx"),
+        ("model.xml", "export the model that it was made of to ONNX"),
+    ],
+)
+def test_a_file_for_a_backend_that_is_not_built_says_how_to_convert_it(
+    tmp_path: Path, filename: str, says: str
+) -> None:
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1" / filename).write_bytes(b"")
+    with pytest.raises(ModelConfigError, match=f"{filename} is of a backend") as caught:
+        completed(tmp_path, "")
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
     ("text", "groups"),
     [
         ('backend: "onnxruntime"', [("m", 2)]),

@@ -177,7 +177,7 @@ def test_a_leading_one_is_a_batch_of_at_most_one(
         ),
         (
             'parameters { key: "intra_op_thread_count" value { string_value: "-1" } }',
-            "parameters: Expected `int` >= 0 - at `$.intra_op_thread_count`",
+            "parameters: intra_op_thread_count: expected a whole number >= 0; got ",
         ),
         (
             'input { name: "wrong" data_type: TYPE_FP32 dims: 4 }',

@@ -1,0 +1,63 @@
+"""A value of the wrong kind, told to a person: what was wanted, and what is there."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+_LONGEST_CHARACTERS = 60
+# What lets a client in, or a camera be seen, is not for the journal.
+_SECRET = re.compile(r"grpc\.restricted(\[\d+\](\.value)?)?\Z")
+_LOGIN = re.compile(r"//[^/@\s]*@")
+_KINDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "str": "a text in quotes",
+    "array": "a list",
+    "object": "a table",
+}
+_STEP = re.compile(r"[^.\[\]]+")
+
+
+def value_mistake(text: str, table: Mapping[str, Any]) -> str:
+    """All that msgspec said of a flat `table`, with the value where it is one of the wrong kind."""
+    message, _, location = text.partition(" - at ")
+    path = location.strip("`").removeprefix("$").lstrip(".")
+    if not message.startswith("Expected `"):
+        return text
+    return f"{path}: {in_words(message, path, table)}"
+
+
+def in_words(message: str, path: str, table: Mapping[str, Any]) -> str:
+    """msgspec's `message` about the value at `path` (`table.key[0]`) of `table`, and that value."""
+    told = re.sub(r", got `[^`]*`\Z", "", message)
+    told = re.sub(r"`([\w |]+)`", lambda found: _kind(found[1]), told)
+    told = told.replace("Expected", "expected", 1)
+    if _SECRET.fullmatch(path):
+        return told
+    return f"{told}; got {_shown(_value_at(path, table))}"
+
+
+def _kind(name: str) -> str:
+    return " or ".join(_KINDS.get(each, each) for each in name.split(" | ") if each != "null")
+
+
+def _value_at(path: str, table: Mapping[str, Any]) -> Any:
+    value: Any = table
+    for step in _STEP.findall(path):
+        if isinstance(value, Mapping):
+            value = value.get(step)
+        elif isinstance(value, Sequence) and step.isdecimal() and int(step) < len(value):
+            value = value[int(step)]
+    return value
+
+
+def _shown(value: Any) -> str:
+    """As TOML spells it, or nearly so, and not all of it where it is long."""
+    text = _LOGIN.sub("//…@", json.dumps(value, default=str))
+    if len(text) > _LONGEST_CHARACTERS:
+        text = f"{text[:_LONGEST_CHARACTERS]}…"
+    return text
