@@ -32,7 +32,7 @@ from edge_server.serving.snapshot import ModelEntry, ModelState, Snapshot
 from edge_server.tensors import Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from edge_server.backends.contract import ExecuteRequest
     from edge_server.cuda.device import Device
@@ -51,7 +51,7 @@ def main() -> int:
     return run_section("gpu_chain", __doc__, report)
 
 
-def report(devices: Devices, quick: bool) -> dict[str, Any]:
+def report(devices: Devices, quick: bool) -> Iterator[dict[str, Any]]:
     device = devices.gpu()
     source = open_source("synthetic://road?seed=7&fps=0")
     frame = Tensor(source.read()[np.newaxis])
@@ -62,10 +62,8 @@ def report(devices: Devices, quick: bool) -> dict[str, Any]:
             rows.append(measure(devices, make(device), frame, repeats=2 if quick else 50))
         except Unavailable as error:
             notes.append(str(error))
-    found = {"rows": rows, "goals": goals_of(rows), "notes": notes}
-    for note in notes:
-        print(note)
-    return found
+            print(error)
+        yield {"rows": rows, "goals": goals_of(rows), "notes": notes}
 
 
 def measure(devices: Devices, network: Network, frame: Tensor, repeats: int) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from edge_server.errors import EdgeServerError, Unavailable
 
 NOT_POSSIBLE = 69
 
-Measure = Callable[[Devices, bool], dict[str, Any]]
+Measure = Callable[[Devices, bool], Iterator[dict[str, Any]]]
 
 
 def run_section(program: str, about: str, measure: Measure) -> int:
@@ -23,8 +23,9 @@ def run_section(program: str, about: str, measure: Measure) -> int:
     Args:
         program: what its errors begin with.
         about: its docstring, of which the first line is its help.
-        measure: prints for people and gives `rows`, `goals` and `notes`; its second argument asks
-            for a sketch. What it raises of ours is told in one line.
+        measure: prints for people and yields `rows`, `goals` and `notes` as they are so far: who
+            has no more time has the last ones. Its second argument asks for a sketch. What it
+            raises of ours is told in one line.
     """
     parser = argparse.ArgumentParser(description=about.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="a sketch: few repeats, small memory")
@@ -32,12 +33,19 @@ def run_section(program: str, about: str, measure: Measure) -> int:
     arguments = parser.parse_args()
     devices = Devices()
     try:
-        found = measure(devices, arguments.quick)
+        for found in measure(devices, arguments.quick):
+            if arguments.json:
+                write_whole(arguments.json, json.dumps(found, indent=1))
     except EdgeServerError as error:
         print(f"{program}: {error}", file=sys.stderr)
         return NOT_POSSIBLE if isinstance(error, Unavailable) else 1
     finally:
         devices.close()
-    if arguments.json:
-        arguments.json.write_text(json.dumps(found, indent=1))
     return 0
+
+
+def write_whole(path: Path, text: str) -> None:
+    """So that nobody reads a part, also when this process is ended now."""
+    beside = path.with_name(f"{path.name}.part")
+    beside.write_text(text)
+    beside.replace(path)

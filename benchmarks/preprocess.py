@@ -11,8 +11,10 @@ of them read. Exits 69 where there is no GPU.
 from __future__ import annotations
 
 import ctypes
+import importlib
 import math
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import cv2
@@ -33,6 +35,8 @@ from edge_server.cuda.kernels.preprocess import (
 from edge_server.cuda.kernels.shipped import kernel_image
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
     from edge_server.cuda.device import Device
@@ -50,10 +54,13 @@ def main() -> int:
     return run_section("preprocess", __doc__, report)
 
 
-def report(devices: Devices, quick: bool) -> dict[str, Any]:
-    rows = list(measure(devices.gpu(), quick=quick))
-    goals = goals_of(rows, quick=quick)
-    return {"rows": rows, "goals": goals, "notes": [torch_preprocess.note()]}
+def report(devices: Devices, quick: bool) -> Iterator[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    notes = [torch_preprocess.note()]
+    for row in measure(devices.gpu(), quick=quick):
+        rows.append(row)
+        yield {"rows": rows, "goals": [], "notes": notes}
+    yield {"rows": rows, "goals": goals_of(rows, quick=quick), "notes": notes}
 
 
 def measure(device: Device, *, quick: bool) -> Any:
@@ -91,7 +98,7 @@ def goals_of(rows: list[dict[str, Any]], *, quick: bool) -> list[dict[str, Any]]
     (row,) = (r for r in rows if (r["format"], r["dtype"]) == ("NV12", "FP16"))
     keys = ("share_of_copy", "times_opencv", "times_torch")
     error = max(row["largest_error"] for row in rows)
-    numbers = {"goal": "as OpenCV, within 1/255", "reached": error, "met": error <= 1 / 255}
+    numbers = {"goal": "as on the CPU, within 1/255", "reached": error, "met": error <= 1 / 255}
     if quick:
         return [numbers]
     return [numbers] + [
@@ -116,7 +123,7 @@ class Bench:
         self._module = device.module(image)
 
     def row(self, pixel_format: PixelFormat, dtype: np.dtype[Any]) -> dict[str, Any]:
-        """Figures of one format and type; its output has been held against OpenCV's."""
+        """Figures of one format and type; its output has been held against the CPU's."""
         frame = random_frame(pixel_format)
         layout = FrameLayout.packed(pixel_format, WIDTH, HEIGHT)
         half = dtype == np.float16
@@ -143,7 +150,9 @@ class Bench:
         stream.to_host(out, outs)
         stream.synchronize()
         expected = np.empty_like(out)
-        scale_frame(as_bgr(pixel_format, frame), SCALE, expected)
+        # Not by the OpenCV that is here: on ARM its colours differ before 4.9.
+        whole_numbers = find_whole_numbers()
+        scale_frame(as_bgr(pixel_format, frame, whole_numbers), SCALE, expected)
         error = float(np.abs(out.astype(np.float64) - expected.astype(np.float64)).max())
 
         kernel_us = self._clock.piece_us(lambda i: launch(i % places))
@@ -202,13 +211,24 @@ def random_frame(pixel_format: PixelFormat) -> NDArray[np.uint8]:
     return np.random.default_rng(0).integers(0, 256, int(WIDTH * HEIGHT * per_pixel), np.uint8)
 
 
-def as_bgr(pixel_format: PixelFormat, frame: NDArray[np.uint8]) -> NDArray[np.uint8]:
+def as_bgr(
+    pixel_format: PixelFormat, frame: NDArray[np.uint8], convert: Any = bgr_of
+) -> NDArray[np.uint8]:
     luma = WIDTH * HEIGHT
     if pixel_format is PixelFormat.NV12:
-        return bgr_of(
+        return convert(
             pixel_format, frame[:luma].reshape(HEIGHT, WIDTH), frame[luma:].reshape(-1, WIDTH)
         )
-    return bgr_of(pixel_format, frame.reshape(HEIGHT, WIDTH, -1))
+    return convert(pixel_format, frame.reshape(HEIGHT, WIDTH, -1))
+
+
+def find_whole_numbers() -> Any:
+    """The tests' `bgr_of`, which asks no OpenCV."""
+    sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+    try:
+        return importlib.import_module("integer_colours").bgr_by_integers
+    finally:
+        sys.path.pop(0)
 
 
 def address_of(pixel_format: PixelFormat, pointer: int) -> FrameAddress:

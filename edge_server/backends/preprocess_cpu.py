@@ -1,8 +1,9 @@
 """A camera frame becomes a network's input on the CPU: the definition of the numbers.
 
-Colour first, by OpenCV's integer cvtColor (BT.601, video range); then one bilinear
-interpolation in 8 bits, a resize or a map; then value * scale in 32-bit floats, rounded once more
-if the output is float16. The kernels in `cuda/kernels` give the same bits.
+Colour first, by OpenCV's integer cvtColor (BT.601, video range; for NV12 on ARM OpenCV has other
+code before 4.9, as JetPack 6 has it); then one bilinear interpolation in 8 bits, a resize or a map;
+then value * scale in 32-bit floats, rounded once more if the output is float16. The kernels in
+`cuda/kernels` give the same bits.
 """
 
 from __future__ import annotations

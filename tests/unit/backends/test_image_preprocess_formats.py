@@ -1,4 +1,7 @@
-"""Pixel formats, crops and lenses, each as OpenCV has it, on both places."""
+"""Pixel formats, crops and lenses, each as OpenCV has it, on both places.
+
+Colours on the GPU are those of whole numbers, whatever the OpenCV that is here makes of them.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from integer_colours import bgr_by_integers
 
 from edge_server.cuda.kernels.preprocess import PixelFormat
 from edge_server.errors import InvalidRequest, ModelConfigError, Unavailable
@@ -56,14 +60,19 @@ NV12, YUY2 = (INPUTS[each] + parameter("pixel_format", each) for each in ("nv12"
 
 
 def camera_frames(
-    pixel_format: str, count: int = 1, height: int = 90, width: int = 160
+    pixel_format: str, count: int = 1, height: int = 90, width: int = 160, *, group: str = GPU
 ) -> tuple[NDArray[np.uint8], list[NDArray[np.uint8]]]:
-    """As the camera gives them, and as BGR."""
+    """As the camera gives them, and as BGR where `group` is."""
     dims = {"bgr": (height, width, 3), "nv12": (height * 3 // 2, width), "yuy2": (height, width, 2)}
     images = np.random.default_rng(count).integers(0, 256, (count, *dims[pixel_format]), np.uint8)
     codes = {"nv12": cv2.COLOR_YUV2BGR_NV12, "yuy2": cv2.COLOR_YUV2BGR_YUY2}
     if pixel_format == "bgr":
         return images, list(images)
+    if group == GPU and pixel_format == "nv12":
+        nv12 = PixelFormat.NV12
+        return images, [bgr_by_integers(nv12, i[:height], i[height:]) for i in images]
+    if group == GPU:
+        return images, [bgr_by_integers(PixelFormat.YUY2, image) for image in images]
     return images, [cv2.cvtColor(image, codes[pixel_format]) for image in images]
 
 
@@ -73,7 +82,7 @@ def test_any_format_gives_what_its_bgr_gives(
     devices: Devices, group: str, pixel_format: str
 ) -> None:
     # More frames than one launch of the kernel takes.
-    images, bgr = camera_frames(pixel_format, 18)
+    images, bgr = camera_frames(pixel_format, 18, group=group)
     text = model_text(pixel_format, HALVES, group)
     made = Preprocess(config(text, batch=18), devices).run(images)
     np.testing.assert_array_equal(made["input"], by_opencv(bgr, np.float16))
@@ -83,7 +92,7 @@ def test_any_format_gives_what_its_bgr_gives(
 @PLACES
 @FORMATS
 def test_formats_without_a_batch_dimension(devices: Devices, group: str, pixel_format: str) -> None:
-    images, bgr = camera_frames(pixel_format)
+    images, bgr = camera_frames(pixel_format, group=group)
     text = model_text(pixel_format, NETWORK, group)
     made = Preprocess(config(text, batch=0), devices).run(images[0])
     np.testing.assert_array_equal(made["input"], by_opencv(bgr)[0])
@@ -95,7 +104,7 @@ def test_formats_without_a_batch_dimension(devices: Devices, group: str, pixel_f
 def test_a_crop_is_all_the_network_sees_and_its_size_is_told(
     devices: Devices, group: str, pixel_format: str
 ) -> None:
-    images, bgr = camera_frames(pixel_format, 2)
+    images, bgr = camera_frames(pixel_format, 2, group=group)
     text = model_text(pixel_format, NETWORK, CROP, group)
     made = Preprocess(config(text, batch=2), devices).run(images)
     np.testing.assert_array_equal(made["input"], by_opencv([b[7:57, 13:114] for b in bgr]))
@@ -108,7 +117,7 @@ def test_a_crop_is_all_the_network_sees_and_its_size_is_told(
 def test_a_lens_is_undone_crop_and_resize_in_the_same_interpolation(
     devices: Devices, group: str, pixel_format: str, crop: str
 ) -> None:
-    images, bgr = camera_frames(pixel_format, 2)
+    images, bgr = camera_frames(pixel_format, 2, group=group)
     text = model_text(pixel_format, NETWORK, LENS, crop, group)
     made = Preprocess(config(text, batch=2), devices).run(images)
     x, y, width, height = (13, 7, 101, 50) if crop else (0, 0, 160, 90)

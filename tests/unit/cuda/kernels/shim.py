@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from integer_colours import bgr_by_integers
 
 from edge_server.backends.preprocess_cpu import UndistortionMap, bgr_of, scale_frame
 from edge_server.cuda.kernels.preprocess import (
@@ -63,7 +64,7 @@ class Plane:
 
 
 class CameraFrame:
-    """A frame as a camera gives it; the same bytes for the kernel and for OpenCV."""
+    """A frame as a camera gives it; the same bytes for the kernel and for who checks it."""
 
     def __init__(
         self,
@@ -90,7 +91,12 @@ class CameraFrame:
     def bgr(self) -> np.ndarray:
         pixels = np.ascontiguousarray(self._pixels.view).reshape(self._shape)
         chroma = None if self._chroma is None else self._chroma.view
-        return bgr_of(self._format, pixels, chroma)
+        return bgr_by_integers(self._format, pixels, chroma)
+
+    def bgr_by_opencv(self) -> np.ndarray:
+        """As the backend has it on the CPU, by the OpenCV that is here."""
+        pixels = np.ascontiguousarray(self._pixels.view).reshape(self._shape)
+        return bgr_of(self._format, pixels, None if self._chroma is None else self._chroma.view)
 
     @classmethod
     def random(
@@ -131,7 +137,7 @@ class Wish:
 
 
 def by_opencv(frame: CameraFrame, wish: Wish) -> np.ndarray:
-    """(3, H, W) as the CPU path defines it."""
+    """(3, H, W) as the CPU path defines it: colours in whole numbers, then OpenCV."""
     image = frame.bgr()
     if wish.region:
         r = wish.region

@@ -1,7 +1,12 @@
-"""The kernels give OpenCV's numbers, bit for bit (the rule asks for 1/255)."""
+"""The kernels give the CPU's numbers, bit for bit (the rule asks for 1/255).
+
+Colours are those of whole numbers (tests/integer_colours.py), not of the OpenCV that is here;
+sizes and lenses are OpenCV's.
+"""
 
 from __future__ import annotations
 
+import platform
 from typing import TYPE_CHECKING
 
 import cv2
@@ -98,6 +103,41 @@ def test_any_frame_is_undistorted_as_opencv_does(shim: Shim, data: st.DataObject
     )
     half = data.draw(st.booleans())
     check(shim, frame, Wish(width, height, half=half, undistortion=lens))
+
+
+def every_colour(pixel_format: PixelFormat) -> CameraFrame:
+    """Each U beside each V, under luma of all sixteenths and both ends."""
+    lumas = np.array([*range(0, 256, 16), 15, 17, 235, 254, 255, 1], np.uint8)
+    u, v = np.meshgrid(np.arange(256, dtype=np.uint8), np.arange(256, dtype=np.uint8))
+    pairs = np.tile(np.stack([u, v], axis=-1), (len(lumas), 1, 1))
+    rows = np.repeat(lumas, 256)
+    if pixel_format is PixelFormat.YUY2:
+        luma = np.repeat(rows[:, None], 512, axis=1)
+        return CameraFrame(pixel_format, np.stack([luma, pairs.reshape(len(rows), 512)], axis=-1))
+    luma = np.repeat(np.repeat(rows, 2)[:, None], 512, axis=1)
+    return CameraFrame(pixel_format, luma, pairs.reshape(len(rows), 512))
+
+
+@pytest.mark.parametrize("pixel_format", [PixelFormat.NV12, PixelFormat.YUY2])
+def test_every_colour_is_that_of_whole_numbers(shim: Shim, pixel_format: PixelFormat) -> None:
+    frame = every_colour(pixel_format)
+    width, height = frame.layout.width, frame.layout.height
+    # As large as it is, nothing is interpolated.
+    made = shim.run([frame], Wish(width, height, scale=1.0))[0]
+    np.testing.assert_array_equal(made, frame.bgr().transpose(2, 0, 1))
+
+
+def opencv_has_its_own_colours() -> bool:
+    """Not so on ARM before 4.9: Carotene's are others, for NV12."""
+    version = tuple(int(part) for part in cv2.__version__.split(".")[:2])
+    return platform.machine() != "aarch64" or version >= (4, 9)
+
+
+@pytest.mark.skipif(not opencv_has_its_own_colours(), reason="this OpenCV's colours are Carotene's")
+@pytest.mark.parametrize("pixel_format", [PixelFormat.NV12, PixelFormat.YUY2])
+def test_opencv_gives_whole_numbers_too(pixel_format: PixelFormat) -> None:
+    frame = every_colour(pixel_format)
+    np.testing.assert_array_equal(frame.bgr_by_opencv(), frame.bgr())
 
 
 SIZES = {
