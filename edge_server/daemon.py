@@ -22,7 +22,12 @@ from edge_server.http_api.lane_latency import LaneLatency
 from edge_server.http_api.metrics import MetricsServer
 from edge_server.http_api.processor_use import ProcessorUse
 from edge_server.http_api.sources import Sources
-from edge_server.model_parts import chosen_control, chosen_scheduling, following_control
+from edge_server.model_parts import (
+    chosen_control,
+    chosen_scheduling,
+    following_control,
+    python_of,
+)
 from edge_server.mqtt.broker_address import BrokerAddress
 from edge_server.mqtt.identity import Identity
 from edge_server.mqtt.publisher import Publisher
@@ -95,7 +100,7 @@ class Daemon:
         repository = settings.repository
         make_control = following_control if repository.mode == "poll" else chosen_control
         self.control: RepositoryControl | PollControl = make_control(
-            self._registry, self._scheduling, self.devices, repository
+            self._registry, self._scheduling, self.devices, repository, python_of(settings)
         )
         self._trace_writer = (
             TraceWriter(TraceFile(settings.trace.file)) if settings.trace.file else None

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_h
 import msgspec
 
 from edge_server.errors import SettingsError
+from edge_server.settings.python import Python
 from edge_server.settings.sections import NAME, Camera, Device, Log, Mqtt, Repository, Settings
 from edge_server.settings.serving import Metrics, RateLimitResource, Serving, Trace
 from edge_server.settings.transport import Grpc, Restriction, Tls
@@ -134,6 +135,7 @@ _KEYS: dict[str, type[Section]] = {
     "device": Device,
     "repository": Repository,
     "serving": Serving,
+    "python": Python,
     "serving.rate_limit_resources": RateLimitResource,
     "grpc": Grpc,
     "grpc.tls": Tls,

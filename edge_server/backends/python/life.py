@@ -118,7 +118,7 @@ class ChildLife:
             started: called when it can execute.
         """
         try:
-            self._process.channel.send(start)
+            self._process.start(start)
             self._await_start(within_s, started)
             while True:
                 for message in self._process.receive(None):
@@ -298,7 +298,7 @@ class ChildLife:
         elif isinstance(message, CancelCall):
             self._calls.cancel(message.call)
         elif isinstance(message, LogLine):
-            log.log(message.level, "model %s: %s", self._model, message.text)
+            self._process.log.line(message.level, message.text)
         elif isinstance(message, ReadyIs):
             self._ready.put(message.ready)
         elif isinstance(message, ChangeMetric):
