@@ -60,6 +60,8 @@ MODEL_STUCK_S = 60.0
 LOOK_S = 0.5
 # What is left to do once requests have had their time: the farewell, closing models.
 FAREWELL_S = 5.0
+# A Python model has 2 s to finalize; all models close side by side.
+CLOSE_S = 3.0
 # What systemd allows a start from the last news of a build on: its own default for a whole start.
 START_MORE_S = 90.0
 # An open camera that gives nothing for this long has stalled.
@@ -164,7 +166,7 @@ class Daemon:
         with ExitStack() as started:
             started.callback(self.devices.close)
             started.callback(self._scheduling.close)
-            started.callback(lambda: self.control.close(self._left_s()))
+            started.callback(lambda: self.control.close(self._left_s() + CLOSE_S))
             if (traces := self._trace_writer) is not None:
                 started.callback(traces.stop)
                 traces.start()

@@ -143,9 +143,10 @@ class ChildLife:
 
     def finish(self, within_s: float) -> None:
         """Let the model finalize, then end it; it is killed if that takes longer."""
+        until = time.monotonic() + within_s
         with suppress(ChannelClosed):
             self._process.channel.send(Finish(), within_s)
-            if not self._process.wait(within_s):
+            if not self._process.wait(max(0.0, until - time.monotonic())):
                 log.warning(
                     "model %s: instance %s was killed: 'finalize' did not return within %g s",
                     self._model,
