@@ -32,6 +32,7 @@ from google.protobuf import json_format
 from edge_server.backends.parameters import Parameters
 from edge_server.backends.python.arena import MIB
 from edge_server.backends.python.channel import ChannelClosed
+from edge_server.backends.python.codes import shortened
 from edge_server.backends.python.config_json import config_of
 from edge_server.backends.python.instance import Limits
 from edge_server.backends.python.messages import LogLine, Started
@@ -171,7 +172,7 @@ def _auto_complete(directory: Path, config: ModelConfig, limits: Limits) -> str:
             for message in process.receive(left_s):
                 if isinstance(message, Started):
                     if message.failure:
-                        raise ModelConfigError(f"{path}: {message.failure}")
+                        raise ModelConfigError(f"{path}: {shortened(message.failure)}")
                     return message.completed
                 if isinstance(message, LogLine):
                     process.log.line(message.level, message.text)

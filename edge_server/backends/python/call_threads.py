@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 # A model that asks for more at once waits for its own.
 _MOST_THREADS = 16
+_MOST_WORK = 1024
 
 
 class CallThreads:
@@ -28,11 +29,17 @@ class CallThreads:
         self._busy = 0
         self._closed = False
 
-    def run(self, work: Callable[[], None]) -> None:
-        """Have it done, which raises nothing; after `close` nothing is."""
+    def run(self, work: Callable[[], None]) -> bool:
+        """Have it done, which raises nothing; after `close` nothing is.
+
+        Returns:
+            False where too much waits already.
+        """
         with self._lock:
             if self._closed:
-                return
+                return True
+            if self._busy >= _MOST_WORK:
+                return False
             self._busy += 1
             if self._busy > len(self._threads) < _MOST_THREADS:
                 thread = threading.Thread(
@@ -41,6 +48,7 @@ class CallThreads:
                 self._threads.append(thread)
                 thread.start()
         self._work.put(work)
+        return True
 
     def close(self) -> None:
         """Begin with nothing more; each thread ends when what it does is done."""

@@ -13,6 +13,7 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edge_server.backends.python.channel import MessageTooLong
 from edge_server.backends.python.child.errors import TritonModelException
 from edge_server.backends.python.child.given import printable
 from edge_server.backends.python.child.inference import InferenceRequest
@@ -33,6 +34,7 @@ from edge_server.backends.python.messages import (
     Start,
     Started,
 )
+from edge_server.backends.python.packing import take_back
 
 if TYPE_CHECKING:
     import asyncio
@@ -86,10 +88,16 @@ class ModelRunner:
             elif isinstance(message, AskReady):
                 self._link.send(ReadyIs(self._ready()))
             elif isinstance(message, Start):
-                self._link.send(self._start(message))
+                self._send_started(self._start(message))
             elif isinstance(message, Finish):
                 self._finish()
                 return
+
+    def _send_started(self, started: Started) -> None:
+        try:
+            self._link.send(started)
+        except MessageTooLong as error:
+            self._link.send(Started(failure=f"auto_complete_config: {error}"))
 
     def _start(self, start: Start) -> Started:
         if self._refused:
@@ -148,7 +156,12 @@ class ModelRunner:
             link.executing = False
         # A model that has gone wrong may keep the traceback, and with it the inputs, for long.
         del requests
-        link.send(Executed(message.batch, execute_ns, failure, answers))
+        try:
+            link.send(Executed(message.batch, execute_ns, failure, answers))
+        except MessageTooLong as error:
+            for answered in answers:
+                take_back(answered.answer.outputs if answered.answer else (), link.outbox)
+            link.send(Executed(message.batch, execute_ns, self._failure(error)))
 
     def _run(self, coroutine: Coroutine[Any, Any, Any]) -> concurrent.futures.Future[Any]:
         """Start it on the loop that all coroutines of the model run on, a thread of its own."""

@@ -10,6 +10,7 @@ import ctypes
 import os
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,7 +48,9 @@ def tie_to(daemon_pid: int) -> None:
     if os.getppid() != daemon_pid:
         # It ended before.
         os._exit(1)
-    Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE)
+    # A container may show the file and not let it be written.
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE)
 
 
 def close_off(rules: Rules, model_directory: str) -> int | None:
