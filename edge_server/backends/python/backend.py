@@ -10,6 +10,8 @@ has, and goes on where that is over; one that takes minutes belongs in `initiali
 first load or unload on, a process sees the models as they are, and no longer as they were when its
 request came.
 
+What it may touch is in `settings.Python`; see docs/python_models.md.
+
 Parameters in config.pbtxt that are ours; all others are the model's own:
 `execution_timeout_s` (default 30, at most 50): an `execute` that takes longer is killed.
 `initialize_timeout_s` (default 120): likewise `initialize` and `auto_complete_config`.

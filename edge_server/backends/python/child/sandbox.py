@@ -65,8 +65,7 @@ def close_off(rules: Rules, model_directory: str) -> int | None:
     if not rules.closed:
         return None
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
-    if os.geteuid() == 0:
-        _drop_capabilities()
+    _drop_capabilities()
     if rules.landlock:
         landlock.restrict(list(_openings(rules, model_directory)), rules.landlock)
     if rules.seccomp:
@@ -117,7 +116,7 @@ def _holds(path: str, other: str) -> bool:
 
 
 def _drop_capabilities() -> None:
-    """Root keeps the right to the files that it may open, and nothing else."""
+    """Keep, where there are some, those to files: root reads what another user owns."""
     header = (ctypes.c_uint32 * 2)(_CAPABILITIES_VERSION, 0)
     kept = 1 << _CAP_DAC_OVERRIDE | 1 << _CAP_DAC_READ_SEARCH
     # Effective, permitted, inheritable; twice, 32 of them each. None is more than there was.
