@@ -16,7 +16,12 @@ from edge_server.cuda.devices import Devices
 from edge_server.errors import ModelConfigError, SettingsError, SourceError
 from edge_server.grpc_api.credentials import server_credentials
 from edge_server.grpc_api.port_trial import try_port, who_answers
-from edge_server.model_parts import chosen_control, chosen_scheduling, chosen_signatures
+from edge_server.model_parts import (
+    chosen_control,
+    chosen_scheduling,
+    chosen_signatures,
+    python_of,
+)
 from edge_server.mqtt.broker_address import BrokerAddress
 from edge_server.mqtt.identity import Identity
 from edge_server.mqtt.trial import try_broker
@@ -57,7 +62,8 @@ def check(settings: chosen.Settings) -> Findings:
     registry = ModelRegistry()
     scheduling = chosen_scheduling(settings.serving)
     devices = Devices()
-    control = chosen_control(registry, scheduling, devices, settings.repository)
+    python = python_of(settings)
+    control = chosen_control(registry, scheduling, devices, settings.repository, python)
     try:
         data_plane = DataPlane(registry)
         faulty_models = _check_models(settings.repository, control, data_plane, findings)

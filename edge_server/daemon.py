@@ -22,7 +22,12 @@ from edge_server.http_api.lane_latency import LaneLatency
 from edge_server.http_api.metrics import MetricsServer
 from edge_server.http_api.processor_use import ProcessorUse
 from edge_server.http_api.sources import Sources
-from edge_server.model_parts import chosen_control, chosen_scheduling, following_control
+from edge_server.model_parts import (
+    chosen_control,
+    chosen_scheduling,
+    following_control,
+    python_of,
+)
 from edge_server.mqtt.broker_address import BrokerAddress
 from edge_server.mqtt.identity import Identity
 from edge_server.mqtt.publisher import Publisher
@@ -53,6 +58,8 @@ VERSION = version("edge-server")
 LOOK_S = 0.5
 # What is left to do once requests have had their time: the farewell, closing models.
 FAREWELL_S = 5.0
+# A Python model has 2 s to finalize; all models close side by side.
+CLOSE_S = 3.0
 # What systemd allows a start from the last news of a build on: its own default for a whole start.
 START_MORE_S = 90.0
 # An open camera that gives nothing for this long has stalled.
@@ -93,7 +100,7 @@ class Daemon:
         repository = settings.repository
         make_control = following_control if repository.mode == "poll" else chosen_control
         self.control: RepositoryControl | PollControl = make_control(
-            self._registry, self._scheduling, self.devices, repository
+            self._registry, self._scheduling, self.devices, repository, python_of(settings)
         )
         self._trace_writer = (
             TraceWriter(TraceFile(settings.trace.file)) if settings.trace.file else None
@@ -161,7 +168,7 @@ class Daemon:
         with ExitStack() as started:
             started.callback(self.devices.close)
             started.callback(self._scheduling.close)
-            started.callback(lambda: self.control.close(self._left_s()))
+            started.callback(lambda: self.control.close(self._left_s() + CLOSE_S))
             if (traces := self._trace_writer) is not None:
                 started.callback(traces.stop)
                 traces.start()

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from edge_server.appliance.state_directory import state_directory
 from edge_server.errors import SettingsError
 from edge_server.model_config.config import Completion
@@ -25,14 +27,16 @@ from edge_server.serving.live_models import LiveModels
 from edge_server.serving.probation import ProbationTerms
 from edge_server.serving.rate_limiter import RateLimiter, ResourceLimit
 from edge_server.serving.scheduling import Scheduling
+from edge_server.settings import Python
 
 if TYPE_CHECKING:
     from edge_server.cuda.devices import Devices
     from edge_server.serving.registry import ModelRegistry
-    from edge_server.settings import Repository, Serving
+    from edge_server.settings import Repository, Serving, Settings
 
 # Models that load others wait in threads of theirs; what they load may load others again.
 _LOADS_BY_MODELS = 16
+_ANY_PYTHON = Python()
 
 
 def chosen_scheduling(settings: Serving) -> Scheduling:
@@ -52,19 +56,50 @@ def chosen_scheduling(settings: Serving) -> Scheduling:
     return Scheduling(limiter, settings.cache_bytes)
 
 
-def chosen_completion(settings: Repository, devices: Devices) -> Completion:
-    """What configurations may leave out, on this machine."""
+def chosen_completion(
+    settings: Repository, devices: Devices, python: Python = _ANY_PYTHON
+) -> Completion:
+    """What configurations may leave out, on this machine, and what Python models may touch."""
     return Completion(
-        settings.auto_complete, settings.default_max_batch_size, devices.count, devices.reason
+        settings.auto_complete,
+        settings.default_max_batch_size,
+        devices.count,
+        devices.reason,
+        python,
+    )
+
+
+def python_of(settings: Settings) -> Python:
+    """What Python models may touch, but for what is the daemon's own."""
+    private = (
+        str(_store_directory(settings.repository)),
+        str(state_directory()),
+        settings.grpc.tls.key,
+        settings.grpc.socket or "",
+        (settings.mqtt.password_file if settings.mqtt else None) or "",
+        *settings.python.private,
+    )
+    unix_sockets = settings.python.unix_sockets
+    return msgspec.structs.replace(
+        settings.python,
+        private=tuple(path for path in private if path),
+        unix_sockets=not settings.grpc.socket if unix_sockets is None else unix_sockets,
     )
 
 
 def chosen_control(
-    registry: ModelRegistry, scheduling: Scheduling, devices: Devices, settings: Repository
+    registry: ModelRegistry,
+    scheduling: Scheduling,
+    devices: Devices,
+    settings: Repository,
+    python: Python = _ANY_PYTHON,
 ) -> RepositoryControl:
     """What loads models into `registry`, at the start and on request.
 
     Where the repositories are followed, it loads what is there to begin with.
+
+    Args:
+        python: see `python_of`.
     """
     surroundings = LiveModels(registry)
     private = PrivateDirectory()
@@ -73,7 +108,7 @@ def chosen_control(
             registry,
             Repositories(_paths(settings), PrivateCopies(private).copy),
             scheduling=scheduling,
-            completion=chosen_completion(settings, devices),
+            completion=chosen_completion(settings, devices, python),
             load_threads=settings.load_threads,
             devices=devices,
             surroundings=surroundings,
@@ -98,20 +133,28 @@ def _paths(settings: Repository) -> list[Path]:
     return [Path(path) for path in settings.paths]
 
 
+def _store_directory(settings: Repository) -> Path:
+    return Path(settings.store) if settings.store else state_directory() / "store"
+
+
 def chosen_signatures(settings: Repository) -> SignaturePolicy:
     """Raises: SettingsError: see `SignaturePolicy`."""
     return SignaturePolicy(settings.signatures, [Path(path) for path in settings.signature_keys])
 
 
 def following_control(
-    registry: ModelRegistry, scheduling: Scheduling, devices: Devices, settings: Repository
+    registry: ModelRegistry,
+    scheduling: Scheduling,
+    devices: Devices,
+    settings: Repository,
+    python: Python = _ANY_PYTHON,
 ) -> PollControl:
-    """What keeps `registry` as the repositories are."""
+    """What keeps `registry` as the repositories are; see `chosen_control`."""
     accepted = AcceptedModels()
     paths = _paths(settings)
     signatures = chosen_signatures(settings)
     store = ModelStore(
-        Path(settings.store) if settings.store else state_directory() / "store",
+        _store_directory(settings),
         most_bytes=settings.store_max_bytes,
         signatures=signatures,
         repositories=paths,
@@ -123,7 +166,7 @@ def following_control(
         registry,
         accepted,
         scheduling=scheduling,
-        completion=chosen_completion(settings, devices),
+        completion=chosen_completion(settings, devices, python),
         load_threads=settings.load_threads,
         devices=devices,
         # Nothing is loaded on request, whoever asks.

@@ -15,6 +15,7 @@ from edge_server.model_config.scheduling import (
     sequence_batching_of,
 )
 from edge_server.model_config.warmup import Warmup, warmups_of
+from edge_server.settings import Python
 from edge_server.tensors import DataType, TensorSpec
 
 if TYPE_CHECKING:
@@ -109,12 +110,14 @@ class Completion:
         default_max_batch_size: for a model that batches where the configuration does not say.
         gpus: how many there are, numbered from 0.
         no_gpu: why there is none.
+        python: what a model's own process may touch, which completes it and then runs it.
     """
 
     auto: bool = True
     default_max_batch_size: int = 4
     gpus: int = 0
     no_gpu: str = ""
+    python: Python = field(default_factory=Python)
 
 
 USUAL_COMPLETION = Completion()

@@ -161,7 +161,7 @@ class RepositoryControl:
         ]
 
     def close(self, timeout_s: float) -> None:
-        """Forget every model, and wait that long for what is still loading."""
+        """Forget every model, and wait that long for what closes and what is still loading."""
         self._loader.close(timeout_s)
         self._private.close()
 

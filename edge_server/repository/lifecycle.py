@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -219,13 +220,15 @@ class ModelLifecycle:
     def end(self, timeout_s: float = 5.0) -> None:
         """Nothing is wanted any more, and nothing will be; what is on its way is closed.
 
-        What was kept for versions on probation is waited for that long.
+        All that closes is waited for that long together.
         """
+        until = time.monotonic() + timeout_s
         with self._lock:
             self._over = True
             self._standing = Standing(self._registry)
-        self._registry.clear()
-        self._trials.close(timeout_s)
+        if not self._registry.clear(timeout_s):
+            log.warning("models: still closing after %.1f s", timeout_s)
+        self._trials.close(max(0.0, until - time.monotonic()))
 
     def _is_outdated(self, draft: Draft) -> bool:
         wish = self._standing.wishes[draft.name]

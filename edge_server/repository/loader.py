@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING
@@ -179,9 +180,10 @@ class RepositoryLoader:
         return self._source.names()
 
     def close(self, timeout_s: float) -> None:
-        """Load nothing more, forget every model, and wait that long for what is still loading."""
-        self._lifecycle.end()
-        if not self._turns.end(timeout_s):
+        """Load nothing more, forget every model; wait that long for what closes and loads."""
+        until = time.monotonic() + timeout_s
+        self._lifecycle.end(timeout_s)
+        if not self._turns.end(max(0.0, until - time.monotonic())):
             log.warning("repository: still loading after %.1f s", timeout_s)
 
     def _load_each(

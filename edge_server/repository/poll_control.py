@@ -130,10 +130,12 @@ class PollControl:
         return self._ledger.outcomes()
 
     def close(self, timeout_s: float) -> None:
-        """Look no more, forget every model, and wait that long for what is still loading."""
-        self.watcher.worker.stop(timeout_s)
+        """Look no more, forget every model; wait that long for what closes and loads."""
+        until = time.monotonic() + timeout_s
+        # A disk that does not answer may hold it; models need some of the time, too.
+        self.watcher.worker.stop(timeout_s / 2)
         self._updates.close()
-        self._loader.close(timeout_s)
+        self._loader.close(max(0.0, until - time.monotonic()))
         self._arrivals.close()
         self._store.close()
 

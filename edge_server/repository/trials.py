@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -139,14 +140,15 @@ class Trials:
                 trial.probation.stop()
 
     def close(self, timeout_s: float) -> None:
-        """End every probation; wait that long, for each, until what it keeps is closed."""
+        """End every probation; wait that long, for all, until what they keep is closed."""
+        until = time.monotonic() + timeout_s
         with self._lock:
             self._trials.clear()
             alive = list(self._alive)
         for trial in alive:
             trial.probation.stop()
         for trial in alive:
-            trial.probation.wait_over(timeout_s)
+            trial.probation.wait_over(max(0.0, until - time.monotonic()))
 
     def _trial(
         self, terms: ProbationTerms, draft: Draft, before: Before, versions: frozenset[int]

@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 
 # A worker that has nothing to do looks up this often, so that its heartbeat moves.
 _LOOK_S = 5.0
+# All of them together have so long to end their runs.
+_STOP_S = 5.0
 
 
 class DynamicBatchScheduler:
@@ -124,8 +126,9 @@ class DynamicBatchScheduler:
         for job in waiting:
             self._executor.refuse(job, _stopping(job.request))
         self._refuse(refused)
+        until = time.monotonic() + _STOP_S
         for worker in self._workers:
-            worker.stop()
+            worker.stop(max(0.0, until - time.monotonic()))
         self._pool.close()
 
     def _enqueue(self, job: Job) -> EdgeServerError | None:

@@ -7,6 +7,7 @@ import time
 from itertools import zip_longest
 from typing import TYPE_CHECKING, NamedTuple
 
+from edge_server.appliance.side_by_side import side_by_side
 from edge_server.errors import Cancelled, DeadlineExceeded, ModelConfigError
 
 if TYPE_CHECKING:
@@ -103,8 +104,8 @@ class InstancePool:
     def close(self) -> None:
         if self._limited is not None:
             self._limited.close()
-        for instance in (*self._instances, *self._passive):
-            instance.close()
+        # One may take its time: a Python model finalizes.
+        side_by_side([i.close for i in (*self._instances, *self._passive)], "close-instance")
 
     def take(
         self, *, urgent: bool, deadline: float | None, cancellation: Cancellation | None = None

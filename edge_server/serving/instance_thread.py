@@ -57,6 +57,12 @@ class InstanceThread:
         """How long the run that has not ended takes by `now`; 0 where nothing runs."""
         return self._pool.longest_run_s(now)
 
+    def ask_to_stop(self) -> None:
+        """Let the thread close the instance and end; returns at once."""
+        with self.wake:
+            self._worker.ask_to_stop()
+            self.wake.notify()
+
     def stop(self) -> None:
         """Returns when the instance is closed, unless its run hangs.
 
@@ -67,9 +73,7 @@ class InstanceThread:
             self._worker.ask_to_stop()
             self._close()
             return
-        with self.wake:
-            self._worker.ask_to_stop()
-            self.wake.notify()
+        self.ask_to_stop()
         self._worker.stop()
         if not self._worker.alive:
             # It may never have been started.

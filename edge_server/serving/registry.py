@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import threading
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
+from edge_server.appliance.side_by_side import side_by_side
 from edge_server.serving.snapshot import UNLOADED, ModelEntry, ModelState, Snapshot
 
 if TYPE_CHECKING:
@@ -108,8 +110,12 @@ class ModelRegistry:
             }
             self._supersede({**entries, **told})
 
-    def clear(self) -> None:
-        """Forget every model; each is closed with its last lease, or before this returns."""
+    def clear(self, timeout_s: float | None = None) -> bool:
+        """Forget every model; each is closed with its last lease, or before this returns.
+
+        Returns:
+            False where models that nobody uses are still closing after that time; they go on.
+        """
         with self._lock:
             self._leaving.clear()
             self._superseded.append(self._current)
@@ -117,7 +123,12 @@ class ModelRegistry:
             released = [*self._to_close, *self._released()]
             self._to_close = []
             self._closing += 1
-        self._close(released)
+        closing = threading.Thread(
+            target=self._close, args=(released,), name="close-models", daemon=True
+        )
+        closing.start()
+        closing.join(timeout_s)
+        return not closing.is_alive()
 
     def wait_closed(self, timeout_s: float | None = None) -> bool:
         """Whether, within that time, nobody uses an earlier snapshot and what left is closed."""
@@ -160,11 +171,7 @@ class ModelRegistry:
         )
 
     def _close(self, models: Sequence[LoadedModel]) -> None:
-        for model in models:
-            try:
-                model.close()
-            except Exception:
-                log.exception("model %s: closing version %d failed", model.name, model.version)
+        side_by_side([partial(_close_one, model) for model in models], "close-model")
         with self._lock:
             entries = dict(self._current.snapshot.entries)
             for model in models:
@@ -177,6 +184,13 @@ class ModelRegistry:
                     )
             self._closing -= 1
             self._supersede(entries)
+
+
+def _close_one(model: LoadedModel) -> None:
+    try:
+        model.close()
+    except Exception:
+        log.exception("model %s: closing version %d failed", model.name, model.version)
 
 
 class Lease:

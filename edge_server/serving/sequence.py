@@ -157,6 +157,8 @@ class SequenceScheduler:
         for job in waiting:
             self._executor.refuse(job, _stopping(job.request))
         for thread in self._threads:
+            thread.ask_to_stop()
+        for thread in self._threads:
             thread.stop()
 
     def _place(self, job: Job) -> SequencePlace:

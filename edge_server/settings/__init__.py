@@ -1,5 +1,6 @@
 """The daemon's own configuration: what can be chosen, and reading it."""
 
+from edge_server.settings.python import Python
 from edge_server.settings.read import read_settings
 from edge_server.settings.sections import Camera, Device, Log, Mqtt, Repository, Settings
 from edge_server.settings.serving import Metrics, RateLimitResource, Serving, Trace
@@ -12,6 +13,7 @@ __all__ = [
     "Log",
     "Metrics",
     "Mqtt",
+    "Python",
     "RateLimitResource",
     "Repository",
     "Restriction",

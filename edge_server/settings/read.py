@@ -11,6 +11,7 @@ import msgspec
 
 from edge_server.errors import SettingsError
 from edge_server.settings.mistakes import in_words
+from edge_server.settings.python import Python
 from edge_server.settings.sections import NAME, Camera, Device, Log, Mqtt, Repository, Settings
 from edge_server.settings.serving import Metrics, RateLimitResource, Serving, Trace
 from edge_server.settings.transport import Grpc, Restriction, Tls
@@ -137,6 +138,7 @@ _KEYS: dict[str, type[Section]] = {
     "device": Device,
     "repository": Repository,
     "serving": Serving,
+    "python": Python,
     "serving.rate_limit_resources": RateLimitResource,
     "grpc": Grpc,
     "grpc.tls": Tls,

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from edge_server.settings.python import Python
 from edge_server.settings.section import Count, Port, Positive, Section
 from edge_server.settings.serving import Metrics, Serving, Trace
 from edge_server.settings.transport import Grpc, Tls
@@ -122,6 +123,7 @@ class Settings(Section, frozen=True):
     device: Device = Device()
     repository: Repository = Repository()
     serving: Serving = Serving()
+    python: Python = Python()
     grpc: Grpc = Grpc()
     metrics: Metrics = Metrics()
     trace: Trace = Trace()

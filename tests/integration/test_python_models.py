@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -255,6 +256,32 @@ def test_a_crash_and_a_hang_cost_their_request_and_readiness_tells_the_truth(
         time.sleep(0.005)
     wait_until_ready(connection, "willing")
     assert act(connection, "fine") != second
+
+
+@pytest.mark.parametrize(
+    ("models", "kind"),
+    [
+        (1, "instance_group [{ kind: KIND_CPU count: 8 }]"),
+        (1, "instance_group [{ kind: KIND_CPU count: 8 }] sequence_batching { }"),
+        (1, "instance_group [{ kind: KIND_CPU count: 8 }] max_batch_size: 2 dynamic_batching { }"),
+        (8, ""),
+    ],
+    ids=["direct", "sequences", "batches", "models"],
+)
+def test_eight_that_do_not_finalize_cost_the_time_of_one(
+    repository: Path, start: Callable[..., Process], models: int, kind: str
+) -> None:
+    # systemd kills what takes longer.
+    unit = (Path(__file__).parents[2] / "systemd" / "edge-server.service").read_text()
+    (limit_s,) = re.findall(r"^TimeoutStopSec=(\d+)$", unit, re.MULTILINE)
+    for number in range(models):
+        source = WILLING + "    def finalize(self):\n        time.sleep(600)\n"
+        write(repository, f"m{number}", WILLING_CONFIG + kind, "import time\n" + source)
+    process = start(f"--model-repository={repository}")
+    begun = time.monotonic()
+    assert process.terminate() == 0
+    assert time.monotonic() - begun < float(limit_s)
+    assert process.log.read_text().count("'finalize' did not return within") == 8
 
 
 def test_nothing_outlives_a_daemon_that_is_killed(

@@ -120,6 +120,11 @@ class ArenaReader:
         self._mapping = mmap.mmap(fd, 0)
         self._writable = writable
 
+    @property
+    def size_bytes(self) -> int:
+        """Of the whole arena."""
+        return len(self._mapping)
+
     def view(self, offset: int, size_bytes: int) -> NDArray[np.uint8]:
         """The block's bytes; it is free once this array and all views on it are gone.
 

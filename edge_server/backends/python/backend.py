@@ -10,6 +10,8 @@ has, and goes on where that is over; one that takes minutes belongs in `initiali
 first load or unload on, a process sees the models as they are, and no longer as they were when its
 request came.
 
+What it may touch is in `settings.Python`; see docs/python_models.md.
+
 Parameters in config.pbtxt that are ours; all others are the model's own:
 `execution_timeout_s` (default 30, at most 50): an `execute` that takes longer is killed.
 `initialize_timeout_s` (default 120): likewise `initialize` and `auto_complete_config`.
@@ -32,10 +34,13 @@ from google.protobuf import json_format
 from edge_server.backends.parameters import Parameters
 from edge_server.backends.python.arena import MIB
 from edge_server.backends.python.channel import ChannelClosed
+from edge_server.backends.python.codes import shortened
 from edge_server.backends.python.config_json import config_of
 from edge_server.backends.python.instance import Limits
 from edge_server.backends.python.messages import LogLine, Started
 from edge_server.backends.python.model import PythonModel, start_message
+from edge_server.backends.python.model_log import ModelLog
+from edge_server.backends.python.offer import offered
 from edge_server.backends.python.process import ChildProcess
 from edge_server.errors import ModelConfigError
 from edge_server.model_config.completion import complete_scheduling
@@ -102,7 +107,23 @@ def load(
 ) -> PythonModel:
     """The model; nothing runs before its first instance is made."""
     del devices, tell
+    _check_offer(directory / config.default_model_filename, config)
+    for line in _lacking(config):
+        log.warning("model %s: its sandbox is not whole: this kernel has %s", config.name, line)
     return PythonModel(directory, config, _limits_of(config), surroundings)
+
+
+def _check_offer(path: Path, config: ModelConfig) -> None:
+    """Raises: ModelConfigError: the kernel offers less of a sandbox than is required."""
+    if config.completion.python.sandbox == "require" and (lacking := _lacking(config)):
+        raise ModelConfigError(
+            f"{path}: a whole sandbox is required, and this kernel has {'; '.join(lacking)}; "
+            '[python] sandbox = "auto" runs models with what there is'
+        )
+
+
+def _lacking(config: ModelConfig) -> list[str]:
+    return [] if config.completion.python.sandbox == "off" else offered().lacks()
 
 
 def _limits(files: ModelFiles, config: ModelConfig) -> Limits:
@@ -143,21 +164,22 @@ def _limits_of(config: ModelConfig) -> Limits:
 def _auto_complete(directory: Path, config: ModelConfig, limits: Limits) -> str:
     """The completed configuration as JSON; empty where the model does not complete it."""
     path = directory / config.default_model_filename
+    _check_offer(path, config)
     try:
-        process = ChildProcess(config.name, limits.arena_bytes)
+        process = ChildProcess(config.name, limits.arena_bytes, ModelLog(config.name))
     except OSError as error:
         raise ModelConfigError(f"{path}: no process can be started: {error}") from error
     try:
-        process.channel.send(start_message(directory, config, complete=True))
+        process.start(start_message(directory, config, complete=True))
         until = time.monotonic() + limits.initialize_s
         while (left_s := until - time.monotonic()) > 0:
             for message in process.receive(left_s):
                 if isinstance(message, Started):
                     if message.failure:
-                        raise ModelConfigError(f"{path}: {message.failure}")
+                        raise ModelConfigError(f"{path}: {shortened(message.failure)}")
                     return message.completed
                 if isinstance(message, LogLine):
-                    log.log(message.level, "model %s: %s", config.name, message.text)
+                    process.log.line(message.level, message.text)
     except ChannelClosed:
         raise ModelConfigError(f"{path}: auto_complete_config: {process.close()}") from None
     finally:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 # A model that asks for more at once waits for its own.
 _MOST_THREADS = 16
+_MOST_WORK = 1024
 
 
 class CallThreads:
@@ -28,19 +29,25 @@ class CallThreads:
         self._busy = 0
         self._closed = False
 
-    def run(self, work: Callable[[], None]) -> None:
+    def run(self, work: Callable[[], None]) -> bool:
         """Have it done, which raises nothing; after `close` nothing is.
+
+        Returns:
+            False where too much waits already.
 
         Raises:
             RuntimeError: it has no thread, and the system gives none.
         """
         with self._lock:
             if self._closed:
-                return
+                return True
+            if self._busy >= _MOST_WORK:
+                return False
             if self._busy >= len(self._threads) < _MOST_THREADS:
                 self._start_one()
             self._busy += 1
         self._work.put(work)
+        return True
 
     def close(self) -> None:
         """Begin with nothing more; each thread ends when what it does is done."""

@@ -22,7 +22,7 @@ from edge_server.backends.python.messages import (
     LoadModel,
     UnloadModel,
 )
-from edge_server.backends.python.packing import pack_all, unpack
+from edge_server.backends.python.packing import check_places, pack_all, unpack_all
 from edge_server.errors import EdgeServerError, InternalError
 from edge_server.requests import InferRequest, SequencePlace
 from edge_server.tensors import Tensor
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from edge_server.requests import InferResponse, Trace
 
 log = logging.getLogger(__name__)
+
+_TOO_MUCH = "the model asks for more at once than the server takes; let it wait for answers"
 
 SEQUENCE_START = 1
 SEQUENCE_END = 2
@@ -75,7 +77,8 @@ class ModelCalls:
         """Begin a call, made while `callers` run."""
         number = message.request.number
         # Looked at even where the call is refused, so that their memory becomes free.
-        inputs = {p.name: Tensor(unpack(p, self._process.inbox)) for p in message.request.inputs}
+        arrays = unpack_all(message.request.inputs, self._process.inbox)
+        inputs = {name: Tensor(array) for name, array in arrays.items()}
         if not callers:
             self.refuse(number, "BLS is only supported during the 'execute' function.")
             return
@@ -91,7 +94,8 @@ class ModelCalls:
         cancellation = CallCancellation(callers[0])
         with self._lock:
             self._calls[number] = cancellation
-        self._threads.run(lambda: self._submit(message, inputs, callers, cancellation))
+        if not self._threads.run(lambda: self._submit(message, inputs, callers, cancellation)):
+            self.refuse(number, _TOO_MUCH)
 
     def ask_ready(self, message: AskModelReady, callers: Sequence[ExecuteRequest]) -> None:
         """Tell the model whether another one is ready."""
@@ -100,13 +104,14 @@ class ModelCalls:
             name, version = message.model_name, message.model_version
             return float(self._world_with(name, version, callers) is not None)
 
-        self._threads.run(lambda: self._return(message.call, ask))
+        self._run(message.call, ask)
 
     def load(self, message: LoadModel) -> None:
         """Begin to load a model; the process hears when that is done."""
         name = message.model_name
         # Looked at here, where a place that is none is noticed as the nonsense that it is.
         inbox = self._process.inbox
+        check_places(message.files, inbox)
         stored = {file.name: inbox.view(file.offset, file.size_bytes) for file in message.files}
 
         def load() -> None:
@@ -120,7 +125,7 @@ class ModelCalls:
                 self._loading.remove(name)
             self._has_changed_models = True
 
-        self._threads.run(lambda: self._return(message.call, load))
+        self._run(message.call, load)
 
     def unload(self, message: UnloadModel) -> None:
         """Unload a model."""
@@ -131,7 +136,7 @@ class ModelCalls:
             )
             self._has_changed_models = True
 
-        self._threads.run(lambda: self._return(message.call, unload))
+        self._run(message.call, unload)
 
     def waits_for(self) -> str:
         """What its loads are at, to be told behind the reason of its end; empty without any."""
@@ -169,6 +174,11 @@ class ModelCalls:
         if callers and not self._has_changed_models:
             worlds.insert(0, callers[0].world)
         return next((world for world in worlds if world.model_ready(name, version)), None)
+
+    def _run(self, call: int, work: Callable[[], float | None]) -> None:
+        """Have `work` done on another thread, which tells the process what came of it."""
+        if not self._threads.run(lambda: self._return(call, work)):
+            self._send(CallReturned(call, failure=_TOO_MUCH))
 
     def _return(self, call: int, work: Callable[[], float | None]) -> None:
         """Do `work`, and tell the process what came of it."""

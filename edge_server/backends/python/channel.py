@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 _LENGTH_BYTES = 4
-_LONGEST_BYTES = 1 << 28
+LONGEST_BYTES = 1 << 28
 _CHUNK_BYTES = 1 << 16
 
 M = TypeVar("M")
@@ -25,24 +25,48 @@ class NotUnderstood(ChannelClosed):
     """The other side is there, and does not speak this language."""
 
 
+class MessageTooLong(ValueError):
+    """It was not sent; the other side is as well as before."""
+
+
 class Channel(Generic[M]):
     """Sends from any thread; one thread receives messages of type `M`.
 
     Args:
         connection: the caller's to close.
         kind: the type of what is received, a union of tagged structs.
+        longest_sent_bytes, longest_received_bytes: of one message.
     """
 
-    def __init__(self, connection: socket.socket, kind: Any) -> None:
+    def __init__(
+        self,
+        connection: socket.socket,
+        kind: Any,
+        *,
+        longest_sent_bytes: int = LONGEST_BYTES,
+        longest_received_bytes: int = LONGEST_BYTES,
+    ) -> None:
         self._connection = connection
+        self._longest_sent_bytes = longest_sent_bytes
+        self._longest_received_bytes = longest_received_bytes
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(kind)
         self._sending = threading.Lock()
         self._received = bytearray()
 
     def send(self, message: msgspec.Struct, patience_s: float = 5.0) -> None:
-        """Raises: ChannelClosed: nobody takes it, within `patience_s` at the latest."""
+        """Send it.
+
+        Raises:
+            ChannelClosed: nobody takes it, within `patience_s` at the latest.
+            MessageTooLong: nobody would.
+        """
         body = self._encoder.encode(message)
+        if len(body) > self._longest_sent_bytes:
+            raise MessageTooLong(
+                f"names, texts and parameters of {len(body)} bytes at once; at most "
+                f"{self._longest_sent_bytes} are taken"
+            )
         left = memoryview(len(body).to_bytes(_LENGTH_BYTES, "little") + body)
         give_up_at = time.monotonic() + patience_s
         with self._sending:
@@ -74,8 +98,10 @@ class Channel(Generic[M]):
         begin = 0
         while (body := begin + _LENGTH_BYTES) <= len(self._received):
             length = int.from_bytes(self._received[begin:body], "little")
-            if length > _LONGEST_BYTES:
-                raise NotUnderstood(f"a message of {length} bytes")
+            if length > self._longest_received_bytes:
+                raise NotUnderstood(
+                    f"a message of {length} bytes; at most {self._longest_received_bytes} are taken"
+                )
             if len(self._received) < body + length:
                 break
             messages.append(self._decode(memoryview(self._received)[body : body + length]))

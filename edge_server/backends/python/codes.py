@@ -6,6 +6,9 @@ from enum import IntEnum
 
 from edge_server import errors
 
+# Characters of an error's text.
+LONGEST_TEXT = 8192
+
 
 class Code(IntEnum):
     """Numbers as in Triton's C API."""
@@ -37,9 +40,15 @@ _CODES = {error: code for code, error in _ERRORS.items()} | {
 
 def error_of(code: int, text: str) -> errors.EdgeServerError:
     """The error that a model's code stands for; unknown ones are the model's own failures."""
-    return _ERRORS.get(Code(code) if code in set(Code) else Code.UNKNOWN, errors.InternalError)(
-        text
-    )
+    kind = _ERRORS.get(Code(code) if code in set(Code) else Code.UNKNOWN, errors.InternalError)
+    return kind(shortened(text))
+
+
+def shortened(text: str) -> str:
+    """What is told of it: a model's text goes into logs, topics and headers."""
+    if len(text) <= LONGEST_TEXT:
+        return text
+    return f"{text[:LONGEST_TEXT]} … ({len(text) - LONGEST_TEXT} characters more)"
 
 
 def code_of(error: errors.EdgeServerError) -> Code:

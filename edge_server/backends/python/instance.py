@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from edge_server.appliance.backoff import Backoff
 from edge_server.appliance.worker import Worker
 from edge_server.backends.python.life import ChildLife, latest_deadline, unhealthy
+from edge_server.backends.python.model_log import ModelLog
 from edge_server.backends.python.process import ChildProcess
 from edge_server.errors import DeadlineExceeded, EdgeServerError, ModelConfigError
 
@@ -81,6 +82,7 @@ class PythonInstance:
         self._metrics = metrics
         self._turns = turns
         self._surroundings = surroundings
+        self._log = ModelLog(config.name)
         self._backoff = Backoff(first_s=0.1, longest_s=30.0)
         self._lock = threading.Lock()
         self._closed = False
@@ -169,7 +171,7 @@ class PythonInstance:
         """One life of the process, and the pause after it."""
         del now
         try:
-            process = ChildProcess(self._name, self._limits.arena_bytes)
+            process = ChildProcess(self._name, self._limits.arena_bytes, self._log)
         except OSError as error:
             self._why_away = f"its process cannot be started: {error}"
         else:

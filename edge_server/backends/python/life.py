@@ -16,6 +16,7 @@ from edge_server.backends.contract import Phases
 from edge_server.backends.python.arena import ArenaFull
 from edge_server.backends.python.calls import SEQUENCE_END, SEQUENCE_START, ModelCalls
 from edge_server.backends.python.channel import ChannelClosed, NotUnderstood
+from edge_server.backends.python.codes import shortened
 from edge_server.backends.python.messages import (
     Answered,
     Asked,
@@ -39,7 +40,7 @@ from edge_server.backends.python.messages import (
     UnloadModel,
 )
 from edge_server.backends.python.outstanding import Outstanding
-from edge_server.backends.python.packing import pack_all, take_back, unpack
+from edge_server.backends.python.packing import pack_all, take_back, unpack_all
 from edge_server.backends.python.passing_on import PassingOn
 from edge_server.errors import EdgeServerError, InternalError, Unavailable
 from edge_server.tensors import Tensor
@@ -102,7 +103,7 @@ class ChildLife:
         self._numbers = itertools.count(1)
         self._asks_ready = False
         self._asking_ready = threading.Lock()
-        self._ready: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self._ready: queue.Queue[bool] = queue.Queue(1)
 
     @property
     def why_over(self) -> str:
@@ -118,7 +119,7 @@ class ChildLife:
             started: called when it can execute.
         """
         try:
-            self._process.channel.send(start)
+            self._process.start(start)
             self._await_start(within_s, started)
             while True:
                 for message in self._process.receive(None):
@@ -143,9 +144,10 @@ class ChildLife:
 
     def finish(self, within_s: float) -> None:
         """Let the model finalize, then end it; it is killed if that takes longer."""
+        until = time.monotonic() + within_s
         with suppress(ChannelClosed):
             self._process.channel.send(Finish(), within_s)
-            if not self._process.wait(within_s):
+            if not self._process.wait(max(0.0, until - time.monotonic())):
                 log.warning(
                     "model %s: instance %s was killed: 'finalize' did not return within %g s",
                     self._model,
@@ -217,7 +219,7 @@ class ChildLife:
                 if not isinstance(message, Started):
                     self._take(message)
                 elif message.failure:
-                    self.end(message.failure)
+                    self.end(shortened(message.failure))
                 else:
                     self._asks_ready = message.asks_ready
                     started()
@@ -298,9 +300,11 @@ class ChildLife:
         elif isinstance(message, CancelCall):
             self._calls.cancel(message.call)
         elif isinstance(message, LogLine):
-            log.log(message.level, "model %s: %s", self._model, message.text)
+            self._process.log.line(message.level, message.text)
         elif isinstance(message, ReadyIs):
-            self._ready.put(message.ready)
+            # It may say so unasked.
+            with suppress(queue.Full):
+                self._ready.put_nowait(message.ready)
         elif isinstance(message, ChangeMetric):
             self._metrics.change(message.metric, message.action, message.value)
         elif isinstance(message, AskModelReady):
@@ -326,7 +330,8 @@ class ChildLife:
     def _answered(self, message: Answered) -> None:
         # Looked at even where nobody waits for them, so that their memory becomes free.
         places = [] if message.answer is None else message.answer.outputs
-        tensors = {p.name: Tensor(unpack(p, self._process.inbox)) for p in places}
+        arrays = unpack_all(places, self._process.inbox)
+        tensors = {name: Tensor(array) for name, array in arrays.items()}
         waited_for = self._outstanding.answer(message, tensors)
         if self._decoupled and not (waited_for or message.final):
             self._taken(message.number, 1)

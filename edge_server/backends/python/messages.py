@@ -8,6 +8,10 @@ import msgspec
 
 Value = bool | int | float | str
 
+# What a model's process may say at once: names, texts and places, never tensors. Decoded it takes
+# many times as much.
+LONGEST_FROM_CHILD_BYTES = 1 << 20
+
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Sent as a msgpack array, its name first."""
@@ -59,6 +63,26 @@ class Asked(msgspec.Struct, frozen=True, array_like=True):
     model_version: str = ""
 
 
+class Rules(msgspec.Struct, frozen=True, array_like=True):
+    """What a process may touch; see `settings.Python`.
+
+    Attributes:
+        closed: whether anything is closed off.
+        landlock: the version to use; 0 is none.
+        seccomp: whether system calls are filtered.
+        scratch: the process's own temporary directory.
+    """
+
+    closed: bool = False
+    landlock: int = 0
+    seccomp: bool = False
+    unix_sockets: bool = True
+    readable: tuple[str, ...] = ()
+    writable: tuple[str, ...] = ()
+    private: tuple[str, ...] = ()
+    scratch: str = ""
+
+
 # From the daemon.
 
 
@@ -72,6 +96,7 @@ class Start(Message, frozen=True):
         filename: of the model's Python file there.
         working_directory: where the model shall run.
         decoupled: it may answer any number of times, whenever it likes.
+        rules: what it may touch.
     """
 
     complete: bool
@@ -80,6 +105,7 @@ class Start(Message, frozen=True):
     filename: str
     working_directory: str
     decoupled: bool
+    rules: Rules = Rules()
 
 
 class Execute(Message, frozen=True):

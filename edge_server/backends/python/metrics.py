@@ -24,6 +24,7 @@ _TAKEN = ("nv_", "edge_", "process_")
 # A label that takes ever new values would fill the memory, and the page.
 _MOST = 1000
 _LONGEST = 4096
+_MOST_BUCKETS = 256
 
 
 class MetricBook:
@@ -55,6 +56,8 @@ class MetricBook:
                 f"metric '{name[:64]}': its texts have more than {_LONGEST} characters"
             )
         bounds = tuple(buckets or ())
+        if len(bounds) > _MOST_BUCKETS:
+            raise ValueError(f"metric '{name}': {len(bounds)} buckets; at most {_MOST_BUCKETS}")
         if bounds and "le" in labels:
             raise ValueError(f"metric '{name}': 'le' is a histogram's own label")
         if any(map(isnan, bounds)) or any(a >= b for a, b in pairwise(bounds)):

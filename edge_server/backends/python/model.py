@@ -10,6 +10,7 @@ from edge_server.backends.python.config_json import config_json
 from edge_server.backends.python.instance import PythonInstance
 from edge_server.backends.python.messages import Start
 from edge_server.backends.python.metrics import MetricBook
+from edge_server.backends.python.offer import offered, rules_of
 from edge_server.backends.python.turns import Turns
 
 if TYPE_CHECKING:
@@ -98,4 +99,5 @@ def start_message(
         config.default_model_filename,
         str(Path.cwd()),
         config.decoupled,
+        rules_of(config.completion.python, offered()),
     )

@@ -6,7 +6,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from edge_server.backends.python.codes import error_of
+from edge_server.backends.python.codes import error_of, shortened
 from edge_server.errors import DeadlineExceeded, EdgeServerError, InternalError
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ class Outstanding:
                 left = [self._asked.pop(n) for n in batch.unanswered if n in self._asked]
             batch.unanswered.clear()
             for asked in left:
-                asked.respond(InternalError(message.failure), True)
+                asked.respond(InternalError(shortened(message.failure)), True)
         self._look_if_over(batch)
 
     def end(self, why: str) -> None:

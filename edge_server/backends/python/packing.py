@@ -6,20 +6,25 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from edge_server.backends.python.arena import ArenaFull
 from edge_server.backends.python.messages import TensorPlace
 from edge_server.tensors import DataType, element_count
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
     from edge_server.backends.python.arena import ArenaReader, ArenaWriter
 
 _LENGTH_BYTES = 4
+# Of what a model gives at once. An element of BYTES is an object of its own.
+MOST_TENSORS = 1024
+MOST_BYTES_ELEMENTS = 1 << 20
+
+_BYTES = DataType.BYTES.value
+
 # A tensor on its way out: name, type, array.
-
-
 Content = tuple[str, DataType, "NDArray[Any]"]
 
 
@@ -39,6 +44,48 @@ def pack_all(tensors: Iterable[Content], arena: ArenaWriter) -> list[TensorPlace
         take_back(places, arena)
         raise
     return places
+
+
+def pack_for_daemon(tensors: Sequence[Content], arena: ArenaWriter) -> list[TensorPlace]:
+    """As `pack_all`, of no more than the daemon takes.
+
+    Raises:
+        ArenaFull: they do not fit, or are too many.
+    """
+    bytes_elements = sum(array.size for _, type_, array in tensors if type_ is DataType.BYTES)
+    if (fault := _too_many(len(tensors), bytes_elements)) is not None:
+        raise ArenaFull(fault)
+    return pack_all(tensors, arena)
+
+
+def check_places(places: Sequence[TensorPlace], arena: ArenaReader) -> None:
+    """Raises: ValueError: they cannot be beside each other in `arena`, or are too many."""
+    bytes_elements = sum(max(0, element_count(p.shape)) for p in places if p.datatype == _BYTES)
+    if (fault := _too_many(len(places), bytes_elements)) is not None:
+        raise ValueError(fault)
+    size_bytes = sum(max(0, place.size_bytes) for place in places)
+    if size_bytes > arena.size_bytes:
+        raise ValueError(f"{size_bytes} bytes of tensors in a memory of {arena.size_bytes}")
+
+
+def unpack_all(places: Sequence[TensorPlace], arena: ArenaReader) -> dict[str, NDArray[Any]]:
+    """The tensors that a model gives, by name.
+
+    Raises:
+        ValueError: as `check_places` and `unpack` say.
+    """
+    check_places(places, arena)
+    return {place.name: unpack(place, arena) for place in places}
+
+
+def _too_many(tensors: int, bytes_elements: int) -> str | None:
+    if tensors > MOST_TENSORS:
+        return f"{tensors} tensors at once; at most {MOST_TENSORS} are taken"
+    if bytes_elements > MOST_BYTES_ELEMENTS:
+        return (
+            f"{bytes_elements} elements of BYTES at once; at most {MOST_BYTES_ELEMENTS} are taken"
+        )
+    return None
 
 
 def take_back(places: Iterable[TensorPlace], arena: ArenaWriter) -> None:

@@ -51,6 +51,9 @@ class PassingOn:
         final: bool,
         parameters: Parameters = NO_PARAMETERS,
     ) -> None:
+        """Raises: ValueError: the model did not wait."""
+        if not final and self._answers.qsize() > 2 * MOST_WAITING:
+            raise ValueError(f"more than {2 * MOST_WAITING} answers to a request are on their way")
         self._answers.put((answer, final, parameters))
         if self._thread is None and not self._start():
             self._pass_one()

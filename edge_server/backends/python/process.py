@@ -9,18 +9,30 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from contextlib import ExitStack, suppress
+from math import inf
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 import edge_server
+from edge_server.backends.python import signal_gate
 from edge_server.backends.python.arena import ArenaReader, ArenaWriter, make_arena_file
 from edge_server.backends.python.channel import Channel, ChannelClosed
-from edge_server.backends.python.messages import FromChild
+from edge_server.backends.python.messages import LONGEST_FROM_CHILD_BYTES, FromChild
+from edge_server.backends.python.scratch import Scratch
+
+if TYPE_CHECKING:
+    from edge_server.backends.python.messages import Start
+    from edge_server.backends.python.model_log import ModelLog
 
 _CHILD = "edge_server.backends.python.child"
 _ROOT = Path(edge_server.__file__).parent.parent
 # systemd speaks with the daemon, not with its children.
-_NOT_INHERITED = ("NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC")
+_NOT_INHERITED = ("NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC", "CREDENTIALS_DIRECTORY")
+_CHUNK_BYTES = 1 << 16
 # A process that has crashed may write a core dump first.
 _END_S = 5.0
 
@@ -28,25 +40,34 @@ _END_S = 5.0
 class ChildProcess:
     """A process in a group of its own, which ends, with all it started, when this one does.
 
-    It inherits nothing but standard error, which is its standard output too, its end of the
-    channel, and the shared memory.
+    It inherits nothing but its end of the channel, the shared memory, and a pipe for what it
+    prints. Make it on a thread that lives as long: the kernel ends it with that.
 
     Args:
         name: of the instance, for the list of processes.
         arena_bytes: how much memory the tensors of each side may take.
+        log: what it prints goes there.
 
     Raises:
         OSError: the system has no room for another process.
     """
 
-    def __init__(self, name: str, arena_bytes: int) -> None:
+    def __init__(self, name: str, arena_bytes: int, log: ModelLog) -> None:
+        self.log = log
         self._killing = threading.Lock()
         self._closed = False
         with ExitStack() as stack:
             ours, theirs = socket.socketpair()
             stack.callback(ours.close)
+            self._gate, their_gate = socket.socketpair()
+            stack.callback(self._gate.close)
+            self._printed, their_output = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+            stack.callback(os.close, self._printed)
             lifeline_end, _ = (_owned(fd, stack) for fd in os.pipe2(os.O_CLOEXEC))
-            with theirs, ExitStack() as until_inherited:
+            self._scratch = Scratch()
+            stack.callback(self._scratch.close)
+            with theirs, their_gate, ExitStack() as until_inherited:
+                os.set_blocking(_owned(their_output, until_inherited), True)
                 outbox, inbox = (
                     _owned(make_arena_file(f"edge-server {name}", arena_bytes), until_inherited)
                     for name in ("outbox", "inbox")
@@ -54,44 +75,72 @@ class ChildProcess:
                 self.outbox = ArenaWriter(outbox)
                 stack.callback(self.outbox.close)
                 self.inbox = ArenaReader(inbox, writable=False)
-                inherited = (theirs.fileno(), inbox, outbox, lifeline_end)
+                inherited = (theirs.fileno(), inbox, outbox, lifeline_end, their_gate.fileno())
                 self._popen = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-                    [sys.executable, "-m", _CHILD, name, *map(str, inherited)],
+                    [sys.executable, "-m", _CHILD, name, *map(str, (*inherited, os.getpid()))],
                     cwd=_ROOT,
                     env={
                         # A model that uses ONNX Runtime tells nobody of it, but where asked to.
                         "ORT_DISABLE_TELEMETRY": "1",
                         **{k: v for k, v in os.environ.items() if k not in _NOT_INHERITED},
+                        "TMPDIR": self._scratch.path,
                     },
                     stdin=subprocess.DEVNULL,
-                    stdout=2,
+                    stdout=their_output,
+                    stderr=their_output,
                     pass_fds=inherited,
                     start_new_session=True,
                 )
             self._ended = _owned(os.pidfd_open(self._popen.pid), stack)
-            self.channel: Channel[FromChild] = Channel(ours, FromChild)
+            self.channel: Channel[FromChild] = Channel(
+                ours, FromChild, longest_received_bytes=LONGEST_FROM_CHILD_BYTES
+            )
             self._connection = ours.fileno()
+            # On which the kernel asks about its system calls, once it has come through the gate.
+            self._listener: int | None = None
             self._poll = select.poll()
-            self._poll.register(self._connection, select.POLLIN)
-            self._poll.register(self._ended, select.POLLIN)
+            for fd in (self._connection, self._ended, self._printed, self._gate.fileno()):
+                self._poll.register(fd, select.POLLIN)
             self._stack = stack.pop_all()
 
     @property
     def pid(self) -> int:
         return self._popen.pid
 
+    def start(self, start: Start) -> None:
+        """Tell it what to run.
+
+        Raises: ChannelClosed: it has ended.
+        """
+        rules = replace(start.rules, scratch=self._scratch.path)
+        self.channel.send(replace(start, rules=rules))
+
     def receive(self, timeout_s: float | None) -> list[FromChild]:
         """What the process says next; nothing, when `timeout_s` is over.
+
+        What it prints goes on to the log meanwhile, and the kernel's questions are answered.
 
         Raises:
             ChannelClosed: it has ended.
             NotUnderstood: it speaks nonsense.
         """
-        # The process's end counts, not the socket's alone: what it forked may hold that open.
-        ready = {fd for fd, _ in self._poll.poll(None if timeout_s is None else 1e3 * timeout_s)}
-        if not ready or self._connection in ready:
-            return self.channel.receive() if ready else []
-        raise ChannelClosed("the process has ended")
+        until = inf if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            left_s = max(0.0, until - time.monotonic())
+            ready = {fd for fd, _ in self._poll.poll(None if left_s == inf else 1e3 * left_s)}
+            if not ready:
+                return []
+            if self._printed in ready:
+                self._read_printed()
+            if self._listener in ready:
+                signal_gate.decide(self._listener, self._popen.pid)
+            if self._gate.fileno() in ready:
+                self._take_listener()
+            # Its end counts, not the socket's alone: what it forked may hold that open.
+            if self._connection in ready:
+                return self.channel.receive()
+            if self._ended in ready:
+                raise ChannelClosed("the process has ended")
 
     def kill(self) -> None:
         """The process and whatever it has started; a second call does nothing."""
@@ -114,10 +163,35 @@ class ChildProcess:
         with self._killing:
             # Before it is reaped: from then on its number may be another's.
             self._kill_group()
-            self._closed = True
+            closed, self._closed = self._closed, True
         code = self._popen.wait()
-        self._stack.close()
+        if not closed:
+            while self._read_printed():
+                pass
+            self.log.end()
+            self._stack.close()
         return f"it exited with code {code}" if code >= 0 else f"it died of {_signal_name(-code)}"
+
+    def _take_listener(self) -> None:
+        """What its sandbox sends through the gate, or the end of that."""
+        self._poll.unregister(self._gate.fileno())
+        _, listeners, _, _ = socket.recv_fds(self._gate, 1, 1)
+        for listener in listeners:
+            self._listener = _owned(listener, self._stack)
+            self._poll.register(listener, select.POLLIN)
+
+    def _read_printed(self) -> bool:
+        """Pass on what it has printed; whether there may be more."""
+        try:
+            data = os.read(self._printed, _CHUNK_BYTES)
+        except BlockingIOError:
+            return False
+        if not data:
+            with suppress(KeyError):
+                self._poll.unregister(self._printed)
+            return False
+        self.log.printed(data)
+        return True
 
     def _kill_group(self) -> None:
         with suppress(ProcessLookupError):

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
+from edge_server.model_config.config import Completion
 from edge_server.repository.loader import RepositoryLoader
 from edge_server.repository.source import Repositories
 from edge_server.requests import InferRequest, InferResponse
 from edge_server.serving.data_plane import DataPlane
 from edge_server.serving.registry import ModelRegistry
+from edge_server.settings import Python
 from edge_server.tensors import Tensor
 
 if TYPE_CHECKING:
@@ -34,9 +37,11 @@ IO = (
 class Served:
     """A loaded repository, and short ways to ask its models."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, python: Python) -> None:
         self.registry = ModelRegistry()
-        self.failed = RepositoryLoader(self.registry, Repositories([directory])).load_all()
+        self.failed = RepositoryLoader(
+            self.registry, Repositories([directory]), completion=Completion(python=python)
+        ).load_all()
         self.plane = DataPlane(self.registry)
 
     def infer(self, model: str, *values: int, **request: object) -> InferResponse:
@@ -108,18 +113,24 @@ class Answers:
 
 
 @pytest.fixture
-def serve(tmp_path: Path) -> Iterator[Callable[..., Served]]:
-    """Loads models of `x` and `y`: name = body of the class, or (more of config.pbtxt, body)."""
+def serve_with(tmp_path: Path) -> Iterator[Callable[..., Served]]:
+    """As `serve`; the settings come before the models."""
     made: list[Served] = []
 
-    def load(**models: str | tuple[str, str]) -> Served:
+    def load(python: Python, **models: str | tuple[str, str]) -> Served:
         write_models(tmp_path / "models", models)
-        made.append(Served(tmp_path / "models"))
+        made.append(Served(tmp_path / "models", python))
         return made[-1]
 
     yield load
     for served in made:
         served.registry.clear()
+
+
+@pytest.fixture
+def serve(serve_with: Callable[..., Served]) -> Callable[..., Served]:
+    """Loads models of `x` and `y`: name = body of the class, or (more of config.pbtxt, body)."""
+    return partial(serve_with, Python())
 
 
 @pytest.fixture

@@ -86,7 +86,11 @@ def launch(
     """A daemon on what has been written, with more arguments."""
 
     def run(*flags: str) -> Server:
-        process = start(f"--model-repository={tmp_path / 'models'}", *flags)
+        # Models tell the tests by files how far they are.
+        config = tmp_path / "config.toml"
+        config.write_text(f'[python]\nwritable = ["{tmp_path}"]\n')
+        repository = f"--model-repository={tmp_path / 'models'}"
+        process = start(f"--config={config}", repository, *flags)
         return Server(process, client(process))
 
     return run

@@ -152,6 +152,36 @@ def test_a_model_that_cannot_be_closed_does_not_keep_others_from_it(
     assert "model m: closing version 1 failed" in caplog.text
 
 
+def test_models_close_side_by_side() -> None:
+    together = threading.Barrier(4, timeout=PATIENCE_S)
+
+    class Waits(CountsCloses):
+        def close(self) -> None:
+            together.wait()
+            super().close()
+
+    registry, schedulers = ModelRegistry(), [Waits() for _ in range(4)]
+    for number, scheduler in enumerate(schedulers):
+        registry.replace(f"m{number}", [ready(scheduler, f"m{number}")])
+    assert registry.clear(PATIENCE_S)
+    assert [scheduler.closed for scheduler in schedulers] == [1] * 4
+
+
+def test_one_that_does_not_close_holds_up_nobody_for_longer_than_is_said() -> None:
+    let_go = threading.Event()
+
+    class Hangs(CountsCloses):
+        def close(self) -> None:
+            let_go.wait(PATIENCE_S)
+
+    registry, other = ModelRegistry(), CountsCloses()
+    registry.replace("m", [ready(Hangs()), ready(other, version=2)])
+    assert not registry.clear(0.5)
+    assert other.closed == 1
+    let_go.set()
+    assert registry.wait_closed(PATIENCE_S)
+
+
 @given(st.lists(st.sampled_from(["swap", "lease", "release", "clear"]), max_size=40))
 def test_no_model_is_closed_under_a_lease_nor_twice_nor_never(actions: list[str]) -> None:
     registry = ModelRegistry()

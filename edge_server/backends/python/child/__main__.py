@@ -1,9 +1,9 @@
 """The process that one instance of a Python model lives in.
 
-    python -m edge_server.backends.python.child NAME CONNECTION OUTBOX INBOX LIFELINE
+    python -m edge_server.backends.python.child NAME CONNECTION OUTBOX INBOX LIFELINE GATE DAEMON
 
-The numbers are inherited descriptors; NAME is for people who look at the list of processes. Only
-the daemon starts this.
+NAME is for people who look at the list of processes, DAEMON the number of the one process that
+starts this, the others are inherited descriptors.
 """
 
 from __future__ import annotations
@@ -16,18 +16,22 @@ import socket
 import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from edge_server.backends.python.arena import ArenaReader, ArenaWriter
-from edge_server.backends.python.channel import ChannelClosed
-from edge_server.backends.python.child import link as links
-from edge_server.backends.python.child.runner import ModelRunner
+from edge_server.backends.python.channel import Channel, ChannelClosed
+from edge_server.backends.python.child import sandbox
+from edge_server.backends.python.messages import LONGEST_FROM_CHILD_BYTES, FromDaemon, Start
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _WRITER_PATIENCE_S = 5.0
 
 
 def main(arguments: list[str]) -> None:
     name = arguments[0]
-    connection, outbox, inbox, lifeline = map(int, arguments[1:])
+    connection, outbox, inbox, lifeline, gate, daemon = map(int, arguments[1:])
+    sandbox.tie_to(daemon)
     _die_with_daemon(lifeline)
     # systemd tells every process of the unit to stop; the daemon lets requests finish first. What
     # the model starts can be told: a function, unlike SIG_IGN, is not inherited by programs, and
@@ -38,13 +42,62 @@ def main(arguments: list[str]) -> None:
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     # The repository is not ours to write to; a watcher would take that for a change of the model.
     sys.dont_write_bytecode = True
+    channel: Channel[FromDaemon] = Channel(
+        socket.socket(fileno=connection),
+        FromDaemon,
+        longest_sent_bytes=LONGEST_FROM_CHILD_BYTES,
+    )
+    heard: Sequence[FromDaemon] = ()
+    with suppress(ChannelClosed):
+        while not heard:
+            heard = channel.receive()
+    refused = ""
+    if heard and isinstance(heard[0], Start):
+        refused = _close_off(heard[0], gate)
+    os.close(gate)
+    _run(name, channel, heard, (outbox, inbox), refused)
+    # Threads that the model has started, and left, end here too.
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def _close_off(start: Start, gate: int) -> str:
+    """Have the sandbox as `start` says; why not, where that fails."""
+    try:
+        listener = sandbox.close_off(start.rules, str(Path(start.directory).parent))
+    except OSError as error:
+        return f'its sandbox cannot be made: {error}; [python] sandbox = "off" runs it without'
+    if listener is not None:
+        with socket.socket(fileno=os.dup(gate)) as connection:
+            socket.send_fds(connection, [b"\0"], [listener])
+        # Whoever has it decides.
+        os.close(listener)
+    return ""
+
+
+def _run(
+    name: str,
+    channel: Channel[FromDaemon],
+    heard: Sequence[FromDaemon],
+    arenas: tuple[int, int],
+    refused: str,
+) -> None:
+    # What they import starts threads, which must be in the sandbox too.
+    from edge_server.backends.python.arena import (  # noqa: PLC0415
+        ArenaReader,
+        ArenaWriter,
+    )
+    from edge_server.backends.python.child import link as links  # noqa: PLC0415
+    from edge_server.backends.python.child.runner import ModelRunner  # noqa: PLC0415
+
     for module in ("triton_python_backend_utils", "c_python_backend_utils"):
         sys.modules[module] = importlib.import_module(f"edge_server.backends.python.child.{module}")
     # `-m` put the directory of edge_server in front of everything.
     if sys.path[0] == str(Path.cwd()):
         del sys.path[0]
+    outbox, inbox = arenas
     link = links.DaemonLink(
-        socket.socket(fileno=connection),
+        channel,
         ArenaWriter(outbox, _WRITER_PATIENCE_S),
         ArenaReader(inbox, writable=True),
         on_end=_kill_group,
@@ -52,12 +105,11 @@ def main(arguments: list[str]) -> None:
     os.close(outbox)
     os.close(inbox)
     links.here.link = link
+    for message in heard:
+        link.take(message)
     link.start()
     with suppress(ChannelClosed):
-        ModelRunner(name, link).run()
-    # Threads that the model has started, and left, end here too.
-    sys.stdout.flush()
-    os._exit(0)
+        ModelRunner(name, link, refused).run()
 
 
 def _die_with_daemon(lifeline: int) -> None:

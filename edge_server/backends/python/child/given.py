@@ -9,6 +9,8 @@ from __future__ import annotations
 import operator
 from typing import Any
 
+from edge_server.backends.python.codes import shortened
+
 _INT64 = range(-(1 << 63), 1 << 63)
 
 
@@ -48,4 +50,4 @@ def printable(value: Any) -> str:
         said = str(value)
     except Exception as error:  # noqa: BLE001 - a fault in telling must not hide what happened
         said = f"<{type(value).__name__} that cannot be printed: {type(error).__name__}>"
-    return said.encode("utf-8", "backslashreplace").decode()
+    return shortened(said.encode("utf-8", "backslashreplace").decode())

@@ -16,7 +16,7 @@ from edge_server.backends.python.child.response_sender import InferenceResponseS
 from edge_server.backends.python.child.tensor import Tensor
 from edge_server.backends.python.codes import Code
 from edge_server.backends.python.messages import Asked, CallAnswered, CallModel, CancelCall
-from edge_server.backends.python.packing import pack_all, take_back, unpack
+from edge_server.backends.python.packing import pack_for_daemon, take_back, unpack
 from edge_server.tensors import DataType
 
 if TYPE_CHECKING:
@@ -190,7 +190,7 @@ class InferenceRequest:
             raise TritonModelException("BLS is only supported during the 'execute' function.")
         contents = [(tensor.name(), *tensor.content) for tensor in self._inputs]
         try:
-            places = pack_all(contents, link.outbox)
+            places = pack_for_daemon(contents, link.outbox)
         except ArenaFull as error:
             text = f"the inputs for model '{self._model_name}': {error}"
             hear(InferenceResponse([], error=TritonError(text)), True)

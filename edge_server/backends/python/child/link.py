@@ -7,22 +7,21 @@ import queue
 import threading
 from typing import TYPE_CHECKING
 
-from edge_server.backends.python.channel import Channel, ChannelClosed
+from edge_server.backends.python.channel import ChannelClosed
 from edge_server.backends.python.messages import (
     CallAnswered,
     CallReturned,
     Cancel,
     Execute,
-    FromDaemon,
     Taken,
 )
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable
 
     from edge_server.backends.python.arena import ArenaReader, ArenaWriter
-    from edge_server.backends.python.messages import Message
+    from edge_server.backends.python.channel import Channel
+    from edge_server.backends.python.messages import FromDaemon, Message
 
 
 class Room:
@@ -55,7 +54,7 @@ class DaemonLink:
     """Says things to the daemon from any thread, and hears it on a thread of its own.
 
     Args:
-        connection: to the daemon.
+        channel: to the daemon.
         outbox: where this process puts its tensors.
         inbox: where the daemon's are.
         on_end: called when the daemon is gone, on the thread that heard it.
@@ -63,7 +62,7 @@ class DaemonLink:
 
     def __init__(
         self,
-        connection: socket.socket,
+        channel: Channel[FromDaemon],
         outbox: ArenaWriter,
         inbox: ArenaReader,
         on_end: Callable[[], None],
@@ -80,7 +79,7 @@ class DaemonLink:
         self.cancelled: set[int] = set()
         # Of the requests to a decoupled model.
         self.rooms: dict[int, Room] = {}
-        self._channel: Channel[FromDaemon] = Channel(connection, FromDaemon)
+        self._channel = channel
         self._on_end = on_end
         self._numbers = itertools.count(1)
         self._calls: dict[int, Callable[[CallAnswered | CallReturned], None]] = {}
@@ -125,13 +124,14 @@ class DaemonLink:
         try:
             while True:
                 for message in self._channel.receive():
-                    self._take(message)
+                    self.take(message)
         except ChannelClosed:
             pass
         finally:
             self._on_end()
 
-    def _take(self, message: FromDaemon) -> None:
+    def take(self, message: FromDaemon) -> None:
+        """What the daemon says."""
         if isinstance(message, Cancel):
             if message.number in self.unanswered:
                 self.cancelled.add(message.number)

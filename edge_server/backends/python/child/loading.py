@@ -11,7 +11,7 @@ from edge_server.backends.python.child.errors import TritonModelException
 from edge_server.backends.python.child.given import text
 from edge_server.backends.python.child.link import daemon
 from edge_server.backends.python.messages import AskModelReady, LoadModel, UnloadModel
-from edge_server.backends.python.packing import pack_all, take_back
+from edge_server.backends.python.packing import pack_for_daemon, take_back
 from edge_server.tensors import DataType
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def load_model(model_name: str, config: str = "", files: Mapping[str, bytes] | N
     link = daemon()
     contents = _contents(name, files)
     try:
-        places = pack_all(contents, link.outbox)
+        places = pack_for_daemon(contents, link.outbox)
     except ArenaFull as error:
         raise TritonModelException(
             f"the files for model '{name}': {error}; parameter 'shared_memory_limit_mib' allows "

@@ -8,9 +8,9 @@ from edge_server.backends.python.arena import ArenaFull
 from edge_server.backends.python.child.errors import TritonError, TritonModelException
 from edge_server.backends.python.child.given import text, whole
 from edge_server.backends.python.child.tensor import Tensor
-from edge_server.backends.python.codes import Code
+from edge_server.backends.python.codes import Code, shortened
 from edge_server.backends.python.messages import Answer, Failure
-from edge_server.backends.python.packing import pack_all
+from edge_server.backends.python.packing import pack_for_daemon
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -55,9 +55,9 @@ class InferenceResponse:
     def answer(self, outbox: ArenaWriter, wanted: frozenset[str]) -> Answer:
         """What travels to the daemon: the tensors that somebody wants, copied into `outbox`."""
         if self._error is not None:
-            return Answer(failure=Failure(self._error.code(), self._error.message()))
+            return Answer(failure=Failure(self._error.code(), shortened(self._error.message())))
         try:
-            places = pack_all(
+            places = pack_for_daemon(
                 [(t.name(), *t.content) for t in self._tensors if t.name() in wanted], outbox
             )
         except ArenaFull as error:

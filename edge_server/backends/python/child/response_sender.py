@@ -5,9 +5,12 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
+from edge_server.backends.python.channel import MessageTooLong
 from edge_server.backends.python.child.errors import TritonModelException
 from edge_server.backends.python.child.link import Room
-from edge_server.backends.python.messages import Answered
+from edge_server.backends.python.codes import Code
+from edge_server.backends.python.messages import Answer, Answered, Failure
+from edge_server.backends.python.packing import take_back
 from edge_server.backends.python.passing_on import MOST_WAITING
 
 if TYPE_CHECKING:
@@ -56,7 +59,15 @@ class InferenceResponseSender:
         if self._decoupled and flags == 0 and not self._closed:
             self._room.take()
         with self._lock:
-            self._link.send(self._message(response, flags))
+            message = self._message(response, flags)
+            try:
+                self._link.send(message)
+            except MessageTooLong as error:
+                take_back(message.answer.outputs if message.answer else (), self._link.outbox)
+                failure = Failure(Code.INTERNAL, f"an answer: {error}")
+                self._closed = True
+                self._link.answered(self._number)
+                self._link.send(Answered(self._number, Answer(failure=failure), final=True))
 
     def last(self, response: InferenceResponse) -> Answered:
         """`response` as the last answer, for whoever sends it."""

@@ -13,10 +13,12 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edge_server.backends.python.channel import MessageTooLong
 from edge_server.backends.python.child.errors import TritonModelException
 from edge_server.backends.python.child.given import printable
 from edge_server.backends.python.child.inference import InferenceRequest
 from edge_server.backends.python.child.link import here
+from edge_server.backends.python.child.logger import Logger
 from edge_server.backends.python.child.model_config import ModelConfig
 from edge_server.backends.python.child.response import InferenceResponse
 from edge_server.backends.python.codes import Code
@@ -32,6 +34,7 @@ from edge_server.backends.python.messages import (
     Start,
     Started,
 )
+from edge_server.backends.python.packing import take_back
 
 if TYPE_CHECKING:
     import asyncio
@@ -44,6 +47,10 @@ _CLASS = "TritonPythonModel"
 _READY_S = 5.0
 # Frames in here are C++ in Triton: no model's author looks for a fault in them.
 _OURS = str(Path(__file__).parent)
+_MAY_BE_OPENED = (
+    "; in its sandbox a model reads its own directory and the system's, and writes to its "
+    "temporary one; [python] readable and writable of the daemon's settings open more"
+)
 
 
 class _Refused(Exception):
@@ -56,10 +63,13 @@ class ModelRunner:
     Args:
         name: of the instance.
         link: to the daemon.
+        refused: why no model may run here; empty where one may.
     """
 
-    def __init__(self, name: str, link: DaemonLink) -> None:
+    def __init__(self, name: str, link: DaemonLink, refused: str = "") -> None:
         self._name = name
+        self._refused = refused
+        self._in_sandbox = False
         self._link = link
         self._model: Any = None
         self._decoupled = False
@@ -78,12 +88,21 @@ class ModelRunner:
             elif isinstance(message, AskReady):
                 self._link.send(ReadyIs(self._ready()))
             elif isinstance(message, Start):
-                self._link.send(self._start(message))
+                self._send_started(self._start(message))
             elif isinstance(message, Finish):
                 self._finish()
                 return
 
+    def _send_started(self, started: Started) -> None:
+        try:
+            self._link.send(started)
+        except MessageTooLong as error:
+            self._link.send(Started(failure=f"auto_complete_config: {error}"))
+
     def _start(self, start: Start) -> Started:
+        if self._refused:
+            return Started(failure=self._refused)
+        self._in_sandbox = start.rules.closed
         self._decoupled = start.decoupled
         try:
             model_class = getattr(self._import(start), _CLASS)
@@ -94,7 +113,7 @@ class ModelRunner:
             if hasattr(self._model, "initialize"):
                 self._model.initialize(start.arguments)
         except BaseException as error:  # noqa: BLE001 - whatever it is, the model raised it
-            return Started(failure=_text_of(error))
+            return Started(failure=self._text_of(error))
         if not hasattr(self._model, "execute"):
             return Started(failure=f"class {_CLASS} has no method 'execute'")
         return Started(asks_ready=hasattr(self._model, "is_ready"))
@@ -137,7 +156,12 @@ class ModelRunner:
             link.executing = False
         # A model that has gone wrong may keep the traceback, and with it the inputs, for long.
         del requests
-        link.send(Executed(message.batch, execute_ns, failure, answers))
+        try:
+            link.send(Executed(message.batch, execute_ns, failure, answers))
+        except MessageTooLong as error:
+            for answered in answers:
+                take_back(answered.answer.outputs if answered.answer else (), link.outbox)
+            link.send(Executed(message.batch, execute_ns, self._failure(error)))
 
     def _run(self, coroutine: Coroutine[Any, Any, Any]) -> concurrent.futures.Future[Any]:
         """Start it on the loop that all coroutines of the model run on, a thread of its own."""
@@ -200,7 +224,7 @@ class ModelRunner:
         return [answer for answer in answers if answer is not None]
 
     def _failure(self, error: BaseException) -> str:
-        text = str(error) if isinstance(error, _Refused) else _text_of(error)
+        text = str(error) if isinstance(error, _Refused) else self._text_of(error)
         return f"Failed to process the request(s) for model '{self._name}', message: {text}"
 
     def _ready(self) -> bool:
@@ -209,7 +233,7 @@ class ModelRunner:
             if isinstance(ready, Coroutine):
                 ready = self._run(ready).result(_READY_S)
         except Exception as error:  # noqa: BLE001 - a model that cannot tell is not ready
-            print(f"is_ready: {_text_of(error)}", file=sys.stderr)
+            Logger.log_warn(f"is_ready: {self._text_of(error)}")
             return False
         return bool(ready)
 
@@ -220,7 +244,20 @@ class ModelRunner:
         try:
             self._model.finalize()
         except BaseException as error:  # noqa: BLE001 - it ends all the same
-            print(f"finalize: {_text_of(error)}", file=sys.stderr)
+            Logger.log_warn(f"finalize: {self._text_of(error)}")
+
+    def _text_of(self, error: BaseException) -> str:
+        """Type, message and where, innermost first, as Triton prints it."""
+        frames = [
+            frame
+            for frame in reversed(traceback.extract_tb(error.__traceback__))
+            if not frame.filename.startswith((_OURS, "<frozen "))
+        ]
+        at = "".join(f"  {frame.filename}({frame.lineno}): {frame.name}\n" for frame in frames)
+        said = f"{type(error).__name__}: {printable(error)}"
+        if self._in_sandbox and isinstance(error, PermissionError):
+            said += _MAY_BE_OPENED
+        return said + (f"\n\nAt:\n{printable(at)}" if at else "")
 
 
 def _completed(model_class: Any, model_config: str) -> str:
@@ -233,15 +270,3 @@ def _completed(model_class: Any, model_config: str) -> str:
             f"auto_complete_config must return the ModelConfig, found type '{type(completed)}'"
         )
     return json.dumps(completed.as_dict())
-
-
-def _text_of(error: BaseException) -> str:
-    """Type, message and where, innermost first, as Triton prints it."""
-    frames = [
-        frame
-        for frame in reversed(traceback.extract_tb(error.__traceback__))
-        if not frame.filename.startswith((_OURS, "<frozen "))
-    ]
-    at = "".join(f"  {frame.filename}({frame.lineno}): {frame.name}\n" for frame in frames)
-    said = f"{type(error).__name__}: {printable(error)}"
-    return said + (f"\n\nAt:\n{printable(at)}" if at else "")

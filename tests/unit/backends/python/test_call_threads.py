@@ -50,6 +50,25 @@ def test_no_more_than_sixteen_wait_at_once_and_the_next_waits_for_its_turn() -> 
     threads.close()
 
 
+def test_what_is_too_much_is_refused_and_taken_again_later() -> None:
+    threads = CallThreads("m_0")
+    go_on, done = threading.Event(), threading.Semaphore(0)
+
+    def work() -> None:
+        go_on.wait(PATIENCE_S)
+        done.release()
+
+    taken = sum(threads.run(work) for _ in range(2000))
+    assert taken == 1024
+    go_on.set()
+    for _ in range(taken):
+        assert done.acquire(timeout=PATIENCE_S)
+    while not threads.run(done.release):
+        pass
+    assert done.acquire(timeout=PATIENCE_S)
+    threads.close()
+
+
 def test_after_the_end_nothing_is_begun() -> None:
     threads = CallThreads("m_0")
     threads.close()

@@ -72,6 +72,7 @@ class Process:
     """What `ModelCalls` needs of one: it hears, and its memory holds `stored`."""
 
     stored = b"0123456789"
+    size_bytes = 10
 
     def __init__(self) -> None:
         self.heard: queue.SimpleQueue[CallReturned] = queue.SimpleQueue()

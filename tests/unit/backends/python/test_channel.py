@@ -11,7 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_server.backends.python.channel import Channel, ChannelClosed
+from edge_server.backends.python.channel import (
+    Channel,
+    ChannelClosed,
+    MessageTooLong,
+    NotUnderstood,
+)
 from edge_server.backends.python.messages import FromChild, LogLine, ReadyIs
 
 if TYPE_CHECKING:
@@ -77,3 +82,19 @@ def test_nonsense_is_no_message(sockets: tuple[socket.socket, socket.socket], da
     there.sendall(data)
     with pytest.raises(ChannelClosed, match="a message"):
         channel.receive()
+
+
+def test_what_is_too_long_is_not_sent_and_not_taken(
+    sockets: tuple[socket.socket, socket.socket],
+) -> None:
+    here, there = sockets
+    careful: Channel[FromChild] = Channel(here, FromChild, longest_sent_bytes=1000)
+    receiver: Channel[FromChild] = Channel(there, FromChild, longest_received_bytes=1000)
+    with pytest.raises(MessageTooLong, match=r"of 10.. bytes at once; at most 1000 are taken"):
+        careful.send(LogLine(20, "x" * 1000))
+    careful.send(LogLine(20, "fits"))
+    assert receiver.receive() == [LogLine(20, "fits")]
+    liar: Channel[FromChild] = Channel(here, FromChild)
+    liar.send(LogLine(20, "x" * 1000))
+    with pytest.raises(NotUnderstood, match=r"a message of 10.. bytes; at most 1000 are taken"):
+        receiver.receive()

@@ -16,7 +16,18 @@ from edge_server.backends.python.arena import (
     ArenaWriter,
     make_arena_file,
 )
-from edge_server.backends.python.packing import decode_bytes, encode_bytes, pack_all, unpack
+from edge_server.backends.python.messages import TensorPlace
+from edge_server.backends.python.packing import (
+    MOST_BYTES_ELEMENTS,
+    MOST_TENSORS,
+    check_places,
+    decode_bytes,
+    encode_bytes,
+    pack_all,
+    pack_for_daemon,
+    unpack,
+    unpack_all,
+)
 from edge_server.tensors import DataType
 
 
@@ -69,3 +80,37 @@ def test_tensors_that_do_not_all_fit_leave_nothing_behind(
         with pytest.raises(ArenaFull):
             pack_all([("a", DataType.UINT8, large), ("b", DataType.UINT8, large)], writer)
     pack_all([("a", DataType.UINT8, large)], writer)
+
+
+@pytest.mark.parametrize(
+    ("places", "says"),
+    [
+        # Each of them fits, all of them lie in the same bytes.
+        ([("UINT8", (MIB - 64,), MIB - 64)] * 2, "bytes of tensors in a memory of 1048576"),
+        ([("UINT8", (MIB,), MIB - 64), ("UINT8", (1,), -MIB)] * 2, "bytes of tensors in a memory"),
+        ([("UINT8", (1,), 1)] * (MOST_TENSORS + 1), "1025 tensors at once"),
+        ([("BYTES", (1 << 40,), 4)], "elements of BYTES at once"),
+        ([("BYTES", (1 << 20,), 4), ("BYTES", (-5,), 4), ("BYTES", (1,), 4)], "elements of BYTES"),
+    ],
+)
+def test_places_that_cannot_be_are_refused_before_anything_is_made_of_them(
+    arena: tuple[ArenaWriter, ArenaReader],
+    places: list[tuple[str, tuple[int, ...], int]],
+    says: str,
+) -> None:
+    named = [TensorPlace(f"t{n}", t, shape, 64, size) for n, (t, shape, size) in enumerate(places)]
+    for check in (check_places, unpack_all):
+        with pytest.raises(ValueError, match=says):
+            check(named, arena[1])
+
+
+def test_who_gives_too_much_is_told_where_it_was_given(
+    arena: tuple[ArenaWriter, ArenaReader],
+) -> None:
+    one = ("x", DataType.UINT8, np.zeros(1, np.uint8))
+    with pytest.raises(ArenaFull, match="1025 tensors at once; at most 1024 are taken"):
+        pack_for_daemon([one] * (MOST_TENSORS + 1), arena[0])
+    many = ("x", DataType.BYTES, np.empty(MOST_BYTES_ELEMENTS + 1, np.object_))
+    with pytest.raises(ArenaFull, match="elements of BYTES at once; at most 1048576 are taken"):
+        pack_for_daemon([many], arena[0])
+    assert len(pack_for_daemon([one] * 3, arena[0])) == 3

@@ -1,0 +1,138 @@
+"""What a model's process may touch, closed off before any code of the model runs.
+
+This is done while the process has one thread: most of it holds only for the thread that asks for
+it, and for what that starts. So nothing is imported before that might start threads.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edge_server.backends.python.child import landlock, seccomp
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from edge_server.backends.python.messages import Rules
+
+# linux/prctl.h, linux/capability.h
+_PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
+_CAPABILITIES_VERSION = 0x20080522
+_CAP_DAC_OVERRIDE, _CAP_DAC_READ_SEARCH = 1, 2
+
+# What programs, libraries and the interpreter read. The rest of /run and /var is somebody's.
+_SYSTEM = ("/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/opt", "/etc", "/proc", "/sys")
+_ALSO = ("/run/systemd/resolve", "/var/cache/fontconfig", "/var/lib/nvidia")
+# Whoever runs the daemon has its secrets there.
+_PRIVATE = ("/etc/edge_server",)
+_DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
+# Graphics and what belongs to it on boards; nvme and nvram are disks.
+_GPU_DEVICES = ("nv", "tegra", "host1x", "dri", "dma_heap", "kfd")
+_NO_GPU_DEVICES = ("nvme", "nvram")
+# Where semaphores of `multiprocessing` are, and tensors that workers share.
+_SHARED_MEMORY = "/dev/shm"  # noqa: S108 - the kernel's own place
+
+# The kernel ends a process of a model before the daemon, where memory runs out.
+_OOM_SCORE = "500"
+
+
+def tie_to(daemon_pid: int) -> None:
+    """End this process with the thread of the daemon that started it, whatever runs here."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != daemon_pid:
+        # It ended before.
+        os._exit(1)
+    # A container may show the file and not let it be written.
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE)
+
+
+def close_off(rules: Rules, model_directory: str) -> int | None:
+    """Let this process touch what `rules` allow, as far as the kernel offers that.
+
+    Returns:
+        The descriptor on which the daemon decides of system calls; None where it need not.
+
+    Raises:
+        OSError: the kernel offers it and does not do it.
+    """
+    if not rules.closed:
+        return None
+    _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+    _drop_capabilities()
+    if rules.landlock:
+        landlock.restrict(list(_openings(rules, model_directory)), rules.landlock)
+    if rules.seccomp:
+        return seccomp.restrict(os.getpid(), unix_sockets=rules.unix_sockets)
+    return None
+
+
+def _openings(rules: Rules, model_directory: str) -> Iterator[tuple[str, int]]:
+    private = [os.path.realpath(path) for path in (*_PRIVATE, *rules.private)]
+    interpreter = {sys.prefix, sys.base_prefix, sys.exec_prefix, *sys.path}
+    libraries = os.environ.get("LD_LIBRARY_PATH", "").split(":")
+    for path in (*_SYSTEM, *_ALSO, *interpreter, *libraries, *rules.readable):
+        if path and os.path.realpath(path) != "/":
+            yield from _around(os.path.realpath(path), private, landlock.READ)
+    for path in rules.writable:
+        yield from _around(os.path.realpath(path), private, landlock.WRITE)
+    for path in (rules.scratch, _SHARED_MEMORY):
+        yield path, landlock.WRITE
+    yield model_directory, landlock.READ
+    for name in _DEVICES:
+        yield f"/dev/{name}", landlock.DEVICE & ~landlock.IOCTL_DEVICE
+    for entry in Path("/dev").iterdir():
+        of_gpu = entry.name.startswith(_GPU_DEVICES) and not entry.name.startswith(_NO_GPU_DEVICES)
+        if of_gpu and not entry.is_block_device():
+            yield str(entry), landlock.DEVICE
+
+
+def _around(path: str, private: list[str], rights: int) -> Iterator[tuple[str, int]]:
+    """`path` but for what is private in it: its names can be listed there, and that is all."""
+    if any(_holds(each, path) for each in private):
+        return
+    if not any(_holds(path, each) for each in private):
+        yield path, rights
+        return
+    yield path, landlock.LIST
+    try:
+        entries = list(Path(path).iterdir())
+    except OSError:
+        return
+    for entry in entries:
+        # A link opens what it leads to, and that has its own place.
+        if not entry.is_symlink():
+            yield from _around(str(entry), private, rights)
+
+
+def _holds(path: str, other: str) -> bool:
+    return other == path or other.startswith(path.rstrip("/") + "/")
+
+
+def _drop_capabilities() -> None:
+    """Keep, where there are some, those to files: root reads what another user owns."""
+    header = (ctypes.c_uint32 * 2)(_CAPABILITIES_VERSION, 0)
+    kept = 1 << _CAP_DAC_OVERRIDE | 1 << _CAP_DAC_READ_SEARCH
+    # Effective, permitted, inheritable; twice, 32 of them each. None is more than there was.
+    had = (ctypes.c_uint32 * 6)()
+    libc = _libc()
+    if libc.capget(header, had) < 0:
+        raise OSError(ctypes.get_errno(), "capget")
+    data = (ctypes.c_uint32 * 6)(had[0] & kept, had[1] & kept, 0, 0, 0, 0)
+    if libc.capset(header, data) < 0:
+        raise OSError(ctypes.get_errno(), "capset")
+
+
+def _prctl(option: int, value: int) -> None:
+    if _libc().prctl(option, *map(ctypes.c_ulong, (value, 0, 0, 0))) < 0:
+        raise OSError(ctypes.get_errno(), f"prctl({option})")
+
+
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)

@@ -1,0 +1,168 @@
+"""Seccomp: which system calls this process, and all that it starts, may make.
+
+A filter sees the numbers of a call, not what they mean: whether process 4711 is one that the model
+started. Such calls it hands to the daemon, see `signal_gate`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import platform
+import struct
+
+from edge_server.backends.python.child.system_calls import (
+    ARCHITECTURES,
+    CLONE,
+    NAMESPACES,
+    NONE,
+    OF_A_PROCESS,
+    OF_THE_USER,
+    REFUSED,
+    REFUSED_VALUES,
+    SOCKET,
+    UNKNOWN,
+    WITHOUT_EFFECT,
+)
+
+# linux/seccomp.h
+_SYS_SECCOMP = {"x86_64": 317, "aarch64": 277}
+_SET_MODE_FILTER, _GET_ACTION_AVAIL = 1, 2
+_NEW_LISTENER = 8
+_ALLOW, _ERRNO, USER_NOTIF = 0x7FFF0000, 0x00050000, 0x7FC00000
+# linux/bpf_common.h: load a word, compare, mask, return.
+_LD, _JEQ, _JGE, _JSET, _AND, _RET = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
+# struct seccomp_data: nr, arch, instruction pointer, six arguments; the low half comes first.
+_NR_AT, _ARCH_AT, _ARGUMENTS_AT, _ARGUMENT_BYTES = 0, 4, 16, 8
+_X32 = 0x40000000
+_AF_UNIX, _SOCK_STREAM, _SOCK_TYPE = 1, 1, 0xF
+
+Instruction = tuple[int, int, int, int]
+
+
+def is_known() -> bool:
+    """Whether there are numbers for this machine."""
+    return platform.machine() in ARCHITECTURES
+
+
+def is_offered() -> bool:
+    """Whether this kernel has filters that hand calls to another process (Linux 5.5)."""
+    if not is_known():
+        return False
+    action = ctypes.c_uint32(USER_NOTIF)
+    release = tuple(int(n) for n in platform.release().split("-")[0].split(".")[:2] if n.isdigit())
+    # To let a call go on is newer than to hand it over.
+    return _seccomp(_GET_ACTION_AVAIL, 0, ctypes.byref(action)) == 0 and release >= (5, 5)
+
+
+def restrict(own_pid: int, *, unix_sockets: bool) -> int | None:
+    """From now on this thread and what it starts may make no other calls.
+
+    `PR_SET_NO_NEW_PRIVS` must be set.
+
+    Returns:
+        The descriptor on which the daemon decides of calls that name another process. None where
+        a container is decided for in this way already, which the kernel allows once: all such
+        calls are refused then, those for processes that the model starts too.
+
+    Raises:
+        OSError: the kernel does not take the filter.
+    """
+    try:
+        return _install(own_pid, USER_NOTIF, _NEW_LISTENER, unix_sockets=unix_sockets)
+    except OSError as error:
+        if error.errno != errno.EBUSY:
+            raise
+    _install(own_pid, _ERRNO | errno.EPERM, 0, unix_sockets=unix_sockets)
+    return None
+
+
+def _install(own_pid: int, of_others: int, flags: int, *, unix_sockets: bool) -> int:
+    machine = platform.machine()
+    program = filter_program(machine, own_pid, of_others, unix_sockets=unix_sockets)
+    code = b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
+    memory = ctypes.create_string_buffer(code, len(code))
+    # struct sock_fprog; native alignment puts the pointer where C does.
+    fprog = ctypes.create_string_buffer(struct.pack("@HP", len(program), ctypes.addressof(memory)))
+    returned = _seccomp(_SET_MODE_FILTER, flags, fprog)
+    if returned < 0:
+        raise OSError(ctypes.get_errno(), f"seccomp: {os.strerror(ctypes.get_errno())}")
+    return returned
+
+
+def filter_program(
+    machine: str, own_pid: int, of_others: int = USER_NOTIF, *, unix_sockets: bool
+) -> list[Instruction]:
+    """What the kernel runs at each system call, in classic BPF.
+
+    Args:
+        of_others: what becomes of a call that names another process.
+    """
+    audit, column = ARCHITECTURES[machine]
+    program = [
+        (_LD, 0, 0, _ARCH_AT),
+        # Programs of another architecture have other numbers.
+        (_JEQ, 1, 0, audit),
+        _error(errno.EPERM),
+        (_LD, 0, 0, _NR_AT),
+    ]
+    if machine == "x86_64":
+        program += [(_JGE, 0, 1, _X32), _error(errno.ENOSYS)]
+    for table, answer in ((REFUSED, errno.EPERM), (UNKNOWN, errno.ENOSYS), (WITHOUT_EFFECT, 0)):
+        for numbers in table.values():
+            if numbers[column] != NONE:
+                program += [(_JEQ, 0, 1, numbers[column]), _error(answer)]
+    for numbers, argument, values in REFUSED_VALUES.values():
+        body = [_load(argument)]
+        for value in values:
+            body += [(_JEQ, 0, 1, value), _error(errno.EPERM)]
+        program += _of(numbers[column], body)
+    for name, (numbers, argument) in OF_A_PROCESS.items():
+        body = []
+        if name in OF_THE_USER:
+            body += [_load(0), (_JEQ, 0, 1, OF_THE_USER[name]), _error(errno.EPERM)]
+        body.append(_load(argument))
+        # -own_pid is the group that this process leads.
+        own = (0, own_pid, (-own_pid) & 0xFFFFFFFF) if name == "kill" else (0, own_pid)
+        for value in own:
+            body += [(_JEQ, 0, 1, value), (_RET, 0, 0, _ALLOW)]
+        program += _of(numbers[column], [*body, (_RET, 0, 0, of_others)])
+    clone = [_load(0), (_JSET, 0, 1, NAMESPACES), _error(errno.EPERM)]
+    program += _of(CLONE[column], clone)
+    if not unix_sockets:
+        program += _of(SOCKET[column], _no_unix_stream())
+    return [*program, (_RET, 0, 0, _ALLOW)]
+
+
+def _no_unix_stream() -> list[Instruction]:
+    """Pairs are made by another call, and gRPC listens on streams only."""
+    return [
+        _load(0),
+        (_JEQ, 0, 4, _AF_UNIX),
+        _load(1),
+        (_AND, 0, 0, _SOCK_TYPE),
+        (_JEQ, 0, 1, _SOCK_STREAM),
+        _error(errno.EACCES),
+    ]
+
+
+def _of(number: int, body: list[Instruction]) -> list[Instruction]:
+    """`body` for that call, which is allowed where it comes to the end; others pass by."""
+    return [(_JEQ, 0, len(body) + 1, number), *body, (_RET, 0, 0, _ALLOW)]
+
+
+def _load(argument: int) -> Instruction:
+    return (_LD, 0, 0, _ARGUMENTS_AT + _ARGUMENT_BYTES * argument)
+
+
+def _error(number: int) -> Instruction:
+    return (_RET, 0, 0, _ERRNO | number)
+
+
+def _seccomp(operation: int, flags: int, argument: object) -> int:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.syscall.restype = ctypes.c_long
+    number = ctypes.c_long(_SYS_SECCOMP[platform.machine()])
+    returned: int = libc.syscall(number, ctypes.c_long(operation), ctypes.c_long(flags), argument)
+    return returned

@@ -1,0 +1,123 @@
+"""System calls that Python models do without: their numbers, and what is decided of each.
+
+Numbers: arch/x86/entry/syscalls/syscall_64.tbl for x86-64, include/uapi/asm-generic/unistd.h for
+aarch64, each from Linux 6.1; they never change.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Architecture(NamedTuple):
+    """`audit` names it to a filter (linux/audit.h); `column` is its place in the tables below."""
+
+    audit: int
+    column: int
+
+
+ARCHITECTURES = {"x86_64": Architecture(0xC000003E, 0), "aarch64": Architecture(0xC00000B7, 1)}
+
+Numbers = tuple[int, int]
+NONE = -1
+
+# What reaches into other processes, or into the kernel; nothing that computes needs them.
+REFUSED: dict[str, Numbers] = {
+    "ptrace": (101, 117),
+    "process_vm_readv": (310, 270),
+    "process_vm_writev": (311, 271),
+    "process_madvise": (440, 440),
+    "process_mrelease": (448, 448),
+    "migrate_pages": (256, 238),
+    "move_pages": (279, 239),
+    "kcmp": (312, 272),
+    "tkill": (200, 130),
+    "pidfd_getfd": (438, 438),
+    # Its descriptor may be of any process.
+    "pidfd_send_signal": (424, 424),
+    "mount": (165, 40),
+    "umount2": (166, 39),
+    "pivot_root": (155, 41),
+    "chroot": (161, 51),
+    "open_tree": (428, 428),
+    "move_mount": (429, 429),
+    "fsopen": (430, 430),
+    "fsconfig": (431, 431),
+    "fsmount": (432, 432),
+    "fspick": (433, 433),
+    "mount_setattr": (442, 442),
+    "setns": (308, 268),
+    "unshare": (272, 97),
+    "open_by_handle_at": (304, 265),
+    "fanotify_init": (300, 262),
+    "quotactl": (179, 60),
+    "quotactl_fd": (443, 443),
+    "bpf": (321, 280),
+    "perf_event_open": (298, 241),
+    "userfaultfd": (323, 282),
+    "add_key": (248, 217),
+    "request_key": (249, 218),
+    "keyctl": (250, 219),
+    # It makes calls that no filter sees.
+    "io_uring_setup": (425, 425),
+    "io_uring_enter": (426, 426),
+    "io_uring_register": (427, 427),
+    "init_module": (175, 105),
+    "finit_module": (313, 273),
+    "delete_module": (176, 106),
+    "kexec_load": (246, 104),
+    "kexec_file_load": (320, 294),
+    "reboot": (169, 142),
+    "swapon": (167, 224),
+    "swapoff": (168, 225),
+    "sethostname": (170, 161),
+    "setdomainname": (171, 162),
+    "settimeofday": (164, 170),
+    "clock_settime": (227, 112),
+    "clock_adjtime": (305, 266),
+    "adjtimex": (159, 171),
+    "acct": (163, 89),
+    "syslog": (103, 116),
+    "vhangup": (153, 58),
+    "iopl": (172, NONE),
+    "ioperm": (173, NONE),
+}
+
+# They return 0 and change nothing, so that programs that begin a session of their own still run:
+# what a model starts stays in its group and session, is known by that, and ends with it.
+WITHOUT_EFFECT: dict[str, Numbers] = {"setsid": (112, 157), "setpgid": (109, 154)}
+
+# Its flags lie where no filter can read them; libraries then use `clone`.
+UNKNOWN: dict[str, Numbers] = {"clone3": (435, 435)}
+
+# Which argument names a process; 0 is the one that calls.
+OF_A_PROCESS: dict[str, tuple[Numbers, int]] = {
+    "kill": ((62, 129), 0),
+    "tgkill": ((234, 131), 0),
+    "rt_sigqueueinfo": ((129, 138), 0),
+    "rt_tgsigqueueinfo": ((297, 240), 0),
+    "sched_setaffinity": ((203, 122), 0),
+    "sched_setscheduler": ((144, 119), 0),
+    "sched_setparam": ((142, 118), 0),
+    "sched_setattr": ((314, 274), 0),
+    "prlimit64": ((302, 261), 0),
+    "setpriority": ((141, 140), 1),
+    "ioprio_set": ((251, 30), 1),
+}
+
+# Argument, and the values of it that are refused.
+REFUSED_VALUES: dict[str, tuple[Numbers, int, tuple[int, ...]]] = {
+    # F_SETOWN, F_SETSIG, F_SETOWN_EX: signals by way of a descriptor.
+    "fcntl": ((72, 25), 1, (8, 10, 15)),
+    # TIOCSTI, TIOCLINUX: typing into a terminal; FIOSETOWN, SIOCSPGRP: as above.
+    "ioctl": ((16, 29), 1, (0x5412, 0x541C, 0x8901, 0x8902)),
+    # PR_SET_PDEATHSIG: this process ends with the daemon.
+    "prctl": ((157, 167), 0, (1,)),
+}
+
+# CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET.
+CLONE: Numbers = (56, 220)
+NAMESPACES = 0x7E020000
+SOCKET: Numbers = (41, 198)
+# PRIO_USER, IOPRIO_WHO_USER: everything that the user runs.
+OF_THE_USER = {"setpriority": 2, "ioprio_set": 3}
