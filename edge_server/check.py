@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from edge_server.cameras.camera import Camera
 from edge_server.cuda.devices import Devices
-from edge_server.errors import ModelConfigError, SettingsError, SourceError
+from edge_server.errors import ModelConfigError, SettingsError, SourceError, Unavailable
 from edge_server.grpc_api.credentials import server_credentials
 from edge_server.model_parts import chosen_control, chosen_scheduling, chosen_signatures
 from edge_server.mqtt.broker_address import BrokerAddress
@@ -54,7 +54,7 @@ def check(settings: chosen.Settings) -> list[str]:
         for try_it, well in _tries(settings):
             try:
                 try_it()
-            except SettingsError as error:
+            except (SettingsError, Unavailable) as error:
                 faults.append(str(error))
             else:
                 lines.append(well)
@@ -117,7 +117,7 @@ def _check_camera(
     if faulty_models is not None and settings.model not in faulty_models:
         try:
             LanePipeline(camera, data_plane, settings.model, ()).prove()
-        except SettingsError as error:
+        except (SettingsError, Unavailable) as error:
             faults.append(str(error))
     try:
         camera.open()

@@ -15,7 +15,7 @@ from edge_server.appliance.supervisor import Supervisor
 from edge_server.appliance.worker import Worker
 from edge_server.cameras.camera import Camera, CameraState
 from edge_server.cuda.devices import Devices
-from edge_server.errors import SourceError, StageStuck
+from edge_server.errors import EdgeServerError, SourceError, StageStuck
 from edge_server.grpc_api.server import GrpcServer
 from edge_server.grpc_api.shared_memory import SharedMemory
 from edge_server.http_api.lane_latency import LaneLatency
@@ -74,8 +74,8 @@ class Daemon:
     Raises:
         Unavailable: the gRPC or the metrics address cannot be bound.
         AlreadyRunning: another daemon holds the Unix socket.
-        SettingsError: the broker's settings do not fit together, a certificate is of no use, or
-            traces cannot be written where they shall go.
+        SettingsError: the broker's settings do not fit together, or a certificate is of no use.
+        Unavailable: the place of traces, of models' copies or of the socket cannot be written.
     """
 
     def __init__(
@@ -150,8 +150,10 @@ class Daemon:
         Returns early, not ready, when `stop` is set meanwhile; then `stop()` is due as ever.
 
         Raises:
-            ModelConfigError: a model cannot be loaded.
+            ModelConfigError: a model cannot be loaded; ModelLoadError where that may pass.
             SettingsError: a camera's model is no lane model.
+            Unavailable: a camera's model is not there, or cannot answer.
+            DeviceLost: a GPU is broken, which other errors came of.
             SourceError: a camera's recording cannot be opened.
             SourceUriError: a camera's URI is wrong.
         """
@@ -243,6 +245,9 @@ class Daemon:
                     pipeline.camera.open()
                 except SourceError as error:
                     raise type(error)(f"camera {pipeline.camera.name}: {error}") from error
+        except EdgeServerError:
+            self.devices.check()
+            raise
         finally:
             telling.stop()
             # Why one cannot be loaded, too.

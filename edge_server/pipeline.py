@@ -10,7 +10,14 @@ import numpy as np
 
 from edge_server.appliance.worker import Worker
 from edge_server.cameras.frame import Frame
-from edge_server.errors import EdgeServerError, InternalError, NotFound, SettingsError
+from edge_server.errors import (
+    EdgeServerError,
+    InternalError,
+    NotFound,
+    SettingsError,
+    Unavailable,
+    may_pass,
+)
 from edge_server.lanes.anchors import ROW_COUNT
 from edge_server.lanes.rows import lanes_from_rows
 from edge_server.lanes.types import LaneFrame, StageLatency
@@ -86,7 +93,7 @@ class LanePipeline:
         points = response.outputs[LANE_POINTS].array
         scores = response.outputs[LANE_SCORES].array
         if points.shape[:2] != scores.shape[:2] or points.shape[2:] != (ROW_COUNT, 2):
-            raise InternalError(
+            raise _NoLanes(
                 f"model '{self._model}' answered '{LANE_POINTS}' {points.shape} and "
                 f"'{LANE_SCORES}' {scores.shape}; lanes are (1, K, {ROW_COUNT}, 2) and (1, K)"
             )
@@ -109,7 +116,8 @@ class LanePipeline:
         """Run one grey frame through the model, so that the first real one finds it warm.
 
         Raises:
-            SettingsError: the camera's model is no lane model, or cannot answer.
+            SettingsError: the camera's model is no lane model.
+            Unavailable: it is not there, or cannot answer now.
         """
         now_ns = time.monotonic_ns()
         grey = Frame(0, np.full((720, 1280, 3), 127, np.uint8), now_ns, time.time_ns())
@@ -122,7 +130,8 @@ class LanePipeline:
                     "; put it into a repository, and in mode explicit into repository.load "
                     "(--load-model)"
                 )
-            raise SettingsError(
+            is_lane_model = may_pass(error) and not isinstance(error, _NoLanes)
+            raise (Unavailable if is_lane_model else SettingsError)(
                 f"cameras.{self.camera.name}.model: '{self._model}' gives no lanes: {error}{remedy}"
             ) from error
 
@@ -138,6 +147,10 @@ class LanePipeline:
                 "camera %s: lanes again, %d frames failed", self.camera.name, self.failed_frames
             )
         self._failing = False
+
+
+class _NoLanes(InternalError):
+    """What the model answered is of another shape than lanes are."""
 
 
 def _stage_latency(queue_ns: int, timings: Sequence[StepTiming]) -> StageLatency:

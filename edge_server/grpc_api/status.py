@@ -17,6 +17,7 @@ log = logging.getLogger(__name__)
 STATUS = {
     errors.InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
     errors.ModelConfigError: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.ModelLoadError: grpc.StatusCode.INVALID_ARGUMENT,
     errors.NotFound: grpc.StatusCode.NOT_FOUND,
     errors.Unavailable: grpc.StatusCode.UNAVAILABLE,
     errors.Unsupported: grpc.StatusCode.UNIMPLEMENTED,

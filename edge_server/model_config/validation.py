@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from edge_server.errors import ModelConfigError
+from edge_server.errors import ModelConfigError, ModelLoadError
 from edge_server.model_config.batching_rules import batching_faults, cache_faults
 from edge_server.model_config.completion import BACKEND_BY_PLATFORM
 from edge_server.model_config.config import USUAL_COMPLETION, Completion
 from edge_server.model_config.fields import field_faults, without_effect
 from edge_server.model_config.files import is_file_name
-from edge_server.model_config.instance_group_rules import instance_group_faults
+from edge_server.model_config.instance_group_rules import absent_gpus, instance_group_faults
 from edge_server.model_config.io_rules import io_faults
 from edge_server.model_config.labels import read_labels
 from edge_server.model_config.sequence_rules import sequence_faults
@@ -52,8 +52,10 @@ def validate(
         faults += _ensemble(message)
     else:
         faults += [*instance_group_faults(message, completion), *warmup_faults(message, files)]
-    if faults:
-        raise ModelConfigError("\n".join(f"{path}: {fault}" for fault in faults))
+    absent = list(absent_gpus(message, completion))
+    if faults or absent:
+        kind = ModelConfigError if faults else ModelLoadError
+        raise kind("\n".join(f"{path}: {fault}" for fault in [*faults, *absent]))
     read_labels(message, files)
 
 

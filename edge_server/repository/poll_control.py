@@ -7,9 +7,10 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from edge_server.errors import EdgeServerError, ModelConfigError, Unavailable
+from edge_server.errors import EdgeServerError, Unavailable
 from edge_server.repository.arrivals import Arrivals
 from edge_server.repository.beliefs import Beliefs
+from edge_server.repository.control import cannot_be_loaded
 from edge_server.repository.manifest import read_manifest
 from edge_server.repository.scan import model_names
 from edge_server.repository.updates import Updates
@@ -148,9 +149,9 @@ class PollControl:
             if stop.is_set():
                 return
         entries = self._registry.snapshot.entries.values()
-        failed = sorted({e.name for e in entries if e.state is ModelState.UNAVAILABLE})
+        failed = [entry for entry in entries if entry.state is ModelState.UNAVAILABLE]
         if failed and self._exit_on_error:
-            raise ModelConfigError(f"models that cannot be loaded: {', '.join(failed)}")
+            raise cannot_be_loaded(failed)
 
 
 def _refuse() -> None:

@@ -14,7 +14,8 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from edge_server.errors import InternalError, ModelConfigError, SettingsError
+from edge_server.appliance.places import error_of_place
+from edge_server.errors import InternalError, ModelConfigError
 from edge_server.repository.copies import Copies
 from edge_server.repository.fingerprint import content_fingerprint
 from edge_server.repository.releases import Releases
@@ -91,6 +92,7 @@ class ModelStore:
         Raises:
             AlreadyRunning: another process has it open.
             SettingsError: there can be no store in `directory`.
+            Unavailable: its disk does not let it be made.
         """
         self._directory = directory
         self._most_bytes = most_bytes
@@ -105,7 +107,9 @@ class ModelStore:
             self._releases.make()
         except OSError as error:
             os.close(lock)
-            raise SettingsError(f"model store {directory}: {error}; mend or replace it") from error
+            raise error_of_place(
+                error, f"model store {directory}: {error}; mend or replace it"
+            ) from error
         self._locked: int | None = lock
         self._file = StateFile(directory)
         self._state = self._file.read()

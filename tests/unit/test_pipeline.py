@@ -13,7 +13,7 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.backends.contract import TensorModel
 from edge_server.cameras.frame import Frame
-from edge_server.errors import InternalError, SettingsError
+from edge_server.errors import InternalError, SettingsError, Unavailable
 from edge_server.model_config.config import ModelConfig
 from edge_server.pipeline import LanePipeline
 from edge_server.serving.data_plane import DataPlane
@@ -145,3 +145,16 @@ def test_a_model_that_gives_something_else_under_the_same_names_is_refused_too()
     loop, _ = pipeline(Other())
     with pytest.raises(SettingsError, match=r"lanes are \(1, K, 72, 2\) and \(1, K\)"):
         loop.prove()
+
+
+def test_a_model_that_is_not_there_or_fails_may_be_there_at_the_next_start() -> None:
+    model = LaneModel()
+    model.broken = True
+    loop, _ = pipeline(model)
+    with pytest.raises(
+        Unavailable, match=r"cameras\.front\.model: 'lane_detection' gives no lanes"
+    ):
+        loop.prove()
+    absent = LanePipeline(OneCamera(), DataPlane(ModelRegistry()), "lane_detection", ())  # type: ignore[arg-type]
+    with pytest.raises(Unavailable, match="put it into a repository"):
+        absent.prove()

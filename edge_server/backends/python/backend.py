@@ -37,7 +37,7 @@ from edge_server.backends.python.instance import Limits
 from edge_server.backends.python.messages import LogLine, Started
 from edge_server.backends.python.model import PythonModel, start_message
 from edge_server.backends.python.process import ChildProcess
-from edge_server.errors import ModelConfigError
+from edge_server.errors import ModelConfigError, ModelLoadError
 from edge_server.model_config.completion import complete_scheduling
 from edge_server.model_config.config import Completion, ModelConfig
 from edge_server.model_config.files import require_path
@@ -144,7 +144,7 @@ def _auto_complete(directory: Path, config: ModelConfig, limits: Limits) -> str:
     try:
         process = ChildProcess(config.name, limits.arena_bytes)
     except OSError as error:
-        raise ModelConfigError(f"{path}: no process can be started: {error}") from error
+        raise ModelLoadError(f"{path}: no process can be started: {error}") from error
     try:
         process.channel.send(start_message(directory, config, complete=True))
         until = time.monotonic() + limits.initialize_s
@@ -152,16 +152,16 @@ def _auto_complete(directory: Path, config: ModelConfig, limits: Limits) -> str:
             for message in process.receive(left_s):
                 if isinstance(message, Started):
                     if message.failure:
-                        raise ModelConfigError(f"{path}: {message.failure}")
+                        raise ModelLoadError(f"{path}: {message.failure}")
                     return message.completed
                 if isinstance(message, LogLine):
                     log.log(message.level, "model %s: %s", config.name, message.text)
     except ChannelClosed:
-        raise ModelConfigError(f"{path}: auto_complete_config: {process.close()}") from None
+        raise ModelLoadError(f"{path}: auto_complete_config: {process.close()}") from None
     finally:
         process.kill()
         process.close()
-    raise ModelConfigError(
+    raise ModelLoadError(
         f"{path}: auto_complete_config did not return within {limits.initialize_s:g} s; parameter "
         "'initialize_timeout_s' allows more"
     )
