@@ -151,4 +151,14 @@ def _check_broker(mqtt: chosen.Mqtt) -> list[str]:
             faults.append(f"mqtt.ca_file: {address.ca_file}: holds no certificate in PEM form")
         except OSError as error:
             faults.append(f"mqtt.ca_file: {address.ca_file}: cannot be read: {error.strerror}")
+    if address.cert_file is not None:
+        try:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            context.load_cert_chain(address.cert_file, address.key_file, password="")
+        except OSError as error:  # ssl.SSLError is one
+            faults.append(
+                f"mqtt.cert_file, mqtt.key_file: {address.cert_file}, {address.key_file}: cannot "
+                f"be used: {error.strerror or error}; give a certificate and its key in PEM form, "
+                "without a password"
+            )
     return faults

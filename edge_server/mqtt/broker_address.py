@@ -23,6 +23,8 @@ class BrokerAddress:
         password_file: holds the password; line ends after it do not count.
         ca_file: PEM; given, the connection is TLS 1.2 or newer and the broker must show a
             certificate of this authority for `host`.
+        cert_file: PEM; our own certificate, for a broker that asks for one.
+        key_file: PEM; its private key, which no password protects.
         keepalive_s: a broker that says nothing is given up after two of these.
         connect_timeout_s: for TCP and again for TLS.
 
@@ -35,6 +37,8 @@ class BrokerAddress:
     username: str | None = None
     password_file: Path | None = None
     ca_file: Path | None = None
+    cert_file: Path | None = None
+    key_file: Path | None = None
     keepalive_s: int = 5
     connect_timeout_s: float = 3.0
 
@@ -60,8 +64,10 @@ class BrokerAddress:
                 mqtt.host,
                 mqtt.port,
                 mqtt.username,
-                Path(mqtt.password_file) if mqtt.password_file else None,
-                Path(mqtt.ca_file) if mqtt.ca_file else None,
+                _path(mqtt.password_file),
+                _path(mqtt.ca_file),
+                _path(mqtt.cert_file),
+                _path(mqtt.key_file),
             )
         except ValueError as error:
             raise SettingsError(f"mqtt: {error}") from error
@@ -78,3 +84,7 @@ class BrokerAddress:
         if self.password_file is None:
             return None
         return self.password_file.read_text(encoding="utf-8").rstrip("\r\n")
+
+
+def _path(text: str | None) -> Path | None:
+    return Path(text) if text else None
