@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import grpc
 
 from edge_server import errors
+from edge_server.appliance.utf8 import as_utf8
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -63,7 +64,7 @@ def streaming(behaviour: Callable[..., Any], method: str) -> grpc.RpcMethodHandl
 
 def _abort(context: grpc.ServicerContext, method: str, error: Exception) -> NoReturn:
     if isinstance(error, errors.EdgeServerError):
-        context.abort(status_of(error), str(error)[:_LONGEST_TEXT])
+        context.abort(status_of(error), as_utf8(str(error))[:_LONGEST_TEXT])
     log.error("grpc %s: unforeseen error", method, exc_info=error)
     text = f"{type(error).__name__}: {error}"
-    context.abort(grpc.StatusCode.INTERNAL, text[:_LONGEST_TEXT])
+    context.abort(grpc.StatusCode.INTERNAL, as_utf8(text)[:_LONGEST_TEXT])
