@@ -30,7 +30,7 @@ from edge_server.pipeline import LanePipeline
 from edge_server.repository.poll_control import PollControl
 from edge_server.serving.data_plane import DataPlane
 from edge_server.serving.registry import ModelRegistry
-from edge_server.serving.snapshot import ModelState
+from edge_server.serving.snapshot import UNLOADED, ModelState
 from edge_server.tracing.sampling import TraceRule
 from edge_server.tracing.trace_file import TraceFile
 from edge_server.tracing.trace_writer import TraceWriter
@@ -38,7 +38,7 @@ from edge_server.tracing.tracer import Tracer
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from edge_server.appliance.log_switches import LogSwitches
     from edge_server.pipeline import Listener
@@ -57,6 +57,8 @@ LOOK_S = 0.5
 FAREWELL_S = 5.0
 # What systemd allows a start from the last news of a build on: its own default for a whole start.
 START_MORE_S = 90.0
+# Of a model's error, in systemd's status.
+_LONGEST_STATUS = 200
 # An open camera that gives nothing for this long has stalled.
 STALLED_S = 1.0
 
@@ -132,7 +134,8 @@ class Daemon:
             workers.append(self.control.watcher.worker)
         self._supervisor = Supervisor(workers)
         self._running = ExitStack()
-        self._told: dict[str, str] = {}
+        self._told: dict[str, tuple[str, str]] = {}
+        self._untold = ""
         self._stop_by = 0.0
 
     @property
@@ -187,11 +190,10 @@ class Daemon:
         gc.collect()
         gc.freeze()
         if not stop.is_set():
-            self._publish_states()
-            if publisher is not None:
-                publisher.publish_online()
-            notify("READY=1", f"STATUS={self._status()}")
-            log.info("edge-server %s: ready, %s", VERSION, self._status())
+            self._attempt(self._publish_states)
+            status = self._attempt(self._status)
+            notify("READY=1", f"STATUS={status}")
+            log.info("edge-server %s: ready, %s", VERSION, status)
 
     def run(self, stop: threading.Event) -> None:
         """Watch over the parts until `stop` is set.
@@ -210,8 +212,8 @@ class Daemon:
             model, running_s = self.data_plane.longest_run(now)
             if running_s > MODEL_STUCK_S:
                 raise StageStuck(f"model {model}: one run takes more than {MODEL_STUCK_S:g} s")
-            self._publish_states()
-            notify("WATCHDOG=1", f"STATUS={self._status()}")
+            self._attempt(self._publish_states)
+            notify("WATCHDOG=1", f"STATUS={self._attempt(self._status)}")
 
     def stop(self) -> None:
         """Not ready at once; what is in flight finishes; `offline` is published; all is closed.
@@ -229,8 +231,8 @@ class Daemon:
         """What may take minutes, where plans are built; broker and systemd hear how far it is."""
 
         def tell(_now: float) -> None:
-            self._publish_models()
-            self._tell_builds()
+            self._attempt(self._publish_models)
+            self._attempt(self._tell_builds)
             telling.wait(LOOK_S)
 
         telling = Worker("first-load", tell)
@@ -251,7 +253,7 @@ class Daemon:
         finally:
             telling.stop()
             # Why one cannot be loaded, too.
-            self._publish_models()
+            self._attempt(self._publish_models)
 
     def _tell_builds(self) -> None:
         """systemd ends a start that takes too long, unless it is told again and again of more."""
@@ -300,24 +302,34 @@ class Daemon:
         if self._publisher is None:
             return
         now = time.monotonic()
+        no_lanes = []
         for pipeline in self.pipelines:
-            camera = pipeline.camera
+            camera, failure = pipeline.camera, pipeline.failure
             age_s = camera.last_frame_age_s(now)
             state = _camera_state(camera.state, age_s)
-            if self._told.get(camera.name) != state:
-                self._told[camera.name] = state
+            if failure or (state != "ok" and camera.state is not CameraState.STARTING):
+                no_lanes.append(camera.name)
+            if self._told.get(camera.name) != (state, failure):
+                self._told[camera.name] = state, failure
                 age_ms = None if age_s is None else round(1e3 * age_s)
-                self._publisher.publish_camera_status(camera.name, state, age_ms)
+                self._publisher.publish_camera_status(camera.name, state, age_ms, failure)
         self._publish_models()
+        self._publisher.publish_online(no_lanes)
 
     def _publish_models(self) -> None:
-        if self._publisher is not None:
-            self._publisher.publish_models(self.data_plane.index(only_ready=False))
+        if self._publisher is None:
+            return
+        entries = self.data_plane.index(only_ready=False)
+        if isinstance(self.control, PollControl):
+            # It was taken out of the repository; on request, an unloaded one may come back.
+            entries = [e for e in entries if e.loaded is not None or e.reason != UNLOADED]
+        self._publisher.publish_models(entries)
 
     def _status(self) -> str:
         cameras = ", ".join(
             f"{p.camera.name} {p.camera.state.value}, {p.camera.captured} frames, "
             f"{p.camera.dropped} dropped, {p.failed_frames} failed"
+            + (f", no lanes: {p.failure[:_LONGEST_STATUS]}" if p.failure else "")
             for p in self.pipelines
         )
         broker = "off"
@@ -325,7 +337,19 @@ class Daemon:
             state = "connected" if self._publisher.connected else "away"
             broker = f"{state}, {self._publisher.dropped} lanes dropped"
         ready = len(self.data_plane.index(only_ready=True))
-        return f"{ready} models; cameras: {cameras or 'none'}; mqtt: {broker}"
+        # A line of its own would be another word to systemd.
+        return f"{ready} models; cameras: {cameras or 'none'}; mqtt: {broker}".replace("\n", " ")
+
+    def _attempt(self, tell: Callable[[], str | None]) -> str:
+        """Nobody ends because it cannot be told how he is: that is logged, each fault once."""
+        try:
+            return tell() or ""
+        except Exception as error:
+            fault = f"{type(error).__name__}: {error}"
+            if fault != self._untold:
+                self._untold = fault
+                log.exception("how the daemon is cannot be told; it goes on")
+            return "cannot be told"
 
 
 def _trace_rule(settings: Trace) -> TraceRule:

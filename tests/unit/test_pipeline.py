@@ -126,9 +126,42 @@ def test_a_failing_model_costs_its_frames_and_is_told_once(
         assert [loop.tick(0.0) for _ in range(3)] == [True] * 3
         model.broken = False
         loop.tick(0.0)
-    assert [lane_frame.frame_id for lane_frame in told] == [3]
+    assert [(each.frame_id, each.failure) for each in told] == [
+        (0, "broken"),
+        (1, "broken"),
+        (2, "broken"),
+        (3, ""),
+    ]
+    assert not told[0].lanes
+    assert told[3].lanes
     assert loop.failed_frames == 3
     assert [record.levelname for record in caplog.records] == ["ERROR", "INFO"]
+
+
+def test_why_there_are_no_lanes_is_known_until_there_are_again() -> None:
+    model = LaneModel()
+    loop, _ = pipeline(model, frame(0), frame(1))
+    model.broken = True
+    loop.tick(0.0)
+    assert loop.failure == "broken"
+    model.broken = False
+    loop.tick(0.0)
+    assert loop.failure == ""
+
+
+@pytest.mark.parametrize(
+    "points",
+    [LANES[:0], np.concatenate([LANES, LANES]), LANES.astype(np.int32), LANES.astype(object)],
+    ids=["empty", "two", "whole-numbers", "texts"],
+)
+def test_what_is_no_lanes_costs_its_frame_and_not_the_loop(points: np.ndarray) -> None:
+    class Other(LaneModel):
+        def run(self, inputs: Tensors, outputs: frozenset[str]) -> Tensors:
+            return {**super().run(inputs, outputs), "lane_points": Tensor(points)}
+
+    loop, told = pipeline(Other(), frame(0))
+    assert loop.tick(0.0)
+    assert "lanes are (1, K, 72, 2)" in told[0].failure
 
 
 def test_a_model_that_gives_no_lanes_is_refused_by_name() -> None:
