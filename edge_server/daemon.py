@@ -132,6 +132,8 @@ class Daemon:
             workers.append(self._metrics.worker)
         if isinstance(self.control, PollControl):
             workers.append(self.control.watcher.worker)
+        if self._grpc.self_call is not None:
+            workers.append(self._grpc.self_call.worker)
         self._supervisor = Supervisor(workers)
         self._running = ExitStack()
         self._told: dict[str, tuple[str, str]] = {}
@@ -200,7 +202,8 @@ class Daemon:
 
         Raises:
             DeviceLost: a GPU is broken, whichever thread met that; only a new process helps.
-            StageStuck: a worker or a model hangs; only a new process helps.
+            StageStuck: a worker or a model hangs, or gRPC does not answer; only a new process
+                helps.
             InternalError: a worker died.
         """
         period_s = min(LOOK_S, (watchdog_period_s() or LOOK_S) / 2)
@@ -209,6 +212,8 @@ class Daemon:
             self.devices.check()
             now = time.monotonic()
             self._supervisor.check(now)
+            if self._grpc.self_call is not None:
+                self._grpc.self_call.check()
             model, running_s = self.data_plane.longest_run(now)
             if running_s > MODEL_STUCK_S:
                 raise StageStuck(f"model {model}: one run takes more than {MODEL_STUCK_S:g} s")

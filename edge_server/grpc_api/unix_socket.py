@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import socket
 import stat
 from pathlib import Path
 from urllib.parse import quote
@@ -44,6 +45,17 @@ class UnixSocket:
     def let_group_in(self) -> None:
         """To be called once there is a listener: it made the socket with the umask's rights."""
         self.path.chmod(0o660)
+
+    def connect(self, patience_s: float) -> socket.socket:
+        """Raises: OSError: nobody listens there, or not in that time."""
+        connection = socket.socket(socket.AF_UNIX)
+        try:
+            connection.settimeout(patience_s)
+            connection.connect(str(self.path))
+        except BaseException:
+            connection.close()
+            raise
+        return connection
 
     def release(self) -> None:
         """Remove the socket and let another daemon have its place."""

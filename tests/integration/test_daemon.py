@@ -20,6 +20,7 @@ from paho.mqtt.enums import CallbackAPIVersion
 from tritonclient.utils import InferenceServerException
 
 from edge_server.daemon import Daemon
+from edge_server.errors import StageStuck
 from edge_server.settings import read_settings
 
 if TYPE_CHECKING:
@@ -362,3 +363,26 @@ def test_what_cannot_be_told_ends_nothing(
         daemon.stop()
     told = [r for r in caplog.records if "cannot be told; it goes on" in r.getMessage()]
     assert len(told) == 1
+
+
+def test_a_grpc_server_that_answers_nobody_ends_the_daemon(tmp_path: Path) -> None:
+    overrides = {
+        "repository": {"paths": [str(tmp_path)]},
+        "grpc": {"port": 0, "socket": str(tmp_path / "grpc.sock")},
+        "metrics": {"enabled": False},
+    }
+    daemon = Daemon(read_settings(None, overrides))
+    assert daemon._grpc.self_call is not None
+    daemon._grpc.self_call._period_s = 0.05
+    give_up = threading.Event()
+    timer = threading.Timer(2 * PATIENCE_S, give_up.set)
+    try:
+        daemon.start(threading.Event())
+        timer.start()
+        for server in daemon._grpc._servers:
+            server.stop(None).wait()
+        with pytest.raises(StageStuck, match="gRPC does not answer on unix:"):
+            daemon.run(give_up)
+    finally:
+        timer.cancel()
+        daemon.stop()
