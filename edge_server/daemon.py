@@ -74,10 +74,10 @@ class Daemon:
         log_switches: what clients change of the log; None is all that this process logs.
 
     Raises:
-        Unavailable: the gRPC or the metrics address cannot be bound.
+        Unavailable: the gRPC or the metrics address cannot be bound, or the place of traces, of
+            models' copies or of the socket cannot be written.
         AlreadyRunning: another daemon holds the Unix socket.
         SettingsError: the broker's settings do not fit together, or a certificate is of no use.
-        Unavailable: the place of traces, of models' copies or of the socket cannot be written.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class Daemon:
         self._supervisor = Supervisor(workers)
         self._running = ExitStack()
         self._told: dict[str, tuple[str, str]] = {}
-        self._untold = ""
+        self._untold: dict[str, str] = {}
         self._stop_by = 0.0
 
     @property
@@ -346,13 +346,14 @@ class Daemon:
         return f"{ready} models; cameras: {cameras or 'none'}; mqtt: {broker}".replace("\n", " ")
 
     def _attempt(self, tell: Callable[[], str | None]) -> str:
-        """Nobody ends because it cannot be told how he is: that is logged, each fault once."""
+        """What `tell` gives; where it fails that is logged, once for each fault, and no reason to
+        end what works."""
         try:
             return tell() or ""
         except Exception as error:
             fault = f"{type(error).__name__}: {error}"
-            if fault != self._untold:
-                self._untold = fault
+            if fault != self._untold.get(tell.__name__):
+                self._untold[tell.__name__] = fault
                 log.exception("how the daemon is cannot be told; it goes on")
             return "cannot be told"
 
