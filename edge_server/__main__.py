@@ -9,8 +9,8 @@ from edge_server.cli import run_command
 
 
 def main() -> None:
+    # A file's name that is not UTF-8 may be printed; stderr is so by itself.
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # As standard error does: a path that is not UTF-8 is told, and ends nothing.
         sys.stdout.reconfigure(errors="backslashreplace")
     sys.exit(run_command(sys.argv[1:]))
 

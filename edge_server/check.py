@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from edge_server.cameras.camera import Camera
 from edge_server.cuda.devices import Devices
-from edge_server.errors import ModelConfigError, SettingsError, SourceError
+from edge_server.errors import ModelConfigError, SettingsError, SourceError, Unavailable
 from edge_server.grpc_api.credentials import server_credentials
 from edge_server.grpc_api.port_trial import try_port, who_answers
 from edge_server.model_parts import (
@@ -77,6 +77,8 @@ def check(settings: chosen.Settings) -> Findings:
                 try_it()
             except SettingsError as error:
                 findings.faults.append(str(error))
+            except Unavailable as error:
+                findings.unavailable.append(str(error))
             else:
                 findings.well.append(well)
         if settings.mqtt is not None:
@@ -169,7 +171,7 @@ def _check_camera(
     if faulty_models is not None and settings.model not in faulty_models:
         try:
             LanePipeline(camera, data_plane, settings.model, ()).prove()
-        except SettingsError as error:
+        except (SettingsError, Unavailable) as error:
             faults.append(str(error))
     try:
         camera.open()

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from edge_server import errors
 from edge_server.appliance.log_formats import journal_prefix, writes_json
 from edge_server.appliance.logs import set_up_logging
+from edge_server.appliance.places import error_of_place
 from edge_server.delivery.verbs import add_verbs
 from edge_server.doctor.verb import add_doctor
 from edge_server.flags.chosen import choose, nearest
@@ -40,21 +41,26 @@ CONFIGURATION = 78
 DEVICE_LOST = 86
 RESTART_ME = 87
 
-EXIT_CODES = {
+# systemd does not restart what ended with 2 or 78: those are for what stays until a person changes
+# it. What may pass has one of the others. A kind of error that is not here has its parent's code.
+EXIT_CODES: dict[type[BaseException], int] = {
     errors.SettingsError: CONFIGURATION,
     errors.InvalidRequest: CONFIGURATION,
     errors.ModelConfigError: CONFIGURATION,
+    errors.ModelLoadError: UNAVAILABLE,
     errors.SourceError: UNAVAILABLE,
     errors.SourceUriError: CONFIGURATION,
     errors.Unavailable: UNAVAILABLE,
+    errors.Unsupported: CONFIGURATION,
     errors.AlreadyRunning: ALREADY_RUNNING,
     errors.DeviceLost: DEVICE_LOST,
     errors.StageStuck: RESTART_ME,
+    errors.EdgeServerError: FAILED,
 }
 
 _EPILOG = """exit codes: 0 ended as asked, 1 failed, 2 usage, 69 something required is unavailable,
 75 another daemon holds the socket or the copies of models,
-78 configuration or model repository is wrong, 86 a GPU is lost: restart me,
+78 settings or files of a model are wrong and stay so, 86 a GPU is lost: restart me,
 87 a stage hung: restart me"""
 
 
@@ -84,7 +90,7 @@ def _tell(error: errors.EdgeServerError) -> int:
             log.error("%s", line)
         else:
             print(f"{prefix}edge-server: {line}", file=sys.stderr, flush=True)
-    return EXIT_CODES.get(type(error), FAILED)
+    return next(EXIT_CODES[kind] for kind in type(error).__mro__ if kind in EXIT_CODES)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -177,8 +183,9 @@ def _log_to(log: Log) -> LogSwitches:
             path=log.file,
         )
     except OSError as error:
-        raise errors.SettingsError(
-            f"log.file: {log.file}: cannot be written: {error.strerror}"
+        # Its disk may be mounted later, or have room again.
+        raise error_of_place(
+            error, f"log.file: {log.file}: cannot be written: {error.strerror}"
         ) from error
 
 

@@ -16,7 +16,7 @@ from edge_server.appliance.worker import Worker
 from edge_server.cameras.camera import Camera, CameraState
 from edge_server.cameras.source import is_live
 from edge_server.cuda.devices import Devices
-from edge_server.errors import SettingsError, SourceError, StageStuck
+from edge_server.errors import EdgeServerError, SettingsError, SourceError, StageStuck
 from edge_server.grpc_api.server import GrpcServer
 from edge_server.http_api.lane_latency import LaneLatency
 from edge_server.http_api.metrics import MetricsServer
@@ -35,7 +35,7 @@ from edge_server.pipeline import LanePipeline
 from edge_server.repository.poll_control import PollControl
 from edge_server.serving.data_plane import MODEL_STUCK_S, DataPlane
 from edge_server.serving.registry import ModelRegistry
-from edge_server.serving.snapshot import ModelState
+from edge_server.serving.snapshot import UNLOADED, ModelState
 from edge_server.tracing.sampling import TraceRule
 from edge_server.tracing.trace_file import TraceFile
 from edge_server.tracing.trace_writer import TraceWriter
@@ -43,7 +43,7 @@ from edge_server.tracing.tracer import Tracer
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from edge_server.appliance.log_switches import LogSwitches
     from edge_server.pipeline import Listener
@@ -62,6 +62,8 @@ FAREWELL_S = 5.0
 CLOSE_S = 3.0
 # What systemd allows a start from the last news of a build on: its own default for a whole start.
 START_MORE_S = 90.0
+# Of a model's error, in systemd's status.
+_LONGEST_STATUS = 200
 # An open camera that gives nothing for this long has stalled.
 STALLED_S = 1.0
 
@@ -77,10 +79,11 @@ class Daemon:
         log_switches: what clients change of the log; None is all that this process logs.
 
     Raises:
-        Unavailable: the gRPC or the metrics address cannot be bound.
+        Unavailable: the gRPC or the metrics address cannot be bound, or the place of traces, of
+            models' copies or of the socket cannot be written.
         AlreadyRunning: another daemon holds the Unix socket.
-        SettingsError: the broker's settings do not fit together or their files cannot be read, a
-            certificate is of no use, or traces cannot be written where they shall go.
+        SettingsError: the broker's settings do not fit together or their files cannot be read, or a
+            certificate is of no use.
     """
 
     def __init__(
@@ -139,9 +142,12 @@ class Daemon:
             workers.append(self._metrics.worker)
         if isinstance(self.control, PollControl):
             workers.append(self.control.watcher.worker)
+        if self._grpc.self_call is not None:
+            workers.append(self._grpc.self_call.worker)
         self._supervisor = Supervisor(workers)
         self._running = ExitStack()
-        self._told: dict[str, str] = {}
+        self._told: dict[str, tuple[str, str]] = {}
+        self._untold: dict[str, str] = {}
         self._stop_by = 0.0
 
     @property
@@ -159,8 +165,10 @@ class Daemon:
         Returns early, not ready, when `stop` is set meanwhile; then `stop()` is due as ever.
 
         Raises:
-            ModelConfigError: a model cannot be loaded.
+            ModelConfigError: a model cannot be loaded; ModelLoadError where that may pass.
             SettingsError: a camera's model is no lane model.
+            Unavailable: a camera's model is not there, or cannot answer.
+            DeviceLost: a GPU is broken, which other errors came of.
             SourceError: a camera's recording cannot be opened.
             SourceUriError: a camera's URI is wrong.
         """
@@ -195,18 +203,18 @@ class Daemon:
         gc.collect()
         gc.freeze()
         if not stop.is_set():
-            self._publish_states()
-            if publisher is not None:
-                publisher.publish_online()
-            notify("READY=1", f"STATUS={self._status()}")
-            log.info("edge-server %s: ready, %s", VERSION, self._status())
+            self._attempt(self._publish_states)
+            status = self._attempt(self._status)
+            notify("READY=1", f"STATUS={status}")
+            log.info("edge-server %s: ready, %s", VERSION, status)
 
     def run(self, stop: threading.Event) -> None:
         """Watch over the parts until `stop` is set.
 
         Raises:
             DeviceLost: a GPU is broken, whichever thread met that; only a new process helps.
-            StageStuck: a worker or a model hangs; only a new process helps.
+            StageStuck: a worker or a model hangs, or gRPC does not answer; only a new process
+                helps.
             InternalError: a worker died.
         """
         period_s = min(LOOK_S, (watchdog_period_s() or LOOK_S) / 2)
@@ -215,11 +223,13 @@ class Daemon:
             self.devices.check()
             now = time.monotonic()
             self._supervisor.check(now)
+            if self._grpc.self_call is not None:
+                self._grpc.self_call.check()
             model, running_s = self.data_plane.longest_run(now)
             if running_s > MODEL_STUCK_S:
                 raise StageStuck(f"model {model}: one run takes more than {MODEL_STUCK_S:g} s")
-            self._publish_states()
-            notify("WATCHDOG=1", f"STATUS={self._status()}")
+            self._attempt(self._publish_states)
+            notify("WATCHDOG=1", f"STATUS={self._attempt(self._status)}")
 
     def stop(self) -> None:
         """Not ready at once; what is in flight finishes; `offline` is published; all is closed.
@@ -250,8 +260,8 @@ class Daemon:
         """What may take minutes, where plans are built; broker and systemd hear how far it is."""
 
         def tell(_now: float) -> None:
-            self._publish_models()
-            self._tell_builds()
+            self._attempt(self._publish_models)
+            self._attempt(self._tell_builds)
             telling.wait(LOOK_S)
 
         telling = Worker("first-load", tell)
@@ -262,11 +272,17 @@ class Daemon:
                 if stop.is_set():
                     break
                 pipeline.prove()
-                pipeline.camera.open()
+                try:
+                    pipeline.camera.open()
+                except SourceError as error:
+                    raise type(error)(f"camera {pipeline.camera.name}: {error}") from error
+        except EdgeServerError:
+            self.devices.check()
+            raise
         finally:
             telling.stop()
             # Why one cannot be loaded, too.
-            self._publish_models()
+            self._attempt(self._publish_models)
 
     def _tell_builds(self) -> None:
         """systemd ends a start that takes too long, unless it is told again and again of more."""
@@ -315,24 +331,34 @@ class Daemon:
         if self._publisher is None:
             return
         now = time.monotonic()
+        no_lanes = []
         for pipeline in self.pipelines:
-            camera = pipeline.camera
+            camera, failure = pipeline.camera, pipeline.failure
             age_s = camera.last_frame_age_s(now)
             state = _camera_state(camera.state, age_s)
-            if self._told.get(camera.name) != state:
-                self._told[camera.name] = state
+            if failure or (state != "ok" and camera.state is not CameraState.STARTING):
+                no_lanes.append(camera.name)
+            if self._told.get(camera.name) != (state, failure):
+                self._told[camera.name] = state, failure
                 age_ms = None if age_s is None else round(1e3 * age_s)
-                self._publisher.publish_camera_status(camera.name, state, age_ms)
+                self._publisher.publish_camera_status(camera.name, state, age_ms, failure)
         self._publish_models()
+        self._publisher.publish_online(no_lanes)
 
     def _publish_models(self) -> None:
-        if self._publisher is not None:
-            self._publisher.publish_models(self.data_plane.index(only_ready=False))
+        if self._publisher is None:
+            return
+        entries = self.data_plane.index(only_ready=False)
+        if isinstance(self.control, PollControl):
+            # It was taken out of the repository; on request, an unloaded one may come back.
+            entries = [e for e in entries if e.loaded is not None or e.reason != UNLOADED]
+        self._publisher.publish_models(entries)
 
     def _status(self) -> str:
         cameras = ", ".join(
             f"{p.camera.name} {p.camera.state.value}, {p.camera.captured} frames, "
             f"{p.camera.dropped} dropped, {p.failed_frames} failed"
+            + (f", no lanes: {p.failure[:_LONGEST_STATUS]}" if p.failure else "")
             for p in self.pipelines
         )
         broker = "off"
@@ -340,7 +366,20 @@ class Daemon:
             state = "connected" if self._publisher.connected else "away"
             broker = f"{state}, {self._publisher.dropped} lanes dropped"
         ready = len(self.data_plane.index(only_ready=True))
-        return f"{ready} models; cameras: {cameras or 'none'}; mqtt: {broker}"
+        # A line of its own would be another word to systemd.
+        return f"{ready} models; cameras: {cameras or 'none'}; mqtt: {broker}".replace("\n", " ")
+
+    def _attempt(self, tell: Callable[[], str | None]) -> str:
+        """What `tell` gives; where it fails that is logged, once for each fault, and no reason to
+        end what works."""
+        try:
+            return tell() or ""
+        except Exception as error:
+            fault = f"{type(error).__name__}: {error}"
+            if fault != self._untold.get(tell.__name__):
+                self._untold[tell.__name__] = fault
+                log.exception("how the daemon is cannot be told; it goes on")
+            return "cannot be told"
 
 
 def _trace_rule(settings: Trace) -> TraceRule:

@@ -3,6 +3,7 @@
     EdgeServerError
     ├── SettingsError        the daemon's own configuration is wrong (file, key, remedy)
     ├── ModelConfigError     a model's config.pbtxt or files are wrong (file, field, remedy)
+    │   └── ModelLoadError    it did not load this time, and its files need not be wrong
     ├── InvalidRequest       the caller sent something that can never work
     ├── NotFound             no model, version, or region of that name
     ├── Unavailable          exists, but cannot answer now (loading, stopping, queue full)
@@ -34,6 +35,14 @@ class SettingsError(EdgeServerError):
 
 class ModelConfigError(EdgeServerError):
     """A model's configuration or files are wrong; the text names file, field and remedy."""
+
+
+class ModelLoadError(ModelConfigError):
+    """A model or a repository could not be loaded this time; the next try may succeed.
+
+    Nothing in its files is known to be wrong: a repository is not mounted yet, a disk did not
+    answer, a Python model's `initialize` raised.
+    """
 
 
 class InvalidRequest(EdgeServerError):
@@ -86,3 +95,9 @@ class StageStuck(EdgeServerError):
 
 class DeviceLost(EdgeServerError):
     """A GPU answers every call with the same error; only a restart of the process helps."""
+
+
+def may_pass(error: BaseException) -> bool:
+    """Whether what raised `error` may succeed when it is tried again, and nothing was changed."""
+    stays = (SettingsError, ModelConfigError, InvalidRequest, Unsupported, SourceUriError)
+    return isinstance(error, ModelLoadError) or not isinstance(error, stays)

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from edge_server.appliance.worker import Worker
 from edge_server.cameras.frame import Frame
-from edge_server.errors import EdgeServerError, InternalError, NotFound, SettingsError
+from edge_server.errors import (
+    EdgeServerError,
+    InternalError,
+    NotFound,
+    SettingsError,
+    Unavailable,
+    may_pass,
+)
 from edge_server.lanes.anchors import ROW_COUNT
 from edge_server.lanes.rows import lanes_from_rows
 from edge_server.lanes.types import LaneFrame, StageLatency
@@ -20,6 +27,8 @@ from edge_server.tensors import Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
 
     from edge_server.cameras.camera import Camera
     from edge_server.serving.data_plane import DataPlane
@@ -44,8 +53,9 @@ _STAGE_OF_BACKEND = {"image_preprocess": "preprocess", "lane_decode": "postproce
 class LanePipeline:
     """Takes the newest frame of one camera, asks the model for its lanes, tells the listeners.
 
-    It asks through the same door as every client. A model that fails costs that frame.
-    Listeners are called on this loop's thread and must return at once.
+    It asks through the same door as every client. A model that fails costs that frame, of which
+    the listeners are told why it has no lanes. They are called on this loop's thread and must
+    return at once.
 
     While it waits for an answer, the loop is not what hangs: a request that waits ends at its
     deadline, a process of a model is killed at its limit, and a model that hangs in this process
@@ -53,6 +63,10 @@ class LanePipeline:
 
     Args:
         frame_deadline_s: how long a frame waits for its lanes.
+
+    Attributes:
+        failed_frames: how many frames have cost that.
+        failure: why frames have no lanes now; empty while they have.
     """
 
     def __init__(
@@ -66,12 +80,12 @@ class LanePipeline:
     ) -> None:
         self.camera = camera
         self.failed_frames = 0
+        self.failure = ""
         self.worker = Worker(f"lanes-{camera.name}", self.tick)
         self._data_plane = data_plane
         self._model = model
         self._listeners = tuple(listeners)
         self._frame_deadline_s = frame_deadline_s
-        self._failing = False
 
     def tick(self, now: float) -> bool:
         """One frame, or a short wait for it; False when the camera has come to its end."""
@@ -86,8 +100,9 @@ class LanePipeline:
                 lane_frame = self.detect(frame, deadline)
         except EdgeServerError as error:
             self._note_failure(error)
-            return True
-        self._note_success()
+            lane_frame = self._without_lanes(frame, error)
+        else:
+            self._note_success()
         for listener in self._listeners:
             listener(lane_frame, frame)
         return True
@@ -114,10 +129,11 @@ class LanePipeline:
         )
         points = response.outputs[LANE_POINTS].array
         scores = response.outputs[LANE_SCORES].array
-        if points.shape[:2] != scores.shape[:2] or points.shape[2:] != (ROW_COUNT, 2):
-            raise InternalError(
+        if not _are_lanes(points, scores):
+            raise _NoLanes(
                 f"model '{self._model}' answered '{LANE_POINTS}' {points.shape} and "
-                f"'{LANE_SCORES}' {scores.shape}; lanes are (1, K, {ROW_COUNT}, 2) and (1, K)"
+                f"'{LANE_SCORES}' {scores.shape}; lanes are (1, K, {ROW_COUNT}, 2) and (1, K), of "
+                "floating-point numbers"
             )
         height, width = frame.image.shape[:2]
         return LaneFrame(
@@ -138,7 +154,8 @@ class LanePipeline:
         """Run one grey frame through the model, so that the first real one finds it warm.
 
         Raises:
-            SettingsError: the camera's model is no lane model, or cannot answer.
+            SettingsError: the camera's model is no lane model.
+            Unavailable: it is not there, or cannot answer now.
         """
         now_ns = time.monotonic_ns()
         grey = Frame(0, np.full((720, 1280, 3), 127, np.uint8), now_ns, time.time_ns())
@@ -151,22 +168,53 @@ class LanePipeline:
                     "; put it into a repository, and in mode explicit into repository.load "
                     "(--load-model)"
                 )
-            raise SettingsError(
+            is_lane_model = may_pass(error) and not isinstance(error, _NoLanes)
+            raise (Unavailable if is_lane_model else SettingsError)(
                 f"cameras.{self.camera.name}.model: '{self._model}' gives no lanes: {error}{remedy}"
             ) from error
 
+    def _without_lanes(self, frame: Frame, error: EdgeServerError) -> LaneFrame:
+        height, width = frame.image.shape[:2]
+        return LaneFrame(
+            camera=self.camera.name,
+            frame_id=frame.id,
+            dropped=self.camera.dropped,
+            capture_mono_ns=frame.capture_mono_ns,
+            capture_epoch_ns=frame.capture_epoch_ns,
+            width=width,
+            height=height,
+            model_name=self._model,
+            model_version="",
+            latency_us=StageLatency(0, 0, 0, 0),
+            lanes=(),
+            failure=str(error) or type(error).__name__,
+        )
+
     def _note_failure(self, error: EdgeServerError) -> None:
         self.failed_frames += 1
-        if not self._failing:
+        if not self.failure:
             log.error("camera %s: no lanes from now on: %s", self.camera.name, error)
-        self._failing = True
+            self.failure = str(error) or type(error).__name__
 
     def _note_success(self) -> None:
-        if self._failing:
+        if self.failure:
             log.info(
                 "camera %s: lanes again, %d frames failed", self.camera.name, self.failed_frames
             )
-        self._failing = False
+        self.failure = ""
+
+
+def _are_lanes(points: NDArray[Any], scores: NDArray[Any]) -> bool:
+    return (
+        points.dtype.kind == scores.dtype.kind == "f"
+        and len(points.shape) == 4
+        and points.shape == (1, *scores.shape[1:], ROW_COUNT, 2)
+        and points.shape[:2] == scores.shape
+    )
+
+
+class _NoLanes(InternalError):
+    """What the model answered is of another shape than lanes are."""
 
 
 def _stage_latency(queue_ns: int, timings: Sequence[StepTiming]) -> StageLatency:

@@ -39,7 +39,12 @@ def set_up_logging(
     Raises:
         OSError: the file cannot be opened.
     """
-    handler = logging.StreamHandler(sys.stderr) if path is None else logging.FileHandler(path)
+    # A file's name that is not UTF-8 may be told; stderr escapes by itself.
+    handler = (
+        logging.StreamHandler(sys.stderr)
+        if path is None
+        else logging.FileHandler(path, encoding="utf-8", errors="backslashreplace")
+    )
     if path is None and journal_listens():
         handler.setFormatter(JournalFormatter(JsonFormatter() if json else TextFormatter()))
     else:

@@ -25,7 +25,7 @@ def notify(*assignments: str) -> None:
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
             sock.settimeout(PATIENCE_S)
-            sock.sendto("\n".join(assignments).encode(), address)
+            sock.sendto("\n".join(assignments).encode(errors="backslashreplace"), address)
     except OSError as error:
         log.warning("systemd: cannot be told %s: %s", assignments[0], error)
 

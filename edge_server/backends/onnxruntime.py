@@ -27,7 +27,7 @@ import onnxruntime as ort
 
 from edge_server.backends.contract import TensorInstance, Tensors
 from edge_server.backends.parameters import Parameters, check_parameters, read_parameters
-from edge_server.errors import InternalError, InvalidRequest, ModelConfigError
+from edge_server.errors import InternalError, InvalidRequest, ModelConfigError, ModelLoadError
 from edge_server.model_config.agreement import Signature, complete_from
 from edge_server.model_config.files import reading, require_path
 from edge_server.tensors import DataType, Tensor, TensorSpec, element_count
@@ -247,6 +247,8 @@ def _model_path(directory: Path, config: ModelConfig) -> Path:
 def _open_session(path: Path, options: Any) -> Any:
     try:
         return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except MemoryError as error:
+        raise ModelLoadError(f"{path}: ONNX Runtime has no memory to load it") from error
     except Exception as error:  # as above
         first_line = str(error).strip().splitlines()[0]
         raise ModelConfigError(

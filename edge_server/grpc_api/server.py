@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from edge_server.grpc_api.call_threads import CallThreads
 from edge_server.grpc_api.call_traces import CallTraces
 from edge_server.grpc_api.credentials import server_credentials
 from edge_server.grpc_api.early_refusal import refusable
+from edge_server.grpc_api.self_call import SelfCall
 from edge_server.grpc_api.shared_memory import SharedMemory
 from edge_server.grpc_api.traffic import Traffic
 from edge_server.grpc_api.triton import TritonServicer, answer_with
@@ -85,6 +87,7 @@ class GrpcServer:
         self._threads: list[CallThreads] = []
         self._listening: list[str] = []
         self._traffic: list[Traffic] = []
+        self.self_call: SelfCall | None = None
         if not settings.enabled:
             return
         log_switches = log_switches or LogSwitches()
@@ -112,6 +115,7 @@ class GrpcServer:
                 self._socket = UnixSocket(settings.socket)
                 self._listen_on_socket(self._socket, self._server(servicer, settings, unix=True))
             self._listen_on_tcp(settings, self._server(servicer, settings, unix=False))
+            self.self_call = self._self_call(settings)
         except BaseException:
             self.close()
             raise
@@ -122,6 +126,8 @@ class GrpcServer:
         for server, where in zip(self._servers, self._listening, strict=True):
             server.start()
             log.info("grpc: listening on %s", where)
+        if self.self_call is not None:
+            self.self_call.start()
 
     def drain(self) -> None:
         """Refuse new inferences from now on, in words; all else is still answered."""
@@ -132,6 +138,8 @@ class GrpcServer:
         """Refuse new calls, give those in flight `grace_s` to finish, then return."""
         if not self._servers:
             return
+        if self.self_call is not None:
+            self.self_call.stop()
         self.drain()
         stop_by = time.monotonic() + grace_s
         for gate in self._gates:
@@ -192,6 +200,21 @@ class GrpcServer:
         self._threads.append(threads)
         return server
 
+    def _self_call(self, settings: Grpc) -> SelfCall:
+        """Over the socket where there is one: it answers while TCP is full."""
+        metadata = [(r.header, r.value) for r in settings.restricted if "health" in r.protocols]
+        if self._socket is not None:
+            unix, threads = self._socket, self._threads[0]
+            return SelfCall(unix.address, unix.connect, threads.waiting, metadata=metadata)
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)  # noqa: S104
+        return SelfCall(
+            f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}",
+            lambda patience_s: socket.create_connection((host, self.port), patience_s),
+            self._threads[0].waiting,
+            metadata=metadata,
+            speaks_tls=settings.tls.on,
+        )
+
     def _listen_on_tcp(self, settings: Grpc, server: grpc.Server) -> None:
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
         address = f"{host}:{settings.port}"
@@ -214,16 +237,16 @@ class GrpcServer:
         )
         self._listening.append(f"{host}:{self.port}{trust}")
 
-    def _listen_on_socket(self, socket: UnixSocket, server: grpc.Server) -> None:
+    def _listen_on_socket(self, unix: UnixSocket, server: grpc.Server) -> None:
         try:
-            server.add_insecure_port(socket.address)
+            server.add_insecure_port(unix.address)
         except RuntimeError as error:
             raise Unavailable(
-                f"gRPC cannot listen on {socket.path}: {_reason(error)}; choose another path with "
+                f"gRPC cannot listen on {unix.path}: {_reason(error)}; choose another path with "
                 "--grpc-socket"
             ) from error
-        socket.let_group_in()
-        self._listening.append(str(socket.path))
+        unix.let_group_in()
+        self._listening.append(str(unix.path))
 
 
 def channel_options(settings: Grpc, *, unix: bool) -> list[tuple[str, Any]]:
@@ -242,7 +265,10 @@ def channel_options(settings: Grpc, *, unix: bool) -> list[tuple[str, Any]]:
         # It would refuse calls of a client that keeps to that number, because a stream counts for
         # a moment longer here than there. Who keeps to it waits for a free one instead.
         "grpc.http.overload_protection": 0,
-        "grpc.max_allowed_incoming_connections": settings.max_connections,
+        # One more for the daemon itself, see `SelfCall`.
+        "grpc.max_allowed_incoming_connections": (
+            settings.max_connections + (unix == (settings.socket is not None))
+        ),
         # The second is the hard limit; between them gRPC refuses by chance.
         "grpc.max_metadata_size": settings.max_metadata_bytes,
         "grpc.absolute_max_metadata_size": settings.max_metadata_bytes,

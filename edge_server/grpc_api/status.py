@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import grpc
 
 from edge_server import errors
+from edge_server.appliance.utf8 import as_utf8
 from edge_server.grpc_api.traffic import Traffic
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ log = logging.getLogger(__name__)
 STATUS = {
     errors.InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
     errors.ModelConfigError: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.ModelLoadError: grpc.StatusCode.INVALID_ARGUMENT,
     errors.NotFound: grpc.StatusCode.NOT_FOUND,
     errors.Unavailable: grpc.StatusCode.UNAVAILABLE,
     errors.Unsupported: grpc.StatusCode.UNIMPLEMENTED,
@@ -85,15 +87,16 @@ def _abort(context: grpc.ServicerContext, method: str, error: Exception) -> NoRe
 
 
 def header_text(text: str) -> str:
-    """So much of `text` as travels in a header; what is no Unicode is replaced.
+    """So much of `text` as travels in a header; what is no Unicode is escaped.
 
     gRPC writes each byte that is not printable ASCII as three.
     """
+    text = as_utf8(text)
     size_bytes = 0
     for place, char in enumerate(text):
         plain = " " <= char <= "~" and char != "%"
-        size_bytes += 1 if plain else 3 * len(char.encode(errors="replace"))
+        size_bytes += 1 if plain else 3 * len(char.encode())
         if size_bytes > _LONGEST_TEXT_BYTES:
             text = text[:place]
             break
-    return text.encode(errors="replace").decode()
+    return text

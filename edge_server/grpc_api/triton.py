@@ -9,6 +9,7 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
 from edge_server.appliance.log_switches import LogSwitches
+from edge_server.appliance.utf8 import as_utf8
 from edge_server.errors import InvalidRequest, NotFound, Unavailable, Unsupported
 from edge_server.grpc_api.byte_budget import ByteBudget
 from edge_server.grpc_api.call_traces import CallTraces
@@ -222,10 +223,10 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
         response = pb.RepositoryIndexResponse()
         for entry in known.index(only_ready=request.ready):
             response.models.add(
-                name=entry.name,
+                name=as_utf8(entry.name),
                 version=str(entry.version) if entry.version else "",
                 state=entry.state.value,
-                reason=entry.reason,
+                reason=as_utf8(entry.reason),
             )
         return response
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import fcntl
 import os
+import socket
 import stat
 from pathlib import Path
 from urllib.parse import quote
 
+from edge_server.appliance.places import error_of_place
 from edge_server.errors import AlreadyRunning, SettingsError
 
 
@@ -22,6 +24,7 @@ class UnixSocket:
     Raises:
         AlreadyRunning: another daemon holds it.
         SettingsError: the path cannot be used; the text names it and the remedy.
+        Unavailable: its directory is not there yet, or cannot be written.
     """
 
     def __init__(self, path: str) -> None:
@@ -42,6 +45,17 @@ class UnixSocket:
     def let_group_in(self) -> None:
         """To be called once there is a listener: it made the socket with the umask's rights."""
         self.path.chmod(0o660)
+
+    def connect(self, patience_s: float) -> socket.socket:
+        """Raises: OSError: nobody listens there, or not in that time."""
+        connection = socket.socket(socket.AF_UNIX)
+        try:
+            connection.settimeout(patience_s)
+            connection.connect(str(self.path))
+        except BaseException:
+            connection.close()
+            raise
+        return connection
 
     def release(self) -> None:
         """Remove the socket and let another daemon have its place."""
@@ -65,9 +79,10 @@ def _require_safe_directory(directory: Path) -> None:
     try:
         mode = directory.stat().st_mode
     except OSError as error:
-        raise SettingsError(
+        raise error_of_place(
+            error,
             f"grpc.socket: {directory}: {error.strerror}; make the directory, for this user and "
-            "the group that may connect (systemd: RuntimeDirectory=)"
+            "the group that may connect (systemd: RuntimeDirectory=)",
         ) from error
     if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
         raise SettingsError(
@@ -80,7 +95,7 @@ def _lock(path: Path) -> int:
     try:
         lock = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise SettingsError(f"grpc.socket: {lock_path}: {error.strerror}") from error
+        raise error_of_place(error, f"grpc.socket: {lock_path}: {error.strerror}") from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -99,6 +99,9 @@ class ApplianceMetrics:
             "edge_camera_reconnects", "Frames came again after a loss", labels=by_camera
         )
         up = GaugeMetricFamily("edge_camera_up", "1 while it is open", labels=by_camera)
+        lanes = GaugeMetricFamily(
+            "edge_camera_lanes_ok", "1 while the model answers its frames", labels=by_camera
+        )
         age = GaugeMetricFamily(
             "edge_camera_last_frame_age_seconds", "Since its newest frame", labels=by_camera
         )
@@ -110,10 +113,11 @@ class ApplianceMetrics:
             dropped.add_metric((camera.name, "infer", "failed"), pipeline.failed_frames)
             reconnects.add_metric((camera.name,), camera.reconnects)
             up.add_metric((camera.name,), float(camera.state is CameraState.LIVE))
+            lanes.add_metric((camera.name,), float(not pipeline.failure))
             age_s = camera.last_frame_age_s(now)
             if age_s is not None:
                 age.add_metric((camera.name,), age_s)
-        yield from (frames, dropped, reconnects, up, age)
+        yield from (frames, dropped, reconnects, up, lanes, age)
 
     def _latencies(self) -> Iterator[Metric]:
         latency = self._sources.latency

@@ -8,15 +8,37 @@ from typing import TYPE_CHECKING
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import choose_encoder
 
+from edge_server.appliance.utf8 import as_utf8
 from edge_server.http_api.appliance_metrics import ApplianceMetrics
 from edge_server.http_api.custom_metrics import CustomMetrics
 from edge_server.http_api.model_metrics import ModelMetrics
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from prometheus_client import Metric
+    from prometheus_client.registry import Collector
+
     from edge_server.http_api.sources import Sources
 
 # prometheus_client can name a counter without `_total` only where it does not know it for one.
 _UNTYPED = re.compile(rb"^(# TYPE [\w:]+) untyped$", re.MULTILINE)
+
+
+class _Utf8:
+    """A collector whose labels and descriptions every format can carry; see `as_utf8`."""
+
+    def __init__(self, collector: Collector) -> None:
+        self._collector = collector
+
+    def collect(self) -> Iterator[Metric]:
+        for metric in self._collector.collect():
+            metric.documentation = as_utf8(metric.documentation)
+            metric.samples = [
+                sample._replace(labels={k: as_utf8(v) for k, v in sample.labels.items()})
+                for sample in metric.samples
+            ]
+            yield metric
 
 
 class Exposition:
@@ -24,9 +46,8 @@ class Exposition:
 
     def __init__(self, sources: Sources) -> None:
         self._registry = CollectorRegistry()
-        self._registry.register(ModelMetrics(sources))
-        self._registry.register(ApplianceMetrics(sources))
-        self._registry.register(CustomMetrics(sources))
+        for collector in (ModelMetrics, ApplianceMetrics, CustomMetrics):
+            self._registry.register(_Utf8(collector(sources)))
         ProcessCollector(registry=self._registry)
 
     def write(self, accept: str) -> tuple[bytes, str]:

@@ -33,7 +33,7 @@ class Distribution:
 
 
 class LaneLatency:
-    """Counts the latencies of every LaneFrame it is told of; a listener of LanePipelines.
+    """Counts the latencies of every LaneFrame that a model answered; a listener of LanePipelines.
 
     Args:
         now_ns: the clock that frames are captured by; `time.monotonic_ns`.
@@ -48,6 +48,8 @@ class LaneLatency:
     def __call__(self, lane_frame: LaneFrame, frame: Frame) -> None:
         """Takes some microseconds; safe from any thread."""
         del frame
+        if lane_frame.failure:
+            return
         age_ns = lane_frame.age_ns(self._now_ns())
         latency_us = lane_frame.latency_us
         spent_us = {

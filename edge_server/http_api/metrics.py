@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import select
 import socket
 import time
 from contextlib import suppress
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 from edge_server.appliance.listening import listener, remedy
 from edge_server.appliance.worker import Worker
 from edge_server.errors import Unavailable
+from edge_server.http_api.asker import Asker
 
 if TYPE_CHECKING:
     from edge_server.http_api.exposition import Exposition
@@ -19,11 +21,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Callers are answered one after another; so many may wait.
-_BACKLOG = 16
-# Who has not asked in this time, or not taken the answer, is left.
+# So many may be asking at once; one more, and who has been silent for longest is left.
+MOST_ASKERS = 32
+# Who has not asked in this time is left, and who has not taken the answer in as much.
 _PATIENCE_S = 1.0
-_LONGEST_REQUEST_BYTES = 8192
 _WAIT_S = 0.5
 
 _REASONS = {
@@ -38,29 +39,30 @@ _REASONS = {
 class MetricsServer:
     """Answers `GET /metrics`, and nothing else, on a thread of its own.
 
-    One caller at a time, each for `_PATIENCE_S` at most, a connection for each request: nobody
-    holds more than that, however slowly he asks.
+    All askers are heard at once, `MOST_ASKERS` of them, each for `_PATIENCE_S` at most, a
+    connection for each request: nobody holds up another, however silent or slow he is.
 
-    The port is bound at once; callers are answered after `start`.
+    The port is bound at once; askers are answered after `start`.
 
     Raises:
         Unavailable: the address cannot be bound.
     """
 
     def __init__(self, settings: Metrics, sources: Sources) -> None:
-        self.worker = Worker("metrics", self._tick)
+        self.worker = Worker("metrics", self._tick, on_end=self._leave_all)
         self._sources = sources
         self._exposition: Exposition | None = None
         self._stopping = False
         self._deaf = False
+        self._askers: list[Asker] = []  # the oldest first
         try:
-            self._listener = listener(settings.host, settings.port, _BACKLOG)
+            self._listener = listener(settings.host, settings.port, MOST_ASKERS)
         except OSError as error:
             raise Unavailable(
                 f"metrics cannot listen on {settings.host}:{settings.port}: "
                 f"{remedy(error, '--metrics')}; or tell none with --allow-metrics=false"
             ) from error
-        self._listener.settimeout(_WAIT_S)
+        self._listener.setblocking(False)
         self.port: int = self._listener.getsockname()[1]
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
         self._url = f"http://{host}:{self.port}/metrics"
@@ -70,18 +72,34 @@ class MetricsServer:
         log.info("metrics: listening on %s", self._url)
 
     def stop(self, timeout_s: float) -> None:
-        """Answer nobody any more; who is being answered gets `timeout_s`."""
+        """Answer nobody any more; an answer that is being made gets `timeout_s`."""
         self._stopping = True
         with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # wakes who waits in accept
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes who waits for the next asker
         self.worker.stop(timeout_s)
         self._listener.close()
 
     def _tick(self, now: float) -> bool:
-        del now
+        # It says by itself who is gone. A selector that lives on would have to be told of each.
+        poll = select.poll()
+        poll.register(self._listener, select.POLLIN)
+        for asker in self._askers:
+            poll.register(asker.connection, select.POLLOUT if asker.answered else select.POLLIN)
+        until = min((asker.until for asker in self._askers), default=now + _WAIT_S)
+        ready = {file for file, _ in poll.poll(max(0.0, 1e3 * min(_WAIT_S, until - now)))}
+        for asker in self._askers.copy():
+            if asker.connection.fileno() in ready:
+                self._attend(asker)
+        now = time.monotonic()
+        for asker in [each for each in self._askers if each.until < now]:
+            self._leave(asker)
+        return self._listener.fileno() not in ready or self._accept()
+
+    def _accept(self) -> bool:
+        """Hear one more asker; False when there are to be none."""
         try:
-            caller, _ = self._listener.accept()
-        except TimeoutError:
+            connection, _ = self._listener.accept()
+        except BlockingIOError:
             return True
         except OSError as error:
             if self._stopping:
@@ -93,12 +111,35 @@ class MetricsServer:
             self.worker.wait(_WAIT_S)
             return True
         self._deaf = False
-        with caller, suppress(OSError):
-            self._answer(caller, time.monotonic() + _PATIENCE_S)
+        if len(self._askers) == MOST_ASKERS:
+            silent = (asker for asker in self._askers if not asker.answered)
+            self._leave(next(silent, self._askers[0]))
+        self._askers.append(Asker(connection, time.monotonic() + _PATIENCE_S))
         return True
 
-    def _answer(self, caller: socket.socket, until: float) -> None:
-        request = _read_head(caller, until)
+    def _attend(self, asker: Asker) -> None:
+        try:
+            if not asker.answered:
+                request = asker.hear()
+                if request is None:
+                    return
+                text = self._answer(request)
+                asker.answer(text, time.monotonic() + _PATIENCE_S)
+            if not asker.send():
+                return
+        except OSError:
+            log.debug("metrics: an asker has gone")
+        self._leave(asker)
+
+    def _leave(self, asker: Asker) -> None:
+        self._askers.remove(asker)
+        asker.close()
+
+    def _leave_all(self) -> None:
+        for asker in self._askers.copy():
+            self._leave(asker)
+
+    def _answer(self, request: bytes) -> bytes:
         status, body, content_type, more = 200, b"", "text/plain; charset=utf-8", ""
         method, path, accept = _understand(request)
         if not method:
@@ -119,9 +160,7 @@ class MetricsServer:
             f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Type: {content_type}\r\n"
             f"Content-Length: {len(body)}\r\n{more}Connection: close\r\n\r\n"
         )
-        caller.settimeout(_PATIENCE_S)
-        caller.sendall(head.encode() + body)
-        caller.shutdown(socket.SHUT_WR)
+        return head.encode() + body
 
     def _write(self, accept: str) -> tuple[bytes, str]:
         if self._exposition is None:
@@ -130,21 +169,6 @@ class MetricsServer:
 
             self._exposition = Exposition(self._sources)
         return self._exposition.write(accept)
-
-
-def _read_head(caller: socket.socket, until: float) -> bytes:
-    """The request up to its empty line, or what there is when time or room is over."""
-    request = b""
-    while b"\r\n\r\n" not in request and len(request) < _LONGEST_REQUEST_BYTES:
-        left_s = until - time.monotonic()
-        if left_s <= 0:
-            break
-        caller.settimeout(left_s)
-        piece = caller.recv(_LONGEST_REQUEST_BYTES - len(request))
-        if not piece:
-            break
-        request += piece
-    return request
 
 
 def _understand(request: bytes) -> tuple[str, str, str]:

@@ -50,6 +50,7 @@ class LaneFrame:
         model_version: its version, as the protocol spells it.
         latency_us: per stage.
         lanes: highest score first.
+        failure: why the model gave none; empty where it answered, and `lanes` is what it saw.
     """
 
     camera: str
@@ -63,6 +64,7 @@ class LaneFrame:
     model_version: str
     latency_us: StageLatency
     lanes: tuple[Lane, ...]
+    failure: str = ""
 
     def age_ns(self, now_mono_ns: int) -> int:
         """Time since capture, in ns; `now_mono_ns` is `time.monotonic_ns()` of this host."""

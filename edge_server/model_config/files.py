@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from edge_server.errors import ModelConfigError
+from edge_server.errors import ModelConfigError, ModelLoadError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -16,6 +17,20 @@ CONFIG_NAME = "config.pbtxt"
 WARMUP_DIRECTORY = "warmup"
 INITIAL_STATE_DIRECTORY = "initial_state"
 GOLDEN_DIRECTORY = "golden"
+
+# What is wrong with the file itself. Anything else, like EIO, ESTALE or EMFILE, may pass.
+_STAYS = frozenset(
+    {
+        errno.ENOENT,
+        errno.ENOTDIR,
+        errno.EISDIR,
+        errno.EACCES,
+        errno.EPERM,
+        errno.ELOOP,
+        errno.ENAMETOOLONG,
+        errno.EINVAL,
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -59,15 +74,21 @@ def reading(path: Path) -> Iterator[None]:
     """What the file system refuses inside becomes an error that names path, reason and remedy.
 
     Raises:
-        ModelConfigError: instead of the OSError.
+        ModelConfigError: instead of the OSError; ModelLoadError where that may pass.
     """
     try:
         yield
     except OSError as error:
-        raise ModelConfigError(
-            f"{error.filename or path}: cannot be read: {error.strerror or error}; the user that "
-            "the daemon runs as must be able to read it"
-        ) from error
+        raise cannot_be_read(error.filename or path, error) from error
+
+
+def cannot_be_read(path: Path | str, error: OSError) -> ModelConfigError:
+    """What to raise for a file of a model; a ModelLoadError where the reason may pass."""
+    text = f"{path}: cannot be read: {error.strerror or error}"
+    # An error without a number is ours, of a link that leads nowhere.
+    if error.errno is None or error.errno in _STAYS:
+        return ModelConfigError(f"{text}; the user that the daemon runs as must be able to read it")
+    return ModelLoadError(f"{text}; the kernel's log may tell what is wrong with the disk")
 
 
 def require_path(path: Path, model: str) -> None:

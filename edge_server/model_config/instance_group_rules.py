@@ -55,14 +55,21 @@ def instance_group_faults(message: Any, completion: Completion) -> Iterator[str]
         yield f"every instance group of model {message.name} is passive, so that nothing would run"
 
 
+def absent_gpus(message: Any, completion: Completion) -> Iterator[str]:
+    """The groups that want a GPU where there is none; its driver may come up later."""
+    for group in message.instance_group:
+        wants = group.kind == pb.ModelInstanceGroup.KIND_GPU and message.backend in GPU_BACKENDS
+        if wants and not completion.gpus:
+            where = f"instance group {group.name} of model {message.name}"
+            yield f"{where} has kind KIND_GPU but no GPUs are available: {completion.no_gpu}"
+
+
 def _gpu_faults(message: Any, group: Any, where: str, completion: Completion) -> Iterator[str]:
     if message.backend not in GPU_BACKENDS:
         yield (
             f"{where} has kind KIND_GPU but server does not support GPUs for backend "
             f"'{message.backend}'; give KIND_CPU"
         )
-    elif not completion.gpus:
-        yield f"{where} has kind KIND_GPU but no GPUs are available: {completion.no_gpu}"
     for gpu in group.gpus:
         if completion.gpus and not 0 <= gpu < completion.gpus:
             there = ",".join(map(str, range(completion.gpus)))

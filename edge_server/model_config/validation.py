@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from edge_server.errors import ModelConfigError
+from edge_server.errors import ModelConfigError, ModelLoadError
 from edge_server.model_config.batching_rules import batching_faults, cache_faults
 from edge_server.model_config.completion import BACKEND_BY_PLATFORM
 from edge_server.model_config.config import USUAL_COMPLETION, Completion
@@ -12,7 +12,7 @@ from edge_server.model_config.conversions import remedy_for
 from edge_server.model_config.count_rules import list_faults, size_faults
 from edge_server.model_config.fields import field_faults, without_effect
 from edge_server.model_config.files import is_file_name
-from edge_server.model_config.instance_group_rules import instance_group_faults
+from edge_server.model_config.instance_group_rules import absent_gpus, instance_group_faults
 from edge_server.model_config.io_rules import io_faults
 from edge_server.model_config.labels import read_labels
 from edge_server.model_config.sequence_rules import sequence_faults
@@ -60,16 +60,19 @@ def validate(
         faults += _ensemble(message)
     else:
         faults += [*instance_group_faults(message, completion), *warmup_faults(message, files)]
-    if faults:
-        raise _fault(path, faults)
+    absent = list(absent_gpus(message, completion))
+    if faults or absent:
+        raise _fault(path, [*faults, *absent], ModelConfigError if faults else ModelLoadError)
     read_labels(message, files)
 
 
-def _fault(path: Path, faults: Sequence[str]) -> ModelConfigError:
+def _fault(
+    path: Path, faults: Sequence[str], kind: type[ModelConfigError] = ModelConfigError
+) -> ModelConfigError:
     told = [f"{path}: {fault}" for fault in faults[:_MOST_FAULTS]]
     if len(faults) > _MOST_FAULTS:
         told.append(f"{path}: {len(faults) - _MOST_FAULTS} more faults of the same configuration")
-    return ModelConfigError("\n".join(told))
+    return kind("\n".join(told))
 
 
 def _general(message: Any, files: ModelFiles, known_backends: frozenset[str]) -> Iterator[str]:

@@ -24,6 +24,8 @@ class BrokerAddress:
         password_file: holds the password; line ends after it do not count.
         ca_file: PEM; given, the connection is TLS 1.2 or newer and the broker must show a
             certificate of this authority for `host`.
+        cert_file: PEM; our own certificate, for a broker that asks for one.
+        key_file: PEM; its private key, which no password protects.
         keepalive_s: a broker that says nothing is given up after two of these.
         connect_timeout_s: for TCP and again for TLS.
 
@@ -36,6 +38,8 @@ class BrokerAddress:
     username: str | None = None
     password_file: Path | None = None
     ca_file: Path | None = None
+    cert_file: Path | None = None
+    key_file: Path | None = None
     keepalive_s: int = 5
     connect_timeout_s: float = 3.0
 
@@ -61,8 +65,10 @@ class BrokerAddress:
                 mqtt.host,
                 mqtt.port,
                 mqtt.username,
-                Path(mqtt.password_file) if mqtt.password_file else None,
-                Path(mqtt.ca_file) if mqtt.ca_file else None,
+                _path(mqtt.password_file),
+                _path(mqtt.ca_file),
+                _path(mqtt.cert_file),
+                _path(mqtt.key_file),
             )
         except ValueError as error:
             raise SettingsError(f"mqtt: {error}") from error
@@ -100,4 +106,18 @@ class BrokerAddress:
                 faults.append(f"mqtt.ca_file: {self.ca_file}: holds no certificate in PEM form")
             except OSError as error:
                 faults.append(f"mqtt.ca_file: {self.ca_file}: cannot be read: {error.strerror}")
+        if self.cert_file is not None:
+            try:
+                context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+                context.load_cert_chain(self.cert_file, self.key_file, password="")
+            except OSError as error:  # ssl.SSLError is one
+                faults.append(
+                    f"mqtt.cert_file, mqtt.key_file: {self.cert_file}, {self.key_file}: cannot be "
+                    f"used: {error.strerror or error}; give a certificate and its key in PEM form, "
+                    "without a password"
+                )
         return faults
+
+
+def _path(text: str | None) -> Path | None:
+    return Path(text) if text else None

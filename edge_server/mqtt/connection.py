@@ -13,6 +13,7 @@ import paho.mqtt.client as paho
 from paho.mqtt.enums import CallbackAPIVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
+from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from edge_server.mqtt.payloads import CONTENT_TYPE
 
@@ -30,6 +31,8 @@ LIVE_EXPIRY_S: Final = 1
 
 # What a frozen broker leaves unread in our socket is old when it thaws; this is some 10 frames.
 _SEND_BUFFER_BYTES: Final = 32 * 1024
+# Of what a broker sends us, only states of ours have a meaning.
+_MOST_PACKET_BYTES: Final = 64 * 1024
 
 # CONNACK codes of MQTT 5 that pass by themselves: unavailable, busy, quota, rate. Every other
 # refusal stays until a person changes something.
@@ -54,6 +57,7 @@ class Connection:
         client_id: under which the broker knows us.
         will: topic and payload that the broker shall retain when we vanish; None leaves nothing.
         on_live_sent: called by `step` or `publish_live` for each live message that is written.
+        on_retained: called by `step` with the topics that `watch` finds.
     """
 
     def __init__(
@@ -62,12 +66,14 @@ class Connection:
         client_id: str,
         will: tuple[str, bytes] | None,
         on_live_sent: Callable[[], None],
+        on_retained: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.ready = False
         self.end: str | None = None
         self.refused = False
         self._address = address
         self._on_live_sent = on_live_sent
+        self._on_retained = on_retained
         self._live_in_flight = 0
         self._unacknowledged: dict[int, tuple[str, float]] = {}  # mid: topic, sent at
         self._denied: set[str] = set()
@@ -82,6 +88,8 @@ class Connection:
         client.on_connect = self._on_connect
         client.on_disconnect = self._on_disconnect
         client.on_publish = self._on_publish
+        client.on_subscribe = self._on_subscribe
+        client.on_message = self._on_message
         if will is not None:
             properties = _properties(PacketTypes.WILLMESSAGE)
             client.will_set(will[0], will[1], qos=1, retain=True, properties=properties)
@@ -100,7 +108,8 @@ class Connection:
         return self._live_in_flight + len(self._unacknowledged)
 
     def open(self) -> None:
-        """Connect and send CONNECT; blocks for as long as `connect_timeout_s` says, and the DNS.
+        """Connect and send CONNECT; blocks for as long as `connect_timeout_s` says for each address
+        of the host and for TLS, and as long as the name servers take.
 
         Raises:
             OSError: no way to the broker, no trust in it, or a file that cannot be read.
@@ -112,9 +121,21 @@ class Connection:
         if address.ca_file is not None:
             context = ssl.create_default_context(cafile=str(address.ca_file))
             context.minimum_version = ssl.TLSVersion.TLSv1_2
+            if address.cert_file is not None:
+                # The password keeps OpenSSL from asking a terminal for one.
+                context.load_cert_chain(address.cert_file, address.key_file, password="")
             context.sslsocket_class = _ClosingSocket
             self._client.tls_set_context(context)
-        self._client.connect(address.host, address.port, address.keepalive_s, clean_start=True)
+        limits = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
+        limits.MaximumPacketSize = _MOST_PACKET_BYTES
+        self._client.connect(
+            address.host, address.port, address.keepalive_s, clean_start=True, properties=limits
+        )
+
+    def watch(self, *filters: str) -> None:
+        """From now on `on_retained` hears the topics that the broker keeps a message of."""
+        options = SubscribeOptions(qos=0, noLocal=True)
+        self._client.subscribe([(topic, options) for topic in filters])
 
     def publish_live(self, topic: str, payload: bytes) -> None:
         """QoS 0, not retained, worthless after `LIVE_EXPIRY_S`."""
@@ -203,6 +224,23 @@ class Connection:
             self._ended("connection closed")
         else:
             self._ended(str(reason))
+
+    def _on_subscribe(
+        self, _client: paho.Client, _data: Any, _mid: int, reasons: list[ReasonCode], _more: Any
+    ) -> None:
+        for reason in reasons:
+            if reason.is_failure:
+                log.info(
+                    "mqtt: %s does not tell what it keeps (%s): states of models and cameras that "
+                    "are gone since an earlier run stay there",
+                    self._address,
+                    reason,
+                )
+                return
+
+    def _on_message(self, _client: paho.Client, _data: Any, message: paho.MQTTMessage) -> None:
+        if message.retain and message.payload:
+            self._on_retained(message.topic)
 
     def _on_publish(
         self, _client: paho.Client, _data: Any, mid: int, reason: ReasonCode, _properties: Any

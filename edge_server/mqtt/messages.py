@@ -12,7 +12,9 @@ from msgspec import Meta
 
 SCHEMA: Final = "edge.lanes/1"
 
-FrameStatus = Literal["FRAME_STATUS_OK", "FRAME_STATUS_DEGRADED", "FRAME_STATUS_STALE"]
+FrameStatus = Literal[
+    "FRAME_STATUS_OK", "FRAME_STATUS_DEGRADED", "FRAME_STATUS_STALE", "FRAME_STATUS_INVALID"
+]
 
 _Count = Annotated[int, Meta(ge=0, lt=2**32)]
 _Pixels = Annotated[list[float], Meta(min_length=2)]

@@ -13,8 +13,8 @@ class Outbox(Generic[Live]):
 
     Live samples: the newest of each topic waits, the one it replaces counts as dropped; whatever
     waited longest goes first, so a busy camera does not starve another. Retained state: the
-    latest of each topic is kept for ever, sent when it changes and again on every new connection,
-    always before live samples.
+    latest of each topic is kept until it is emptied, sent when it changes and again on every new
+    connection, always before live samples.
 
     Safe from any thread; no call waits longer than another call takes.
     """
@@ -47,7 +47,10 @@ class Outbox(Generic[Live]):
             return fresh
 
     def put_state(self, topic: str, payload: bytes) -> bool:
-        """Keep `payload` as the state of its topic; False if that is what it said before."""
+        """Keep `payload` as the state of its topic; False if that is what it said before.
+
+        An empty one takes the topic away from the broker; once it is taken it is forgotten.
+        """
         with self._lock:
             if self._state.get(topic) == payload:
                 return False
@@ -65,8 +68,17 @@ class Outbox(Generic[Live]):
         with self._lock:
             for topic in self._due:
                 del self._due[topic]
-                return topic, self._state[topic]
+                payload = self._state[topic]
+                if not payload:
+                    # Where the connection breaks now, the broker tells of the topic on the next.
+                    del self._state[topic]
+                return topic, payload
             return None
+
+    def knows(self, topic: str) -> bool:
+        """Whether there is a state of that topic."""
+        with self._lock:
+            return topic in self._state
 
     def take_live(self) -> tuple[str, Live] | None:
         """The live sample of the topic that waits longest, or None."""

@@ -15,9 +15,12 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 import numpy as np
 
+from edge_server.appliance.utf8 import as_utf8
 from edge_server.mqtt import messages
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from edge_server.lanes.types import Lane, LaneFrame
     from edge_server.mqtt.identity import Identity
 
@@ -27,14 +30,16 @@ STALE_US = 200_000  # at 130 km/h the vehicle has gone 7 m
 CameraState = Literal["ok", "stalled", "lost"]
 
 _UINT32 = 2**32
+_LONGEST_REASON = 500  # of a text that goes with every frame
 _encode = msgspec.json.Encoder().encode
 
 
 def lane_frame(frame: LaneFrame, identity: Identity, seq: int, now_mono_ns: int) -> bytes:
     """The JSON of `frame`, as old as it is at `now_mono_ns`.
 
-    A lane with a coordinate or a score that is not a number is left out and told in `reasons`:
-    JSON cannot say it, and nobody may steer by it.
+    Where the model failed it says so: FRAME_STATUS_INVALID, and no lanes. A lane with a coordinate
+    or a score that is not a number is left out and told in `reasons`: JSON cannot say it, and
+    nobody may steer by it.
 
     Args:
         frame: what the pipeline made.
@@ -52,6 +57,9 @@ def lane_frame(frame: LaneFrame, identity: Identity, seq: int, now_mono_ns: int)
     if age_us > STALE_US:
         status = "FRAME_STATUS_STALE"
         reasons.append("age")
+    if frame.failure:
+        status = "FRAME_STATUS_INVALID"
+        reasons.append(as_utf8(f"model_failed: {frame.failure}"[:_LONGEST_REASON]))
     latency = frame.latency_us
     return _encode(
         messages.LaneFrame(
@@ -85,9 +93,14 @@ def starting(identity: Identity) -> bytes:
     return _encode({"state": "starting", "version": identity.version})
 
 
-def online(identity: Identity) -> bytes:
-    """What `status` says once the daemon has started, for as long as it is there."""
-    return _encode({"state": "online", "version": identity.version})
+def online(identity: Identity, no_lanes: Collection[str] = ()) -> bytes:
+    """What `status` says once the daemon has started, for as long as it is there.
+
+    Args:
+        no_lanes: the cameras of which no lanes come now.
+    """
+    told = {"state": "online", "version": identity.version, "no_lanes": sorted(no_lanes)}
+    return _encode(told)
 
 
 def offline(identity: Identity) -> bytes:
@@ -107,14 +120,26 @@ def meta(identity: Identity) -> bytes:
     )
 
 
-def camera_status(state: CameraState, last_frame_age_ms: int | None) -> bytes:
-    """Whether a camera delivers; the age is None before its first frame."""
-    return _encode({"state": state, "last_frame_age_ms": last_frame_age_ms})
+def camera_status(state: CameraState, last_frame_age_ms: int | None, failure: str = "") -> bytes:
+    """Whether a camera delivers, and whether its frames get lanes.
+
+    Args:
+        last_frame_age_ms: None before its first frame.
+        failure: why the model gives no lanes; empty where it does.
+    """
+    return _encode(
+        {
+            "state": state,
+            "last_frame_age_ms": last_frame_age_ms,
+            "lanes": "failing" if failure else "ok",
+            "reason": as_utf8(failure),
+        }
+    )
 
 
 def model_state(name: str, state: str, reason: str) -> bytes:
     """Whether a model serves, and why not if it does not."""
-    return _encode({"model": name, "state": state, "reason": reason})
+    return _encode({"model": as_utf8(name), "state": state, "reason": as_utf8(reason)})
 
 
 def _finite(lane: Lane) -> bool:

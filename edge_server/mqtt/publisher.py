@@ -13,13 +13,14 @@ from edge_server.appliance.backoff import Backoff
 from edge_server.appliance.worker import Worker
 from edge_server.mqtt import payloads
 from edge_server.mqtt.connection import LIVE_EXPIRY_S, Connection
+from edge_server.mqtt.opening import Opening
 from edge_server.mqtt.outbox import Outbox
 from edge_server.mqtt.topics import Topics
 from edge_server.mqtt.wake import Wake
 from edge_server.serving.snapshot import ModelState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
     from edge_server.lanes.types import LaneFrame
     from edge_server.mqtt.broker_address import BrokerAddress
@@ -33,6 +34,10 @@ WINDOW: Final = 4
 
 _STEP_S: Final = 0.5
 _FAREWELL_S: Final = 0.8
+# A broker that has not been reached by then is told of, once; it is waited for all the same.
+_SLOW_S: Final = 10.0
+# No device has so many models and cameras; a broker may keep any number.
+_MOST_LEFTOVERS: Final = 1024
 _STABLE_S: Final = 10.0
 _RETRY_S: Final = (0.5, 30.0)
 _REFUSED_S: Final = (30.0, 60.0)
@@ -64,8 +69,7 @@ class Publisher:
         *,
         now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        # The deadline is for the resolver: it may wait for several name servers in turn.
-        self.worker = Worker("mqtt", self._tick, deadline_s=60.0, on_end=self._end)
+        self.worker = Worker("mqtt", self._tick, on_end=self._end)
         self._address = address
         self._identity = identity
         self._now_ns = now_ns
@@ -73,8 +77,15 @@ class Publisher:
         self._outbox: Outbox[tuple[int, LaneFrame]] = Outbox()
         self._outbox.put_state(self._topics.status, payloads.starting(identity))
         self._outbox.put_state(self._topics.meta, payloads.meta(identity))
+        # The topics of models that were told of, and those that an earlier run has left.
+        self._models: set[str] = set()
+        self._leftovers: set[str] = set()
+        self._complete = False
+        self._misnamed: set[str] = set()
         self._feeds: dict[str, tuple[str, Iterator[int]] | None] = {}
         self._wake = Wake()
+        self._opening: Opening | None = None
+        self._opening_since = 0.0
         self._connection: Connection | None = None
         self._connected = False
         self._ready_since = 0.0
@@ -121,9 +132,16 @@ class Publisher:
         self._ended.wait(_FAREWELL_S + 0.1)
         self.worker.stop(timeout_s=0.1)  # a worker deep in a connect ends with the process
 
-    def publish_online(self) -> None:
-        """Tell that the device serves, until `stop`."""
-        self._put_state(self._topics.status, payloads.online(self._identity))
+    def publish_online(self, no_lanes: Collection[str] = ()) -> None:
+        """Tell that the device serves, until `stop`.
+
+        What an earlier run has told of models and cameras that are not there now is taken away.
+
+        Args:
+            no_lanes: the cameras of which no lanes come now.
+        """
+        self._put_state(self._topics.status, payloads.online(self._identity, no_lanes))
+        self._complete = True
 
     def publish_lanes(self, frame: LaneFrame) -> None:
         """Offer a frame's lanes; the newest frame of each camera wins. Never raises."""
@@ -138,11 +156,15 @@ class Publisher:
             self._wake.ring()
 
     def publish_camera_status(
-        self, name: str, state: payloads.CameraState, last_frame_age_ms: int | None
+        self,
+        name: str,
+        state: payloads.CameraState,
+        last_frame_age_ms: int | None,
+        failure: str = "",
     ) -> None:
-        """Tell whether a camera delivers; the age is None before its first frame."""
+        """Tell how a camera and its lanes are; see `payloads.camera_status`."""
         topic = self._topic(self._topics.camera_status, name)
-        self._put_state(topic, payloads.camera_status(state, last_frame_age_ms))
+        self._put_state(topic, payloads.camera_status(state, last_frame_age_ms, failure))
 
     def publish_model_state(self, name: str, state: str, reason: str = "") -> None:
         """Tell whether a model serves, and why not if it does not."""
@@ -150,13 +172,19 @@ class Publisher:
         self._put_state(topic, payloads.model_state(name, state, reason))
 
     def publish_models(self, entries: Iterable[ModelEntry]) -> None:
-        """Tell of each model its newest version that is READY, or else its newest one."""
+        """Tell of each model its newest version that is READY, or else its newest one.
+
+        The topics of models that are not among `entries` any more are taken away.
+        """
         told = {
             e.name: e
             for e in sorted(entries, key=lambda e: (e.state is ModelState.READY, e.version))
         }
         for name, entry in told.items():
             self.publish_model_state(name, entry.state.value, entry.reason)
+        for name in self._models - told.keys():
+            self._put_state(self._topic(self._topics.model_state, name), b"")
+        self._models = set(told)
 
     def _put_state(self, topic: str | None, payload: bytes) -> None:
         if topic is not None and self._outbox.put_state(topic, payload):
@@ -170,7 +198,9 @@ class Publisher:
         try:
             return topic_of(name)
         except ValueError as error:
-            log.error("mqtt: not published: %s", error)  # noqa: TRY400
+            if name not in self._misnamed:
+                self._misnamed.add(name)
+                log.error("mqtt: not published: %s", error)  # noqa: TRY400
             return None
 
     # What follows runs on the worker.
@@ -180,10 +210,12 @@ class Publisher:
         if self._connection is None:
             if leaving:
                 return False
-            if now < self._retry_at:
+            if self._opening is not None:
+                self._await(self._opening, now)
+            elif now < self._retry_at:
                 self._wake.wait(min(self._retry_at - now, _STEP_S))
             else:
-                self._open()
+                self._open(now)
             return True
         connection = self._connection
         connection.step(self._wake, _STEP_S)
@@ -197,29 +229,53 @@ class Publisher:
             self._lose(connection)
         return self._leave_by is None or time.monotonic() < self._leave_by
 
-    def _open(self) -> None:
+    def _open(self, now: float) -> None:
         connection = Connection(
             self._address,
             self._identity.client_id,
             will=(self._topics.status, payloads.offline(self._identity)),
             on_live_sent=self._count,
+            on_retained=self._find_leftover,
         )
-        try:
-            connection.open()
-        except (OSError, ValueError) as error:
-            why = (error.strerror if isinstance(error, OSError) else None) or error
-            self._say(logging.WARNING, f"cannot reach {self._address}: {why}; trying again")
-            self._retry_at = time.monotonic() + self._backoff.next_s()
-        else:
-            self._connection = connection
+        self._opening, self._opening_since = Opening(connection, self._wake), now
+
+    def _await(self, opening: Opening, now: float) -> None:
+        if not opening.over:
+            if now - self._opening_since > _SLOW_S:
+                text = f"{self._address} does not answer, or no name server does; waiting"
+                self._say(logging.WARNING, text)
+            self._wake.wait(_STEP_S)
+            return
+        self._opening = None
+        if opening.error is None:
+            self._connection = opening.connection
+            return
+        why = getattr(opening.error, "strerror", None) or opening.error
+        self._say(logging.WARNING, f"cannot reach {self._address}: {why}; trying again")
+        self._retry_at = time.monotonic() + self._backoff.next_s()
 
     def _greet(self) -> None:
         self._connected = True
         self._ready_since = time.monotonic()
         self._outbox.connected()
+        self._leftovers.clear()
+        if self._connection is not None:
+            self._connection.watch(*self._topics.states())
         self._say(logging.INFO, f"connected to {self._address}")
 
+    def _find_leftover(self, topic: str) -> None:
+        if len(self._leftovers) < _MOST_LEFTOVERS:
+            self._leftovers.add(topic)
+
+    def _take_leftovers_away(self) -> None:
+        while self._leftovers:
+            topic = self._leftovers.pop()
+            if not self._outbox.knows(topic):
+                self._outbox.put_state(topic, b"")
+
     def _drain(self, connection: Connection) -> None:
+        if self._complete:
+            self._take_leftovers_away()
         while connection.end is None and connection.in_flight < WINDOW:
             state = self._outbox.take_state()
             if state is not None:
@@ -258,6 +314,8 @@ class Publisher:
         self._lost += connection.live_in_flight
 
     def _end(self) -> None:
+        if self._opening is not None:
+            self._opening.leave()
         if self._connection is not None:
             self._drop_connection(self._connection)
         self._wake.close()

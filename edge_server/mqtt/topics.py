@@ -48,6 +48,11 @@ class Topics:
         _check("model", model, _MODEL, "A-Z, a-z, 0-9, '_', '.' and '-', a letter or digit first")
         return f"{PREFIX}/{self.device}/models/{model}/state"
 
+    def states(self) -> tuple[str, str]:
+        """Filters for the retained topics of all models and cameras, those of earlier runs too."""
+        root = f"{PREFIX}/{self.device}"
+        return f"{root}/models/+/state", f"{root}/cameras/+/status"
+
     def _camera(self, camera: str) -> str:
         _check("camera", camera, _NAME, "a-z, 0-9, '_' and '-'")
         return f"{PREFIX}/{self.device}/cameras/{camera}"

@@ -12,7 +12,7 @@ from edge_server.backends import find_backend
 from edge_server.backends.contract import untold
 from edge_server.backends.surroundings import ALONE
 from edge_server.cuda.devices import Devices
-from edge_server.errors import EdgeServerError, InternalError, ModelConfigError
+from edge_server.errors import EdgeServerError, InternalError, ModelLoadError
 from edge_server.repository.fit import Part
 from edge_server.repository.patience import Hangs, patiently
 from edge_server.repository.proof import prove
@@ -187,7 +187,7 @@ class Build:
                 late=loaded.close,
             )
         except Hangs as error:
-            raise ModelConfigError(
+            raise ModelLoadError(
                 f"model '{draft.name}': its check before it serves: {error}; mend the model, or "
                 "record a golden pair that it answers"
             ) from error

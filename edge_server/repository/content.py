@@ -11,7 +11,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO
 
-from edge_server.errors import ModelConfigError
+from edge_server.errors import ModelConfigError, ModelLoadError
+from edge_server.model_config.files import cannot_be_read
 from edge_server.repository import manifest
 from edge_server.repository.manifest import ManifestFile
 from edge_server.repository.tree import SeenFile, opened
@@ -31,7 +32,7 @@ _TICK_NS = 20_000_000
 _GONE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ESTALE, errno.ENXIO}
 
 
-class TornModel(ModelConfigError):
+class TornModel(ModelLoadError):
     """A model changed while it was read; nothing need be wrong with it at another look."""
 
 
@@ -124,10 +125,7 @@ def _piece(tree: ModelTree, path: str, file: int) -> bytes:
 
 
 def _unreadable(tree: ModelTree, path: str, error: OSError) -> ModelConfigError:
-    return ModelConfigError(
-        f"{tree.directory / path}: cannot be read: {error.strerror or error}; the user that the "
-        "daemon runs as must be able to read it"
-    )
+    return cannot_be_read(tree.directory / path, error)
 
 
 def _outwait(changed_ns: int) -> None:

@@ -11,6 +11,7 @@ from edge_server.errors import (
     InternalError,
     InvalidRequest,
     ModelConfigError,
+    ModelLoadError,
     NotFound,
     SettingsError,
     Unavailable,
@@ -40,6 +41,7 @@ ALL = "*"
 _STATUS = {
     InvalidRequest: "Invalid argument",
     ModelConfigError: "Invalid argument",
+    ModelLoadError: "Invalid argument",
     NotFound: "Not found",
     Unavailable: "Unavailable",
     Unsupported: "Unsupported",
@@ -89,12 +91,11 @@ class RepositoryControl:
 
         Raises:
             ModelConfigError: a model cannot be loaded, where that ends the daemon, or a repository
-                cannot be read.
+                cannot be read; ModelLoadError where that may pass.
         """
         failed = self.load_first(stop)
         if failed and self._exit_on_error:
-            names = ", ".join(entry.name for entry in failed)
-            raise ModelConfigError(f"models that cannot be loaded: {names}")
+            raise cannot_be_loaded(failed)
 
     def load_first(self, stop: threading.Event | None = None) -> list[ModelEntry]:
         """As `start`, but those that cannot be loaded are returned.
@@ -189,6 +190,13 @@ class RepositoryControl:
     def _require_explicit(self) -> None:
         if not self._explicit:
             raise Unavailable(NOT_ALLOWED)
+
+
+def cannot_be_loaded(failed: Collection[ModelEntry]) -> ModelConfigError:
+    """What ends the daemon when these models cannot be loaded; one fault that stays decides."""
+    kind = ModelLoadError if all(entry.may_pass for entry in failed) else ModelConfigError
+    names = ", ".join(sorted({entry.name for entry in failed}))
+    return kind(f"models that cannot be loaded: {names}")
 
 
 def _never_loaded(name: str, places: int) -> ModelEntry:

@@ -74,7 +74,7 @@ class Draft:
             except ModelConfigError as error:
                 # It is not the file's fault.
                 text = str(error).replace(str(files.config_path), "config override")
-                raise ModelConfigError(text) from error
+                raise type(error)(text) from error
         seen = fingerprint(files.directory) if files.fingerprint is None else files.fingerprint
         return _completed(files, read_model_config(files.config_path), completion, seen, None)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from graphlib import TopologicalSorter
 from typing import TYPE_CHECKING, NamedTuple
 
-from edge_server.errors import ModelConfigError
+from edge_server.errors import ModelConfigError, ModelLoadError
 from edge_server.model_config.ensemble_graph import resolve_graph
 from edge_server.repository.circle import circle_through
 
@@ -135,12 +135,13 @@ def _find_member(
     ensemble, path = draft.name, draft.files.shown_config_path
     member, version = step.model_name, step.model_version
     if member not in world:
+        # The member's own fault, where it is one that stays, is told with the member.
         if member not in reasons:
-            raise ModelConfigError(
+            raise ModelLoadError(
                 f"{path}: ensemble {ensemble} contains models that are not available or "
                 f"ambiguous: {member}"
             )
-        raise ModelConfigError(
+        raise ModelLoadError(
             f"{path}: ensemble '{ensemble}' depends on '{member}' which has no loaded version. "
             f"Model '{member}' loading failed with error: {reasons[member]}"
         )

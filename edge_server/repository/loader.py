@@ -250,7 +250,7 @@ class RepositoryLoader:
                 self._signatures.check_loaded(name, said)
             return Draft.read(files, override, self._completion)
         except ModelConfigError as error:
-            return Failure(ModelConfigError(files.as_shown(str(error))))
+            return Failure(type(error)(files.as_shown(str(error))))
         except Exception as error:  # noqa: BLE001 - a configuration may be wrong in unforeseen ways
             return Failure.of(error, name)
 

@@ -7,7 +7,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from edge_server.errors import ModelConfigError
+from edge_server.errors import ModelLoadError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class Hangs(ModelConfigError):
+class Hangs(ModelLoadError):
     """It has not got on for too long, and what it holds is still in use."""
 
 

@@ -8,9 +8,10 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from edge_server.errors import EdgeServerError, ModelConfigError, Unavailable
+from edge_server.errors import EdgeServerError, Unavailable
 from edge_server.repository.arrivals import Arrivals
 from edge_server.repository.beliefs import Beliefs
+from edge_server.repository.control import cannot_be_loaded
 from edge_server.repository.manifest import read_manifest
 from edge_server.repository.scan import is_model_name, model_names
 from edge_server.repository.updates import Updates
@@ -168,11 +169,14 @@ class PollControl:
             if stop.is_set():
                 return
         entries = self._registry.snapshot.entries.values()
-        unavailable = {e.name for e in entries if e.state is ModelState.UNAVAILABLE}
         # As in the other modes, a directory that can be no model ends nothing.
-        failed = sorted(filter(is_model_name, unavailable))
+        failed = [
+            entry
+            for entry in entries
+            if entry.state is ModelState.UNAVAILABLE and is_model_name(entry.name)
+        ]
         if failed and self._exit_on_error:
-            raise ModelConfigError(f"models that cannot be loaded: {', '.join(failed)}")
+            raise cannot_be_loaded(failed)
 
 
 def _refuse() -> None:

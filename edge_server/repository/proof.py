@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from edge_server.backends.parameters import GOLDEN_MAX_LATENCY_MS
-from edge_server.errors import EdgeServerError, InternalError, ModelConfigError
+from edge_server.errors import (
+    EdgeServerError,
+    InternalError,
+    ModelConfigError,
+    ModelLoadError,
+    may_pass,
+)
 from edge_server.model_config.scheduling import ControlKind
 from edge_server.repository.comparison import TOLERANCES, difference, not_finite
 from edge_server.repository.golden import golden_pairs
@@ -106,7 +112,8 @@ def _prove(running: _Running, directory: Path) -> Proof:
         running.repeat()
     latency_s = statistics.median(running.took_s) if running.took_s and not unproven else None
     if limit_s is not None and latency_s is not None and latency_s > limit_s:
-        raise ModelConfigError(
+        # The machine may be busy with its start.
+        raise ModelLoadError(
             f"model '{config.name}': a request takes {1e3 * latency_s:.1f} ms, the median of "
             f"{len(running.took_s)}; parameter {GOLDEN_MAX_LATENCY_MS} allows {1e3 * limit_s:g} ms"
         )
@@ -213,7 +220,8 @@ def _reproduce(running: _Running, pair: GoldenPair) -> None:
     try:
         made = running.run(pair.inputs)
     except EdgeServerError as error:
-        raise ModelConfigError(
+        kind = ModelLoadError if may_pass(error) else ModelConfigError
+        raise kind(
             f"{pair.path}: the model does not answer it: {error}; record the pair with this model, "
             "or mend the model"
         ) from error

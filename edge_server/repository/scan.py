@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING
 
-from edge_server.errors import ModelConfigError
+from edge_server.errors import ModelConfigError, ModelLoadError
 from edge_server.model_config.files import ModelFiles, reading
 
 if TYPE_CHECKING:
@@ -126,7 +126,8 @@ def _directories(repository: Path) -> Iterator[Path]:
     try:
         entries = sorted(repository.iterdir())
     except OSError as error:
-        raise ModelConfigError(
+        # It may be mounted later.
+        raise ModelLoadError(
             f"{repository}: the model repository cannot be read: {error.strerror}"
         ) from error
     return (entry for entry in entries if _may_be_directory(entry))

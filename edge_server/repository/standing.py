@@ -6,6 +6,7 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from edge_server.errors import may_pass
 from edge_server.model_config.validation import without_effect
 from edge_server.repository.build import Built, Failure
 from edge_server.repository.fit import Fit, Part, fit
@@ -116,7 +117,8 @@ class Standing:
             return self.still_fails(failure, made_anew or self.serve_on(name, ""))
         log.error("model %s: UNAVAILABLE: %s", name, reason)
         versions = (0,) if draft is None else draft.versions
-        return entries_of(name, versions, ModelState.UNAVAILABLE, reason)
+        entries = entries_of(name, versions, ModelState.UNAVAILABLE, reason)
+        return [replace(entry, may_pass=may_pass(failure.error)) for entry in entries]
 
     def still_fails(self, failure: Failure, made_anew: list[ModelEntry]) -> list[ModelEntry]:
         """What serves, with the reason why what was to be does not."""

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from msgspec.structs import replace
 
-from edge_server.errors import InternalError, ModelConfigError, SettingsError
+from edge_server.appliance.places import error_of_place
+from edge_server.errors import InternalError, ModelConfigError
 from edge_server.repository.copies import Copies
 from edge_server.repository.fingerprint import content_fingerprint
 from edge_server.repository.releases import Releases
@@ -97,6 +98,7 @@ class ModelStore:
         Raises:
             AlreadyRunning: another process has it open.
             SettingsError: there can be no store in `directory`.
+            Unavailable: its disk does not let it be made.
         """
         self._directory = directory
         self._most_bytes = most_bytes
@@ -111,7 +113,9 @@ class ModelStore:
             self._releases.make()
         except OSError as error:
             os.close(lock)
-            raise SettingsError(f"model store {directory}: {error}; mend or replace it") from error
+            raise error_of_place(
+                error, f"model store {directory}: {error}; mend or replace it"
+            ) from error
         self._locked: int | None = lock
         self._file = StateFile(directory)
         self._state = self._file.read()

@@ -7,6 +7,7 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
+from edge_server.appliance.places import error_of_place
 from edge_server.errors import AlreadyRunning, SettingsError
 
 if TYPE_CHECKING:
@@ -20,7 +21,8 @@ def lock_store(directory: Path) -> int:
 
     Raises:
         AlreadyRunning: another process has it.
-        SettingsError: it cannot be made, is not safe, or holds something else.
+        SettingsError: it is not safe, or holds something else.
+        Unavailable: it cannot be made or written: its disk may be mounted, or have room, later.
     """
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -28,9 +30,10 @@ def lock_store(directory: Path) -> int:
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         lock = os.open(directory / _LOCK, flags, 0o600)
     except OSError as error:
-        raise SettingsError(
+        raise error_of_place(
+            error,
             f"model store {directory}: {error.strerror}; give it a directory that the daemon may "
-            "write to (systemd: StateDirectory=)"
+            "write to (systemd: StateDirectory=)",
         ) from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -140,6 +140,8 @@ class ModelEntry:
         reason: why it is in this state, or what its load is at; of a READY one, why it could not
             be loaded anew, or what the load of its successor is at.
         loaded: present when READY.
+        may_pass: of an UNAVAILABLE one: its files are not known to be at fault, so that the next
+            try may succeed.
     """
 
     name: str
@@ -147,6 +149,7 @@ class ModelEntry:
     state: ModelState
     reason: str = ""
     loaded: LoadedModel | None = None
+    may_pass: bool = False
 
 
 class Kept(Protocol):

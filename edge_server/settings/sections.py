@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from edge_server.settings.python import Python
-from edge_server.settings.section import Count, Port, Positive, Section
+from edge_server.settings.section import Count, Port, Positive, Section, is_loopback
 from edge_server.settings.serving import Metrics, Serving, Trace
 from edge_server.settings.transport import Grpc, Tls
 
@@ -83,13 +83,34 @@ class Repository(Section, frozen=True):
 
 
 class Mqtt(Section, frozen=True):
-    """`[mqtt]`: the broker; without this table nothing is published."""
+    """`[mqtt]`: the broker; without this table nothing is published.
+
+    Attributes:
+        insecure: allows a password to cross a network in plain text.
+        ca_file: PEM; of the authority that the broker's certificate must be of; with it the
+            connection is TLS.
+        cert_file: PEM; this device's own certificate, with its private key in `key_file`.
+    """
 
     host: str
     port: Port = 1883
     username: str | None = None
     password_file: str | None = None
     ca_file: str | None = None
+    cert_file: str | None = None
+    key_file: str | None = None
+    insecure: bool = False
+
+    def __post_init__(self) -> None:
+        if bool(self.cert_file) != bool(self.key_file):
+            raise ValueError("cert_file and key_file belong together: give both, or neither")
+        if self.cert_file and not self.ca_file:
+            raise ValueError("cert_file needs ca_file: without it there is no TLS")
+        if self.password_file and not (self.ca_file or self.insecure or is_loopback(self.host)):
+            raise ValueError(
+                f"{self.host} is beyond the loopback, and the password would cross the network in "
+                "plain text; encrypt it with ca_file, or say insecure = true if that is meant"
+            )
 
 
 class Camera(Section, frozen=True):

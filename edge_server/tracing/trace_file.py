@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
-from edge_server.errors import SettingsError
+from edge_server.appliance.places import error_of_place
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,7 +43,7 @@ class TraceFile:
         most_bytes: of all files.
 
     Raises:
-        SettingsError: nothing can be written there; the text names the path and the remedy.
+        Unavailable: nothing can be written there; the text names the path and the remedy.
     """
 
     def __init__(self, path: str, most_bytes: int = MOST_BYTES) -> None:
@@ -59,9 +59,10 @@ class TraceFile:
             self._sizes = self._find()
         except OSError as error:
             what = "is a link" if error.errno == errno.ELOOP else error.strerror
-            raise SettingsError(
+            raise error_of_place(
+                error,
                 f"trace.file: {path}: {what}; give a path in a directory that this user may write "
-                "to (--trace-config triton,file=FILE)"
+                "to (--trace-config triton,file=FILE)",
             ) from error
         self._used_bytes = sum(map(_on_disk, self._sizes.values()))
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
 import queue
 import threading
+import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,10 +19,14 @@ import tritonclient.grpc as triton
 from paho.mqtt.enums import CallbackAPIVersion
 from tritonclient.utils import InferenceServerException
 
+from edge_server.daemon import Daemon
+from edge_server.errors import StageStuck
+from edge_server.settings import read_settings
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.integration.conftest import Process
+    from tests.integration.conftest import Process, Server
 
 MODELS = Path(__file__).parents[2] / "models"
 PATIENCE_S = 30.0
@@ -55,6 +62,12 @@ class Subscriber:
             )
         assert found, f"nothing fitting on {topic}; heard: {self.messages.keys()}"
         return found[0]
+
+    def wait_for_last(self, topic: str, fits: Callable[[dict], bool]) -> None:
+        """Wait until the newest message is one that fits."""
+        with self._heard:
+            found = self._heard.wait_for(lambda: fits(self.messages[topic][-1]), PATIENCE_S)
+        assert found, f"{topic}: {self.messages[topic][-3:]}"
 
     def close(self) -> None:
         self._client.disconnect()
@@ -243,3 +256,133 @@ def test_bytes_that_are_no_message_are_the_callers_error_in_every_method(
                 call(b"\x0a\xff", timeout=PATIENCE_S)
             assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert "Traceback" not in process.log.read_text()
+
+
+def test_a_camera_whose_model_fails_says_so_everywhere_until_it_gives_lanes_again(
+    start: Callable[..., Process],
+    client: Callable[..., triton.InferenceServerClient],
+    mosquitto: object,
+    road_image: np.ndarray,
+    tmp_path: Path,
+) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text(
+        f'[device]\nid = "tested"\n[repository]\npaths = ["{MODELS}"]\n'
+        'mode = "explicit"\nload = ["lane_detection"]\n'
+        f'[mqtt]\nhost = "127.0.0.1"\nport = {mosquitto.port}\n'  # type: ignore[attr-defined]
+        f'[cameras.front]\nuri = "file://{tmp_path}/road?loop=true&fps=10"\n'
+    )
+    root = "edge/v1/tested"
+    lanes, camera = f"{root}/cameras/front/lanes", f"{root}/cameras/front/status"
+    subscriber = Subscriber(mosquitto.port, f"{root}/#")  # type: ignore[attr-defined]
+    try:
+        process = start("--config", str(config))
+        server = client(process)
+        subscriber.wait(lanes, lambda m: m["status"] == "FRAME_STATUS_OK")
+        subscriber.wait(camera, lambda m: (m["state"], m["lanes"]) == ("ok", "ok"))
+        assert _metric(process, "edge_camera_lanes_ok") == 1
+
+        server.unload_model("lane_detection")
+        frame = subscriber.wait(lanes, lambda m: m["status"] == "FRAME_STATUS_INVALID")
+        assert frame["lanes"] == []
+        assert frame["model"] == {"name": "lane_detection", "version": ""}
+        (reason,) = frame["reasons"]
+        assert reason.startswith("model_failed: ")
+        assert "'lane_detection'" in reason
+        told = subscriber.wait(camera, lambda m: m["lanes"] == "failing")
+        assert told["state"] == "ok"
+        assert "'lane_detection'" in told["reason"]
+        subscriber.wait(f"{root}/status", lambda m: m.get("no_lanes") == ["front"])
+        assert _metric(process, "edge_camera_lanes_ok") == 0
+        process.wait_for("no lanes: ")
+
+        server.load_model("lane_detection")
+        subscriber.wait_for_last(lanes, lambda m: m["status"] == "FRAME_STATUS_OK")
+        subscriber.wait_for_last(camera, lambda m: (m["lanes"], m["reason"]) == ("ok", ""))
+        subscriber.wait_for_last(f"{root}/status", lambda m: m.get("no_lanes") == [])
+        assert process.terminate() == 0
+    finally:
+        subscriber.close()
+
+
+def _metric(process: Process, name: str) -> float:
+    url = f"http://127.0.0.1:{process.metrics_port}/metrics"
+    with urllib.request.urlopen(url, timeout=PATIENCE_S) as page:
+        lines = page.read().decode().splitlines()
+    (value,) = (line.split()[-1] for line in lines if line.startswith(f"{name}{{"))
+    return float(value)
+
+
+def test_names_that_are_not_utf_8_end_nothing_and_are_told_escaped(
+    serve: Callable[..., Server], mosquitto: object, tmp_path: Path
+) -> None:
+    for name in (b"m\xff", b"n"):
+        (tmp_path / "repository" / os.fsdecode(name) / "1").mkdir(parents=True)
+    (tmp_path / "repository/n" / os.fsdecode(b"labels\xff.txt")).symlink_to("nowhere")
+    port = mosquitto.port  # type: ignore[attr-defined]
+    subscriber = Subscriber(port, "edge/v1/tested/#")
+    try:
+        server = serve(f"--mqtt=127.0.0.1:{port}", "--device-id=tested", "--exit-on-error=false")
+        subscriber.wait("edge/v1/tested/status", lambda m: m["state"] == "online")
+        said = subscriber.wait(
+            "edge/v1/tested/models/n/state", lambda m: m["state"] == "UNAVAILABLE"
+        )
+        assert server.index()["n"][0][0] == "UNAVAILABLE"
+        assert said["reason"]
+        with urllib.request.urlopen(
+            f"http://127.0.0.1:{server.process.metrics_port}/metrics", timeout=PATIENCE_S
+        ) as page:
+            assert b'edge_model_state{model="n"' in page.read()
+        assert server.process.terminate() == 0
+    finally:
+        subscriber.close()
+
+
+def test_what_cannot_be_told_ends_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    overrides = {
+        "repository": {"paths": [str(tmp_path)]},
+        "grpc": {"port": 0},
+        "metrics": {"enabled": False},
+        "mqtt": {"host": "127.0.0.1", "port": 9},
+    }
+    daemon = Daemon(read_settings(None, overrides))
+    stop, looks = threading.Event(), itertools.count()
+
+    def index(**_: object) -> None:
+        if next(looks) > 12:
+            stop.set()
+        raise UnicodeEncodeError("utf-8", "m\udcff", 1, 2, "surrogates not allowed")
+
+    monkeypatch.setattr(daemon.data_plane, "index", index)
+    try:
+        daemon.start(threading.Event())
+        daemon.run(stop)
+    finally:
+        daemon.stop()
+    told = [r for r in caplog.records if "cannot be told; it goes on" in r.getMessage()]
+    assert 1 <= len(told) <= 4, "each of the four tellings is logged once"
+
+
+def test_a_grpc_server_that_answers_nobody_ends_the_daemon(tmp_path: Path) -> None:
+    overrides = {
+        "repository": {"paths": [str(tmp_path)]},
+        "grpc": {"port": 0, "socket": str(tmp_path / "grpc.sock")},
+        "metrics": {"enabled": False},
+    }
+    daemon = Daemon(read_settings(None, overrides))
+    assert daemon._grpc.self_call is not None
+    daemon._grpc.self_call._period_s = 0.05
+    give_up = threading.Event()
+    timer = threading.Timer(2 * PATIENCE_S, give_up.set)
+    try:
+        daemon.start(threading.Event())
+        timer.start()
+        for server in daemon._grpc._servers:
+            server.stop(None).wait()
+        with pytest.raises(StageStuck, match="gRPC does not answer on unix:"):
+            daemon.run(give_up)
+    finally:
+        timer.cancel()
+        daemon.stop()

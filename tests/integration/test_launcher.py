@@ -115,16 +115,38 @@ def test_the_log_goes_where_and_how_it_was_asked_for_and_clients_are_told_so(
         (["--allow-http=true"], "--allow-http=true: there is no HTTP front end"),
         (["--grpc-address=0.0.0.0"], "0.0.0.0 is beyond the loopback"),
         (["--metrics-address=0.0.0.0"], "0.0.0.0 is beyond the loopback"),
-        (["--log-file=/nowhere/log"], "log.file: /nowhere/log: cannot be written: No such file"),
         (["--grpc-use-ssl=true"], "TLS needs certificate (--grpc-server-cert)"),
         (
             ["--grpc-use-ssl=true", "--grpc-server-cert=/nowhere.pem", "--grpc-server-key=/k.pem"],
             "grpc.tls.certificate: /nowhere.pem: cannot be read: No such file or directory",
         ),
-        (["--grpc-socket=/nowhere/grpc.sock"], "grpc.socket: /nowhere: No such file or directory"),
     ],
 )
 def test_what_cannot_be_done_ends_with_78_and_the_remedy(flags: list[str], says: str) -> None:
+    assert says in _refused(flags, 78)
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--log-file=/nowhere/log"], "log.file: /nowhere/log: cannot be written: No such file"),
+        (["--grpc-socket=/nowhere/grpc.sock"], "grpc.socket: /nowhere: No such file or directory"),
+        (
+            ["--trace-config=triton,file=/nowhere/trace"],
+            "trace.file: /nowhere/trace: No such file or directory",
+        ),
+        (
+            ["--model-control-mode=poll", "--repository-copies=/proc/nowhere"],
+            "model store /proc/nowhere: No such file or directory",
+        ),
+    ],
+)
+def test_a_place_that_may_be_mounted_later_ends_with_69(flags: list[str], says: str) -> None:
+    assert says in _refused(flags, 69)
+
+
+def _refused(flags: list[str], code: int) -> str:
+    """What `run` says with these flags, which ends with `code`."""
     done = subprocess.run(
         [
             *(sys.executable, "-m", "edge_server", "run", "--model-repository", str(MODELS)),
@@ -135,6 +157,6 @@ def test_what_cannot_be_done_ends_with_78_and_the_remedy(flags: list[str], says:
         timeout=PATIENCE_S,
         check=False,
     )
-    assert done.returncode == 78
-    assert says in done.stderr
+    assert done.returncode == code
     assert "Traceback" not in done.stderr
+    return done.stderr

@@ -26,10 +26,13 @@ from edge_server.mqtt.broker_address import BrokerAddress
 from edge_server.mqtt.identity import Identity
 from edge_server.mqtt.publisher import WINDOW, Publisher
 from edge_server.proto.edge.lanes.v1 import lanes_pb2
+from edge_server.serving.snapshot import ModelEntry, ModelState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    from tests.conftest import Authority
 
     from .conftest import Mosquitto
 
@@ -138,7 +141,8 @@ def log() -> Iterator[Heard]:
 def says(topic: str, **fields: object) -> Callable[[Any], bool]:
     """A message on `topic` whose JSON has these fields."""
     return lambda message: (
-        message.topic == f"{ROOT}/{topic}" and fields.items() <= json.loads(message.payload).items()
+        message.topic == f"{ROOT}/{topic}"
+        and fields.items() <= json.loads(message.payload or b"{}").items()
     )
 
 
@@ -238,6 +242,51 @@ def test_a_broker_that_forgot_everything_is_told_again(mosquitto: Mosquitto, log
             heard.wait_for(says("cameras/front/status", state="ok", last_frame_age_ms=33))
             heard.wait_for(says("models/laneDetect_model/state", state="READY"))
             assert not heard.matching(says("models/laneDetect_model/state", state="LOADING"))
+
+
+def test_what_an_earlier_run_has_left_is_taken_away_once_the_new_one_is_online(
+    mosquitto: Mosquitto,
+) -> None:
+    with publishing(mosquitto) as before:
+        before.publish_models([ModelEntry("gone", 1, ModelState.READY)])
+        before.publish_models(
+            [ModelEntry("gone", 1, ModelState.READY), ModelEntry("stays", 1, ModelState.READY)]
+        )
+        before.publish_camera_status("gone", "ok", 33)
+        with listening(mosquitto) as heard:
+            heard.wait_for(says("models/gone/state", state="READY"))
+            heard.wait_for(says("cameras/gone/status", state="ok"))
+            heard.wait_for(says("models/stays/state", state="READY"))
+    with listening(mosquitto) as heard:
+        now = Publisher(BrokerAddress(port=mosquitto.port), IDENTITY)
+        now.start()
+        heard.wait_for(says("status", state="starting"))
+        now.publish_models([ModelEntry("stays", 1, ModelState.LOADING)])
+        heard.wait_for(says("models/stays/state", state="LOADING"))
+        assert not heard.matching(lambda m: not m.payload), "it is not known yet what is gone"
+        now.publish_models([ModelEntry("stays", 1, ModelState.READY)])
+        now.publish_online()
+        for topic in ("models/gone/state", "cameras/gone/status"):
+            heard.wait_for(lambda m, topic=topic: (m.topic, m.payload) == (f"{ROOT}/{topic}", b""))
+        now.stop()
+    with listening(mosquitto) as late:
+        late.wait_for(OFFLINE)
+        late.wait_for(says("meta"))
+        late.wait_for(says("models/stays/state", state="READY"))
+        kept = {message.topic.removeprefix(f"{ROOT}/") for message in late.matching(lambda _: True)}
+    assert kept == {"status", "meta", "models/stays/state"}
+
+
+def test_the_topic_of_a_model_that_is_gone_is_taken_away(mosquitto: Mosquitto) -> None:
+    with publishing(mosquitto) as publisher:
+        publisher.publish_models([ModelEntry("m", 1, ModelState.READY)])
+        with listening(mosquitto) as heard:
+            heard.wait_for(says("models/m/state", state="READY"))
+            publisher.publish_models([])
+            heard.wait_for(lambda m: (m.topic, m.payload) == (f"{ROOT}/models/m/state", b""))
+    with listening(mosquitto) as late:
+        late.wait_for(OFFLINE)
+        assert not late.matching(lambda m: m.topic.endswith("models/m/state"))
 
 
 def test_a_broker_that_appears_late_is_found(stopped_mosquitto: Mosquitto, log: Heard) -> None:
@@ -385,6 +434,22 @@ def test_tls_trusts_the_given_authority_only(
         log.wait_for(line("WARNING", "CERTIFICATE_VERIFY_FAILED"))
     with publishing(broker, ca_file=tmp_path / "absent.pem"):
         log.wait_for(line("WARNING", "No such file"))
+
+
+def test_a_broker_may_ask_for_a_certificate_of_ours(
+    mosquitto_with: Callable[..., Mosquitto], authority: Authority, log: Heard
+) -> None:
+    its_cert, its_key = authority.issue("broker")
+    our_cert, our_key = authority.issue("truck-7")
+    broker = mosquitto_with(
+        *(f"certfile {its_cert}", f"keyfile {its_key}", f"cafile {authority.ca}"),
+        *("require_certificate true", "allow_anonymous true"),
+    )
+    with publishing(broker, ca_file=authority.ca, cert_file=our_cert, key_file=our_key):
+        log.wait_for(line("INFO", "mqtt: connected"))
+    with publishing(broker, ca_file=authority.ca) as publisher:
+        log.wait_for(lambda said: said[0] == "WARNING" and "connected" not in said[1])
+        assert not publisher.connected
 
 
 @pytest.mark.parametrize(

@@ -291,6 +291,27 @@ def test_a_hang_is_ended_by_the_watchdog_and_restarted(active: Unit) -> None:
     assert "Fatal Python error: Aborted" in said
 
 
+def test_a_repository_that_is_mounted_later_is_waited_for(unit: Unit) -> None:
+    late = "/srv/late"
+    assert unit.start_with(f'[repository]\npaths = ["{late}"]\n') != 0
+    # More tries than systemd's own limit of 5 in 10 s allows.
+    _wait_for(lambda: int(unit["NRestarts"]) >= 7, timeout_s=90)
+    said = str(unit.journal())
+    assert f"{late}: the model repository cannot be read" in said
+    assert "status=69" in said
+    unit.container.write(f"{late}.new/m/config.pbtxt", 'backend: "onnxruntime"')
+    unit.container.do("mkdir", f"{late}.new/m/1")
+    unit.container.write_bytes(f"{late}.new/m/1/model.onnx", _network(1))
+    unit.container.do("mv", f"{late}.new", late)
+    _wait_for(lambda: unit["ActiveState"] == "active")
+    assert unit["StatusText"].startswith("1 models")
+
+
+def test_the_service_outlives_a_child_that_the_kernel_kills_for_memory(active: Unit) -> None:
+    # That kill itself needs control groups of version 2, which not every machine has.
+    assert active["OOMPolicy"] == "continue"
+
+
 def test_stop_is_clean_and_quick(active: Unit) -> None:
     begun = time.monotonic()
     active.container.do("systemctl", "stop", "edge-server")

@@ -235,5 +235,5 @@ def test_a_file_that_cannot_be_written_ends_the_start(repository: Path, tmp_path
         timeout=PATIENCE_S,
         check=False,
     )
-    assert ended.returncode == 78
+    assert ended.returncode == 69
     assert f"trace.file: {path}: No such file or directory; give a path in" in ended.stderr

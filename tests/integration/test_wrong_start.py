@@ -15,6 +15,8 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from .conftest import Process
+
 MODELS = Path(__file__).parents[2] / "models"
 PATIENCE_S = 30.0
 
@@ -76,6 +78,86 @@ def test_a_broken_repository_ends_with_78_and_the_fault_by_name(
     assert done.returncode == 78
     assert says in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("mode", ["none", "explicit", "poll"])
+def test_a_repository_that_is_not_mounted_yet_ends_with_69(tmp_path: Path, mode: str) -> None:
+    done = run_to_its_end(
+        *("run", "--grpc-port=0", "--metrics-port=0", f"--model-control-mode={mode}"),
+        f"--model-repository={tmp_path / 'away'}",
+        *((f"--repository-copies={tmp_path / 'store'}",) if mode == "poll" else ()),
+        *(("--load-model=lane_detection",) if mode == "explicit" else ()),
+    )
+    assert done.returncode == 69
+    assert str(tmp_path / "away") in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_empty_place_where_a_cameras_model_shall_be_ends_with_69(tmp_path: Path) -> None:
+    done = run_to_its_end(
+        *("run", "--grpc-port=0", "--metrics-port=0", f"--model-repository={tmp_path}"),
+        "--camera=road=synthetic://road?seed=7&fps=10",
+    )
+    assert done.returncode == 69
+    assert "'lane_detection' gives no lanes" in done.stderr
+
+
+INITIALIZES = """
+import pathlib
+
+class TritonPythonModel:
+    @staticmethod
+    def auto_complete_config(config):
+        config.set_max_batch_size(0)
+        config.add_input({"name": "x", "data_type": "TYPE_FP32", "dims": [1]})
+        config.add_output({"name": "y", "data_type": "TYPE_FP32", "dims": [1]})
+        return config
+
+    def initialize(self, args):
+        there = pathlib.Path(FOLDER) / "tried"
+        tried = there.exists()
+        there.touch()
+        if not tried:
+            raise OSError("the sensor does not answer")
+
+    def execute(self, requests):
+        return []
+"""
+
+
+@pytest.mark.parametrize("mode", ["none", "explicit", "poll"])
+def test_an_initialize_that_raises_once_ends_with_69_and_serves_at_the_next_start(
+    tmp_path: Path, mode: str, start: Callable[..., Process]
+) -> None:
+    model = tmp_path / "models" / "m"
+    (model / "1").mkdir(parents=True)
+    (model / "1" / "model.py").write_text(INITIALIZES.replace("FOLDER", repr(str(tmp_path))))
+    (model / "config.pbtxt").write_text('backend: "python"')
+    flags = [
+        f"--model-repository={model.parent}",
+        f"--model-control-mode={mode}",
+        *(
+            ("--repository-settle-secs=0", f"--repository-copies={tmp_path / 's'}")
+            * (mode == "poll")
+        ),
+        *(("--load-model=m",) * (mode == "explicit")),
+    ]
+    done = run_to_its_end("run", "--grpc-port=0", "--metrics-port=0", *flags)
+    assert "the sensor does not answer" in done.stderr
+    assert done.returncode == 69
+    start(*flags)
+
+
+def test_one_fault_in_the_files_among_others_that_may_pass_ends_with_78(tmp_path: Path) -> None:
+    for name, config in (("passes", 'backend: "python"'), ("stays", 'backnd: "python"')):
+        (tmp_path / name / "1").mkdir(parents=True)
+        (tmp_path / name / "1" / "model.py").write_text(INITIALIZES)
+        (tmp_path / name / "config.pbtxt").write_text(config)
+    done = run_to_its_end(
+        "run", "--grpc-port=0", "--metrics-port=0", f"--model-repository={tmp_path}"
+    )
+    assert done.returncode == 78
+    assert "models that cannot be loaded: passes, stays" in done.stderr
 
 
 def test_a_taken_port_is_told_before_a_model_is_loaded() -> None:

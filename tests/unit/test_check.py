@@ -64,7 +64,7 @@ def test_faults_of_every_kind_are_told_together(repository: Path, write_model: W
             "front": {"uri": "nowhere.mp4", "model": "echo"},
             "rear": {"uri": "synthetic://road", "model": "absent"},
         },
-        mqtt={"host": "broker", "password_file": "secret"},
+        mqtt={"host": "localhost", "password_file": "secret"},
     )
     model, front_model, front_uri, rear_model, mqtt = faults
     assert "broken" in model
@@ -99,13 +99,24 @@ def test_a_camera_is_not_blamed_for_a_repository_that_is_not_there(tmp_path: Pat
         ({"username": "me", "password_file": "latin1"}, "mqtt.password_file: "),
         ({"ca_file": "absent"}, "mqtt.ca_file: "),
         ({"ca_file": "latin1"}, "mqtt.ca_file: "),
+        (
+            {"ca_file": "ca", "cert_file": "absent", "key_file": "latin1"},
+            "mqtt.cert_file, mqtt.key_",
+        ),
+        (
+            {"ca_file": "ca", "cert_file": "ca", "key_file": "latin1"},
+            "mqtt.cert_file, mqtt.key_file: ",
+        ),
     ],
 )
-def test_the_brokers_files_are_read(tmp_path: Path, files: dict[str, str], says: str) -> None:
+def test_the_brokers_files_are_read(
+    tmp_path: Path, authority: Authority, files: dict[str, str], says: str
+) -> None:
     (tmp_path / "latin1").write_bytes(b"\xe4")
+    (tmp_path / "ca").write_bytes(authority.ca.read_bytes())
     (tmp_path / "models").mkdir()
     mqtt = {k: str(tmp_path / v) if k.endswith("_file") else v for k, v in files.items()}
-    (fault,) = faults_of(tmp_path / "models", mqtt={"host": "broker", **mqtt})
+    (fault,) = faults_of(tmp_path / "models", mqtt={"host": "localhost", **mqtt})
     assert fault.startswith(says)
     assert str(tmp_path) in fault
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from edge_server.cli import run_command
+from edge_server import errors
+from edge_server.cli import _tell, run_command
 from edge_server.flags.table import GROUPS
 
 LANES = Path(__file__).parents[2] / "models/laneDetect_model"
@@ -160,6 +161,54 @@ def test_each_kind_of_failure_has_its_exit_code(
 ) -> None:
     assert run_command(arguments) == code
     assert says in capsys.readouterr().err
+
+
+# systemd restarts the daemon after every code but 2 and 78.
+CODES = {
+    "EdgeServerError": 1,
+    "SettingsError": 78,
+    "ModelConfigError": 78,
+    "ModelLoadError": 69,
+    "InvalidRequest": 78,
+    "NotFound": 1,
+    "Unavailable": 69,
+    "Unsupported": 78,
+    "AlreadyExists": 1,
+    "DeadlineExceeded": 1,
+    "Cancelled": 1,
+    "InternalError": 1,
+    "AlreadyRunning": 75,
+    "SourceError": 69,
+    "SourceUriError": 78,
+    "StageStuck": 87,
+    "DeviceLost": 86,
+}
+
+
+def test_every_kind_of_error_has_its_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
+    kinds = {k: v for k, v in vars(errors).items() if isinstance(v, type)}
+    assert {name: _tell(kind("why")) for name, kind in kinds.items()} == CODES
+    assert capsys.readouterr().err == "edge-server: why\n" * len(CODES)
+
+
+def test_what_stays_and_what_may_pass_agree_with_the_exit_codes() -> None:
+    for name, code in CODES.items():
+        if name != "EdgeServerError":
+            assert errors.may_pass(getattr(errors, name)()) is (code != 78), name
+
+
+def test_an_error_of_a_room_has_the_code_of_its_kind() -> None:
+    class TornModel(errors.ModelLoadError):
+        pass
+
+    assert _tell(TornModel("torn")) == 69
+
+
+def test_the_unit_restarts_after_every_code_but_those_that_stay() -> None:
+    unit = (Path(__file__).parents[2] / "systemd/edge-server.service").read_text()
+    assert "\nRestart=on-failure\n" in unit
+    assert "\nRestartPreventExitStatus=2 78\n" in unit
+    assert "\nStartLimitIntervalSec=0\n" in unit
 
 
 @pytest.mark.parametrize(

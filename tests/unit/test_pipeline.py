@@ -14,7 +14,7 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.backends.contract import TensorModel
 from edge_server.cameras.frame import Frame
-from edge_server.errors import InternalError, SettingsError
+from edge_server.errors import InternalError, SettingsError, Unavailable
 from edge_server.model_config.config import ModelConfig
 from edge_server.pipeline import FRAME_DEADLINE_S, LanePipeline
 from edge_server.requests import InferRequest
@@ -128,9 +128,42 @@ def test_a_failing_model_costs_its_frames_and_is_told_once(
         assert [loop.tick(0.0) for _ in range(3)] == [True] * 3
         model.broken = False
         loop.tick(0.0)
-    assert [lane_frame.frame_id for lane_frame in told] == [3]
+    assert [(each.frame_id, each.failure) for each in told] == [
+        (0, "broken"),
+        (1, "broken"),
+        (2, "broken"),
+        (3, ""),
+    ]
+    assert not told[0].lanes
+    assert told[3].lanes
     assert loop.failed_frames == 3
     assert [record.levelname for record in caplog.records] == ["ERROR", "INFO"]
+
+
+def test_why_there_are_no_lanes_is_known_until_there_are_again() -> None:
+    model = LaneModel()
+    loop, _ = pipeline(model, frame(0), frame(1))
+    model.broken = True
+    loop.tick(0.0)
+    assert loop.failure == "broken"
+    model.broken = False
+    loop.tick(0.0)
+    assert loop.failure == ""
+
+
+@pytest.mark.parametrize(
+    "points",
+    [LANES[:0], np.concatenate([LANES, LANES]), LANES.astype(np.int32), LANES.astype(object)],
+    ids=["empty", "two", "whole-numbers", "texts"],
+)
+def test_what_is_no_lanes_costs_its_frame_and_not_the_loop(points: np.ndarray) -> None:
+    class Other(LaneModel):
+        def run(self, inputs: Tensors, outputs: frozenset[str]) -> Tensors:
+            return {**super().run(inputs, outputs), "lane_points": Tensor(points)}
+
+    loop, told = pipeline(Other(), frame(0))
+    assert loop.tick(0.0)
+    assert "lanes are (1, K, 72, 2)" in told[0].failure
 
 
 def test_a_model_that_gives_no_lanes_is_refused_by_name() -> None:
@@ -199,3 +232,16 @@ def test_to_wait_for_an_answer_is_no_hang() -> None:
     (limit_s,) = model.limits_s
     assert limit_s > FRAME_DEADLINE_S + MODEL_STUCK_S
     assert loop.worker.limit_s == loop.worker.deadline_s
+
+
+def test_a_model_that_is_not_there_or_fails_may_be_there_at_the_next_start() -> None:
+    model = LaneModel()
+    model.broken = True
+    loop, _ = pipeline(model)
+    with pytest.raises(
+        Unavailable, match=r"cameras\.front\.model: 'lane_detection' gives no lanes"
+    ):
+        loop.prove()
+    absent = LanePipeline(OneCamera(), DataPlane(ModelRegistry()), "lane_detection", ())  # type: ignore[arg-type]
+    with pytest.raises(Unavailable, match="put it into a repository"):
+        absent.prove()

@@ -58,6 +58,13 @@ def test_the_command_line_wins_key_by_key(path: Path) -> None:
         ("[grpc]\nport = 99999", "grpc.port: expected a whole number <= 65535; got 99999"),
         ('[grpc]\nhost = "0.0.0.0"', "grpc: 0.0.0.0 is beyond the loopback"),
         ('[grpc]\nhost = "vehicle.local"', "say insecure = true (--grpc-insecure)"),
+        (
+            '[mqtt]\nhost = "broker"\nusername = "me"\npassword_file = "p"',
+            "mqtt: broker is beyond the loopback, and the password would cross the network in "
+            "plain text; encrypt it with ca_file, or say insecure = true",
+        ),
+        ('[mqtt]\nhost = "b"\ncert_file = "c"', "mqtt: cert_file and key_file belong together"),
+        ('[mqtt]\nhost = "b"\ncert_file = "c"\nkey_file = "k"', "mqtt: cert_file needs ca_file"),
         ("[mqtt]\nport = 3", "mqtt.host: is missing, and has no default"),
         (
             '[repository]\nmode = "always"',
@@ -247,3 +254,19 @@ def test_a_secret_or_a_long_value_is_not_told_in_full(
         read_settings(path, {})
     assert says in str(caught.value)
     assert hidden not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "mqtt",
+    [
+        {"host": "broker", "ca_file": "ca"},
+        {"host": "broker", "insecure": True},
+        {"host": "127.0.0.1"},
+        {"host": "localhost"},
+    ],
+)
+def test_a_password_goes_where_nobody_listens_or_where_somebody_said_so(
+    mqtt: dict[str, object],
+) -> None:
+    settings = read_settings(None, {"mqtt": {"username": "me", "password_file": "p", **mqtt}})
+    assert settings.mqtt is not None

@@ -42,7 +42,7 @@ from edge_server.backends.python.model import PythonModel, start_message
 from edge_server.backends.python.model_log import ModelLog
 from edge_server.backends.python.offer import offered
 from edge_server.backends.python.process import ChildProcess
-from edge_server.errors import ModelConfigError
+from edge_server.errors import ModelConfigError, ModelLoadError
 from edge_server.model_config.completion import complete_scheduling
 from edge_server.model_config.config import Completion, ModelConfig
 from edge_server.model_config.files import require_path
@@ -168,7 +168,7 @@ def _auto_complete(directory: Path, config: ModelConfig, limits: Limits) -> str:
     try:
         process = ChildProcess(config.name, limits.arena_bytes, ModelLog(config.name))
     except OSError as error:
-        raise ModelConfigError(f"{path}: no process can be started: {error}") from error
+        raise ModelLoadError(f"{path}: no process can be started: {error}") from error
     try:
         process.start(start_message(directory, config, complete=True))
         until = time.monotonic() + limits.initialize_s
@@ -176,16 +176,16 @@ def _auto_complete(directory: Path, config: ModelConfig, limits: Limits) -> str:
             for message in process.receive(left_s):
                 if isinstance(message, Started):
                     if message.failure:
-                        raise ModelConfigError(f"{path}: {shortened(message.failure)}")
+                        raise ModelLoadError(f"{path}: {shortened(message.failure)}")
                     return message.completed
                 if isinstance(message, LogLine):
                     process.log.line(message.level, message.text)
     except ChannelClosed:
-        raise ModelConfigError(f"{path}: auto_complete_config: {process.close()}") from None
+        raise ModelLoadError(f"{path}: auto_complete_config: {process.close()}") from None
     finally:
         process.kill()
         process.close()
-    raise ModelConfigError(
+    raise ModelLoadError(
         f"{path}: auto_complete_config did not return within {limits.initialize_s:g} s; parameter "
         "'initialize_timeout_s' allows more"
     )

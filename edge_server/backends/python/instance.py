@@ -14,7 +14,7 @@ from edge_server.appliance.worker import Worker
 from edge_server.backends.python.life import ChildLife, latest_deadline, unhealthy
 from edge_server.backends.python.model_log import ModelLog
 from edge_server.backends.python.process import ChildProcess
-from edge_server.errors import DeadlineExceeded, EdgeServerError, ModelConfigError
+from edge_server.errors import DeadlineExceeded, EdgeServerError, ModelLoadError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -98,14 +98,14 @@ class PythonInstance:
         """Start the process; returns when it can execute.
 
         Raises:
-            ModelConfigError: its first start failed; the text says why. It is closed.
+            ModelLoadError: its first start failed; the text says why. It is closed.
         """
         self._worker.start()
         self._first_tried.wait()
         if self._life is None:
             why = self._why_away
             self.close()
-            raise ModelConfigError(
+            raise ModelLoadError(
                 f"{self._start.directory}/{self._start.filename}: instance '{self._name}' does not "
                 f"start: {why}"
             )

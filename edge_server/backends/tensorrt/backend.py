@@ -31,7 +31,7 @@ from edge_server.backends.tensorrt.options import (
 )
 from edge_server.backends.tensorrt.plan_io import PlanIO
 from edge_server.cuda.bare_gpu import BareGpu
-from edge_server.errors import ModelConfigError
+from edge_server.errors import ModelConfigError, ModelLoadError
 from edge_server.model_config.files import require_path
 from edge_server.plans.side_car import read_side_car
 
@@ -102,7 +102,9 @@ def _check_kind(files: ModelFiles, config: ModelConfig) -> None:
             text = NOT_ON_A_GPU.format(model=config.name)
             no_gpu = config.completion.no_gpu
             why = "give KIND_GPU" if config.completion.gpus else f"there is no GPU: {no_gpu}"
-            raise ModelConfigError(
+            # A driver may come up later than the daemon.
+            kind = ModelConfigError if config.completion.gpus else ModelLoadError
+            raise kind(
                 f"{files.config_path}: {text}: instance group {group.name} is KIND_{group.kind}; "
                 f"{why}"
             )

@@ -10,7 +10,7 @@ import msgspec
 
 import edge_server
 from edge_server.backends.tensorrt.plan_io import PlanIO  # noqa: TC001 - read by msgspec
-from edge_server.errors import EdgeServerError, ModelConfigError
+from edge_server.errors import EdgeServerError, ModelConfigError, ModelLoadError
 
 PATIENCE_S = 300.0
 _ROOT = Path(edge_server.__file__).parent.parent
@@ -36,17 +36,21 @@ def described(plan: Path, gpu: int, dla_core: int | None) -> PlanIO:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise _unreadable(plan, f"TensorRT did not read it within {PATIENCE_S:g} s") from None
+        raise ModelLoadError(
+            _unreadable(plan, f"TensorRT did not read it within {PATIENCE_S:g} s")
+        ) from None
     try:
         found = msgspec.json.decode(_last_line(done.stdout), type=Description)
     except msgspec.MsgspecError:
         lines = done.stderr.decode(errors="replace").strip().splitlines()
         how = f"died of signal {-done.returncode}" if done.returncode < 0 else "failed"
-        raise _unreadable(
-            plan, f"the process that read it {how}: {lines[-1] if lines else 'it said nothing'}"
+        raise ModelLoadError(
+            _unreadable(
+                plan, f"the process that read it {how}: {lines[-1] if lines else 'it said nothing'}"
+            )
         ) from None
     if found.io is None:
-        raise _unreadable(plan, found.trouble)
+        raise ModelConfigError(_unreadable(plan, found.trouble))
     return found.io
 
 
@@ -55,8 +59,8 @@ def _last_line(said: bytes) -> bytes:
     return next(reversed(said.splitlines()), b"")
 
 
-def _unreadable(plan: Path, why: str) -> ModelConfigError:
-    return ModelConfigError(f"unable to load plan file to auto complete config: {plan}: {why}")
+def _unreadable(plan: Path, why: str) -> str:
+    return f"unable to load plan file to auto complete config: {plan}: {why}"
 
 
 def _describe(plan: str, gpu: str, dla_core: str) -> Description:

@@ -100,6 +100,8 @@ def unit(evidence: Evidence) -> Finding:
             f"{found}: {answer.says.get('Result', '?')}",
             f"edge-server check{_config(evidence)}" if wrong else "journalctl -u edge-server -n 50",
         )
+    if answer.says.get("SubState") == "auto-restart":
+        return fault(f"{found}: it ends and is tried again", "journalctl -u edge-server -n 50")
     if state not in ("active", "activating", "reloading"):
         return warning(found, "sudo systemctl enable --now edge-server")
     if answer.says.get("UnitFileState") == "disabled":

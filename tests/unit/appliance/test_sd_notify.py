@@ -102,3 +102,8 @@ def test_a_watchdog_for_another_process_is_not_ours(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("WATCHDOG_USEC", "2500000")
     monkeypatch.setenv("WATCHDOG_PID", str(os.getppid()))
     assert watchdog_period_s() is None
+
+
+def test_a_name_that_is_not_utf_8_is_told_escaped(systemd: Listener) -> None:
+    notify("STATUS=" + os.fsdecode(b"m\xff"))
+    assert systemd.hears() == "STATUS=m\\udcff"

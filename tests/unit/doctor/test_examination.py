@@ -245,6 +245,7 @@ def test_a_broken_jetson_is_told_all_that_is_wrong_and_how_to_mend_it(
         ({"grpc_port": {"free": False, "error": "no"}}, {}),  # the unit is active
         ({"grpc_port": {"error": "Permission denied"}}, {"grpc_port": FAULT}),
         ({"unit": {"ActiveState": "inactive"}}, {"unit": WARNING}),
+        ({"unit": {"ActiveState": "activating", "SubState": "auto-restart"}}, {"unit": FAULT}),
         ({"unit": {**_HEALTHY["unit"], "UnitFileState": "disabled"}}, {"unit": WARNING}),
         ({"unit": "no answer within 20 s"}, {"unit": WARNING}),
     ],

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from edge_server.errors import AlreadyRunning, SettingsError
+from edge_server.errors import AlreadyRunning, SettingsError, Unavailable
 from edge_server.grpc_api.unix_socket import UnixSocket
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def test_what_is_no_socket_stays_and_is_named(path: Path) -> None:
 
 
 def test_a_directory_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match=r"/gone: No such file.*make the directory"):
+    with pytest.raises(Unavailable, match=r"/gone: No such file.*make the directory"):
         UnixSocket(str(tmp_path / "gone" / "grpc.sock"))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +54,7 @@ OWN = {
     "edge_frames_total",
     "edge_frames_dropped_total",
     "edge_camera_up",
+    "edge_camera_lanes_ok",
     "edge_camera_reconnects_total",
     "edge_mqtt_connected",
     "edge_mqtt_queue_depth",
@@ -170,3 +172,12 @@ def test_both_formats_hold_to_their_rules_and_give_the_same_names() -> None:
     assert {name for name in names if name.startswith(("nv_", "edge_"))} == TRITON | OWN
     assert b"# TYPE nv_inference_count counter\n" in plain
     assert b"# TYPE nv_cpu_utilization gauge\n" in plain
+
+
+@pytest.mark.parametrize("accept", ["", "application/openmetrics-text; version=1.0.0"])
+def test_a_name_that_is_not_utf_8_is_told_escaped(accept: str) -> None:
+    name = os.fsdecode(b"m\xff")
+    exposition = Exposition(sources([ready(name, ModelStatistics())]))
+    text, _ = exposition.write(accept)
+    assert b"udcff" in text
+    assert text.decode().count("nv_inference_count")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import given
@@ -55,3 +56,10 @@ def test_buckets_never_shrink_and_the_last_holds_all(spent_us: list[int]) -> Non
     for found in latency.stages().values():
         assert list(found.at_most) == sorted(found.at_most)
         assert found.at_most[-1] == len(spent_us)
+
+
+def test_a_frame_that_the_model_failed_at_counts_nowhere() -> None:
+    latency = LaneLatency(lambda: 0)
+    latency(replace(lane_frame(), failure="broken"), NO_FRAME)
+    assert not latency.stages()
+    assert not latency.end_to_end()

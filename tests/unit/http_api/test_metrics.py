@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 from typing import TYPE_CHECKING
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
@@ -10,8 +11,9 @@ from urllib.request import Request, urlopen
 import pytest
 
 from edge_server.errors import Unavailable
+from edge_server.http_api.asker import Asker
 from edge_server.http_api.lane_latency import LaneLatency
-from edge_server.http_api.metrics import MetricsServer
+from edge_server.http_api.metrics import MOST_ASKERS, MetricsServer
 from edge_server.http_api.sources import Sources
 from edge_server.settings import Metrics
 
@@ -81,6 +83,67 @@ def test_who_says_nothing_is_left_and_the_next_is_answered(server: MetricsServer
     assert "edge_build_info" in ask(server)
     for connection in silent:
         connection.close()
+
+
+def test_many_who_say_nothing_do_not_keep_another_waiting(server: MetricsServer) -> None:
+    end = threading.Event()
+
+    def come_again() -> None:
+        held: list[socket.socket] = []
+        while not end.is_set():
+            held.append(socket.create_connection(("127.0.0.1", server.port), PATIENCE_S))
+            if len(held) > 2 * MOST_ASKERS:
+                held.pop(0).close()
+        for each in held:
+            each.close()
+
+    silent = threading.Thread(target=come_again)
+    silent.start()
+    try:
+        for _ in range(5):
+            assert "edge_build_info" in ask(server)
+        assert len(server._askers) <= MOST_ASKERS
+    finally:
+        end.set()
+        silent.join()
+
+
+def test_the_silent_are_left_when_their_time_is_over(server: MetricsServer) -> None:
+    held = [socket.create_connection(("127.0.0.1", server.port), PATIENCE_S) for _ in range(8)]
+    for each in held:
+        assert each.recv(1) == b""
+        each.close()
+    assert not server._askers
+
+
+def test_who_does_not_take_the_answer_keeps_nobody_waiting(server: MetricsServer) -> None:
+    slow = [socket.socket() for _ in range(MOST_ASKERS // 2)]
+    for each in slow:
+        each.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+        each.connect(("127.0.0.1", server.port))
+        each.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+    assert "edge_build_info" in ask(server)
+    for each in slow:
+        each.close()
+
+
+def test_a_request_may_come_in_pieces_and_an_answer_go_in_pieces() -> None:
+    ours, theirs = socket.socketpair()
+    with ours:
+        asker = Asker(theirs, 0.0)
+        ours.sendall(b"GET /metrics HT")
+        assert asker.hear() is None
+        ours.sendall(b"TP/1.1\r\n\r\n")
+        assert asker.hear() == b"GET /metrics HTTP/1.1\r\n\r\n"
+        text = b"x" * 10_000_000
+        asker.answer(text, 1.0)
+        got = b""
+        while not asker.send():
+            got += ours.recv(1 << 20)
+        asker.close()
+        while piece := ours.recv(1 << 20):
+            got += piece
+        assert got == text
 
 
 def test_a_fault_in_the_numbers_is_told_and_the_next_is_answered() -> None:

@@ -8,7 +8,7 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
-from edge_server.errors import ModelConfigError
+from edge_server.errors import ModelConfigError, ModelLoadError
 from edge_server.model_config.completion import complete
 from edge_server.model_config.config import Completion, ModelConfig, Placement, RateLimitResource
 from edge_server.model_config.files import ModelFiles
@@ -528,6 +528,15 @@ def test_what_can_use_a_gpu_does_where_there_is_one() -> None:
     assert placements(PLAN + "instance_group { gpus: 1 }", gpus=2) == [Placement("GPU", 1)]
     assert placements(PLAN + "instance_group { kind: KIND_CPU }", gpus=1) == [Placement("CPU")]
     assert placements('platform: "onnxruntime_onnx"' + IO, gpus=1) == [Placement("CPU")] * 2
+
+
+def test_a_gpu_that_is_not_there_may_come_unless_something_else_is_wrong() -> None:
+    wants_gpu = PLAN + "instance_group { kind: KIND_GPU %s }"
+    with pytest.raises(ModelLoadError, match="no GPUs are available"):
+        placements(wants_gpu % "", gpus=0)
+    with pytest.raises(ModelConfigError, match="no GPUs are available") as caught:
+        placements(wants_gpu % "count: -1", gpus=0)
+    assert type(caught.value) is ModelConfigError
 
 
 def test_a_group_has_its_count_on_each_gpu() -> None:

@@ -36,7 +36,7 @@ class OutboxAgainstModel(RuleBasedStateMachine):
         self.taken += 1
         assert self.live.pop(taken[0]) == taken[1], "not the newest of its topic"
 
-    @rule(topic=TOPICS, payload=st.sampled_from([b"1", b"2"]))
+    @rule(topic=TOPICS, payload=st.sampled_from([b"1", b"2", b""]))
     def put_state(self, topic: str, payload: bytes) -> None:
         news = self.state.get(topic) != payload
         assert self.outbox.put_state(topic, payload) == news
@@ -52,11 +52,17 @@ class OutboxAgainstModel(RuleBasedStateMachine):
             return
         self.due.remove(taken[0])
         assert self.state[taken[0]] == taken[1], "not the latest of its topic"
+        if not taken[1]:
+            del self.state[taken[0]]
 
     @rule()
     def connected(self) -> None:
         self.outbox.connected()
         self.due = set(self.state)
+
+    @rule(topic=TOPICS)
+    def knows(self, topic: str) -> None:
+        assert self.outbox.knows(topic) == (topic in self.state)
 
     @invariant()
     def nothing_is_unaccounted_for(self) -> None:

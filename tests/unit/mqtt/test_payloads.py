@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import typing
+from dataclasses import replace
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
@@ -144,7 +146,11 @@ def test_an_old_frame_says_that_it_is_stale() -> None:
 
 def test_state_payloads() -> None:
     assert json.loads(payloads.starting(IDENTITY)) == {"state": "starting", "version": "0.1.0"}
-    assert json.loads(payloads.online(IDENTITY)) == {"state": "online", "version": "0.1.0"}
+    assert json.loads(payloads.online(IDENTITY, ["rear", "front"])) == {
+        "state": "online",
+        "version": "0.1.0",
+        "no_lanes": ["front", "rear"],
+    }
     assert json.loads(payloads.offline(IDENTITY)) == {"state": "offline", "version": "0.1.0"}
     assert json.loads(payloads.meta(IDENTITY)) == {
         "device": "truck-7",
@@ -155,9 +161,40 @@ def test_state_payloads() -> None:
     assert json.loads(payloads.camera_status("lost", None)) == {
         "state": "lost",
         "last_frame_age_ms": None,
+        "lanes": "ok",
+        "reason": "",
+    }
+    assert json.loads(payloads.camera_status("ok", 33, "out of memory")) == {
+        "state": "ok",
+        "last_frame_age_ms": 33,
+        "lanes": "failing",
+        "reason": "out of memory",
     }
     assert json.loads(payloads.model_state("m", "UNAVAILABLE", "no file")) == {
         "model": "m",
         "state": "UNAVAILABLE",
         "reason": "no file",
     }
+
+
+def test_a_frame_that_the_model_failed_at_is_invalid_and_says_why() -> None:
+    sent = to_json(replace(frame(), failure="out of memory " + "x" * 10_000))
+    assert sent["status"] == "FRAME_STATUS_INVALID"
+    (reason,) = sent["reasons"]
+    assert reason.startswith("model_failed: out of memory xxx")
+    assert len(reason) <= 500
+    assert sent["lanes"] == []
+    msgspec.convert(sent, messages.LaneFrame)
+    message = json_format.ParseDict(sent, lanes_pb2.LaneFrame())
+    assert message.status == lanes_pb2.FRAME_STATUS_INVALID
+
+
+def test_a_name_that_is_not_utf_8_is_told_escaped() -> None:
+    name = os.fsdecode(b"m\xff")
+    assert json.loads(payloads.model_state(name, "UNAVAILABLE", f"{name}: no file")) == {
+        "model": "m\\udcff",
+        "state": "UNAVAILABLE",
+        "reason": "m\\udcff: no file",
+    }
+    assert json.loads(payloads.camera_status("ok", 1, name))["reason"] == "m\\udcff"
+    assert to_json(replace(frame(), failure=name))["reasons"] == ["model_failed: m\\udcff"]

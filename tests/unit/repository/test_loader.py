@@ -77,6 +77,18 @@ def test_a_broken_member_takes_its_ensemble_down_and_nothing_else(
     assert registry.snapshot.entries["broken", 0].state is ModelState.UNAVAILABLE
 
 
+def test_an_ensemble_is_not_at_fault_for_its_member(
+    repository: Path, write_model: WriteModel
+) -> None:
+    write_model("ensemble", ENSEMBLE % "broken")
+    write_model("b_member", IDENTITY)
+    write_model("broken", "nonsense: 1")
+    registry, _ = load(repository)
+    entries = registry.snapshot.entries
+    assert entries["ensemble", 1].may_pass
+    assert not entries["broken", 0].may_pass
+
+
 def test_an_ensemble_of_models_that_do_not_exist_says_which(
     repository: Path, write_model: WriteModel
 ) -> None:

@@ -16,10 +16,12 @@ class FrameStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FRAME_STATUS_OK: _ClassVar[FrameStatus]
     FRAME_STATUS_DEGRADED: _ClassVar[FrameStatus]
     FRAME_STATUS_STALE: _ClassVar[FrameStatus]
+    FRAME_STATUS_INVALID: _ClassVar[FrameStatus]
 FRAME_STATUS_UNSPECIFIED: FrameStatus
 FRAME_STATUS_OK: FrameStatus
 FRAME_STATUS_DEGRADED: FrameStatus
 FRAME_STATUS_STALE: FrameStatus
+FRAME_STATUS_INVALID: FrameStatus
 
 class LaneFrame(_message.Message):
     __slots__ = ("schema", "device", "camera", "boot_id", "frame_id", "seq", "dropped", "status", "reasons", "time", "latency_us", "image", "model", "lanes")
