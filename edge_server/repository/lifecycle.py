@@ -57,7 +57,7 @@ class ModelLifecycle:
     ) -> None:
         self._registry = registry
         self._take_down = take_down
-        self._trials = Trials(probation, self.roll_back, on_passed)
+        self._trials = Trials(probation, self.roll_back, on_passed, self._tell_of_trial)
         self._on_rolled_back = on_rolled_back
         self._build = build
         # Guards what follows and every change of the registry.
@@ -181,8 +181,13 @@ class ModelLifecycle:
             misfits = [error for name, error in found.refused.items() if name in back]
             if back and not misfits:
                 self._go_back(suspects, offered, found)
-        for before in (*suspects.spared.values(), *(back.values() if misfits else ())):
-            before.built.close()
+        for before in back.values():
+            if misfits:
+                before.close()
+            else:
+                before.close_members()
+        for before in suspects.spared.values():
+            before.close()
         if misfits:
             log.error("model %s: cannot be rolled back: %s", draft.name, misfits[0])
             return False
@@ -227,6 +232,13 @@ class ModelLifecycle:
         self._registry.clear()
         self._trials.close(timeout_s)
 
+    def _tell_of_trial(self, draft: Draft, news: str) -> None:
+        """Show what is known by now of what serves on probation."""
+        with self._lock:
+            wish = self._standing.wishes[draft.name]
+            if not self._over and wish.serving is draft and wish.coming is None:
+                self._registry.publish({draft.name: self._standing.serve_on(draft.name, news)})
+
     def _is_outdated(self, draft: Draft) -> bool:
         wish = self._standing.wishes[draft.name]
         # Another call's models may have brought a waiting ensemble along.
@@ -259,7 +271,8 @@ class ModelLifecycle:
         if serving is not None and draft is serving.draft and not self._is_new(draft):
             return self._trials.record(built)
         others = {name: each for name, each in former.items() if name != draft.name}
-        return self._trials.begin(built, serving, others)
+        members = () if serving is None else self._standing.members(serving)
+        return self._trials.begin(built, serving, others, members)
 
     def _watched_on(self, built: Built, suspects: Suspects) -> Built:
         """As it is to be published when something goes back: only ensembles are made anew then."""
@@ -270,8 +283,11 @@ class ModelLifecycle:
         was_new = before is not None and before.built.draft is not draft
         if not (was_new or self._is_new(draft)):
             return self._trials.record(built)
-        serving = self._standing.serving(draft.name) if before is None else before.built
-        return self._trials.begin(built, serving, {} if before is None else before.ensembles)
+        if before is not None:
+            return self._trials.begin(built, before.built, before.ensembles, before.members)
+        serving = self._standing.serving(draft.name)
+        members = () if serving is None else self._standing.members(serving)
+        return self._trials.begin(built, serving, {}, members)
 
     def _is_new(self, draft: Draft) -> bool:
         """Whether it has still to show what it is worth, or something that it uses has."""
