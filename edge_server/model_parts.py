@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from edge_server.appliance.state_directory import state_directory
 from edge_server.model_config.config import Completion
+from edge_server.pipeline import LANE_TENSORS
 from edge_server.repository.budget import MemoryBudget
 from edge_server.repository.control import RepositoryControl
+from edge_server.repository.interface_rule import InterfaceRule
 from edge_server.repository.ledger import Ledger
 from edge_server.repository.loader import RepositoryLoader
 from edge_server.repository.poll_control import PollControl
@@ -22,9 +25,11 @@ from edge_server.serving.rate_limiter import RateLimiter, ResourceLimit
 from edge_server.serving.scheduling import Scheduling
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from edge_server.cuda.devices import Devices
     from edge_server.serving.registry import ModelRegistry
-    from edge_server.settings import Repository, Serving
+    from edge_server.settings import Camera, Repository, Serving
 
 # Models that load others wait in threads of theirs; what they load may load others again.
 _LOADS_BY_MODELS = 16
@@ -55,7 +60,11 @@ def chosen_completion(settings: Repository, devices: Devices) -> Completion:
 
 
 def chosen_control(
-    registry: ModelRegistry, scheduling: Scheduling, devices: Devices, settings: Repository
+    registry: ModelRegistry,
+    scheduling: Scheduling,
+    devices: Devices,
+    settings: Repository,
+    cameras: Mapping[str, Camera] = MappingProxyType({}),
 ) -> RepositoryControl:
     """What loads models into `registry`, at the start and on request.
 
@@ -72,6 +81,7 @@ def chosen_control(
             devices=devices,
             surroundings=surroundings,
             take_down=settings.incompatible_member == "take_down",
+            interface=InterfaceRule(_of_cameras(cameras)),
         ),
         registry,
         explicit=settings.mode == "explicit",
@@ -82,13 +92,21 @@ def chosen_control(
     return control
 
 
+def _of_cameras(cameras: Mapping[str, Camera]) -> dict[str, frozenset[str]]:
+    return {camera.model: LANE_TENSORS for camera in cameras.values()}
+
+
 def chosen_signatures(settings: Repository) -> SignaturePolicy:
     """Raises: SettingsError: see `SignaturePolicy`."""
     return SignaturePolicy(settings.signatures, [Path(path) for path in settings.signature_keys])
 
 
 def following_control(
-    registry: ModelRegistry, scheduling: Scheduling, devices: Devices, settings: Repository
+    registry: ModelRegistry,
+    scheduling: Scheduling,
+    devices: Devices,
+    settings: Repository,
+    cameras: Mapping[str, Camera] = MappingProxyType({}),
 ) -> PollControl:
     """What keeps `registry` as the repositories are."""
     accepted = AcceptedModels()
@@ -114,6 +132,7 @@ def following_control(
         on_rolled_back=ledger.rolled_back,
         on_passed=ledger.passed,
         take_down=settings.incompatible_member == "take_down",
+        interface=InterfaceRule(_of_cameras(cameras), ledger.has_served),
     )
     return PollControl(
         loader,

@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 IMAGE = "image"
 LANE_POINTS = "lane_points"
 LANE_SCORES = "lane_scores"
+LANE_TENSORS = frozenset({IMAGE, LANE_POINTS, LANE_SCORES})
 
 _FRAME_WAIT_S = 0.2
 _STAGE_OF_BACKEND = {"image_preprocess": "preprocess", "lane_decode": "postprocess"}

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from edge_server.delivery.stock import ABOUT_CONTENT
 from edge_server.errors import ModelConfigError
 from edge_server.repository.manifest import NAME, Manifest, ManifestFile
@@ -15,12 +17,24 @@ if TYPE_CHECKING:
     from edge_server.delivery.stock import Content
 
 
-def manifest_of(name: str, contents: Mapping[str, Content]) -> bytes:
-    """The manifest of these files, the same bytes for the same content: so is its signature."""
+def manifest_of(
+    name: str, contents: Mapping[str, Content], *, allow_interface_change: bool = False
+) -> bytes:
+    """The manifest of these files, the same bytes for the same content: so is its signature.
+
+    Args:
+        allow_interface_change: it may break those who call the model that it replaces.
+    """
     files = {
         path: ManifestFile(*each) for path, each in contents.items() if path not in ABOUT_CONTENT
     }
-    return Manifest(name, files).encode()
+    allowed = True if allow_interface_change else msgspec.UNSET
+    return Manifest(name, files, allow_interface_change=allowed).encode()
+
+
+def allows_interface_change(manifest: bytes) -> bool:
+    """Raises: ModelConfigError: it is no manifest."""
+    return Manifest.parse(manifest).allow_interface_change is True
 
 
 def unfit(manifest: bytes, name: str, contents: Mapping[str, Content]) -> str:

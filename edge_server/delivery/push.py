@@ -9,7 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from edge_server.delivery.content_list import digest_of, manifest_of, unfit
+from edge_server.delivery.content_list import (
+    allows_interface_change,
+    digest_of,
+    manifest_of,
+    unfit,
+)
 from edge_server.delivery.local import LocalRepository, replaced_by, send_tree
 from edge_server.delivery.stock import (
     ABOUT_CONTENT,
@@ -108,6 +113,7 @@ def push(
     version: int | None = None,
     key: SigningKey | None = None,
     progress: Progress | None = None,
+    allow_interface_change: bool = False,
 ) -> Delivery:
     """Put the model in `directory` into `repository`, with a manifest of all its files.
 
@@ -117,6 +123,8 @@ def push(
     Args:
         version: only this version goes there, the rest of the model stays as it is there; it must
             fit its manifest if it has one, and with `key` be signed with that.
+        allow_interface_change: the manifest says that this may break those who call the model
+            that it replaces.
 
     Raises:
         ModelConfigError: it is no model, or somebody writes to it.
@@ -146,7 +154,9 @@ def push(
     with repository.receiving(tree.name, all_but=only) as sink:
         sent = send_tree(tree, sink, leave_out=leave_out, progress=progress)
         contents = {**kept, **sent}
-        about = _about(tree.name, contents, brought, key)
+        about = _about(
+            tree.name, contents, brought, key, allow_interface_change=allow_interface_change
+        )
         contents |= _send_about(sink, about, _newest(tree))
         outcome = sink.place(contents)
     directories = [path for path in tree.directories if not leave_out(path)]
@@ -179,8 +189,10 @@ def pull(
     return Delivery(name, outcome, digest, note)
 
 
-def write_about(directory: Path, key: SigningKey | None) -> Delivery:
-    """Write manifest.json, and with `key` its signature, beside the files of a model.
+def write_about(
+    directory: Path, key: SigningKey | None, *, allow_interface_change: bool = False
+) -> Delivery:
+    """Write manifest.json, and with `key` its signature, beside the files of a model; see `push`.
 
     The manifest comes last and at once, so that whoever follows `directory` waits for it.
 
@@ -193,7 +205,9 @@ def write_about(directory: Path, key: SigningKey | None) -> Delivery:
     if stock.fault:
         raise ModelConfigError(stock.fault)
     brought = {MANIFEST: stock.manifest, SIGNATURE: stock.signature}
-    about = _about(tree.name, stock.files, brought, key)
+    about = _about(
+        tree.name, stock.files, brought, key, allow_interface_change=allow_interface_change
+    )
     try:
         if about.signature is None:
             (tree.directory / SIGNATURE).unlink(missing_ok=True)
@@ -243,11 +257,19 @@ def _about(
     contents: Mapping[str, Content],
     brought: Mapping[str, bytes | None],
     key: SigningKey | None,
+    *,
+    allow_interface_change: bool,
 ) -> _About:
     manifest, signature = brought.get(MANIFEST), brought.get(SIGNATURE)
     if key is None and manifest is not None and not unfit(manifest, name, contents):
-        return _About(manifest, signature)
-    manifest = manifest_of(name, contents)
+        if not allow_interface_change or allows_interface_change(manifest):
+            return _About(manifest, signature)
+        if signature is not None:
+            raise ModelConfigError(
+                f"model '{name}': {MANIFEST} is signed and does not allow another interface; sign "
+                "it anew, with --sign KEY beside --allow-interface-change"
+            )
+    manifest = manifest_of(name, contents, allow_interface_change=allow_interface_change)
     if key is not None:
         return _About(manifest, key.sign(manifest))
     if signature is not None:

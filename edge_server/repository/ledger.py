@@ -116,6 +116,13 @@ class Ledger:
                 self._serving[staged.name] = good
         self._accepted.put(staged.name, good)
 
+    def has_served(self, draft: Draft) -> bool:
+        """Whether its content has served under its name before, not long ago."""
+        staged = draft.files.holder
+        return isinstance(staged, StagedModel) and self._store.has_served(
+            staged.name, staged.digest
+        )
+
     def gone(self, name: str) -> None:
         """It was taken out of the repository."""
         self.count("removed")

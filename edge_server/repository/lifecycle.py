@@ -7,8 +7,9 @@ import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from edge_server.errors import Unavailable
+from edge_server.errors import ModelConfigError, Unavailable
 from edge_server.repository.build import Built, Failure
+from edge_server.repository.interface_rule import USUAL_INTERFACE_RULE
 from edge_server.repository.rollback import find_suspects, fit_back
 from edge_server.repository.standing import Standing, entries_of
 from edge_server.repository.trials import Trials
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from edge_server.repository.build import Build
     from edge_server.repository.draft import Draft
     from edge_server.repository.fit import Fit
+    from edge_server.repository.interface_rule import InterfaceRule
     from edge_server.repository.rollback import Suspects
     from edge_server.serving.probation import ProbationTerms
     from edge_server.serving.registry import ModelRegistry
@@ -41,6 +43,7 @@ class ModelLifecycle:
         probation: of versions that replace others; None is none.
         take_down: an ensemble gives way to a member that it does not fit any more; else that
             member is refused.
+        interface: which models may take the place of others.
         on_rolled_back: hears what a version was made of that failed on probation, and why, on a
             thread of its own, when its predecessor serves again.
     """
@@ -54,8 +57,10 @@ class ModelLifecycle:
         on_passed: Callable[[Draft], None] = lambda _: None,
         *,
         take_down: bool = False,
+        interface: InterfaceRule = USUAL_INTERFACE_RULE,
     ) -> None:
         self._registry = registry
+        self._interface = interface
         self._take_down = take_down
         self._trials = Trials(probation, self.roll_back, on_passed, self._tell_of_trial)
         self._on_rolled_back = on_rolled_back
@@ -138,6 +143,8 @@ class ModelLifecycle:
                     offered[name] = result
             for draft in self._standing.wishes.waiting(results.keys()):
                 offered.setdefault(draft.name, Built(draft))
+            failed.update(self._breaking(offered))
+            offered = {name: each for name, each in offered.items() if name not in failed}
             found = self._standing.fit(offered, failed, take_down=self._take_down)
             for name, error in found.refused.items():
                 failed[name] = Failure(error, draft=offered.pop(name).draft, misfit=True)
@@ -243,6 +250,21 @@ class ModelLifecycle:
         wish = self._standing.wishes[draft.name]
         # Another call's models may have brought a waiting ensemble along.
         return draft is not wish.coming and draft is not wish.serving
+
+    def _breaking(self, offered: Mapping[str, Built]) -> dict[str, Failure]:
+        """Those that would break the callers of what serves."""
+        broken = {}
+        for name, built in offered.items():
+            serving = self._standing.serving(name)
+            if serving is None:
+                continue
+            try:
+                refusal = self._interface.refusal(serving, built)
+            except ModelConfigError as error:
+                refusal = error
+            if refusal is not None:
+                broken[name] = Failure(refusal, draft=built.draft)
+        return broken
 
     def _former(self, found: Fit) -> dict[str, Draft]:
         """What the ensembles that change were made of."""

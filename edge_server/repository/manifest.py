@@ -11,6 +11,8 @@ from edge_server.errors import ModelConfigError
 from edge_server.repository.tree import opened
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from edge_server.repository.tree import ModelTree
 
 NAME = "manifest.json"
@@ -32,12 +34,15 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         model: the name that the directory must have.
         files: path below the model's directory → content.
         created: RFC 3339, for people.
+        allow_interface_change: it may break those who call the model that it replaces. Left out
+            where it is not said, so that older daemons read it.
     """
 
     model: str
     files: dict[str, ManifestFile]
     format: Literal[1] = 1
     created: str = ""
+    allow_interface_change: bool | msgspec.UnsetType = msgspec.UNSET
 
     @staticmethod
     def parse(data: bytes) -> Manifest:
@@ -67,6 +72,16 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for path in sorted(there):
             return f"{path} is not in it"
         return ""
+
+
+def says_interface_change(path: Path) -> bool:
+    """Whether the manifest there allows its model to break its callers; none allows nothing."""
+    try:
+        with path.open("rb") as file:
+            said = Manifest.parse(file.read(MOST_BYTES))
+    except (OSError, ModelConfigError):
+        return False
+    return said.allow_interface_change is True
 
 
 def read_manifest(tree: ModelTree) -> Manifest:

@@ -34,13 +34,17 @@ BETTER = "its predecessor, given 3 of these requests, answered 3 well"
 NAN = float("nan")
 # Passes only where a test lets it.
 ENDLESS = ProbationTerms(requests=10**9, least_s=1e9, longest_s=1e9)
+# Callers know of every change.
+MAY_BREAK = 'parameters { key: "allow_interface_change" value { string_value: "true" } } '
 CONFIG = (
-    'backend: "counted" input {{ name: "a" data_type: TYPE_FP32 dims: {0} }} '
+    MAY_BREAK.replace("{", "{{").replace("}", "}}")
+    + 'backend: "counted" input {{ name: "a" data_type: TYPE_FP32 dims: {0} }} '
     'output {{ name: "b" data_type: TYPE_FP32 dims: {0} }} {1}'
 )
 ALL = "version_policy { all {} }"
 ENSEMBLE = (
-    'platform: "ensemble" input {{ name: "x" data_type: TYPE_FP32 dims: {0} }} '
+    MAY_BREAK.replace("{", "{{").replace("}", "}}")
+    + 'platform: "ensemble" input {{ name: "x" data_type: TYPE_FP32 dims: {0} }} '
     'output {{ name: "y" data_type: TYPE_FP32 dims: {0} }} '
     'ensemble_scheduling {{ step {{ model_name: "m" model_version: -1 '
     'input_map {{ key: "a" value: "x" }} output_map {{ key: "b" value: "y" }} }} }}'
