@@ -25,8 +25,9 @@ class InterfaceRule:
     """Refuses what would break the callers of a model, unless it says that they know.
 
     A model says so in config.pbtxt, with the parameter `allow_interface_change`, or in its
-    manifest. What served before may always come back. What cameras need of their models nothing
-    may change. Whether the ensembles that use a model still fit it is asked after that, by `fit`.
+    manifest. What served before may always come back, and what is on disk in place of what a client
+    sent. What cameras need of their models nothing may change. Whether the ensembles that use a
+    model still fit it is asked after that, by `fit`.
 
     Args:
         of_cameras: model name → the tensors that cameras give it and read.
@@ -52,11 +53,16 @@ class InterfaceRule:
                     f"they are: {change}; push it under another name, and let the camera use that"
                 )
             change = interface_break(old_config, new_config)
-            if change and not _allows(draft) and not self._has_served(draft):
+            if change and not (
+                _allows(draft)
+                or self._has_served(draft)
+                or (serving.draft.is_overridden and not draft.is_overridden)
+            ):
                 return ModelConfigError(
                     f"model '{draft.name}' would break those who call it: {change}; keep what "
                     "they call, or, when they know of it, push with --allow-interface-change, or "
-                    f'put the parameter {ALLOW_INTERFACE_CHANGE}: "true" into config.pbtxt'
+                    f'put the parameter {ALLOW_INTERFACE_CHANGE}: "true" into config.pbtxt; in '
+                    "mode explicit unloading it first does as well"
                 )
         return None
 

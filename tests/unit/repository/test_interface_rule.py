@@ -35,7 +35,8 @@ RENAMED = CONFIG.replace('"b"', '"c"')
 REASON = (
     "model 'm' would break those who call it: output 'b' is gone; keep what they call, or, when "
     "they know of it, push with --allow-interface-change, or put the parameter "
-    'allow_interface_change: "true" into config.pbtxt'
+    'allow_interface_change: "true" into config.pbtxt; in mode explicit unloading it first does as '
+    "well"
 )
 
 
@@ -88,6 +89,9 @@ def test_a_configuration_that_a_client_sends_says_it_too(
         else:
             with pytest.raises(ModelConfigError, match="would break those who call it"):
                 world.control.load("m", config=config)
+    # What a client sent serves until the next plain load, whatever it was.
+    world.control.load("m")
+    assert world.ask("m") == 0
 
 
 def test_what_was_unloaded_has_no_predecessor(world: World, write_model: WriteModel) -> None:
