@@ -146,6 +146,7 @@ class Mirror:
         self._waiting: deque[_Replay] = deque()
         self._waiting_bytes = 0
         self._running: _Replay | None = None
+        self._has_sample = False
         self._rests_till_s = self._samples_from_s = 0.0
         self._doubts: dict[Fault, deque[bool]] = {f: deque(maxlen=_LAST_DOUBTS) for f in Fault}
         self._sampled: deque[Fault | None] = deque(maxlen=_LAST_SAMPLES)
@@ -175,12 +176,7 @@ class Mirror:
 
     def wants_sample(self) -> bool:
         """Whether one more request is to be replayed now."""
-        return (
-            self.samples
-            and self._running is None
-            and not self._waiting
-            and time.monotonic() >= self._samples_from_s
-        )
+        return self.samples and not self._has_sample and time.monotonic() >= self._samples_from_s
 
     def sample(self, request: InferRequest, response: InferResponse) -> None:
         """Replay a request that has `response`, fine as it is; returns at once.
@@ -264,6 +260,8 @@ class Mirror:
             with self._lock:
                 self._waiting_bytes -= replay.n_bytes
                 self._running = None
+                if replay.fault is None and replay.lasting is None:
+                    self._has_sample = False
                 self._rests_till_s = now + _REST_BEFORE_DOUBT * took_s
                 self._samples_from_s = now + max(_LEAST_REST_S, _REST_BEFORE_SAMPLE * took_s)
             self._changed()
@@ -287,7 +285,7 @@ class Mirror:
             return False
         n_bytes = sum(_n_bytes(tensor) for tensor in request.inputs.values())
         with self._lock:
-            full = len(self._waiting) >= _MOST_WAITING
+            full = fault is not None and len(self._waiting) >= _MOST_WAITING
             if full or self._waiting_bytes + n_bytes > _MOST_BYTES:
                 return False
             self._waiting_bytes += n_bytes
@@ -298,8 +296,14 @@ class Mirror:
             with self._lock:
                 self._waiting_bytes -= n_bytes
             return False
+        replay = _Replay(kept, fault, work_ns, n_bytes, lasting)
         with self._lock:
-            self._waiting.append(_Replay(kept, fault, work_ns, n_bytes, lasting))
+            if fault is not None:
+                self._waiting.append(replay)
+            else:
+                # Soon, so that both ran in the same moment; however many doubtful ones there are.
+                self._waiting.appendleft(replay)
+                self._has_sample |= lasting is None
         self._wake.set()
         return True
 

@@ -31,6 +31,8 @@ _MAY_NOT_BE_FINITE = 0.01
 _LEAST_PAIRS = 30
 _SLOWER_SHARE = 0.75
 _UNCLEAR_SHARE = 0.5
+# After so many replays of doubtful requests it need not wait for more.
+_ENOUGH_DOUBTS = 20
 # A run, or an absence, of this time is none that a request waits for.
 _HANGS_S = 1.0
 # Where nobody can ask the predecessor, it must be longer than what a busy machine takes, and than
@@ -309,7 +311,9 @@ class Watched(NamedTuple):
         mirror = self.compared
         if mirror is None:
             return ""
-        if mirror.has_doubts:
+        replayed = sum(mirror.better(fault)[1] for fault in Fault)
+        # Somebody may go on for ever with what no version can answer.
+        if mirror.has_doubts and replayed < _ENOUGH_DOUBTS:
             return "its predecessor is still to be asked what it failed to answer"
         if not mirror.timed or self._well() < _LEAST_PAIRS:
             return ""
@@ -354,8 +358,8 @@ class Watched(NamedTuple):
             return trouble
         better, replayed = mirror.better(Fault.FAILED)
         # What ends its predecessor's process as well is the caller's doing.
-        callers_doing = (replayed and not better) or mirror.has_doubts or mirror.trouble()
-        return "" if callers_doing else trouble
+        callers_doing = not better if replayed else mirror.has_doubts
+        return "" if callers_doing or mirror.trouble() else trouble
 
     def _well(self) -> int:
         """How many requests it has answered well."""
