@@ -88,7 +88,7 @@ class Mirror:
     Args:
         predecessor: shared by this, and closed when its thread has ended; with `members` likewise.
         samples: whether others than doubtful requests are replayed.
-        timed: whether the times of both can be compared.
+        timed: whether the times of both can be compared; not where inputs are on a device.
         changed: called after each replay of a doubtful request.
     """
 
@@ -184,6 +184,8 @@ class Mirror:
         To be called before the caller has it: till then the inputs stay as they are.
         """
         if any(tensor.on_device for tensor in request.inputs.values()):
+            # To copy them would take the caller's time; the ensemble that they are in is timed.
+            self.timed = False
             return
         self._put(request, None, _work_ns(response))
 

@@ -164,6 +164,44 @@ def test_after_a_sample_there_is_a_rest(mirror: Mirror) -> None:
     assert mirror.wants_sample()
 
 
+def test_a_sample_goes_before_doubtful_requests_and_there_is_one_at_a_time(
+    old: Model, mirror: Mirror
+) -> None:
+    for _ in range(8):
+        mirror.doubt(request(), Fault.FAILED)
+    assert mirror.wants_sample()
+    mirror.sample(request(np.full(2, 5, "<f4")), GOOD)
+    mirror._samples_from_s = 0.0
+    assert not mirror.wants_sample()
+    mirror.step()
+    assert old.given[0].tolist() == [5, 5]
+    mirror._samples_from_s = 0.0
+    assert mirror.wants_sample()
+
+
+class OnDevice:
+    """An array that says that it is on a GPU."""
+
+    shape = (2,)
+    dtype = np.dtype("<f4")
+    nbytes = 8
+
+    def on_host(self) -> Any:
+        return np.full(2, 9, "<f4")
+
+
+def test_of_what_is_on_a_device_only_doubtful_requests_are_copied(
+    old: Model, mirror: Mirror
+) -> None:
+    asked = request(OnDevice())
+    mirror.sample(asked, GOOD)
+    assert not mirror.step()
+    assert not mirror.timed
+    mirror.doubt(asked, Fault.FAILED)
+    mirror.step()
+    assert old.given[0].tolist() == [9, 9]
+
+
 def test_what_only_calculates_is_sampled_and_code_of_others_is_not() -> None:
     python = Model(backend="python")
     mirror = mirror_of(python.loaded)

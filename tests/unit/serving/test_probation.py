@@ -407,6 +407,20 @@ def test_it_is_watched_on_while_it_is_not_clear_whether_it_is_slower() -> None:
     assert trial.news[1:] == [""]
 
 
+def test_a_client_who_sends_nonsense_all_the_time_does_not_keep_it_on_probation() -> None:
+    trial = Trial(config=TIMED)
+    trial.before.answer = InternalError("neither")
+    trial.ask(InternalError("no"), times=20)
+    trial.ask(InternalError("no"), times=8, replayed=False)
+    assert trial.mirror.has_doubts
+    trial.ask(times=100, replayed=False)
+    assert trial.mirror.wants_sample() or trial.mirror._has_sample
+    trial.before.answer = response(FINE)
+    trial.pair(4, 4, times=30)
+    trial.ask(InternalError("no"), times=8, replayed=False)
+    assert trial.look(now=30.0) == ["passed"]
+
+
 def test_it_is_not_watched_for_ever() -> None:
     trial = Trial(config=TIMED)
     trial.ask(times=100, replayed=False)
