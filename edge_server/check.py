@@ -62,8 +62,9 @@ def check(settings: chosen.Settings) -> Findings:
     registry = ModelRegistry()
     scheduling = chosen_scheduling(settings.serving)
     devices = Devices()
-    python = python_of(settings)
-    control = chosen_control(registry, scheduling, devices, settings.repository, python)
+    control = chosen_control(
+        registry, scheduling, devices, settings.repository, python=python_of(settings)
+    )
     try:
         data_plane = DataPlane(registry)
         faulty_models = _check_models(settings.repository, control, data_plane, findings)

@@ -103,7 +103,12 @@ class Daemon:
         repository = settings.repository
         make_control = following_control if repository.mode == "poll" else chosen_control
         self.control: RepositoryControl | PollControl = make_control(
-            self._registry, self._scheduling, self.devices, repository, python_of(settings)
+            self._registry,
+            self._scheduling,
+            self.devices,
+            repository,
+            python=python_of(settings),
+            cameras=settings.cameras,
         )
         self._trace_writer = (
             TraceWriter(TraceFile(settings.trace.file)) if settings.trace.file else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -10,8 +11,10 @@ import msgspec
 from edge_server.appliance.state_directory import state_directory
 from edge_server.errors import SettingsError
 from edge_server.model_config.config import Completion
+from edge_server.pipeline import LANE_TENSORS
 from edge_server.repository.budget import MemoryBudget
 from edge_server.repository.control import RepositoryControl
+from edge_server.repository.interface_rule import InterfaceRule
 from edge_server.repository.ledger import Ledger
 from edge_server.repository.loader import RepositoryLoader
 from edge_server.repository.poll_control import PollControl
@@ -30,9 +33,11 @@ from edge_server.serving.scheduling import Scheduling
 from edge_server.settings import Python
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from edge_server.cuda.devices import Devices
     from edge_server.serving.registry import ModelRegistry
-    from edge_server.settings import Repository, Serving, Settings
+    from edge_server.settings import Camera, Repository, Serving, Settings
 
 # Models that load others wait in threads of theirs; what they load may load others again.
 _LOADS_BY_MODELS = 16
@@ -92,7 +97,9 @@ def chosen_control(
     scheduling: Scheduling,
     devices: Devices,
     settings: Repository,
+    *,
     python: Python = _ANY_PYTHON,
+    cameras: Mapping[str, Camera] = MappingProxyType({}),
 ) -> RepositoryControl:
     """What loads models into `registry`, at the start and on request.
 
@@ -114,6 +121,7 @@ def chosen_control(
             surroundings=surroundings,
             signatures=chosen_signatures(settings),
             take_down=settings.incompatible_member == "take_down",
+            interface=InterfaceRule(_of_cameras(cameras)),
         ),
         registry,
         explicit=settings.mode == "explicit",
@@ -137,6 +145,10 @@ def _store_directory(settings: Repository) -> Path:
     return Path(settings.store) if settings.store else state_directory() / "store"
 
 
+def _of_cameras(cameras: Mapping[str, Camera]) -> dict[str, frozenset[str]]:
+    return {camera.model: LANE_TENSORS for camera in cameras.values()}
+
+
 def chosen_signatures(settings: Repository) -> SignaturePolicy:
     """Raises: SettingsError: see `SignaturePolicy`."""
     return SignaturePolicy(settings.signatures, [Path(path) for path in settings.signature_keys])
@@ -147,7 +159,9 @@ def following_control(
     scheduling: Scheduling,
     devices: Devices,
     settings: Repository,
+    *,
     python: Python = _ANY_PYTHON,
+    cameras: Mapping[str, Camera] = MappingProxyType({}),
 ) -> PollControl:
     """What keeps `registry` as the repositories are; see `chosen_control`."""
     accepted = AcceptedModels()
@@ -177,6 +191,7 @@ def following_control(
         on_passed=ledger.passed,
         signatures=signatures,
         take_down=settings.incompatible_member == "take_down",
+        interface=InterfaceRule(_of_cameras(cameras), ledger.has_served),
     )
     return PollControl(
         loader,

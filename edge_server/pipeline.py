@@ -41,6 +41,7 @@ log = logging.getLogger(__name__)
 IMAGE = "image"
 LANE_POINTS = "lane_points"
 LANE_SCORES = "lane_scores"
+LANE_TENSORS = frozenset({IMAGE, LANE_POINTS, LANE_SCORES})
 
 _FRAME_WAIT_S = 0.2
 # Nobody drives by lanes that are older. It is no limit on what a model may take: it frees the

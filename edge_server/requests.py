@@ -90,6 +90,8 @@ class InferRequest(msgspec.Struct, frozen=True, eq=False):
         trace: None where its moments are not kept.
         on_device: the answer's tensors may stay where the model made them, on a GPU; without it
             they are on the host.
+        replayed: another version has answered it already, and this answer is only compared with
+            that one: no statistics count it.
     """
 
     model_name: str
@@ -106,6 +108,7 @@ class InferRequest(msgspec.Struct, frozen=True, eq=False):
     cancellation: Cancellation | None = None
     trace: Trace | None = None
     on_device: bool = False
+    replayed: bool = False
 
     @property
     def log_prefix(self) -> str:

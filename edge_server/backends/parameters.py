@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from edge_server.errors import ModelConfigError
+from edge_server.model_config.interface import ALLOW_INTERFACE_CHANGE
 from edge_server.settings.mistakes import value_mistake
 
 if TYPE_CHECKING:
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 # Every model may have it, whatever its backend: how long its median request may take before it
 # serves.
 GOLDEN_MAX_LATENCY_MS = "golden_max_latency_ms"
+
+_OF_EVERY_MODEL = frozenset({GOLDEN_MAX_LATENCY_MS, ALLOW_INTERFACE_CHANGE})
 
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -45,5 +48,5 @@ def check_parameters(files: ModelFiles, config: ModelConfig, kind: type[Paramete
 
 def read_parameters(config: ModelConfig, kind: type[P]) -> P:
     """What the configuration says, as `kind`; `check_parameters` saw to it that it fits."""
-    said = {k: v for k, v in config.parameters.items() if k != GOLDEN_MAX_LATENCY_MS}
+    said = {k: v for k, v in config.parameters.items() if k not in _OF_EVERY_MODEL}
     return msgspec.convert(said, kind, strict=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING
 
-from msgspec import UNSET
+import msgspec
 
 from edge_server.delivery.stock import ABOUT_CONTENT
 from edge_server.errors import ModelConfigError
@@ -17,16 +17,33 @@ if TYPE_CHECKING:
     from edge_server.delivery.stock import Content
 
 
-def manifest_of(name: str, contents: Mapping[str, Content], empty: Iterable[str]) -> bytes:
+def manifest_of(
+    name: str,
+    contents: Mapping[str, Content],
+    empty: Iterable[str],
+    *,
+    allow_interface_change: bool = False,
+) -> bytes:
     """The manifest of these files, the same bytes for the same content: so is its signature.
 
     Args:
         empty: the directories with nothing in them.
+        allow_interface_change: it may break those who call the model that it replaces.
     """
     files = {
         path: ManifestFile(*each) for path, each in contents.items() if path not in ABOUT_CONTENT
     }
-    return Manifest(name, files, empty_directories=tuple(sorted(empty)) or UNSET).encode()
+    return Manifest(
+        name,
+        files,
+        empty_directories=tuple(sorted(empty)) or msgspec.UNSET,
+        allow_interface_change=True if allow_interface_change else msgspec.UNSET,
+    ).encode()
+
+
+def allows_interface_change(manifest: bytes) -> bool:
+    """Raises: ModelConfigError: it is no manifest."""
+    return Manifest.parse(manifest).allow_interface_change is True
 
 
 def unfit(

@@ -9,7 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from edge_server.delivery.content_list import digest_of, manifest_of, unfit
+from edge_server.delivery.content_list import (
+    allows_interface_change,
+    digest_of,
+    manifest_of,
+    unfit,
+)
 from edge_server.delivery.local import LocalRepository, replaced_by, send_tree
 from edge_server.delivery.stock import (
     ABOUT_CONTENT,
@@ -110,6 +115,7 @@ def push(
     version: int | None = None,
     key: SigningKey | None = None,
     progress: Progress | None = None,
+    allow_interface_change: bool = False,
 ) -> Delivery:
     """Put the model in `directory` into `repository`, with a manifest of all its files.
 
@@ -119,6 +125,8 @@ def push(
     Args:
         version: only this version goes there, the rest of the model stays as it is there; it must
             fit its manifest if it has one, and with `key` be signed with that.
+        allow_interface_change: the manifest says that this may break those who call the model
+            that it replaces.
 
     Raises:
         ModelConfigError: it is no model, or somebody writes to it.
@@ -150,7 +158,9 @@ def push(
         contents = {**kept, **sent}
         directories = [path for path in tree.directories if not leave_out(path)]
         empty = sorted([*empty, *empty_directories(directories, sent)])
-        about = _about(tree.name, contents, empty, brought, key)
+        about = _about(
+            tree.name, contents, empty, brought, key, allow_interface_change=allow_interface_change
+        )
         contents |= _send_about(sink, about, _newest(tree))
         outcome = sink.place(contents)
     return Delivery(tree.name, outcome, digest_of(contents, empty), about.note, sink.placed_ns)
@@ -181,8 +191,10 @@ def pull(
     return Delivery(name, outcome, digest, note)
 
 
-def write_about(directory: Path, key: SigningKey | None) -> Delivery:
-    """Write manifest.json, and with `key` its signature, beside the files of a model.
+def write_about(
+    directory: Path, key: SigningKey | None, *, allow_interface_change: bool = False
+) -> Delivery:
+    """Write manifest.json, and with `key` its signature, beside the files of a model; see `push`.
 
     The manifest comes last and at once, so that whoever follows `directory` waits for it.
 
@@ -195,7 +207,14 @@ def write_about(directory: Path, key: SigningKey | None) -> Delivery:
     if stock.fault:
         raise ModelConfigError(stock.fault)
     brought = {MANIFEST: stock.manifest, SIGNATURE: stock.signature}
-    about = _about(tree.name, stock.files, stock.empty, brought, key)
+    about = _about(
+        tree.name,
+        stock.files,
+        stock.empty,
+        brought,
+        key,
+        allow_interface_change=allow_interface_change,
+    )
     try:
         if about.signature is None:
             (tree.directory / SIGNATURE).unlink(missing_ok=True)
@@ -247,11 +266,19 @@ def _about(
     empty: Sequence[str],
     brought: Mapping[str, bytes | None],
     key: SigningKey | None,
+    *,
+    allow_interface_change: bool,
 ) -> _About:
     manifest, signature = brought.get(MANIFEST), brought.get(SIGNATURE)
     if key is None and manifest is not None and not unfit(manifest, name, contents, empty):
-        return _About(manifest, signature)
-    manifest = manifest_of(name, contents, empty)
+        if not allow_interface_change or allows_interface_change(manifest):
+            return _About(manifest, signature)
+        if signature is not None:
+            raise ModelConfigError(
+                f"model '{name}': {MANIFEST} is signed and does not allow another interface; sign "
+                "it anew, with --sign KEY beside --allow-interface-change"
+            )
+    manifest = manifest_of(name, contents, empty, allow_interface_change=allow_interface_change)
     if key is not None:
         return _About(manifest, key.sign(manifest))
     if signature is not None:

@@ -48,6 +48,11 @@ def add_verbs(parser: argparse.ArgumentParser) -> None:
     )
     push.takes("--sign", type=Path, metavar="KEY", help="sign it with this private key")
     push.takes(
+        "--allow-interface-change",
+        action="store_true",
+        help="it may break those who call what it replaces: other names, types or shapes",
+    )
+    push.takes(
         "--in-place",
         action="store_true",
         help="leave the manifest, and the signature, in DIR as well",
@@ -162,11 +167,18 @@ def _push(arguments: argparse.Namespace) -> int:
     repository = repository_at(arguments.to, arguments.ssh)
     key = None if arguments.sign is None else SigningKey(arguments.sign)
     if arguments.in_place:
-        write_about(arguments.directory, key)
+        write_about(
+            arguments.directory, key, allow_interface_change=arguments.allow_interface_change
+        )
     total_bytes = model_tree(arguments.directory).size_bytes
     with Progress(total_bytes) as progress:
         done = push(
-            arguments.directory, repository, version=arguments.version, key=key, progress=progress
+            arguments.directory,
+            repository,
+            version=arguments.version,
+            key=key,
+            progress=progress,
+            allow_interface_change=arguments.allow_interface_change,
         )
     _tell(done, str(repository))
     return hear(repository, done.name, done.digest, done.placed_ns, arguments)

@@ -137,6 +137,13 @@ class Ledger:
         serves = "" if good is None else good.digest
         self._verdicts.rolled_back(staged.name, staged.digest, reason, serves)
 
+    def has_served(self, draft: Draft) -> bool:
+        """Whether its content has served under its name before, not long ago."""
+        staged = draft.files.holder
+        return isinstance(staged, StagedModel) and self._store.has_served(
+            staged.name, staged.digest
+        )
+
     def gone(self, name: str) -> None:
         """It was taken out of the repository."""
         self.count("removed")

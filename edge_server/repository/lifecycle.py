@@ -8,8 +8,9 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from edge_server.errors import Unavailable
+from edge_server.errors import ModelConfigError, Unavailable
 from edge_server.repository.build import Built, Failure
+from edge_server.repository.interface_rule import USUAL_INTERFACE_RULE
 from edge_server.repository.rollback import find_suspects, fit_back
 from edge_server.repository.standing import Standing, entries_of
 from edge_server.repository.trials import Trials
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from edge_server.repository.build import Build
     from edge_server.repository.draft import Draft
     from edge_server.repository.fit import Fit
+    from edge_server.repository.interface_rule import InterfaceRule
     from edge_server.repository.rollback import Suspects
     from edge_server.serving.probation import ProbationTerms
     from edge_server.serving.registry import ModelRegistry
@@ -42,6 +44,7 @@ class ModelLifecycle:
         probation: of versions that replace others; None is none.
         take_down: an ensemble gives way to a member that it does not fit any more; else that
             member is refused.
+        interface: which models may take the place of others.
         on_rolled_back: hears what a version was made of that failed on probation, and why, on a
             thread of its own, when its predecessor serves again.
     """
@@ -55,10 +58,12 @@ class ModelLifecycle:
         on_passed: Callable[[Draft], None] = lambda _: None,
         *,
         take_down: bool = False,
+        interface: InterfaceRule = USUAL_INTERFACE_RULE,
     ) -> None:
         self._registry = registry
+        self._interface = interface
         self._take_down = take_down
-        self._trials = Trials(probation, self.roll_back, on_passed)
+        self._trials = Trials(probation, self.roll_back, on_passed, self._tell_of_trial)
         self._on_rolled_back = on_rolled_back
         self._build = build
         # Guards what follows and every change of the registry.
@@ -139,6 +144,8 @@ class ModelLifecycle:
                     offered[name] = result
             for draft in self._standing.wishes.waiting(results.keys()):
                 offered.setdefault(draft.name, Built(draft))
+            failed.update(self._breaking(offered))
+            offered = {name: each for name, each in offered.items() if name not in failed}
             found = self._standing.fit(offered, failed, take_down=self._take_down)
             for name, error in found.refused.items():
                 failed[name] = Failure(error, draft=offered.pop(name).draft, misfit=True)
@@ -182,8 +189,13 @@ class ModelLifecycle:
             misfits = [error for name, error in found.refused.items() if name in back]
             if back and not misfits:
                 self._go_back(suspects, offered, found)
-        for before in (*suspects.spared.values(), *(back.values() if misfits else ())):
-            before.built.close()
+        for before in back.values():
+            if misfits:
+                before.close()
+            else:
+                before.close_members()
+        for before in suspects.spared.values():
+            before.close()
         if misfits:
             log.error("model %s: cannot be rolled back: %s", draft.name, misfits[0])
             return False
@@ -230,10 +242,32 @@ class ModelLifecycle:
             log.warning("models: still closing after %.1f s", timeout_s)
         self._trials.close(max(0.0, until - time.monotonic()))
 
+    def _tell_of_trial(self, draft: Draft, news: str) -> None:
+        """Show what is known by now of what serves on probation."""
+        with self._lock:
+            wish = self._standing.wishes[draft.name]
+            if not self._over and wish.serving is draft and wish.coming is None:
+                self._registry.publish({draft.name: self._standing.serve_on(draft.name, news)})
+
     def _is_outdated(self, draft: Draft) -> bool:
         wish = self._standing.wishes[draft.name]
         # Another call's models may have brought a waiting ensemble along.
         return draft is not wish.coming and draft is not wish.serving
+
+    def _breaking(self, offered: Mapping[str, Built]) -> dict[str, Failure]:
+        """Those that would break the callers of what serves."""
+        broken = {}
+        for name, built in offered.items():
+            serving = self._standing.serving(name)
+            if serving is None:
+                continue
+            try:
+                refusal = self._interface.refusal(serving, built)
+            except ModelConfigError as error:
+                refusal = error
+            if refusal is not None:
+                broken[name] = Failure(refusal, draft=built.draft)
+        return broken
 
     def _former(self, found: Fit) -> dict[str, Draft]:
         """What the ensembles that change were made of."""
@@ -262,7 +296,8 @@ class ModelLifecycle:
         if serving is not None and draft is serving.draft and not self._is_new(draft):
             return self._trials.record(built)
         others = {name: each for name, each in former.items() if name != draft.name}
-        return self._trials.begin(built, serving, others)
+        members = () if serving is None else self._standing.members(serving)
+        return self._trials.begin(built, serving, others, members)
 
     def _watched_on(self, built: Built, suspects: Suspects) -> Built:
         """As it is to be published when something goes back: only ensembles are made anew then."""
@@ -273,8 +308,11 @@ class ModelLifecycle:
         was_new = before is not None and before.built.draft is not draft
         if not (was_new or self._is_new(draft)):
             return self._trials.record(built)
-        serving = self._standing.serving(draft.name) if before is None else before.built
-        return self._trials.begin(built, serving, {} if before is None else before.ensembles)
+        if before is not None:
+            return self._trials.begin(built, before.built, before.ensembles, before.members)
+        serving = self._standing.serving(draft.name)
+        members = () if serving is None else self._standing.members(serving)
+        return self._trials.begin(built, serving, {}, members)
 
     def _is_new(self, draft: Draft) -> bool:
         """Whether it has still to show what it is worth, or something that it uses has."""

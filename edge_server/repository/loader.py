@@ -13,6 +13,7 @@ from edge_server.errors import ModelConfigError, NotFound
 from edge_server.model_config.config import USUAL_COMPLETION
 from edge_server.repository.build import Build, Built, Failure
 from edge_server.repository.draft import Draft
+from edge_server.repository.interface_rule import USUAL_INTERFACE_RULE
 from edge_server.repository.lifecycle import ModelLifecycle
 from edge_server.repository.scan import NAME_RULE, files_in, is_model_name
 from edge_server.repository.staged_copy import what_came_with
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from edge_server.model_config.files import ModelFiles
     from edge_server.repository.budget import MemoryBudget
     from edge_server.repository.draft import Override
+    from edge_server.repository.interface_rule import InterfaceRule
     from edge_server.repository.signature import SignaturePolicy
     from edge_server.repository.source import ModelSource
     from edge_server.serving.probation import ProbationTerms
@@ -59,7 +61,7 @@ class RepositoryLoader:
         load_threads: how many models one call loads at once.
         budget, devices, surroundings: see `Build`.
         signatures: asked about every model before its configuration is read; None takes all.
-        probation, on_rolled_back, take_down: see `ModelLifecycle`.
+        probation, on_rolled_back, take_down, interface: see `ModelLifecycle`.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class RepositoryLoader:
         on_passed: Callable[[Draft], None] = lambda _: None,
         take_down: bool = False,
         signatures: SignaturePolicy | None = None,
+        interface: InterfaceRule = USUAL_INTERFACE_RULE,
     ) -> None:
         self._signatures = signatures
         self._registry = registry
@@ -86,7 +89,13 @@ class RepositoryLoader:
         self._load_threads = load_threads
         self._build = Build(scheduling or Scheduling(), budget, devices, surroundings)
         self._lifecycle = ModelLifecycle(
-            registry, self._build, probation, on_rolled_back, on_passed, take_down=take_down
+            registry,
+            self._build,
+            probation,
+            on_rolled_back,
+            on_passed,
+            take_down=take_down,
+            interface=interface,
         )
         self._turns = Turns()
 

@@ -12,6 +12,7 @@ from edge_server.repository.tree import opened
 
 if TYPE_CHECKING:
     from collections.abc import Collection
+    from pathlib import Path
 
     from edge_server.repository.tree import ModelTree
 
@@ -36,6 +37,8 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         created: RFC 3339, for people.
         empty_directories: those with nothing in them, as an ensemble's versions are; left out
             where there are none.
+        allow_interface_change: it may break those who call the model that it replaces. Left out
+            where it is not said, so that older daemons read it.
     """
 
     model: str
@@ -43,6 +46,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     format: Literal[1] = 1
     created: str = ""
     empty_directories: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
+    allow_interface_change: bool | msgspec.UnsetType = msgspec.UNSET
 
     @staticmethod
     def parse(data: bytes) -> Manifest:
@@ -80,6 +84,16 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             what = "is missing" if path in said else "is not in it"
             return f"directory {path}, which is empty, {what}"
         return ""
+
+
+def says_interface_change(path: Path) -> bool:
+    """Whether the manifest there allows its model to break its callers; none allows nothing."""
+    try:
+        with path.open("rb") as file:
+            said = Manifest.parse(file.read(MOST_BYTES))
+    except (OSError, ModelConfigError):
+        return False
+    return said.allow_interface_change is True
 
 
 def read_manifest(tree: ModelTree) -> Manifest:

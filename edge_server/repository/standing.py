@@ -42,6 +42,17 @@ class Standing:
         draft = self.wishes[name].serving
         return None if draft is None else Built(draft, self._loaded(name))
 
+    def members(self, serving: Built) -> tuple[LoadedModel, ...]:
+        """What an ensemble that serves uses, all the way down, as it is in the registry; open as
+        long as it serves."""
+        members: dict[str, tuple[LoadedModel, ...]] = {}
+        todo = [step.model_name for model in serving.models for step in model.config.steps]
+        for name in todo:  # grows while it is walked
+            if name not in members:
+                members[name] = self._loaded(name)
+                todo += [step.model_name for m in members[name] for step in m.config.steps]
+        return tuple(model for models in members.values() for model in models)
+
     def is_loading(self, name: str) -> bool:
         entries = self._registry.snapshot.entries.values()
         return any(e.name == name and e.state is ModelState.LOADING for e in entries)

@@ -171,6 +171,11 @@ class ModelStore:
                 self._copies.finish(place, kept.key)
         return staged
 
+    def has_served(self, name: str, digest: str) -> bool:
+        """Whether `name` has served that content, not long ago."""
+        with self._lock:
+            return any(kept.digest == digest for kept in self._state.models.get(name, ()))
+
     def commit(self, staged: StagedModel) -> None:
         """It serves now: its name's last known good; returns when that would outlive a power cut.
 

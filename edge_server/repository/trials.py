@@ -8,14 +8,19 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from edge_server.repository.build import Built
 from edge_server.serving.probation import Probation, ProbationTerms, recorded
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-    from edge_server.repository.build import Built
     from edge_server.repository.draft import Draft
     from edge_server.serving.snapshot import LoadedModel
+
+
+# How long the verdict on an ensemble waits for comparisons of its members, and looks for them.
+_SETTLES_S = 5.0
+_LOOK_S = 0.02
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,10 +30,22 @@ class Before:
     Attributes:
         built: open; whoever takes it publishes or closes it.
         ensembles: what those were made of that changed together with it.
+        members: of an ensemble, the models that it used, all the way down; open, to be compared
+            with, and closed by whoever takes it.
     """
 
     built: Built
     ensembles: Mapping[str, Draft]
+    members: tuple[LoadedModel, ...] = ()
+
+    def close(self) -> None:
+        """Where nobody wants it."""
+        self.built.close()
+        self.close_members()
+
+    def close_members(self) -> None:
+        """Where `built` is published."""
+        Built(self.built.draft, self.members).close()
 
 
 class Trials:
@@ -43,6 +60,8 @@ class Trials:
         roll_back: called with draft and reason where a version fails, on a thread of the
             probation's own; by then the version may be replaced or gone.
         on_passed: called likewise where it passes.
+        on_news: called likewise with what is to be known of one that serves; empty is nothing any
+            more.
     """
 
     def __init__(
@@ -50,21 +69,30 @@ class Trials:
         terms: ProbationTerms | None,
         roll_back: Callable[[Draft, str], object],
         on_passed: Callable[[Draft], None] = lambda _: None,
+        on_news: Callable[[Draft, str], None] = lambda *_: None,
     ) -> None:
         self._terms = terms
         self._roll_back = roll_back
         self._on_passed = on_passed
+        self._on_news = on_news
         self._lock = threading.Lock()
         self._trials: dict[str, _Trial] = {}
         # Those too whose thread has still to close what nobody took.
         self._alive: set[_Trial] = set()
 
-    def begin(self, built: Built, serving: Built | None, ensembles: Mapping[str, Draft]) -> Built:
+    def begin(
+        self,
+        built: Built,
+        serving: Built | None,
+        ensembles: Mapping[str, Draft],
+        members: Sequence[LoadedModel] = (),
+    ) -> Built:
         """`built` as it is to be published in place of `serving`, its new versions watched.
 
         Args:
             serving: open, and nobody closes it before this returns.
             ensembles: what those serve as that change together with it.
+            members: of `serving`; see `Before`. Open likewise.
         """
         terms, name = self._terms, built.draft.name
         if terms is None:
@@ -79,16 +107,18 @@ class Trials:
             # The one before may pass in this moment.
             kept = None if former is None else self._take(former)
             if kept is None:
-                before = Before(_held(serving), ensembles)
+                before = Before(_held(serving), ensembles, _shared(members))
             else:
-                before = Before(kept.built, {**ensembles, **kept.ensembles})
+                before = replace(kept, ensembles={**ensembles, **kept.ensembles})
         if former is not None:
             former.probation.stop()
         if before is None or not before.built.models:
+            if before is not None:
+                before.close()
             return replace(built, models=tuple(recorded(m, terms) for m in built.models))
         trial = self._trial(terms, built.draft, before, frozenset(m.version for m in watched))
         models = [
-            trial.probation.watch(m, _predecessor(m, before.built))
+            trial.probation.watch(m, _predecessor(m, before.built), before.members)
             if m in watched
             else recorded(m, terms)
             for m in built.models
@@ -157,11 +187,28 @@ class Trials:
         trial.probation = Probation(
             draft.name,
             terms,
-            on_failed=partial(self._roll_back, draft),
+            on_failed=partial(self._failed, trial),
             on_passed=partial(self._on_passed, draft),
             on_over=partial(self._over, trial),
+            on_news=partial(self._on_news, draft),
         )
         return trial
+
+    def _failed(self, trial: _Trial, reason: str) -> None:
+        draft = trial.draft
+        end_s = time.monotonic() + _SETTLES_S
+        # Whether a member or its ensemble is at fault is known when both have been compared.
+        while draft.is_ensemble and self._have_doubts() and time.monotonic() < end_s:
+            time.sleep(_LOOK_S)
+        with self._lock:
+            # Where a member has gone back meanwhile, its ensemble is on another trial.
+            is_current = self._trials.get(draft.name) is trial
+        if is_current:
+            self._roll_back(draft, reason)
+
+    def _have_doubts(self) -> bool:
+        with self._lock:
+            return any(trial.probation.has_doubts for trial in self._trials.values())
 
     def _changed(self, draft: Draft) -> _Trial | None:
         trial = self._trials.get(draft.name)
@@ -189,7 +236,7 @@ class Trials:
                 del self._trials[trial.draft.name]
         before = self._take(trial)
         if before is not None:
-            before.built.close()
+            before.close()
         with self._lock:
             self._alive.discard(trial)
 
@@ -212,8 +259,13 @@ class _Trial:
 
 
 def _held(serving: Built) -> Built:
-    held = (model.shared(model.config) for model in serving.models)
-    return replace(serving, models=tuple(model for model in held if model is not None))
+    return replace(serving, models=_shared(serving.models))
+
+
+def _shared(models: Iterable[LoadedModel]) -> tuple[LoadedModel, ...]:
+    """Those of them that are open."""
+    shared = (model.shared(model.config) for model in models)
+    return tuple(model for model in shared if model is not None)
 
 
 def _predecessor(model: LoadedModel, before: Built) -> LoadedModel:

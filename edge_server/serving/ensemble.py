@@ -160,7 +160,9 @@ class _Answers:
             )
             self._responses += 1
             self._last_ns = now_ns
-        if isinstance(response, EdgeServerError):
+        if self._request.replayed:
+            pass
+        elif isinstance(response, EdgeServerError):
             self._statistics.failed(Failure.OTHER, now_ns - self._began_ns)
         elif final:
             phases = Phases(0, now_ns - self._began_ns, 0)

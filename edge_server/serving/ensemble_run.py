@@ -241,6 +241,7 @@ class EnsembleRun:
             # What only the answer has is copied best by the model itself, which may have a faster
             # way to the host.
             on_device=request.on_device or step.hands_on,
+            replayed=request.replayed,
         )
 
     def answered(self, call: _Call, answer: Answer, *, final: bool) -> None:

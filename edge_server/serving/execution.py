@@ -71,7 +71,7 @@ class Executor:
             failure = InternalError(f"model '{self.config.name}' failed: {error!r}")
         if phases is None:
             phases = Phases(0, time.monotonic_ns() - began_ns, 0)
-        if failure is None:
+        if failure is None and not all(job.request.replayed for job in jobs):
             batch_size = max(1, sum(job.batch_size for job in jobs))
             self.statistics.executed(batch_size, phases, sum(job.padding for job in jobs))
         for turn in turns:
@@ -79,7 +79,8 @@ class Executor:
 
     def refuse(self, job: Job, error: EdgeServerError) -> None:
         """Answer a job that is not going to run, or that failed; count it."""
-        self.statistics.failed(_reason(error), time.monotonic_ns() - job.queued_at_ns)
+        if not job.request.replayed:
+            self.statistics.failed(_reason(error), time.monotonic_ns() - job.queued_at_ns)
         self.tell(job, error, final=True)
 
     def tell(self, job: Job, answer: Answer, *, final: bool) -> None:
@@ -247,6 +248,8 @@ class _Turn:
         executor.tell(job, response, final=final)
 
     def _count_success(self, phases: Phases) -> None:
+        if self._job.request.replayed:
+            return
         queued_at_ns = self._job.queued_at_ns
         self._executor.statistics.succeeded(
             time.monotonic_ns() - queued_at_ns, self._began_ns - queued_at_ns, phases

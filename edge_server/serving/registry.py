@@ -126,7 +126,12 @@ class ModelRegistry:
         closing = threading.Thread(
             target=self._close, args=(released,), name="close-models", daemon=True
         )
-        closing.start()
+        try:
+            closing.start()
+        except RuntimeError as error:
+            log.warning("models are closed one after the other: %s", error)
+            self._close(released)
+            return True
         closing.join(timeout_s)
         return not closing.is_alive()
 

@@ -144,7 +144,7 @@ def test_a_daemon_serves_what_was_pushed_and_sees_nothing_else(
     for batch in (1, 2):
         made = make_model(tmp_path / "made", "1")
         (made / "config.pbtxt").write_text(f"max_batch_size: {batch} {CONFIG}")
-        done("push", made, "--to", repository)
+        done("push", made, "--to", repository, "--allow-interface-change")
     # As a push that was interrupted leaves it.
     shutil.copytree(made, repository / ".incoming-m-1")
     process = start("--model-repository", str(repository), "--model-control-mode", "explicit")

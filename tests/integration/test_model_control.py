@@ -37,6 +37,7 @@ OVERRIDE = {
     "backend": "identity",
     "input": [{"name": "p", "data_type": "TYPE_INT32", "dims": [-1]}],
     "output": [{"name": "q", "data_type": "TYPE_INT32", "dims": [-1]}],
+    "parameters": {"allow_interface_change": {"string_value": "true"}},
 }
 
 
@@ -164,6 +165,11 @@ def test_a_reload_that_fails_leaves_what_serves(
 def test_a_clients_configuration_and_files_serve_until_the_next_plain_load(
     server: triton.InferenceServerClient,
 ) -> None:
+    server.load_model("echo")
+    unsaid = {key: value for key, value in OVERRIDE.items() if key != "parameters"}
+    status, text = refusal(server.load_model, "echo", config=json.dumps(unsaid))
+    assert status == "StatusCode.INVALID_ARGUMENT"
+    assert "model 'echo' would break those who call it: input 'a' is gone;" in text
     server.load_model("echo", config=json.dumps(OVERRIDE))
     assert server.get_model_metadata("echo").inputs[0].name == "p"
     server.load_model("echo", config=json.dumps(OVERRIDE), files={"file:5/any": b"x"})

@@ -25,6 +25,13 @@ if TYPE_CHECKING:
 PATIENCE_S = 30.0
 
 
+# Callers know of what changes.
+MAY_BREAK = (
+    'backend: "onnxruntime" '
+    'parameters { key: "allow_interface_change" value { string_value: "true" } }'
+)
+
+
 def network(number: float, size: int = 1) -> bytes:
     """y = x + number."""
     tensor = helper.make_tensor("k", TensorProto.FLOAT, [1], [number])
@@ -190,6 +197,48 @@ def test_what_serves_worse_than_what_was_before_is_taken_back(
     server.wait_for(2)
 
 
+ASKS = """
+import triton_python_backend_utils as pb_utils
+class TritonPythonModel:
+    def execute(self, requests):
+        answers = []
+        for request in requests:
+            asked = pb_utils.InferenceRequest(
+                model_name="other", requested_output_names=["y"], inputs=request.inputs()
+            )
+            answer = asked.exec()
+            if answer.has_error():
+                raise pb_utils.TritonModelException(answer.error().message())
+            answers.append(pb_utils.InferenceResponse(answer.output_tensors()))
+        return answers
+"""
+PYTHON = (
+    'backend: "python" input { name: "x" data_type: TYPE_FP32 dims: 1 } '
+    'output { name: "y" data_type: TYPE_FP32 dims: 1 }'
+)
+
+
+def test_a_predecessor_that_asks_other_models_is_not_asked_again(
+    serve: Callable[..., Server], repository: Path
+) -> None:
+    """What is worse goes back all the same, by what failed before it."""
+    (repository / "m" / "1" / "model.onnx").unlink()
+    (repository / "m" / "1" / "model.py").write_text(ASKS)
+    (repository / "m" / "config.pbtxt").write_text(PYTHON)
+    server = serve()
+    assert server.answer() == 100
+    asked = server.metric('nv_inference_request_success{model="other",version="1"}')
+    (repository / "m" / "1" / "model.py").write_text(RAISES)
+    end = time.monotonic() + PATIENCE_S
+    while "model m: rolled back" not in server.log:
+        assert time.monotonic() < end, server.log
+        with contextlib.suppress(InferenceServerException):
+            # That of the predecessor, till the new one serves.
+            asked += server.answer() == 100
+    assert "requests failed; before it 0.0% did" in server.log
+    assert server.metric('nv_inference_request_success{model="other",version="1"}') == asked
+
+
 def test_other_instances_are_an_update_in_place(serve: Callable[..., Server]) -> None:
     server = serve()
     for _ in range(10):
@@ -221,6 +270,9 @@ def test_a_member_that_its_ensemble_does_not_fit_is_refused_or_takes_that_down(
     server = serve(*(["--incompatible-member=take_down"] if asked_for else []))
     assert server.answer("e") == 1
     swap(repository, "m", network(2, size=2))
+    broken = "model 'm' would break those who call it: input 'x' has shape [2], had [1]"
+    assert server.wait_for_reason(broken, ask="e") == "READY"
+    swap(repository, "m", network(2, size=2), MAY_BREAK)
     if asked_for:
         text = "in ensemble e, ensemble tensor y: inconsistent shape"
         assert server.wait_for_reason(text, "e", ask="other") == "UNAVAILABLE"
@@ -229,7 +281,7 @@ def test_a_member_that_its_ensemble_does_not_fit_is_refused_or_takes_that_down(
         text = "ensemble 'e', which serves, uses model 'm' and would no longer fit"
         assert server.wait_for_reason(text) == "READY"
         assert server.answer("e") == 1
-    swap(repository, "m", network(3))
+    swap(repository, "m", network(3), MAY_BREAK)
     end = time.monotonic() + PATIENCE_S
     while server.index()["e"] != [("READY", "")] or server.answer("e") != 3:
         assert time.monotonic() < end, (server.index(), server.log)
@@ -355,7 +407,7 @@ def test_an_ensemble_and_its_member_change_together(
     # A member that no longer fits is refused; with an ensemble that fits it, both come.
     renamed = onnx.load_from_string(network(3))
     renamed.graph.input[0].name = renamed.graph.node[0].input[0] = "a"
-    swap(repository, "m", renamed.SerializeToString())
+    swap(repository, "m", renamed.SerializeToString(), MAY_BREAK)
     assert server.wait_for_reason("would no longer fit") == "READY"
     assert server.answer("e") == 2
     place("a")

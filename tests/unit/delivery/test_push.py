@@ -266,6 +266,30 @@ def test_the_same_files_have_the_same_manifest_to_the_byte(
     assert (model / MANIFEST).read_bytes() == first
 
 
+def test_that_callers_know_of_another_interface_stands_in_the_manifest_and_is_signed(
+    local: LocalRepository, repository: Path, make_model: MakeModel, tmp_path: Path
+) -> None:
+    model, public = make_model(), make_keys(tmp_path / "key")
+    key = SigningKey(tmp_path / "key")
+    there = repository / "m" / MANIFEST
+    push(model, local)
+    assert "allow_interface_change" not in there.read_text()
+    assert push(model, local, allow_interface_change=True).outcome == "replaced"
+    assert Manifest.parse(there.read_bytes()).allow_interface_change is True
+    push(model, local, key=key, allow_interface_change=True)
+    assert Manifest.parse(there.read_bytes()).allow_interface_change is True
+    assert faults(repository, "m", public) == []
+    push(model, local)
+    assert "allow_interface_change" not in there.read_text()
+    # What was signed without it does not get it unseen.
+    write_about(model, key)
+    with pytest.raises(ModelConfigError, match="is signed and does not allow another interface"):
+        push(model, local, allow_interface_change=True)
+    write_about(model, key, allow_interface_change=True)
+    push(model, local, allow_interface_change=True)
+    assert faults(repository, "m", public) == []
+
+
 def misspell(model: Path) -> None:
     (model / "config.pbtxt").write_text("max_batchsize: 1")
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from edge_server.repository.beliefs import Change
 from edge_server.repository.budget import MemoryBudget
+from edge_server.repository.interface_rule import InterfaceRule
 from edge_server.repository.ledger import Ledger
 from edge_server.repository.loader import RepositoryLoader
 from edge_server.repository.source import AcceptedModels
@@ -26,6 +27,7 @@ CONFIG = (
     'backend: "counted" input { name: "a" data_type: TYPE_FP32 dims: 1 } '
     'output { name: "b" data_type: TYPE_FP32 dims: 1 }'
 )
+MAY_BREAK = 'parameters { key: "allow_interface_change" value { string_value: "true" } } '
 LATER_S = 1e6
 
 
@@ -44,7 +46,12 @@ class Board:
         self.store = ModelStore(self.folder / "store")
         self.ledger = Ledger(accepted, self.store, Verdicts(self.store.directory, []))
         self.budget = MemoryBudget(0, self.folder)
-        self.loader = RepositoryLoader(self.registry, accepted, budget=self.budget)
+        self.loader = RepositoryLoader(
+            self.registry,
+            accepted,
+            budget=self.budget,
+            interface=InterfaceRule(has_served=self.ledger.has_served),
+        )
         self.updates = Updates(self.loader, self.ledger, self.store, budget=self.budget)
         self.updates.load_last_good(None)
 

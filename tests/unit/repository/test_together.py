@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.unit.repository.board import CONFIG, Board
+from tests.unit.repository.board import CONFIG, MAY_BREAK, Board
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from tests.unit.conftest import WriteModel
     from tests.unit.repository.conftest import CountedBackend
 
-RENAMED = CONFIG.replace('"b"', '"c"')
+# Whoever calls it knows of that.
+RENAMED = CONFIG.replace('"b"', '"c"') + MAY_BREAK
 
 
 def ensemble(output: str) -> str:
@@ -66,7 +67,7 @@ def test_what_comes_together_a_second_time_is_what_a_restart_has(board: Board) -
     board.deliver(2, RENAMED)
     board.deliver(0, ensemble("c"), "e")
     assert board.ledger.serving("e") is not kept
-    board.deliver(3)
+    board.deliver(3, CONFIG + MAY_BREAK)
     assert output_of_step(board) == "c"
     board.deliver(0, ensemble("b"), "e")
     board.updates.note_what_serves()

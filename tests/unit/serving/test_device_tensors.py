@@ -196,7 +196,7 @@ def test_what_is_looked_at_or_kept_is_on_the_host() -> None:
     )
     watch = Watch(8)
     asks = InferRequest("m", {"a": VALUE}, on_device=True)
-    for scheduler in (cached, WatchedScheduler(loaded.scheduler, watch)):
+    for scheduler in (cached, WatchedScheduler(loaded.scheduler, watch, loaded.config)):
         heard = Heard()
         scheduler.submit(asks, snapshot, heard)
         ((answer, _),) = heard.answers

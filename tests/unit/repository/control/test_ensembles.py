@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from edge_server.errors import ModelConfigError
-from tests.unit.repository.control.world import COUNTED, INT32, READY, World, ensemble, set_number
+from tests.unit.repository.control.world import (
+    COUNTED,
+    INT32,
+    KNOWN,
+    READY,
+    World,
+    ensemble,
+    set_number,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,7 +54,7 @@ def test_an_ensemble_that_fits_no_member_yet_comes_with_one_that_it_fits(
     world.control.load("m")
     assert world.ask("e", tensor="x") == 3
     assert "mapped from non-existing output c" in world.states()["e", 1][1]
-    set_number(write_model("m", COUNTED.replace('"b"', '"c"')), 4)
+    set_number(write_model("m", KNOWN.replace('"b"', '"c"')), 4)
     world.control.load("m")
     assert world.ask("e", tensor="x") == 4
     assert world.states() == {("e", 1): READY, ("m", 1): READY}
@@ -66,7 +74,7 @@ def test_an_ensemble_that_is_as_it_was_again_waits_for_nothing(
     os.utime(path, ns=(before[1].st_atime_ns, before[1].st_mtime_ns))
     world.control.load("e")
     assert world.states()["e", 1] == READY
-    write_model("m", COUNTED.replace('"a"', '"c"'))
+    write_model("m", KNOWN.replace('"a"', '"c"'))
     with pytest.raises(ModelConfigError, match="would no longer fit"):
         world.control.load("m")
 
@@ -78,7 +86,7 @@ def test_an_ensemble_and_its_member_change_together(
     write_model("m", COUNTED)
     world.control.load("e")
     write_model("e", ensemble("m", tensors="cb"))
-    write_model("m", COUNTED.replace('"a"', '"c"'))
+    write_model("m", KNOWN.replace('"a"', '"c"'))
     world.control.load("e")
     snapshot = world.registry.snapshot
     assert snapshot.find("e").config.steps[0].input_map == {"c": "x"}

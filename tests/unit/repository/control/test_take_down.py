@@ -14,6 +14,8 @@ from edge_server.tensors import Tensor
 from tests.unit.repository.control.world import (
     COUNTED,
     INT32,
+    KNOWN,
+    MAY_BREAK,
     PATIENCE_S,
     READY,
     UNLOADED,
@@ -64,7 +66,7 @@ def test_where_it_is_asked_for_the_ensemble_goes_till_its_members_fit_again(
     with pytest.raises(NotFound, match="'outer' has no available versions"):
         yielding.ask("outer", tensor="x")
     assert not yielding.door.server_ready()
-    model = write_model("m", COUNTED)
+    model = write_model("m", KNOWN)
     set_number(model, 3)
     yielding.control.load("m")
     assert yielding.ask("outer", tensor="x") == 3
@@ -98,7 +100,7 @@ def test_an_ensemble_that_was_taken_down_comes_with_a_configuration_that_fits(
         yielding.control.load("e")
     states = yielding.states()
     assert (states["m", 1], states["e", 1][0]) == (READY, "UNAVAILABLE")
-    write_model("e", ensemble("m").replace("TYPE_FP32", "TYPE_INT32"))
+    write_model("e", ensemble("m").replace("TYPE_FP32", "TYPE_INT32") + MAY_BREAK)
     yielding.control.load("e")
     assert set(yielding.states().values()) == {READY}
 
@@ -112,7 +114,7 @@ def test_an_ensemble_that_was_taken_down_and_then_unloaded_stays_away(
     write_model("m", INT32)
     yielding.control.load("m")
     yielding.control.unload("e")
-    write_model("m", COUNTED)
+    write_model("m", KNOWN)
     yielding.control.load("m")
     assert yielding.states() == {("e", 1): UNLOADED, ("m", 1): READY}
 

@@ -23,7 +23,10 @@ PATIENCE_S = 30.0
 
 IO = 'input {{ name: "a" data_type: {0} dims: -1 }} output {{ name: "b" data_type: {0} dims: -1 }} '
 COUNTED = 'backend: "counted" ' + IO.format("TYPE_FP32")
-INT32 = 'backend: "counted" ' + IO.format("TYPE_INT32")
+# Their callers know of what changes.
+MAY_BREAK = 'parameters { key: "allow_interface_change" value { string_value: "true" } } '
+KNOWN = COUNTED + MAY_BREAK
+INT32 = 'backend: "counted" ' + IO.format("TYPE_INT32") + MAY_BREAK
 BOTH = COUNTED + "version_policy { all {} }"
 
 READY = ("READY", "")

@@ -1,0 +1,26 @@
+"""Good models stay and bad ones go back, on a busy machine and whatever clients send.
+
+The same at full size: `python benchmarks/canary.py`.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "canary.py"
+PATIENCE_S = 1200
+
+
+def test_good_models_stay_and_bad_ones_go_back_under_bursts_of_work() -> None:
+    done = subprocess.run(
+        [sys.executable, BENCHMARK, "--good", "2", "--bad", "4", "--load", "bursts"],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        cwd=BENCHMARK.parent,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "good        2: 2 kept" in done.stdout
