@@ -604,3 +604,20 @@ def test_a_model_waits_for_who_takes_its_answers_slowly(serve: Serve) -> None:
     slow.go_on.set()
     assert slow.over.wait(20)
     assert len(slow.heard) == 1000
+
+
+def test_parameters_of_types_that_are_made_from_pythons_own_travel(serve: Serve) -> None:
+    served = serve(
+        m="""
+        def execute(self, requests):
+            import enum
+            class Text(str):
+                def __str__(self):
+                    return "another"
+            class Number(enum.IntEnum):
+                ONE = 1
+            parameters = {"t": Text("ab"), "n": Number.ONE, "f": np.float64(0.5), "b": True}
+            return [y([1], parameters=parameters)]
+        """
+    )
+    assert served.infer("m", 1).parameters == {"t": "ab", "n": 1, "f": 0.5, "b": True}

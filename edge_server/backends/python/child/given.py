@@ -26,7 +26,8 @@ def text(value: Any, what: str) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{what} must be a str, found type '{type(value)}'")
     value.encode()
-    return str(value)
+    # Of the type itself: one that is made from it does not travel.
+    return "".join(value)
 
 
 def whole(value: Any, what: str) -> int:

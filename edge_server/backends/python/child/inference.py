@@ -11,7 +11,7 @@ from edge_server.backends.python.arena import ArenaFull
 from edge_server.backends.python.child.errors import TritonError, TritonModelException
 from edge_server.backends.python.child.given import text, whole
 from edge_server.backends.python.child.link import daemon
-from edge_server.backends.python.child.response import InferenceResponse, check_parameters
+from edge_server.backends.python.child.response import InferenceResponse, plain_parameters
 from edge_server.backends.python.child.response_sender import InferenceResponseSender
 from edge_server.backends.python.child.tensor import Tensor
 from edge_server.backends.python.codes import Code
@@ -281,6 +281,4 @@ def _correlation_id(given: int | str) -> int | str:
 
 
 def _parameters(given: Mapping[str, Value] | str | None) -> dict[str, Value]:
-    parameters = json.loads(given or "{}") if isinstance(given, str) else dict(given or {})
-    check_parameters(parameters)
-    return parameters
+    return plain_parameters(json.loads(given or "{}") if isinstance(given, str) else given or {})

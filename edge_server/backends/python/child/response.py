@@ -37,8 +37,7 @@ class InferenceResponse:
             raise TypeError(f"error must be a TritonError, found type '{type(error)}'")
         self._tensors = list(output_tensors)
         self._error = error
-        self._parameters = dict(parameters or {})
-        check_parameters(self._parameters)
+        self._parameters = plain_parameters(parameters or {})
 
     def output_tensors(self) -> list[Tensor]:
         return self._tensors
@@ -70,20 +69,32 @@ class InferenceResponse:
         return Answer(places, parameters=self._parameters)
 
 
-def check_parameters(parameters: dict[Any, Any]) -> None:
-    """Raises: TritonModelException: a key or a value has a type that does not travel."""
-    for key, value in parameters.items():
-        if not isinstance(key, str):
-            raise TritonModelException(
-                f"Expect parameters keys to have type str, found type {type(key)}"
-            )
-        text(key, "parameters keys")
-        if isinstance(value, str):
-            text(value, "parameters values")
-        elif isinstance(value, int):
-            whole(value, "parameters values")
-        if not isinstance(value, (bool, int, float, str)):
-            raise TritonModelException(
-                "Expect parameters values to have type bool, int, float or str, found type "
-                f"{type(value)}"
-            )
+def plain_parameters(parameters: Mapping[Any, Any]) -> dict[str, Value]:
+    """The same of Python's own types: what is made from them, as numpy's float64, does not travel.
+
+    Raises:
+        TritonModelException: a key or a value has a type that does not travel.
+    """
+    return {_plain_key(key): _plain_value(value) for key, value in parameters.items()}
+
+
+def _plain_key(key: Any) -> str:
+    if not isinstance(key, str):
+        raise TritonModelException(
+            f"Expect parameters keys to have type str, found type {type(key)}"
+        )
+    return text(key, "parameters keys")
+
+
+def _plain_value(value: Any) -> Value:
+    if isinstance(value, str):
+        return text(value, "parameters values")
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, int):
+        return whole(value, "parameters values")
+    if isinstance(value, float):
+        return float(value)
+    raise TritonModelException(
+        f"Expect parameters values to have type bool, int, float or str, found type {type(value)}"
+    )
