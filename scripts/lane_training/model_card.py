@@ -46,8 +46,9 @@ another horizon, or bent row by row onto one of 6,221 other labelled road geomet
 clip; the stills of projects 1 and 4 were kept out) | two public networks, repaired: straight to \
 the vanishing point, neighbouring lines from equal spacing | MIT |"""
 _OWN = (
-    "| 52 % | {name}, warped likewise, or bent row by row onto the road of another of them | "
-    "people (TuSimple form) | whoever trained it knows |"
+    "| 52 % | {name}, warped: another place in the lane, another bend, another horizon, or bent "
+    "row by row onto the road of another of them | people (TuSimple form) | whoever trained it "
+    "knows |"
 )
 _FOLDER_TERMS = """\
 The weights contain no image. They were learnt in part from frames whose redistribution terms are
@@ -183,7 +184,7 @@ def write_card(path: Path, run: Run, figures: Figures, notes: str = "") -> None:
         "megabytes": f"{run.model_file.stat().st_size / 1e6:.1f}",
         "steps": str(run.steps),
         "batch": str(run.batch),
-        "images": f"{run.steps * run.batch / 1000:.0f}",
+        "images": f"{run.steps * run.batch:,}",
         "minutes": f"{run.minutes:.0f}",
         "seed": str(run.seed),
         "rate": f"{run.rate:.1e}",
