@@ -37,7 +37,13 @@ def main(arguments: list[str]) -> None:
     # the model starts can be told: a function, unlike SIG_IGN, is not inherited by programs, and
     # `multiprocessing` ends its workers in this way.
     signal.signal(signal.SIGTERM, lambda *_: None)
-    os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
+    # One that comes before a fork has done so waits until then, and ends it.
+    term = {signal.SIGTERM}
+    os.register_at_fork(
+        before=lambda: signal.pthread_sigmask(signal.SIG_BLOCK, term),
+        after_in_parent=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, term),
+        after_in_child=_end_by_sigterm,
+    )
     # What the model prints is log, and shows at once.
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     # The repository is not ours to write to; a watcher would take that for a change of the model.
@@ -121,6 +127,11 @@ def _die_with_daemon(lifeline: int) -> None:
     fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
     flags = fcntl.fcntl(lifeline, fcntl.F_GETFL)
     fcntl.fcntl(lifeline, fcntl.F_SETFL, flags | os.O_ASYNC)
+
+
+def _end_by_sigterm() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
 
 def _kill_group() -> None:
