@@ -31,7 +31,7 @@ def test_the_tensors_of_a_cameras_model_stay(repository: Path, write_model: Writ
     scheduling, registry = Scheduling(), ModelRegistry()
     settings = Repository(paths=(str(repository),), mode="explicit")
     cameras = {"front": Camera(uri="road", model="lanes")}
-    control = chosen_control(registry, scheduling, Devices(), settings, cameras)
+    control = chosen_control(registry, scheduling, Devices(), settings, cameras=cameras)
     for name in ("lanes", "other"):
         write_model(name, identity("image", "lane_points"))
         control.load(name)

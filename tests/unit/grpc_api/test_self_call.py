@@ -77,7 +77,7 @@ def test_a_server_that_answers_is_well(
     restricted = (Restriction(("health",), "secret", "word"),)
     for settings in (
         Grpc(port=0),
-        Grpc(port=0, host="0.0.0.0", insecure=True),  # noqa: S104
+        Grpc(port=0, host="0.0.0.0", insecure=True, control="off"),  # noqa: S104
         Grpc(port=0, socket=str(tmp_path / "grpc.sock")),
         Grpc(port=0, restricted=restricted),
         Grpc(port=0, tls=tls, handshake_timeout_ms=200),

@@ -94,7 +94,7 @@ def test_each_of_our_errors_arrives_with_its_status_and_its_text(
 def test_a_text_that_quotes_too_much_of_a_client_still_arrives(call: object, char: str) -> None:
     error = call(errors.NotFound(char * 100_000))  # type: ignore[operator]
     assert error.code() is grpc.StatusCode.NOT_FOUND
-    assert error.details().startswith("???" if char == "\ud800" else char * 3)
+    assert error.details().startswith(r"\ud800" if char == "\ud800" else char * 3)
 
 
 def test_an_unforeseen_error_is_internal_and_names_its_kind(call: object) -> None:
