@@ -39,8 +39,8 @@ from onnx import TensorProto, helper, numpy_helper
 from reload import CONFIG, METHOD, Daemon
 from tritonclient.grpc import service_pb2 as pb
 
-from edge_server.delivery.local import LocalRepository
-from edge_server.delivery.push import push
+from edge_server.cli.models.push import push
+from edge_server.repository.transfer.local import LocalRepository
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection

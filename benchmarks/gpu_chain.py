@@ -19,25 +19,25 @@ from gpu_section import run_section
 from gpu_timing import host_ms
 
 from edge_server.cameras.source import open_source
-from edge_server.cuda.buffer_pool import BufferPool
-from edge_server.cuda.device_array import DeviceArray
 from edge_server.errors import Unavailable
+from edge_server.gpu.buffer_pool import BufferPool
+from edge_server.gpu.device_array import DeviceArray
+from edge_server.inference.registry import ModelRegistry
+from edge_server.inference.scheduling import Scheduling
+from edge_server.inference.snapshot import ModelEntry, ModelState, Snapshot
+from edge_server.lifecycle.loader import RepositoryLoader
 from edge_server.model_config.config import Completion
-from edge_server.repository.loader import RepositoryLoader
 from edge_server.repository.source import Repositories
 from edge_server.requests import InferRequest
-from edge_server.serving.registry import ModelRegistry
-from edge_server.serving.scheduling import Scheduling
-from edge_server.serving.snapshot import ModelEntry, ModelState, Snapshot
 from edge_server.tensors import Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from edge_server.backends.contract import ExecuteRequest
-    from edge_server.cuda.device import Device
-    from edge_server.cuda.devices import Devices
-    from edge_server.cuda.stream import Stream
+    from edge_server.gpu.device import Device
+    from edge_server.gpu.devices import Devices
+    from edge_server.gpu.stream import Stream
     from edge_server.model_config.config import Placement
 
 MODELS = Path(__file__).parent.parent / "models"

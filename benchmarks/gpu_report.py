@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from edge_server.cuda.devices import Devices
-from edge_server.cuda.libcuda import version_text
 from edge_server.errors import Unavailable
+from edge_server.gpu.devices import Devices
+from edge_server.gpu.libcuda import version_text
 
 ROOT = Path(__file__).parent.parent
 SECTIONS = {

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from edge_server.cuda.devices import Devices
 from edge_server.errors import EdgeServerError, Unavailable
+from edge_server.gpu.devices import Devices
 
 NOT_POSSIBLE = 69
 

@@ -28,23 +28,23 @@ from gpu_section import run_section
 from gpu_timing import host_ms
 from tiny_onnx import relu_of_product
 
+from edge_server.backends.tensorrt.build.facts import version_of
+from edge_server.backends.tensorrt.build.making import make_plan
+from edge_server.backends.tensorrt.build.process import build
+from edge_server.backends.tensorrt.build.wish import wish_of
 from edge_server.cameras.source import open_source
-from edge_server.cuda.buffer_pool import BufferPool
-from edge_server.cuda.devices import Devices
+from edge_server.cli.plan.verification import TOLERANCES
 from edge_server.errors import DeviceLost, EdgeServerError, Unavailable
+from edge_server.gpu.buffer_pool import BufferPool
+from edge_server.gpu.devices import Devices
+from edge_server.inference.registry import ModelRegistry
+from edge_server.inference.scheduling import Scheduling
+from edge_server.inference.snapshot import ModelEntry, ModelState, Snapshot
+from edge_server.lifecycle.loader import RepositoryLoader
 from edge_server.model_config.config import Completion, ModelConfig
 from edge_server.model_config.parse import read_model_config
-from edge_server.plan_verbs.verification import TOLERANCES
-from edge_server.plans.facts import version_of
-from edge_server.plans.making import make_plan
-from edge_server.plans.process import build
-from edge_server.plans.wish import wish_of
-from edge_server.repository.loader import RepositoryLoader
 from edge_server.repository.source import Repositories
 from edge_server.requests import InferRequest
-from edge_server.serving.registry import ModelRegistry
-from edge_server.serving.scheduling import Scheduling
-from edge_server.serving.snapshot import ModelEntry, ModelState, Snapshot
 from edge_server.tensors import Tensor
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from edge_server.cuda.device_array import DeviceArray
+    from edge_server.gpu.device_array import DeviceArray
 
 RTX_AS_TENSORRT = Path(__file__).parent.parent / "tests" / "rtx_as_tensorrt"
 CHAIN = "lane_detection"

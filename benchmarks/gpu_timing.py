@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from edge_server.cuda.device import Device
+    from edge_server.gpu.device import Device
 
 # Pieces of work between two events, and how often that is measured.
 PIECES, REPEATS = 40, 15

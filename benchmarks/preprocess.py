@@ -23,8 +23,8 @@ import torch_preprocess
 from gpu_section import run_section
 from gpu_timing import GpuClock, host_ms
 
-from edge_server.backends.preprocess_cpu import bgr_of, scale_frame
-from edge_server.cuda.kernels.preprocess import (
+from edge_server.backends.vision.preprocess_cpu import bgr_of, scale_frame
+from edge_server.gpu.kernels.preprocess import (
     MAX_FRAMES,
     FrameAddress,
     FrameLayout,
@@ -32,15 +32,15 @@ from edge_server.cuda.kernels.preprocess import (
     PixelFormat,
     PreprocessArgs,
 )
-from edge_server.cuda.kernels.shipped import kernel_image
+from edge_server.gpu.kernels.shipped import kernel_image
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
-    from edge_server.cuda.device import Device
-    from edge_server.cuda.devices import Devices
+    from edge_server.gpu.device import Device
+    from edge_server.gpu.devices import Devices
 
 WIDTH, HEIGHT = 1920, 1080
 OUT_WIDTH, OUT_HEIGHT = 640, 360

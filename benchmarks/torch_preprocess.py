@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from typing import TYPE_CHECKING, Any
 
-from edge_server.cuda.kernels.preprocess import PixelFormat
+from edge_server.gpu.kernels.preprocess import PixelFormat
 
 if TYPE_CHECKING:
     import numpy as np

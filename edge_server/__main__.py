@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import sys
 
-from edge_server.cli import run_command
+from edge_server.cli.main import run_command
 
 
 def main() -> None:

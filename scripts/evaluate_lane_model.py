@@ -20,15 +20,15 @@ from typing import TYPE_CHECKING, Any
 import cv2
 import numpy as np
 
-from edge_server.cuda.devices import Devices
 from edge_server.errors import EdgeServerError, ModelConfigError
+from edge_server.gpu.devices import Devices
+from edge_server.inference.data_plane import DataPlane
+from edge_server.inference.registry import ModelRegistry
 from edge_server.lanes.tusimple import ImageScore, lanes_at, score_image, summarise
+from edge_server.lifecycle.loader import RepositoryLoader
 from edge_server.model_config.config import Completion
-from edge_server.repository.loader import RepositoryLoader
 from edge_server.repository.source import Repositories
 from edge_server.requests import InferRequest
-from edge_server.serving.data_plane import DataPlane
-from edge_server.serving.registry import ModelRegistry
 from edge_server.tensors import Tensor
 
 if TYPE_CHECKING:

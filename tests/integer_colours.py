@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edge_server.cuda.kernels.preprocess import PixelFormat
+from edge_server.gpu.kernels.preprocess import PixelFormat
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 BACKENDS = {
     "onnxruntime": "edge_server.backends.onnxruntime",
-    "image_preprocess": "edge_server.backends.image_preprocess",
-    "lane_decode": "edge_server.backends.lane_decode",
-    "identity": "edge_server.backends.identity",
+    "image_preprocess": "edge_server.backends.vision.image_preprocess",
+    "lane_decode": "edge_server.backends.vision.lane_decode",
+    "identity": "edge_server.backends.vision.identity",
     "python": "edge_server.backends.python.backend",
     "tensorrt": "edge_server.backends.tensorrt.backend",
 }

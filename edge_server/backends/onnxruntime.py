@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from edge_server.backends.contract import Tell
     from edge_server.backends.surroundings import Surroundings
-    from edge_server.cuda.devices import Devices
+    from edge_server.gpu.devices import Devices
     from edge_server.model_config.config import ModelConfig, Placement
     from edge_server.model_config.files import ModelFiles
 

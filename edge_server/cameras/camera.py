@@ -7,12 +7,12 @@ import time
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from edge_server.appliance.backoff import Backoff
-from edge_server.appliance.mailbox import Mailbox
-from edge_server.appliance.worker import Worker
 from edge_server.cameras.frame import Frame
 from edge_server.cameras.source import SourceKind, is_live, open_source
 from edge_server.errors import SourceError
+from edge_server.process.backoff import Backoff
+from edge_server.process.mailbox import Mailbox
+from edge_server.process.worker import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

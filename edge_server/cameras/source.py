@@ -117,7 +117,7 @@ def _open_synthetic(uri: SourceUri) -> FrameSource:
         scene = uri.host + uri.path
         raise SourceUriError(f"{uri.label}: unknown scene {did_you_mean(scene, ('road',))}")
     uri.allow("seed", "fps", "width", "height", "frames")
-    from edge_server.cameras.synthetic_road import SyntheticRoad  # noqa: PLC0415
+    from edge_server.cameras.synthetic.synthetic_road import SyntheticRoad  # noqa: PLC0415
 
     return SyntheticRoad(
         seed=uri.whole("seed", 0, 0, 2**32 - 1),

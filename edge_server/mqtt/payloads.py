@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 import numpy as np
 
-from edge_server.appliance.utf8 import as_utf8
 from edge_server.mqtt import messages
+from edge_server.process.utf8 import as_utf8
 
 if TYPE_CHECKING:
     from collections.abc import Collection

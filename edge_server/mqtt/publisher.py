@@ -9,23 +9,23 @@ import threading
 import time
 from typing import TYPE_CHECKING, Final
 
-from edge_server.appliance.backoff import Backoff
-from edge_server.appliance.worker import Worker
+from edge_server.inference.snapshot import ModelState
 from edge_server.mqtt import payloads
 from edge_server.mqtt.connection import LIVE_EXPIRY_S, Connection
 from edge_server.mqtt.opening import Opening
 from edge_server.mqtt.outbox import Outbox
 from edge_server.mqtt.topics import Topics
 from edge_server.mqtt.wake import Wake
-from edge_server.serving.snapshot import ModelState
+from edge_server.process.backoff import Backoff
+from edge_server.process.worker import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
 
+    from edge_server.inference.snapshot import ModelEntry
     from edge_server.lanes.types import LaneFrame
     from edge_server.mqtt.broker_address import BrokerAddress
     from edge_server.mqtt.identity import Identity
-    from edge_server.serving.snapshot import ModelEntry
 
 log = logging.getLogger(__name__)
 

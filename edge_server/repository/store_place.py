@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edge_server.appliance.state_directory import state_directory
+from edge_server.board.state_directory import state_directory
 
 # What systemd's StateDirectory= of the unit makes.
 _INSTALLED = Path("/var/lib/edge_server")

@@ -7,7 +7,7 @@ import math
 import time
 from typing import TYPE_CHECKING
 
-from edge_server.appliance.worker import Worker
+from edge_server.process.worker import Worker
 from edge_server.repository.tree import survey
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import cv2
 import numpy as np
 
-from edge_server.cameras.road_renderer import render
-from edge_server.cameras.road_scene import RoadScene
+from edge_server.cameras.synthetic.road_renderer import render
+from edge_server.cameras.synthetic.road_scene import RoadScene
 from edge_server.lanes.anchors import ROW_COUNT
 from lane_training.evaluate import Infer, decode, network_view
 from lane_training.frames import (

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from edge_server.cameras.road_renderer import render
-from edge_server.cameras.road_scene import RoadScene
+from edge_server.cameras.synthetic.road_renderer import render
+from edge_server.cameras.synthetic.road_scene import RoadScene
 from edge_server.lanes.anchors import INPUT_HEIGHT_PX, INPUT_WIDTH_PX, ROW_COUNT
 from lane_training import frames
 from lane_training.augment import (

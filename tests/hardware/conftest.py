@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from edge_server.cuda.devices import Devices
+from edge_server.gpu.devices import Devices
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from edge_server.cuda.device import Device
+    from edge_server.gpu.device import Device
 
 
 @pytest.fixture(scope="session")

@@ -15,13 +15,13 @@ from google.protobuf import text_format
 from integer_colours import bgr_by_integers
 from tritonclient.grpc import model_config_pb2 as pb
 
-from edge_server.backends import image_preprocess
 from edge_server.backends.contract import untold
-from edge_server.backends.preprocess_cpu import UndistortionMap, scale_frame
 from edge_server.backends.surroundings import ALONE
-from edge_server.cuda.buffer_pool import BufferPool
-from edge_server.cuda.device_array import DeviceArray
-from edge_server.cuda.kernels.preprocess import (
+from edge_server.backends.vision import image_preprocess
+from edge_server.backends.vision.preprocess_cpu import UndistortionMap, scale_frame
+from edge_server.gpu.buffer_pool import BufferPool
+from edge_server.gpu.device_array import DeviceArray
+from edge_server.gpu.kernels.preprocess import (
     FrameAddress,
     FrameLayout,
     FramePreprocess,
@@ -29,18 +29,18 @@ from edge_server.cuda.kernels.preprocess import (
     PreprocessArgs,
     Region,
 )
-from edge_server.cuda.kernels.shipped import kernel_image
+from edge_server.gpu.kernels.shipped import kernel_image
+from edge_server.inference.scheduling import Scheduling
+from edge_server.inference.snapshot import ModelEntry, ModelState, Snapshot
 from edge_server.model_config.config import ModelConfig
 from edge_server.model_config.files import ModelFiles
 from edge_server.requests import InferRequest
-from edge_server.serving.scheduling import Scheduling
-from edge_server.serving.snapshot import ModelEntry, ModelState, Snapshot
 from edge_server.tensors import Tensor
 
 if TYPE_CHECKING:
-    from edge_server.cuda.device import Device
-    from edge_server.cuda.devices import Devices
-    from edge_server.cuda.module import Module
+    from edge_server.gpu.device import Device
+    from edge_server.gpu.devices import Devices
+    from edge_server.gpu.module import Module
 
 pytestmark = pytest.mark.hardware
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from edge_server.cuda.buffer_pool import BufferPool
-from edge_server.cuda.device_array import DeviceArray
-from edge_server.cuda.graph import no_graphs_because, record_graph
 from edge_server.errors import Unavailable
+from edge_server.gpu.buffer_pool import BufferPool
+from edge_server.gpu.device_array import DeviceArray
+from edge_server.gpu.graph import no_graphs_because, record_graph
 
 if TYPE_CHECKING:
-    from edge_server.cuda.device import Device
+    from edge_server.gpu.device import Device
 
 pytestmark = pytest.mark.hardware
 
@@ -100,11 +100,11 @@ def test_memory_that_there_is_not_is_told(device: Device) -> None:
 
 
 LOSE = """
-from edge_server.cuda.devices import Devices
-from edge_server.cuda.kernels.preprocess import (
+from edge_server.gpu.devices import Devices
+from edge_server.gpu.kernels.preprocess import (
     FrameAddress, FrameLayout, FramePreprocess, PixelFormat
 )
-from edge_server.cuda.kernels.shipped import kernel_image
+from edge_server.gpu.kernels.shipped import kernel_image
 from edge_server.errors import DeviceLost, InternalError
 
 devices = Devices()

@@ -20,7 +20,7 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from edge_server.cuda.device import Device
+    from edge_server.gpu.device import Device
 
     Run = Callable[..., subprocess.CompletedProcess[str]]
 

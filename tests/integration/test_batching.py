@@ -15,11 +15,11 @@ from onnx import TensorProto, helper
 from tritonclient.utils import InferenceServerException
 
 from edge_server.errors import Cancelled, EdgeServerError, Unavailable
-from edge_server.repository.loader import RepositoryLoader
+from edge_server.inference.data_plane import DataPlane
+from edge_server.inference.registry import ModelRegistry
+from edge_server.lifecycle.loader import RepositoryLoader
 from edge_server.repository.source import Repositories
 from edge_server.requests import Answer, InferRequest, InferResponse
-from edge_server.serving.data_plane import DataPlane
-from edge_server.serving.registry import ModelRegistry
 from edge_server.tensors import Tensor
 
 if TYPE_CHECKING:

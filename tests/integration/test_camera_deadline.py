@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 
-from edge_server.daemon import Daemon
+from edge_server.daemon.daemon import Daemon
 from edge_server.settings import read_settings
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ import tritonclient.grpc as triton
 from paho.mqtt.enums import CallbackAPIVersion
 from tritonclient.utils import InferenceServerException
 
-from edge_server.daemon import Daemon
+from edge_server.daemon.daemon import Daemon
 from edge_server.errors import StageStuck
 from edge_server.settings import read_settings
 

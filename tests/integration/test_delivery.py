@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from edge_server.delivery.inspection import Inspection
-from edge_server.delivery.local import LocalRepository, send_tree
-from edge_server.delivery.push import push, read_model, write_about
-from edge_server.delivery.remote import _modules
-from edge_server.delivery.tar_stream import TarSink
+from edge_server.cli.models.inspection import Inspection
+from edge_server.cli.models.push import push, read_model, write_about
+from edge_server.repository.transfer.local import LocalRepository, send_tree
+from edge_server.repository.transfer.remote import _modules
+from edge_server.repository.transfer.tar_stream import TarSink
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -19,11 +19,11 @@ PATIENCE_S = 60.0
 # As a request's thread would: nobody of the daemon sees what it caught.
 DAEMON = """
 import contextlib, sys, threading
-import edge_server.daemon
-from edge_server.cli import run_command
+import edge_server.daemon.daemon
+from edge_server.cli.main import run_command
 from edge_server.errors import DeviceLost
 
-class Daemon(edge_server.daemon.Daemon):
+class Daemon(edge_server.daemon.daemon.Daemon):
     def start(self, stop):
         super().start(stop)
         threading.Thread(target=self.request).start()
@@ -37,7 +37,7 @@ class Daemon(edge_server.daemon.Daemon):
                 stream.launch(kernel, (1,), (1,), memory)
                 stream.synchronize()
 
-edge_server.daemon.Daemon = Daemon
+edge_server.daemon.daemon.Daemon = Daemon
 sys.exit(run_command(["run", *sys.argv[1:]]))
 """
 

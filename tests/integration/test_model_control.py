@@ -15,8 +15,8 @@ import tritonclient.grpc as triton
 from onnx import TensorProto, helper, numpy_helper
 from tritonclient.utils import InferenceServerException
 
-from edge_server.delivery.keys import SigningKey, make_keys
-from edge_server.delivery.push import write_about
+from edge_server.cli.models.push import write_about
+from edge_server.repository.transfer.keys import SigningKey, make_keys
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -21,12 +21,12 @@ import paho.mqtt.client as paho
 import pytest
 from google.protobuf import json_format
 
+from edge_server.inference.snapshot import ModelEntry, ModelState
 from edge_server.lanes.types import Lane, LaneFrame, StageLatency
 from edge_server.mqtt.broker_address import BrokerAddress
 from edge_server.mqtt.identity import Identity
 from edge_server.mqtt.publisher import WINDOW, Publisher
 from edge_server.proto.edge.lanes.v1 import lanes_pb2
-from edge_server.serving.snapshot import ModelEntry, ModelState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

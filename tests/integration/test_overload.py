@@ -15,13 +15,13 @@ import tritonclient.grpc as triton
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
+from edge_server.api.grpc.server import GrpcServer
 from edge_server.backends.contract import TensorModel
-from edge_server.grpc_api.server import GrpcServer
+from edge_server.inference.data_plane import DataPlane
+from edge_server.inference.registry import ModelRegistry
+from edge_server.inference.scheduling import Scheduling
+from edge_server.inference.snapshot import ModelEntry, ModelState
 from edge_server.model_config.config import ModelConfig
-from edge_server.serving.data_plane import DataPlane
-from edge_server.serving.registry import ModelRegistry
-from edge_server.serving.scheduling import Scheduling
-from edge_server.serving.snapshot import ModelEntry, ModelState
 from edge_server.settings import Grpc
 
 if TYPE_CHECKING:

@@ -21,19 +21,19 @@ import numpy as np
 import pytest
 
 from edge_server import errors
-from edge_server.plans import process
-from edge_server.plans.layers import Placed
-from edge_server.plans.messages import BuildJob, LookJob, Progressed, Said, Step
-from edge_server.plans.process import Limits
-from edge_server.plans.profiles import Range
-from edge_server.plans.timing import timing_path
-from edge_server.plans.turn import build_turn
-from edge_server.plans.wish import GivenShapes, PlanWish
+from edge_server.backends.tensorrt.build import process
+from edge_server.backends.tensorrt.build.layers import Placed
+from edge_server.backends.tensorrt.build.messages import BuildJob, LookJob, Progressed, Said, Step
+from edge_server.backends.tensorrt.build.process import Limits
+from edge_server.backends.tensorrt.build.profiles import Range
+from edge_server.backends.tensorrt.build.timing import timing_path
+from edge_server.backends.tensorrt.build.turn import build_turn
+from edge_server.backends.tensorrt.build.wish import GivenShapes, PlanWish
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from edge_server.plans.messages import Built, Event
+    from edge_server.backends.tensorrt.build.messages import Built, Event
 
 ROOT = Path(__file__).parents[2]
 SIMULATED = ROOT / "tests" / "simulated_builder"
@@ -451,9 +451,9 @@ def test_a_build_gives_way_and_ends_with_who_asked_for_it(
         [
             *(sys.executable, "-c"),
             "import sys\n"
-            "from edge_server.plans.process import build\n"
-            "from edge_server.plans.messages import BuildJob\n"
-            "from edge_server.plans.wish import PlanWish\n"
+            "from edge_server.backends.tensorrt.build.process import build\n"
+            "from edge_server.backends.tensorrt.build.messages import BuildJob\n"
+            "from edge_server.backends.tensorrt.build.wish import PlanWish\n"
             f"build(BuildJob({str(onnx)!r}, {str(site.out)!r}, PlanWish(max_batch_size=1, "
             "dims={'x': (-1, 3, 4)})), lambda e: print(e, flush=True))",
         ],

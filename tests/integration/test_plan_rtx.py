@@ -22,16 +22,16 @@ import pytest
 from onnx import TensorProto, helper
 
 from edge_server import errors
+from edge_server.backends.tensorrt.build import process
+from edge_server.backends.tensorrt.build.messages import BuildJob, Progressed
+from edge_server.backends.tensorrt.build.profiles import Range
+from edge_server.backends.tensorrt.build.side_car import read_side_car, sha256_of
+from edge_server.backends.tensorrt.build.wish import GivenShapes, PlanWish, wish_of
 from edge_server.model_config.config import ModelConfig
 from edge_server.model_config.parse import read_model_config
-from edge_server.plans import process
-from edge_server.plans.messages import BuildJob, Progressed
-from edge_server.plans.profiles import Range
-from edge_server.plans.side_car import read_side_car, sha256_of
-from edge_server.plans.wish import GivenShapes, PlanWish, wish_of
 
 if TYPE_CHECKING:
-    from edge_server.plans.messages import Built, Event
+    from edge_server.backends.tensorrt.build.messages import Built, Event
 
 ROOT = Path(__file__).parents[2]
 MODEL = ROOT / "models" / "laneDetect_model"
@@ -122,8 +122,8 @@ CHECKED_AS_10 = """
 import sys
 from pathlib import Path
 import tensorrt as trt
-from edge_server.plans.precision import check_types
-from edge_server.plans.wish import PlanWish
+from edge_server.backends.tensorrt.build.precision import check_types
+from edge_server.backends.tensorrt.build.wish import PlanWish
 onnx = Path(sys.argv[1])
 builder = trt.Builder(logger := trt.Logger())
 network = builder.create_network(0)

@@ -26,18 +26,18 @@ from grpc_health.v1 import health_pb2
 from tritonclient.grpc import model_config_pb2, service_pb2
 from tritonclient.utils import InferenceServerException
 
-from edge_server.backends import identity
+from edge_server.api.grpc.admission import Admission
+from edge_server.api.grpc.shared_memory import SharedMemory
+from edge_server.api.grpc.triton import TritonServicer, answer_with
 from edge_server.backends.contract import ExecuteRequest, TensorModel, untold
 from edge_server.backends.surroundings import ALONE
+from edge_server.backends.vision import identity
 from edge_server.errors import InternalError
-from edge_server.grpc_api.admission import Admission
-from edge_server.grpc_api.shared_memory import SharedMemory
-from edge_server.grpc_api.triton import TritonServicer, answer_with
+from edge_server.inference.data_plane import DataPlane
+from edge_server.inference.registry import ModelRegistry
+from edge_server.inference.scheduling import Scheduling
+from edge_server.inference.snapshot import ModelEntry, ModelState
 from edge_server.model_config.config import ModelConfig, Placement
-from edge_server.serving.data_plane import DataPlane
-from edge_server.serving.registry import ModelRegistry
-from edge_server.serving.scheduling import Scheduling
-from edge_server.serving.snapshot import ModelEntry, ModelState
 from edge_server.tensors import Tensor
 
 if TYPE_CHECKING:

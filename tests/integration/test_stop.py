@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from edge_server.daemon import Daemon
+from edge_server.daemon.daemon import Daemon
 from edge_server.settings import Serving, read_settings
 
 if TYPE_CHECKING:

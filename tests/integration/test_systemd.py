@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from onnx import TensorProto, helper
 
-from edge_server.daemon import Daemon
+from edge_server.daemon.daemon import Daemon
 from edge_server.errors import StageStuck
 from edge_server.settings import read_settings
 

@@ -15,9 +15,9 @@ import pytest
 from tensorrt_api import real_bindings
 
 from edge_server import errors
-from edge_server.plans import process
-from edge_server.plans.messages import BuildJob
-from edge_server.plans.wish import PlanWish
+from edge_server.backends.tensorrt.build import process
+from edge_server.backends.tensorrt.build.messages import BuildJob
+from edge_server.backends.tensorrt.build.wish import PlanWish
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "build" / "tensorrt_bindings"
@@ -54,7 +54,7 @@ def test_what_we_derive_from_the_real_classes_can_be_made(version: str) -> None:
             *(sys.executable, "-W", "error", "-c"),
             "import os\n"
             "from types import SimpleNamespace\n"
-            "from edge_server.plans import builder, calibrator, logger, monitor\n"
+            "from edge_server.backends.tensorrt.build import builder, calibrator, logger, monitor\n"
             "logger.Log(print)\n"
             "config = SimpleNamespace()\n"
             "made = monitor.set_monitor(config, print), calibrator.make_calibrator([], None)\n"

@@ -61,7 +61,7 @@ def test_the_demo_runs_from_the_wheel_wherever_it_is_started(
         f"import sys; sys.path.insert(0, {str(installed)!r})\n"
         "import edge_server\n"
         f"assert edge_server.__file__.startswith({str(installed)!r})\n"
-        "from edge_server.cli import run_command\n"
+        "from edge_server.cli.main import run_command\n"
         "sys.exit(run_command(['demo', '--frames', '2', '--json']))\n"
     )
     done = subprocess.run(

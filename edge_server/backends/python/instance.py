@@ -9,12 +9,12 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from edge_server.appliance.backoff import Backoff
-from edge_server.appliance.worker import Worker
 from edge_server.backends.python.life import ChildLife, latest_deadline, unhealthy
 from edge_server.backends.python.model_log import ModelLog
 from edge_server.backends.python.process import ChildProcess
 from edge_server.errors import DeadlineExceeded, EdgeServerError, ModelLoadError
+from edge_server.process.backoff import Backoff
+from edge_server.process.worker import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from edge_server.backends.tensorrt.plan_io import Shape
-    from edge_server.cuda.device import Device
-    from edge_server.cuda.memory import DeviceMemory
-    from edge_server.cuda.stream import Stream
+    from edge_server.gpu.device import Device
+    from edge_server.gpu.memory import DeviceMemory
+    from edge_server.gpu.stream import Stream
 
 
 class OutputAllocator(trt.IOutputAllocator):  # type: ignore[misc]

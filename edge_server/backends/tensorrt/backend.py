@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from edge_server.backends.parameters import check_parameters, read_parameters
 from edge_server.backends.tensorrt.agreement import agreed
+from edge_server.backends.tensorrt.build.side_car import read_side_car
 from edge_server.backends.tensorrt.described import described
 from edge_server.backends.tensorrt.options import (
     NOT_ON_A_GPU,
@@ -30,10 +31,9 @@ from edge_server.backends.tensorrt.options import (
     plan_name,
 )
 from edge_server.backends.tensorrt.plan_io import PlanIO
-from edge_server.cuda.bare_gpu import BareGpu
 from edge_server.errors import ModelConfigError, ModelLoadError
+from edge_server.gpu.bare_gpu import BareGpu
 from edge_server.model_config.files import require_path
-from edge_server.plans.side_car import read_side_car
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from edge_server.backends.contract import Tell
     from edge_server.backends.surroundings import Surroundings
     from edge_server.backends.tensorrt.model import PlanModel
-    from edge_server.cuda.devices import Devices
+    from edge_server.gpu.devices import Devices
     from edge_server.model_config.config import ModelConfig
     from edge_server.model_config.files import ModelFiles
 

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
     from edge_server.backends.tensorrt.engine import Engine
     from edge_server.backends.tensorrt.plan_io import Shape, Shapes
-    from edge_server.cuda.priority_stream import PriorityStream
-    from edge_server.cuda.stream import Stream
+    from edge_server.gpu.priority_stream import PriorityStream
+    from edge_server.gpu.stream import Stream
 
 # Until then the bindings set Python's error without holding its lock, in the calls that let other
 # threads run: infer_shapes and set_optimization_profile_async. That is a segmentation fault.

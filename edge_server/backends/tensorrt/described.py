@@ -65,7 +65,7 @@ def _unreadable(plan: Path, why: str) -> str:
 
 def _describe(plan: str, gpu: str, dla_core: str) -> Description:
     from edge_server.backends.tensorrt.engine import Engine  # noqa: PLC0415
-    from edge_server.cuda.devices import Devices  # noqa: PLC0415
+    from edge_server.gpu.devices import Devices  # noqa: PLC0415
 
     devices = Devices()
     try:

@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 import tensorrt as trt
 
+from edge_server.backends.tensorrt.build.datatypes import datatype_name
+from edge_server.backends.tensorrt.build.profiles import Range
+from edge_server.backends.tensorrt.build.side_car import PlanTensor
 from edge_server.backends.tensorrt.dla import no_such_core
 from edge_server.backends.tensorrt.plan_io import PlanIO
 from edge_server.backends.tensorrt.said import said
 from edge_server.errors import InternalError, ModelConfigError, Unavailable
 from edge_server.model_config.files import reading
-from edge_server.plans.datatypes import datatype_name
-from edge_server.plans.profiles import Range
-from edge_server.plans.side_car import PlanTensor
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from edge_server.cuda.device import Device
+    from edge_server.gpu.device import Device
 
 
 def version() -> tuple[int, int]:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from edge_server.backends.tensorrt.context import Context
-from edge_server.cuda.graph import record_graph
 from edge_server.errors import DeviceLost, EdgeServerError, Unsupported
+from edge_server.gpu.graph import record_graph
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from edge_server.backends.tensorrt.graph_spec import GraphShapes
     from edge_server.backends.tensorrt.plan_io import Shape, Shapes
     from edge_server.backends.tensorrt.room import Room
-    from edge_server.cuda.graph import Graph
-    from edge_server.cuda.stream import Stream
+    from edge_server.gpu.graph import Graph
+    from edge_server.gpu.stream import Stream
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from edge_server.backends.tensorrt.memory import ALIGNMENT_BYTES, as_bytes
-from edge_server.cuda.device_array import DeviceArray
+from edge_server.gpu.device_array import DeviceArray
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from edge_server.backends.contract import ExecuteRequest
     from edge_server.backends.tensorrt.memory import MakeStaging
     from edge_server.backends.tensorrt.plan_io import Shape
-    from edge_server.cuda.device import Device
-    from edge_server.cuda.stream import Stream
+    from edge_server.gpu.device import Device
+    from edge_server.gpu.stream import Stream
 
 
 class InputSlot:

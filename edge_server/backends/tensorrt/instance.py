@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from edge_server.backends.tensorrt.graphs import RecordedRun
     from edge_server.backends.tensorrt.options import Options
     from edge_server.backends.tensorrt.plan_io import Shape
-    from edge_server.cuda.device_array import DeviceArray
+    from edge_server.gpu.device_array import DeviceArray
 
 
 class PlanInstance:

@@ -11,8 +11,8 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from edge_server.cuda.device import Device
-    from edge_server.cuda.memory import DeviceMemory, MappedMemory
+    from edge_server.gpu.device import Device
+    from edge_server.gpu.memory import DeviceMemory, MappedMemory
 
 # What TensorRT wants of every address.
 ALIGNMENT_BYTES = 256

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from edge_server.backends.tensorrt.options import Options
     from edge_server.backends.tensorrt.source import PlanSource
-    from edge_server.cuda.devices import Devices
+    from edge_server.gpu.devices import Devices
     from edge_server.model_config.config import ModelConfig, Placement
 
 

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
     from edge_server.backends.tensorrt.memory import MakeStaging, Staging
     from edge_server.backends.tensorrt.plan_io import Shape
-    from edge_server.cuda.buffer_pool import BufferPool
-    from edge_server.cuda.device_array import DeviceArray
-    from edge_server.cuda.stream import Stream
+    from edge_server.gpu.buffer_pool import BufferPool
+    from edge_server.gpu.device_array import DeviceArray
+    from edge_server.gpu.stream import Stream
 
 
 class OutputSlot:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from edge_server.plans.profiles import Range
-from edge_server.plans.side_car import PlanTensor  # noqa: TC001 - read by msgspec
+from edge_server.backends.tensorrt.build.profiles import Range
+from edge_server.backends.tensorrt.build.side_car import PlanTensor  # noqa: TC001 - read by msgspec
 from edge_server.tensors import DataType
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from edge_server.errors import InvalidRequest
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from edge_server.backends.tensorrt.build.profiles import Range
     from edge_server.backends.tensorrt.plan_io import PlanIO, Shapes
-    from edge_server.plans.profiles import Range
 
 log = logging.getLogger(__name__)
 

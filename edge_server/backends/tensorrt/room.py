@@ -10,7 +10,7 @@ from edge_server.backends.tensorrt.input_slot import InputSlot
 from edge_server.backends.tensorrt.memory import MakeStaging, Staging
 from edge_server.backends.tensorrt.output_slot import OutputSlot
 from edge_server.backends.tensorrt.plan_io import numpy_of
-from edge_server.cuda.buffer_pool import BufferPool
+from edge_server.gpu.buffer_pool import BufferPool
 from edge_server.tensors import element_count
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from edge_server.backends.contract import ExecuteRequest, Tensors
     from edge_server.backends.tensorrt.plan_io import Shape
-    from edge_server.cuda.device_array import DeviceArray
+    from edge_server.gpu.device_array import DeviceArray
 
 
 class Run:

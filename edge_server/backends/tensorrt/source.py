@@ -8,29 +8,34 @@ from typing import TYPE_CHECKING
 
 import tensorrt as trt
 
-from edge_server.appliance.state_directory import state_directory
+from edge_server.backends.tensorrt.build.cache import PlanCache, ensure_plan
+from edge_server.backends.tensorrt.build.facts import DeviceFacts, full_version, l4t_release
+from edge_server.backends.tensorrt.build.process import build
+from edge_server.backends.tensorrt.build.side_car import (
+    cautions,
+    compare,
+    compare_files,
+    read_side_car,
+)
+from edge_server.backends.tensorrt.build.wish import wish_of
 from edge_server.backends.tensorrt.dla import no_such_core
 from edge_server.backends.tensorrt.options import on_gpu_alone, plan_name
 from edge_server.backends.tensorrt.said import said
 from edge_server.backends.tensorrt.told import BuildTold
-from edge_server.cuda.bare_gpu import BareGpu
+from edge_server.board.state_directory import state_directory
 from edge_server.errors import ModelConfigError, Unavailable
+from edge_server.gpu.bare_gpu import BareGpu
 from edge_server.model_config.files import reading, require_path
-from edge_server.plans.cache import PlanCache, ensure_plan
-from edge_server.plans.facts import DeviceFacts, full_version, l4t_release
-from edge_server.plans.process import build
-from edge_server.plans.side_car import cautions, compare, compare_files, read_side_car
-from edge_server.plans.wish import wish_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
     from edge_server.backends.contract import Tell
+    from edge_server.backends.tensorrt.build.messages import BuildJob, Built, Event
     from edge_server.backends.tensorrt.options import TensorRtParameters
-    from edge_server.cuda.device import Device
+    from edge_server.gpu.device import Device
     from edge_server.model_config.config import ModelConfig, Placement
-    from edge_server.plans.messages import BuildJob, Built, Event
 
 log = logging.getLogger(__name__)
 

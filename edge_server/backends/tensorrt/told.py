@@ -6,13 +6,13 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from edge_server.plans.messages import Progressed, Step
+from edge_server.backends.tensorrt.build.messages import Progressed, Step
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from edge_server.backends.contract import Tell
-    from edge_server.plans.messages import Event
+    from edge_server.backends.tensorrt.build.messages import Event
 
 log = logging.getLogger(__name__)
 

@@ -33,7 +33,7 @@ def test_kernels_compile_without_spilling(architecture: str, kernels: Path, tmp_
 
 def test_a_change_of_a_source_is_noticed_without_a_compiler(kernels: Path, tmp_path: Path) -> None:
     root = tmp_path / "copy"
-    shutil.copytree(kernels, root / "edge_server/cuda/kernels")
+    shutil.copytree(kernels, root / "edge_server/gpu/kernels")
     script = kernels.parents[2] / "scripts/build_kernels"
     (root / "scripts").mkdir()
     shutil.copy(script, root / "scripts")
@@ -50,7 +50,7 @@ def test_a_change_of_a_source_is_noticed_without_a_compiler(kernels: Path, tmp_p
     current = check()
     assert current.returncode == 0, current.stderr
     assert "not compiled again: no nvcc here" in current.stdout
-    source = root / "edge_server/cuda/kernels/preprocess.cu"
+    source = root / "edge_server/gpu/kernels/preprocess.cu"
     source.write_text(source.read_text() + "\n")
     stale = check()
     assert stale.returncode == 1

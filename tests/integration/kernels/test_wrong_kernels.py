@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from edge_server.backends.preprocess_cpu import UndistortionMap
-from edge_server.cuda.kernels.preprocess import PixelFormat, Region
-from tests.unit.cuda.kernels.shim import CameraFrame, Wish, by_opencv
+from edge_server.backends.vision.preprocess_cpu import UndistortionMap
+from edge_server.gpu.kernels.preprocess import PixelFormat, Region
+from tests.unit.gpu.kernels.shim import CameraFrame, Wish, by_opencv
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.unit.cuda.kernels.conftest import BuildShim
-    from tests.unit.cuda.kernels.shim import Shim
+    from tests.unit.gpu.kernels.conftest import BuildShim
+    from tests.unit.gpu.kernels.shim import Shim
 
 # What stands in preprocess.cu, and the slip.
 VISIBLE = {

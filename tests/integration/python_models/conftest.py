@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from edge_server.inference.data_plane import DataPlane
+from edge_server.inference.registry import ModelRegistry
+from edge_server.lifecycle.loader import RepositoryLoader
 from edge_server.model_config.config import Completion
-from edge_server.repository.loader import RepositoryLoader
 from edge_server.repository.source import Repositories
 from edge_server.requests import InferRequest, InferResponse
-from edge_server.serving.data_plane import DataPlane
-from edge_server.serving.registry import ModelRegistry
 from edge_server.settings import Python
 from edge_server.tensors import Tensor
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from edge_server.backends.python.model import PythonModel
+    from edge_server.inference.snapshot import ModelEntry
     from edge_server.requests import Answer
-    from edge_server.serving.snapshot import ModelEntry
 
 PATIENCE_S = 20.0
 IO = (

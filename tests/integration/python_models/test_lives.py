@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from edge_server.errors import DeadlineExceeded, InternalError, Unavailable
+from edge_server.inference.snapshot import ModelState
 from edge_server.requests import InferRequest, SequencePlace
-from edge_server.serving.snapshot import ModelState
 from edge_server.tensors import Tensor
 
 Serve = Any

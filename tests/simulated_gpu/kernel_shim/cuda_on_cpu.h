@@ -1,5 +1,5 @@
 // A simulation of the CUDA language for one block of threads at a time, on a CPU: enough of it for
-// `edge_server/cuda/kernels/*.cu` to be compiled by g++ without a changed character.
+// `edge_server/gpu/kernels/*.cu` to be compiled by g++ without a changed character.
 //
 // Every thread of a block is a fiber that runs until `__syncthreads`; so a barrier that is missing
 // from a kernel shows as wrong numbers. Shared memory is filled with junk before every block.

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from edge_server.cameras.source import SourceKind, is_live, open_source
-from edge_server.cameras.synthetic_road import SyntheticRoad
+from edge_server.cameras.synthetic.synthetic_road import SyntheticRoad
 from edge_server.errors import SourceError
 
 if TYPE_CHECKING:

@@ -9,12 +9,12 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from edge_server.inference.snapshot import ModelEntry, ModelState
 from edge_server.mqtt.broker_address import BrokerAddress
 from edge_server.mqtt.identity import Identity
 from edge_server.mqtt.opening import Opening
 from edge_server.mqtt.publisher import Publisher
 from edge_server.mqtt.wake import Wake
-from edge_server.serving.snapshot import ModelEntry, ModelState
 
 if TYPE_CHECKING:
     import pytest

@@ -12,10 +12,10 @@ from tritonclient.grpc import model_config_pb2 as pb
 from edge_server.backends import onnxruntime
 from edge_server.backends.contract import ExecuteRequest, untold
 from edge_server.backends.surroundings import ALONE
-from edge_server.cuda.devices import Devices
+from edge_server.gpu.devices import Devices
+from edge_server.inference.snapshot import Snapshot
 from edge_server.model_config.config import ON_CPU, USUAL_COMPLETION, Completion, ModelConfig
 from edge_server.requests import InferRequest
-from edge_server.serving.snapshot import Snapshot
 from edge_server.tensors import Tensor
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ import pytest
 from edge_server.backends import onnxruntime
 from edge_server.backends.contract import untold
 from edge_server.backends.surroundings import ALONE
-from edge_server.cuda.devices import Devices
 from edge_server.errors import InternalError, ModelConfigError
+from edge_server.gpu.devices import Devices
 from tests.unit.backends.onnxruntime.graphs import answer, config
 
 if TYPE_CHECKING:

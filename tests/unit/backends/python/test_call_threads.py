@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from edge_server.backends.python.call_threads import CallThreads
-from tests.unit.serving.threads import no_more_threads
+from tests.unit.inference.threads import no_more_threads
 
 PATIENCE_S = 10.0
 

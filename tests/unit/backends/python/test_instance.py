@@ -17,9 +17,9 @@ from edge_server.backends.python.model import start_message
 from edge_server.backends.python.turns import Turns
 from edge_server.backends.surroundings import ALONE
 from edge_server.errors import Unavailable
+from edge_server.inference.snapshot import Snapshot
 from edge_server.model_config.config import ModelConfig
 from edge_server.requests import InferRequest
-from edge_server.serving.snapshot import Snapshot
 from edge_server.tensors import Tensor
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from edge_server.backends.python.codes import Code, code_of, error_of
 from edge_server.backends.python.messages import Answer, Answered, Executed, Failure
 from edge_server.backends.python.outstanding import Outstanding
 from edge_server.errors import DeadlineExceeded, EdgeServerError, InternalError, NotFound
+from edge_server.inference.snapshot import Snapshot
 from edge_server.requests import InferRequest
-from edge_server.serving.snapshot import Snapshot
 from edge_server.tensors import Tensor
 
 WORLD = Snapshot({})

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from edge_server.backends.python.passing_on import MOST_WAITING, PassingOn
 from edge_server.errors import InternalError
-from tests.unit.serving.threads import no_more_threads
+from tests.unit.inference.threads import no_more_threads
 
 if TYPE_CHECKING:
     import pytest

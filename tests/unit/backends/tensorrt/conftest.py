@@ -15,14 +15,14 @@ from tritonclient.grpc import model_config_pb2 as pb
 from edge_server.backends import find_backend
 from edge_server.backends.contract import ExecuteRequest, untold
 from edge_server.backends.surroundings import ALONE
-from edge_server.cuda.devices import Devices
+from edge_server.backends.tensorrt.build.side_car import SideCar, encode, sha256_of, side_car_path
+from edge_server.gpu.devices import Devices
+from edge_server.inference.scheduling import Scheduling
+from edge_server.inference.snapshot import Snapshot
 from edge_server.model_config.completion import complete
 from edge_server.model_config.config import Completion, ModelConfig
 from edge_server.model_config.files import ModelFiles
-from edge_server.plans.side_car import SideCar, encode, sha256_of, side_car_path
 from edge_server.requests import InferRequest
-from edge_server.serving.scheduling import Scheduling
-from edge_server.serving.snapshot import Snapshot
 from edge_server.tensors import Tensor
 
 from ....conftest import SIMULATED_GPU
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from edge_server.backends.contract import Instance, Model
+    from edge_server.inference.snapshot import LoadedModel
     from edge_server.requests import Answer
-    from edge_server.serving.snapshot import LoadedModel
 
     from ....conftest import SimulatedGpu
 

@@ -9,13 +9,13 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.backends.tensorrt.agreement import agreed, profiles_of
+from edge_server.backends.tensorrt.build.profiles import Range
+from edge_server.backends.tensorrt.build.side_car import PlanTensor
 from edge_server.backends.tensorrt.plan_io import PlanIO
 from edge_server.errors import ModelConfigError
 from edge_server.model_config.completion import complete
 from edge_server.model_config.config import Completion, ModelConfig
 from edge_server.model_config.files import ModelFiles
-from edge_server.plans.profiles import Range
-from edge_server.plans.side_car import PlanTensor
 
 FILES = ModelFiles("m", Path("/models/m"), {1: Path("/models/m/1")})
 X = PlanTensor("x", True, "FP32", (-1, 4))

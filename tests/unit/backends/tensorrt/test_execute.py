@@ -11,10 +11,10 @@ import pytest
 from onnx import TensorProto, helper
 
 from edge_server.backends.tensorrt.room import KEPT_ANSWERS
-from edge_server.cuda.buffer_pool import BufferPool
 from edge_server.errors import DeviceLost, InternalError, InvalidRequest
+from edge_server.gpu.buffer_pool import BufferPool
+from edge_server.inference.snapshot import Snapshot
 from edge_server.requests import InferRequest, InferResponse
-from edge_server.serving.snapshot import Snapshot
 from edge_server.tensors import DataType, Tensor
 
 from .conftest import Asked, add_one, infer, onnx_bytes, two_inputs

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
-from edge_server.cuda.buffer_pool import BufferPool
 from edge_server.errors import DeviceLost, ModelConfigError
+from edge_server.gpu.buffer_pool import BufferPool
 from edge_server.tensors import Tensor
 
 from .conftest import Asked, add_one, onnx_bytes

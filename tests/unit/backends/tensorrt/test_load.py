@@ -12,9 +12,14 @@ import pytest
 from edge_server.backends import find_backend
 from edge_server.backends.contract import untold
 from edge_server.backends.surroundings import ALONE
+from edge_server.backends.tensorrt.build.side_car import (
+    encode,
+    read_side_car,
+    sha256_of,
+    side_car_path,
+)
 from edge_server.backends.tensorrt.dla import MATRIX
 from edge_server.errors import EdgeServerError, ModelConfigError, Unavailable
-from edge_server.plans.side_car import encode, read_side_car, sha256_of, side_car_path
 
 from .conftest import Asked, add_one
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edge_server.backends.tensorrt.build.profiles import Range
 from edge_server.backends.tensorrt.plan_io import PlanIO
 from edge_server.backends.tensorrt.profiles import ProfileChoice
 from edge_server.errors import InvalidRequest, ModelConfigError
 from edge_server.model_config.config import Placement
-from edge_server.plans.profiles import Range
 
 from .conftest import Asked, add_one
 

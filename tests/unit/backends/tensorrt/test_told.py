@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from edge_server.backends.tensorrt.build.messages import Event, Progressed, Said, Step, Working
 from edge_server.backends.tensorrt.told import BuildTold
-from edge_server.plans.messages import Event, Progressed, Said, Step, Working
 
 PHASE = "timing kernels"
 

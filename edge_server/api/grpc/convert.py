@@ -1,0 +1,229 @@
+"""Protocol messages ↔ requests. Raw contents become views on the received bytes: no copy."""
+
+from __future__ import annotations
+
+import time
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from tritonclient.grpc import service_pb2 as pb
+
+from edge_server.api.grpc.classification import Classification
+from edge_server.api.grpc.contents import Declared, from_contents, from_raw, to_raw
+from edge_server.api.grpc.parameters import RequestParameters, read_parameters, write_parameter
+from edge_server.api.grpc.shared_memory import DISABLED, RegionSlice, region_of
+from edge_server.errors import InvalidRequest, Unsupported
+from edge_server.inference.request_check import check_names, check_tensor
+from edge_server.requests import InferRequest, InferResponse
+from edge_server.tensors import DataType, Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from edge_server.api.grpc.shared_memory import SharedMemory
+    from edge_server.inference.snapshot import LoadedModel
+    from edge_server.model_config.config import ModelConfig
+    from edge_server.requests import Cancellation
+
+# What an output becomes where a request does not want it as it is.
+OutputForm = Classification | RegionSlice
+AS_IT_IS: Mapping[str, OutputForm] = MappingProxyType({})
+
+_NO_PARAMETERS = RequestParameters()
+_NO_BYTES = memoryview(b"")
+# Each string is an object of its own, of some fifty bytes even when it is short.
+_MOST_STRINGS = 2**20
+
+
+def to_infer_request(
+    message: Any,
+    raw: Sequence[memoryview],
+    timeout_s: float | None = None,
+    cancellation: Cancellation | None = None,
+    shared_memory: SharedMemory | None = None,
+    *,
+    config: ModelConfig | None = None,
+) -> InferRequest:
+    """The request that a `ModelInferRequest` carries.
+
+    Args:
+        message: without its raw contents, which may be large.
+        raw: those; the tensors are views on them.
+        timeout_s: how long the caller still waits; None is for ever.
+        shared_memory: where tensors may be; None is nowhere.
+        config: of the model; what it does not take is not converted. None is left for later.
+
+    Raises:
+        InvalidRequest, NotFound: its tensors or parameters do not add up (Triton's texts).
+        Unavailable: tensors in shared memory are more than there is room for.
+        Unsupported: it uses shared memory, which is off.
+    """
+    said = read_parameters(message.parameters) if message.parameters else _NO_PARAMETERS
+    like = InferRequest(message.model_name, {}, id=message.id)
+    prefix = like.log_prefix
+    names = _distinct("input", message.inputs, prefix)
+    outputs = _distinct("output", message.outputs, prefix)
+    if config is not None:
+        check_names(config, like, names, outputs)
+    taken = {} if config is None else {spec.name: spec for spec in config.inputs}
+    raw_contents = iter(raw)
+    inputs: dict[str, Tensor] = {}
+    strings = 0
+    for tensor in message.inputs:
+        declared = Declared.of(tensor, message.model_name, prefix)
+        if config is not None:
+            check_tensor(config, like, taken[tensor.name], declared.datatype, declared.shape)
+        if declared.datatype is DataType.BYTES:
+            strings += declared.count
+            if strings > _MOST_STRINGS:
+                raise InvalidRequest(
+                    f"{prefix}with input '{tensor.name}' for model '{message.model_name}' the "
+                    f"request has {strings} strings, at most {_MOST_STRINGS} are read; send large "
+                    "data as UINT8"
+                )
+        place = _place(tensor, shared_memory) if tensor.parameters else None
+        if place is None:
+            array = _contents(declared, tensor, raw_contents, has_raw=bool(raw))
+        else:
+            array = _from_region(declared, tensor, place)
+        inputs[tensor.name] = Tensor(array.reshape(declared.shape))
+    return InferRequest(
+        model_name=message.model_name,
+        model_version=message.model_version,
+        inputs=inputs,
+        outputs=outputs,
+        id=message.id,
+        deadline=None if timeout_s is None else time.monotonic() + timeout_s,
+        priority=said.priority,
+        timeout_us=said.timeout_us,
+        sequence=said.sequence,
+        parameters=said.custom,
+        cancellation=cancellation,
+    )
+
+
+def output_forms(
+    message: Any, loaded: LoadedModel, shared_memory: SharedMemory | None = None
+) -> Mapping[str, OutputForm]:
+    """Which outputs a `ModelInferRequest` wants in another form, by name.
+
+    Raises:
+        InvalidRequest, NotFound: the wish makes no sense (Triton's texts).
+        Unsupported: it is for shared memory, which is off.
+    """
+    forms: dict[str, OutputForm] = {}
+    for output in message.outputs:
+        if not output.parameters:
+            continue
+        place = _place(output, shared_memory)
+        count = _class_count(output.parameters)
+        if place is not None:
+            if count is not None:
+                raise InvalidRequest(
+                    "output can't set both 'shared_memory_region' and 'classification'"
+                )
+            forms[output.name] = place
+        elif count is not None:
+            batched = loaded.config.max_batch_size > 0
+            forms[output.name] = Classification(
+                count, batched, loaded.config.labels.get(output.name, ())
+            )
+    return forms or AS_IT_IS
+
+
+def to_response_message(
+    response: InferResponse, forms: Mapping[str, OutputForm] = AS_IT_IS
+) -> tuple[Any, list[memoryview]]:
+    """The `ModelInferResponse` for `response` without its raw contents, and those.
+
+    Outputs that are wanted in shared memory have been written there.
+
+    Raises:
+        InvalidRequest: an output has no classes, or its region has become smaller.
+        InternalError: an output does not fit where it shall go.
+    """
+    message = pb.ModelInferResponse(
+        model_name=response.model_name, model_version=response.model_version, id=response.id
+    )
+    for key, parameter in response.parameters.items():
+        write_parameter(message.parameters[key], parameter)
+    raw: list[memoryview] = []
+    for name, tensor in response.outputs.items():
+        form = forms.get(name)
+        value = form.of(tensor) if isinstance(form, Classification) else tensor
+        output = message.outputs.add(
+            name=name, datatype=value.datatype.value, shape=value.array.shape
+        )
+        data = to_raw(value)
+        if isinstance(form, RegionSlice):
+            form.write(name, data, output.parameters)
+            data = _NO_BYTES
+        raw.append(data)
+    return message, raw
+
+
+def _distinct(kind: str, tensors: Iterable[Any], prefix: str) -> tuple[str, ...]:
+    """Their names, in order."""
+    names: dict[str, None] = {}
+    for tensor in tensors:
+        if tensor.name in names:
+            raise InvalidRequest(f"{prefix}{kind} '{tensor.name}' already exists in request")
+        names[tensor.name] = None
+    return tuple(names)
+
+
+def _contents(
+    declared: Declared, tensor: Any, raw_contents: Iterator[memoryview], *, has_raw: bool
+) -> NDArray[Any]:
+    """The input's values, flat; raw ones are taken in the order of the inputs that need them."""
+    if tensor.HasField("contents"):
+        if has_raw:
+            raise InvalidRequest(
+                "contents field must not be specified when using raw_input_contents for "
+                f"'{declared.name}' for model '{declared.model}'"
+            )
+        return from_contents(declared, tensor.contents)
+    raw = next(raw_contents, None)
+    if raw is None:
+        raise InvalidRequest(
+            f"unable to find data for input tensor '{declared.name}' for model "
+            f"'{declared.model}' in request."
+        )
+    return from_raw(declared, raw)
+
+
+def _from_region(declared: Declared, tensor: Any, place: RegionSlice) -> NDArray[Any]:
+    if tensor.HasField("contents"):
+        raise InvalidRequest(
+            "unexpected 'content' provided when using shared memory for input tensor "
+            f"'{declared.name}' for model '{declared.model}'"
+        )
+    # Before anything is copied: who says more than the tensor has may say any number.
+    if declared.datatype is not DataType.BYTES and place.byte_size != declared.size_bytes:
+        raise declared.size_mismatch(place.byte_size)
+    return from_raw(declared, place.read())
+
+
+def _place(tensor: Any, shared_memory: SharedMemory | None) -> RegionSlice | None:
+    if shared_memory is None:
+        if "shared_memory_region" in tensor.parameters:
+            raise Unsupported(DISABLED)
+        return None
+    named = region_of(tensor.name, tensor.parameters)
+    return None if named is None else shared_memory.find(*named)
+
+
+def _class_count(parameters: Any) -> int | None:
+    if "classification" not in parameters:
+        return None
+    value = parameters["classification"]
+    if value.WhichOneof("parameter_choice") != "int64_param":
+        raise InvalidRequest(
+            "invalid value type for 'classification' parameter, expected int64_param"
+        )
+    if value.int64_param <= 0:
+        raise InvalidRequest("invalid value for 'classification' parameter, expected >= 0")
+    count: int = value.int64_param
+    return count

@@ -1,0 +1,129 @@
+"""The daemon asks its own gRPC server how it is, as a client would."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import grpc
+from grpc_health.v1 import health_pb2 as pb
+
+from edge_server.errors import StageStuck
+from edge_server.process.worker import Worker
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable, Sequence
+
+log = logging.getLogger(__name__)
+
+METHOD = "/grpc.health.v1.Health/Check"
+# A server counts as dead after so many calls in a row that it did not answer: some 30 s. Calls are
+# counted, not seconds, as the whole process may have been stopped for a while.
+MOST_FAILURES = 5
+_PERIOD_S = 5.0
+_PATIENCE_S = 5.0
+_OPTIONS = (
+    # What the environment says of proxies is for the way to other machines.
+    ("grpc.enable_http_proxy", 0),
+    # Not the connection of another channel of this process.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+)
+
+
+class SelfCall:
+    """Calls Health/Check again and again, over one connection that stays open.
+
+    A server that is full is well: one whose threads are all taken, or that closes a new connection
+    at once because there are as many as there may be.
+
+    Args:
+        target: where the server listens, in gRPC's words.
+        connect: makes a plain connection there.
+        waiting: how many calls the server has taken that no thread works on yet.
+        metadata: headers that the call must carry.
+        speaks_tls: there is no certificate to call it with; then it is well if it says anything at
+            all, or closes a connection that does not begin to speak TLS.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        connect: Callable[[float], socket.socket],
+        waiting: Callable[[], int],
+        *,
+        metadata: Sequence[tuple[str, str]] = (),
+        speaks_tls: bool = False,
+        period_s: float = _PERIOD_S,
+        patience_s: float = _PATIENCE_S,
+    ) -> None:
+        self.worker = Worker(
+            "grpc-self-call", self._tick, deadline_s=10 * patience_s, on_end=self._close
+        )
+        self._target = target
+        self._connect = connect
+        self._waiting = waiting
+        self._metadata = tuple(metadata)
+        self._speaks_tls = speaks_tls
+        self._period_s = period_s
+        self._patience_s = patience_s
+        self._channel: grpc.Channel | None = None
+        self._failures = 0
+        self._why = ""
+
+    def start(self) -> None:
+        self.worker.start()
+
+    def stop(self) -> None:
+        """Call no more; who waits for an answer is not waited for."""
+        self.worker.stop(0.0)
+
+    def check(self) -> None:
+        """Raises: StageStuck: the server does not answer; only a new process helps."""
+        if self._failures >= MOST_FAILURES:
+            raise StageStuck(
+                f"gRPC does not answer on {self._target}: {self._failures} calls in a row failed: "
+                f"{self._why}"
+            )
+
+    def _tick(self, now: float) -> None:
+        del now
+        why = self._unwell()
+        if why and not self._failures:
+            log.warning("grpc: no answer to the daemon's own call on %s: %s", self._target, why)
+        self._failures, self._why = (self._failures + 1, why) if why else (0, "")
+        self.worker.wait(self._period_s)
+
+    def _unwell(self) -> str:
+        if self._speaks_tls:
+            return self._greeted()[1]
+        if self._channel is None:
+            self._channel = grpc.insecure_channel(self._target, options=_OPTIONS)
+        check = self._channel.unary_unary(
+            METHOD,
+            request_serializer=pb.HealthCheckRequest.SerializeToString,
+            response_deserializer=pb.HealthCheckResponse.FromString,
+        )
+        try:
+            check(pb.HealthCheckRequest(), timeout=self._patience_s, metadata=self._metadata)
+        except grpc.RpcError as error:
+            if self._waiting() or self._greeted()[0] == b"":
+                return ""
+            return f"{error.code().name}: {error.details()}"
+        return ""
+
+    def _greeted(self) -> tuple[bytes | None, str]:
+        """What a new connection hears first, nothing where it is closed; or why it hears none."""
+        try:
+            with self._connect(self._patience_s) as connection:
+                return connection.recv(1), ""
+        except ConnectionResetError:
+            return b"", ""
+        except OSError as error:
+            return None, error.strerror or str(error)
+
+    def _close(self) -> None:
+        if self._channel is not None:
+            self._channel.close()

@@ -1,0 +1,302 @@
+"""System shared memory of clients: tensors that do not travel through the socket.
+
+A region is a POSIX shared memory object that a client made under /dev/shm and registered here.
+Inputs are copied out of it and outputs are written to it, both through the object's descriptor and
+never through a mapping: a client may truncate its object at any moment, which would make the kernel
+end a process that reads a mapping, and it may change what is in it between a look and the next.
+Client shared memory is off unless the operator allows it, all the same: whoever may register sees
+and changes what others keep in /dev/shm under names that this user may open.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+import weakref
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from edge_server.api.grpc.byte_budget import MIB, ByteBudget
+from edge_server.errors import AlreadyExists, InternalError, InvalidRequest, NotFound, Unavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+DISABLED = (
+    "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable."
+)
+
+_RESERVED = "triton_python_backend_shm_region_"
+_LARGEST = 2**64 - 1
+# Each has a descriptor, of the 1024 that a process has where nobody says otherwise.
+_MOST_REGIONS = 256
+# Each is kept until somebody unregisters it.
+_LONGEST_NAME = 1024
+
+
+class Region:
+    """A registered part of a shared memory object, open as long as somebody holds the region."""
+
+    def __init__(self, name: str, key: str, offset: int, byte_size: int, path: Path) -> None:
+        self.name = name
+        self.key = key
+        self.offset = offset
+        self.byte_size = byte_size
+        try:
+            # Neither a link out of the directory, nor something that blocks when it is opened.
+            flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            self._file = os.open(path, flags)
+        except (OSError, ValueError) as error:
+            raise InternalError(f"Unable to open shared memory region: '{key}'") from error
+        weakref.finalize(self, os.close, self._file)
+        found = os.fstat(self._file)
+        if not stat.S_ISREG(found.st_mode):
+            raise InternalError(f"Unable to open shared memory region: '{key}'")
+        if byte_size == 0 or offset + byte_size > found.st_size:
+            raise InvalidRequest(f"failed to register shared memory region '{name}': invalid args")
+
+    def read(self, offset: int, byte_size: int) -> NDArray[np.uint8]:
+        """A copy of these bytes of the region.
+
+        Raises:
+            InvalidRequest: the object is smaller by now.
+        """
+        self._check_size(offset + byte_size)
+        copy = np.empty(byte_size, np.uint8)
+        place, left = self.offset + offset, memoryview(copy)
+        while left:
+            read = os.preadv(self._file, [left], place)
+            if not read:
+                raise self._smaller()
+            place, left = place + read, left[read:]
+        copy.flags.writeable = False
+        return copy
+
+    def write(self, offset: int, data: memoryview) -> None:
+        """Put `data` there.
+
+        Raises:
+            InvalidRequest: the object is smaller by now.
+            InternalError: it cannot be written to.
+        """
+        self._check_size(offset + data.nbytes)
+        place = self.offset + offset
+        try:
+            while data.nbytes:
+                written = os.pwrite(self._file, data, place)
+                data, place = data[written:], place + written
+        except OSError as error:
+            raise InternalError(
+                f"shared memory region '{self.name}' cannot be written to: {error.strerror}"
+            ) from error
+
+    def _check_size(self, end: int) -> None:
+        if os.fstat(self._file).st_size < self.offset + end:
+            raise self._smaller()
+
+    def _smaller(self) -> InvalidRequest:
+        return InvalidRequest(
+            f"shared memory region '{self.name}' has become smaller than it was registered"
+        )
+
+
+@dataclass(frozen=True)
+class RegionSlice:
+    """Where in a region a request has one of its tensors; within the region's bounds."""
+
+    region: Region
+    offset: int
+    byte_size: int
+    of: SharedMemory
+
+    def read(self) -> memoryview:
+        """See `Region.read`.
+
+        Raises:
+            InvalidRequest: it is longer than a tensor may be, or the object is smaller by now.
+            Unavailable: there is no room for a copy.
+        """
+        return self.of.copy_of(self)
+
+    def write(self, name: str, data: memoryview, parameters: Any) -> None:
+        """Put the output `name` there, and say so in its `parameters`.
+
+        Raises:
+            InternalError: it does not fit.
+        """
+        if data.nbytes > self.byte_size:
+            raise InternalError(
+                f"shared memory size specified with the request for output '{name}' "
+                f"({self.byte_size} bytes) should be at least {data.nbytes} bytes to hold the "
+                "results"
+            )
+        self.region.write(self.offset, data)
+        parameters["shared_memory_region"].string_param = self.region.name
+        parameters["shared_memory_byte_size"].int64_param = data.nbytes
+        if self.offset:
+            parameters["shared_memory_offset"].int64_param = self.offset
+
+
+class SharedMemory:
+    """The regions that clients have registered, by name; any thread may ask.
+
+    Args:
+        budget: the bytes of inputs that were copied count there as long as anybody uses them.
+        longest_bytes: of one input: an object may be larger than all memory, and hold nothing.
+    """
+
+    def __init__(
+        self,
+        directory: Path = Path("/dev/shm"),  # noqa: S108 - that is POSIX's place
+        budget: ByteBudget | None = None,
+        longest_bytes: int = 64 * MIB,
+    ) -> None:
+        self._directory = directory
+        self._budget = budget or ByteBudget()
+        self._longest_bytes = longest_bytes
+        self._lock = threading.Lock()
+        self._regions: dict[str, Region] = {}
+
+    def register(self, name: str, key: str, offset: int, byte_size: int) -> None:
+        """Make the object that clients call `key` usable as `name`.
+
+        Raises:
+            AlreadyExists, InvalidRequest, InternalError: Triton's texts.
+            Unavailable: there are as many as can be.
+        """
+        if key.lstrip("/").startswith(_RESERVED):
+            raise InvalidRequest(
+                f"cannot register shared memory region '{name}' with key '{key}' as the key "
+                f"contains the reserved prefix '{_RESERVED}'"
+            )
+        file = key.lstrip("/")
+        if not name or not file:
+            raise InvalidRequest(
+                f"cannot register shared memory region '{name}' - invalid shm key '{key}'"
+            )
+        if len(name) > _LONGEST_NAME:
+            raise InvalidRequest(
+                f"the name of a shared memory region has {len(name)} characters, at most "
+                f"{_LONGEST_NAME} are allowed"
+            )
+        if "/" in file or file in (".", ".."):
+            raise InternalError(f"Unable to open shared memory region: '{key}'")
+        with self._lock:
+            if name in self._regions:
+                raise AlreadyExists(f"shared memory region '{name}' already in manager")
+            if len(self._regions) == _MOST_REGIONS:
+                raise Unavailable(
+                    f"{_MOST_REGIONS} shared memory regions are registered already; unregister "
+                    "those that are not used"
+                )
+            self._regions[name] = Region(name, key, offset, byte_size, self._directory / file)
+
+    def unregister(self, name: str) -> None:
+        """Forget a region, or all where `name` is empty; an unknown one is no error."""
+        with self._lock:
+            if name:
+                self._regions.pop(name, None)
+            else:
+                self._regions.clear()
+
+    def regions(self, name: str) -> list[Region]:
+        """That region, or all where `name` is empty.
+
+        Raises:
+            NotFound: there is none of that name.
+        """
+        with self._lock:
+            if not name:
+                return list(self._regions.values())
+            if name not in self._regions:
+                raise NotFound(f"Unable to find system shared memory region: '{name}'")
+            return [self._regions[name]]
+
+    def find(self, name: str, offset: int, byte_size: int) -> RegionSlice:
+        """That part of a region.
+
+        Args:
+            offset, byte_size: as the request has them: signed, and read as unsigned.
+
+        Raises:
+            NotFound, InvalidRequest: Triton's texts.
+        """
+        region = self._regions.get(name)
+        if region is None:
+            raise NotFound(f"Unable to find shared memory region: '{name}'")
+        offset, byte_size = offset & _LARGEST, byte_size & _LARGEST
+        if offset + byte_size > _LARGEST:
+            raise InvalidRequest(
+                f"Integer overflow detected: byte_size ({byte_size}) + offset ({offset}) exceeds "
+                f"maximum value ({_LARGEST}) for region '{name}'"
+            )
+        if offset > region.byte_size:
+            raise InvalidRequest(f"Invalid offset for shared memory region: '{name}'")
+        if offset + byte_size > region.byte_size:
+            raise InvalidRequest(f"Invalid offset + byte size for shared memory region: '{name}'")
+        return RegionSlice(region, offset, byte_size, self)
+
+    def copy_of(self, place: RegionSlice) -> memoryview:
+        """See `RegionSlice.read`."""
+        size_bytes = place.byte_size
+        if size_bytes > self._longest_bytes:
+            raise InvalidRequest(
+                f"a tensor of {size_bytes} bytes in shared memory region '{place.region.name}' is "
+                f"not read; it has {self._longest_bytes} at most (grpc.max_message_bytes)"
+            )
+        self._budget.take(size_bytes)
+        try:
+            copy = place.region.read(place.offset, size_bytes)
+        except BaseException:
+            self._budget.give(size_bytes)
+            raise
+        weakref.finalize(copy, self._budget.give, size_bytes)
+        return memoryview(copy)
+
+
+def region_of(tensor: str, parameters: Any) -> tuple[str, int, int] | None:
+    """The region, offset and byte size that a tensor's parameters name; None where they do not.
+
+    Raises:
+        InvalidRequest: only some of them, or of a wrong type.
+    """
+    values = {key: _parameter(tensor, parameters, key, kind) for key, kind in _KINDS.items()}
+    name = values["shared_memory_region"]
+    if name is None:
+        for key in ("shared_memory_offset", "shared_memory_byte_size"):
+            if values[key] is not None:
+                raise InvalidRequest(
+                    f"'{key}' can not be specified without 'shared_memory_region' parameter for "
+                    f"tensor '{tensor}'"
+                )
+        return None
+    if values["shared_memory_byte_size"] is None:
+        raise InvalidRequest(
+            "'shared_memory_byte_size' must be specified along with 'shared_memory_region' "
+            f"parameter for tensor '{tensor}'"
+        )
+    return name, values["shared_memory_offset"] or 0, values["shared_memory_byte_size"]
+
+
+_KINDS: Mapping[str, str] = {
+    "shared_memory_region": "string_param",
+    "shared_memory_offset": "int64_param",
+    "shared_memory_byte_size": "int64_param",
+}
+
+
+def _parameter(tensor: str, parameters: Any, key: str, kind: str) -> Any:
+    if key not in parameters:
+        return None
+    value = parameters[key]
+    if value.WhichOneof("parameter_choice") != kind:
+        raise InvalidRequest(
+            f"invalid value type for '{key}' parameter for tensor '{tensor}', expected {kind}."
+        )
+    return getattr(value, kind)

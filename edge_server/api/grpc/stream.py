@@ -1,0 +1,272 @@
+"""ModelStreamInfer: requests and answers on one call, each at its own pace.
+
+A thread reads the requests and submits them in order, so that the requests of a sequence reach
+the scheduler in order; the call's own thread writes the answers. A model that is scheduled
+directly runs on the reading thread, so the stream's next request waits for it; other streams do
+not.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from typing import TYPE_CHECKING, Protocol
+
+import grpc
+
+from edge_server.api.grpc.admission import SHUTTING_DOWN
+from edge_server.api.grpc.byte_budget import ByteBudget
+from edge_server.api.grpc.exchange import Exchange
+from edge_server.errors import EdgeServerError, InternalError, Unavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from edge_server.requests import Answer
+
+log = logging.getLogger(__name__)
+
+# Requests of one stream that are read and not yet answered, and answers that are not yet sent:
+# beyond that the client's next request stays in its socket, and a decoupled model waits.
+_MOST_WAITING = 16
+# Of an error's text, which may quote what a client sent: it waits to be written, too.
+_LONGEST_TEXT = 4000
+# Who takes no answer for so long is gone, as far as the models that wait for it are concerned.
+_SLOW_READER_S = 10.0
+
+
+class Submit(Protocol):
+    """Starts one request of a stream."""
+
+    def __call__(self, data: bytes, exchange: Exchange) -> None:
+        """Read `data`, tell `exchange` about it, take its place, submit it with its `respond`.
+
+        Raises:
+            EdgeServerError: it cannot be taken; `respond` hears nothing.
+        """
+        ...
+
+
+class InferStream:
+    """One open stream.
+
+    Answers of models that are not decoupled come in the order of the requests, those of decoupled
+    ones as they are made. An error is one answer among the others; the call itself ends well.
+
+    Args:
+        submit: starts a request.
+        errors_end_it: the first error ends the call with its status.
+        slow_reader_s: a model waits no longer for a client that takes no answer.
+        budget: a request's bytes count there until its last answer is sent; without room the next
+            one waits, as it would be missing in a sequence.
+    """
+
+    def __init__(
+        self,
+        submit: Submit,
+        budget: ByteBudget | None = None,
+        *,
+        errors_end_it: bool = False,
+        slow_reader_s: float = _SLOW_READER_S,
+    ) -> None:
+        self._submit = submit
+        self._budget = budget or ByteBudget()
+        self._errors_end_it = errors_end_it
+        self._slow_reader_s = slow_reader_s
+        self._changed = threading.Condition()
+        # What is to be written: the first is its request's turn, the second may go at once.
+        self._in_order: deque[Exchange] = deque()
+        self._at_once: deque[tuple[Exchange, Answer, bool]] = deque()
+        self._open: set[Exchange] = set()
+        self._read_to_end = False
+        self._closing = False
+        self._failure: EdgeServerError | None = None
+        self.over = False
+
+    def answers(self, requests: Iterator[bytes]) -> Iterator[bytes]:
+        """Each answer as a written `ModelStreamInferResponse`, until the client has all.
+
+        Raises:
+            EdgeServerError: the stream ends with that status.
+        """
+        reader = threading.Thread(
+            target=self._read, args=(requests,), name="grpc-stream", daemon=True
+        )
+        reader.start()
+        try:
+            while (taken := self._take()) is not None:
+                exchange, answer, final = taken
+                try:
+                    yield self._written(exchange, answer, final=final)
+                finally:
+                    if final:
+                        self._release(exchange)
+        finally:
+            self.end()
+
+    def close(self) -> None:
+        """Take no more requests; what was taken is answered, then the stream ends."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+
+    def end(self) -> None:
+        """Nobody listens any more: what still waits is cancelled."""
+        with self._changed:
+            if self.over:
+                return
+            self.over = True
+            callbacks = [callback for exchange in self._open for callback in exchange.callbacks]
+            for exchange in (*self._in_order, *(waiting[0] for waiting in self._at_once)):
+                if exchange.answered:
+                    self._release(exchange)
+            self._in_order.clear()
+            self._at_once.clear()
+            self._changed.notify_all()
+        for callback in callbacks:
+            callback()
+
+    def when_over(self, exchange: Exchange, callback: Callable[[], None]) -> None:
+        """Call `callback` when the stream ends before `exchange` has its last answer."""
+        with self._changed:
+            if not self.over:
+                exchange.callbacks.append(callback)
+                return
+        callback()
+
+    def give(self, exchange: Exchange, answer: Answer, *, final: bool) -> None:
+        """Take an answer from a model, to be written in its turn; after the end it is dropped."""
+        queued = False
+        with self._changed:
+            if exchange.decoupled:
+                if (answer is not None or exchange.empty_final) and self._wait_for_room():
+                    self._at_once.append((exchange, answer, final))
+                    queued = True
+            elif answer is not None:
+                exchange.answer = answer
+            # Only now: while it is open, the stream does not end.
+            if final:
+                self._open.discard(exchange)
+                exchange.callbacks.clear()
+                if self.over or (exchange.decoupled and not queued):
+                    self._release(exchange)
+            exchange.answered = exchange.answered or final
+            given_up = self._failure is not None
+            self._changed.notify_all()
+        if given_up:
+            # Or each model of the stream would wait as long again, for every further answer.
+            self.end()
+
+    def _written(self, exchange: Exchange, answer: Answer, *, final: bool) -> bytes:
+        try:
+            return exchange.written(answer, final=final)
+        except EdgeServerError as error:
+            if self._errors_end_it:
+                raise
+            return exchange.told(error)
+
+    def _release(self, exchange: Exchange) -> None:
+        """Its request counts no more."""
+        with self._changed:
+            size_bytes, exchange.size_bytes = exchange.size_bytes, 0
+        self._budget.give(size_bytes)
+
+    def _wait_for_room(self) -> bool:
+        """Hold a decoupled model back, but not for ever; whether its answer can be written."""
+        if not self._changed.wait_for(
+            lambda: self.over or len(self._at_once) < _MOST_WAITING, self._slow_reader_s
+        ):
+            self._failure = Unavailable(
+                f"no answer was read for {self._slow_reader_s:g} s while {_MOST_WAITING} waited"
+            )
+        return not (self.over or self._failure)
+
+    def _read(self, requests: Iterator[bytes]) -> None:
+        try:
+            for data in requests:
+                exchange = Exchange(self, len(data))
+                if not self._has_room() or not self._budget.take_when_it_fits(
+                    exchange.size_bytes, lambda: self.over
+                ):
+                    return
+                self._start(exchange, data)
+        except grpc.RpcError:
+            # That is how grpc says that the call is over.
+            return
+        finally:
+            with self._changed:
+                self._read_to_end = True
+                self._changed.notify_all()
+
+    def _has_room(self) -> bool:
+        """Wait until one more request may be taken; False where none will be."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: (
+                    self.over
+                    or self._closing
+                    or max(len(self._in_order), len(self._open)) < _MOST_WAITING
+                )
+            )
+            return not (self.over or self._closing)
+
+    def _start(self, exchange: Exchange, data: bytes) -> None:
+        try:
+            self._submit(data, exchange)
+        except EdgeServerError as error:
+            self._refuse(exchange, type(error)(str(error)[:_LONGEST_TEXT]))
+        except Exception as error:
+            log.exception("grpc ModelStreamInfer: unforeseen error")
+            text = f"{type(error).__name__}: {error}"
+            self._refuse(exchange, InternalError(text[:_LONGEST_TEXT]))
+
+    def admit(self, exchange: Exchange) -> None:
+        """From now on `exchange` has its place among the answers."""
+        with self._changed:
+            self._open.add(exchange)
+            if not exchange.decoupled:
+                self._in_order.append(exchange)
+
+    def _refuse(self, exchange: Exchange, error: EdgeServerError) -> None:
+        if exchange not in self._open:
+            exchange.decoupled = False
+            self.admit(exchange)
+        exchange.respond(error, True)
+
+    def _take(self) -> tuple[Exchange, Answer, bool] | None:
+        """The next answer to write; None when there will be none.
+
+        Raises:
+            EdgeServerError: the stream ends with that status.
+        """
+        with self._changed:
+            self._changed.wait_for(self._has_news)
+            if self._failure is not None:
+                raise self._failure
+            if self.over:
+                return None
+            taken: tuple[Exchange, Answer, bool] | None = None
+            if self._at_once:
+                taken = self._at_once.popleft()
+            elif self._in_order and self._in_order[0].answered:
+                exchange = self._in_order.popleft()
+                answer = exchange.answer or _without_answer(exchange)
+                taken = exchange, answer, True
+            elif self._closing and not self._read_to_end:
+                raise Unavailable(SHUTTING_DOWN)
+            self._changed.notify_all()
+            return taken
+
+    def _has_news(self) -> bool:
+        return bool(
+            self.over
+            or self._failure
+            or self._at_once
+            or (self._in_order and self._in_order[0].answered)
+            or ((self._read_to_end or self._closing) and not self._open and not self._in_order)
+        )
+
+
+def _without_answer(exchange: Exchange) -> EdgeServerError:
+    return InternalError(f"model '{exchange.model_name}' ended without an answer")

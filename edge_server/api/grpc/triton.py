@@ -1,0 +1,316 @@
+"""The Triton protocol's servicer: each method asks the data plane and answers in its words."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+from tritonclient.grpc import service_pb2 as pb
+from tritonclient.grpc import service_pb2_grpc
+
+from edge_server.api.grpc.byte_budget import ByteBudget
+from edge_server.api.grpc.call_traces import CallTraces
+from edge_server.api.grpc.cancellation import CallCancellation
+from edge_server.api.grpc.convert import (
+    AS_IT_IS,
+    output_forms,
+    to_infer_request,
+    to_response_message,
+)
+from edge_server.api.grpc.health import SERVICE as HEALTH
+from edge_server.api.grpc.health import HealthServicer
+from edge_server.api.grpc.known_messages import KnownRequests, KnownResponses
+from edge_server.api.grpc.log_settings import update_log_settings
+from edge_server.api.grpc.metadata import server_extensions, tensor_metadata
+from edge_server.api.grpc.methods import method_handlers
+from edge_server.api.grpc.model_control import load_model, refuse_repository_name, unload_model
+from edge_server.api.grpc.parameters import EMPTY_FINAL_RESPONSE
+from edge_server.api.grpc.shared_memory import DISABLED
+from edge_server.api.grpc.statistics import statistics_message
+from edge_server.api.grpc.stream import InferStream
+from edge_server.api.grpc.trace_settings import update_trace_settings
+from edge_server.api.grpc.wire import read_load_request, read_request, write_response
+from edge_server.errors import InvalidRequest, NotFound, Unavailable, Unsupported
+from edge_server.inference.tracing.tracer import Tracer
+from edge_server.process.log_switches import LogSwitches
+from edge_server.process.utf8 import as_utf8
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    import grpc
+
+    from edge_server.api.grpc.admission import Admission
+    from edge_server.api.grpc.call_traces import UnaryTrace
+    from edge_server.api.grpc.exchange import Exchange
+    from edge_server.api.grpc.methods import Handler
+    from edge_server.api.grpc.shared_memory import SharedMemory
+    from edge_server.api.grpc.traffic import Traffic
+    from edge_server.inference.control import ModelControl
+    from edge_server.inference.data_plane import DataPlane
+    from edge_server.inference.snapshot import LoadedModel
+
+# Methods that read and write bytes themselves.
+_OVER_BYTES = ("ModelInfer", "ModelStreamInfer", "RepositoryModelLoad")
+
+
+class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
+    """`inference.GRPCInferenceService` over a DataPlane.
+
+    Args:
+        name: what ServerMetadata calls this server.
+        control: loads and unloads models on request; None where that is not allowed.
+        shared_memory: the clients' regions; None where they may have none.
+        log_switches: what LogSettings changes; None is one of its own.
+        traces: which requests are traced; None is none.
+        budget: where the bytes of streams' requests count; None is one of its own.
+    """
+
+    def __init__(
+        self,
+        data_plane: DataPlane,
+        name: str,
+        version: str,
+        admission: Admission,
+        *,
+        control: ModelControl | None = None,
+        shared_memory: SharedMemory | None = None,
+        log_switches: LogSwitches | None = None,
+        traces: CallTraces | None = None,
+        budget: ByteBudget | None = None,
+    ) -> None:
+        self._data_plane = data_plane
+        self._admission = admission
+        self._name = name
+        self._version = version
+        self._control = control
+        self._shared_memory = shared_memory
+        self._log_switches = log_switches or LogSwitches()
+        self._traces = traces or CallTraces(Tracer())
+        self._tracer = self._traces.tracer
+        self._extensions = server_extensions(control, shared_memory, self._tracer)
+        self._budget = budget or ByteBudget()
+        self._known_requests = KnownRequests()
+        self._known_responses = KnownResponses()
+
+    @property
+    def health(self) -> HealthServicer:
+        """The standard health service, over the same data plane."""
+        return HealthServicer(self._data_plane)
+
+    def ServerLive(self, request: Any, context: Any) -> Any:
+        return pb.ServerLiveResponse(live=True)
+
+    def ServerReady(self, request: Any, context: Any) -> Any:
+        return pb.ServerReadyResponse(ready=self._data_plane.server_ready())
+
+    def ModelReady(self, request: Any, context: Any) -> Any:
+        ready = self._data_plane.model_ready(request.name, request.version)
+        return pb.ModelReadyResponse(ready=ready)
+
+    def ServerMetadata(self, request: Any, context: Any) -> Any:
+        return pb.ServerMetadataResponse(
+            name=self._name, version=self._version, extensions=self._extensions
+        )
+
+    def ModelMetadata(self, request: Any, context: Any) -> Any:
+        metadata = self._data_plane.metadata(request.name, request.version)
+        config = metadata.config
+        return pb.ModelMetadataResponse(
+            name=config.name,
+            versions=[str(version) for version in metadata.versions],
+            platform=config.kind,
+            inputs=tensor_metadata(config, config.inputs),
+            outputs=tensor_metadata(config, config.outputs),
+        )
+
+    def ModelConfig(self, request: Any, context: Any) -> Any:
+        metadata = self._data_plane.metadata(request.name, request.version)
+        return pb.ModelConfigResponse(config=metadata.config.message)
+
+    def ModelStatistics(self, request: Any, context: Any) -> Any:
+        return statistics_message(self._data_plane, request.name, request.version)
+
+    def ModelInfer(self, request: bytes, context: Any) -> bytes:
+        """Takes and gives the messages as bytes, so that tensors are not copied; see `wire`."""
+        with self._admission:
+            trace = self._traces.unary() if self._tracer.on else None
+            caller = CallCancellation(context)
+            asked = self._known_requests.recall(request, _patience_s(context), caller)
+            if asked is None:
+                return self._infer_read(request, context, caller, trace)
+            self._find_for_one_answer(asked.model_name, asked.model_version)
+            if trace is not None:
+                asked = trace.begin(asked, context.add_callback)
+            response = self._data_plane.infer(asked)
+        answer = self._known_responses.write(response) or write_response(
+            *to_response_message(response)
+        )
+        if trace is not None:
+            trace.send()
+        return answer
+
+    def _infer_read(
+        self, request: bytes, context: Any, caller: CallCancellation, trace: UnaryTrace | None
+    ) -> bytes:
+        """A request that is like none before it."""
+        message, raw = read_request(request)
+        loaded = self._find_for_one_answer(message.model_name, message.model_version)
+        shared_memory = self._shared_memory
+        asked = to_infer_request(
+            message, raw, _patience_s(context), caller, shared_memory, config=loaded.config
+        )
+        forms = output_forms(message, loaded, shared_memory) if asked.outputs else AS_IT_IS
+        self._known_requests.remember(request, message, asked)
+        if trace is not None:
+            asked = trace.begin(asked, context.add_callback)
+        response = self._data_plane.infer(asked)
+        answer = write_response(*to_response_message(response, forms))
+        if trace is not None:
+            trace.send()
+        return answer
+
+    def _find_for_one_answer(self, name: str, version: str) -> LoadedModel:
+        """Raises: NotFound, Unavailable, InvalidRequest; Unsupported: it may give several."""
+        loaded = self._data_plane.find(name, version)
+        if loaded.config.decoupled:
+            raise Unsupported(
+                "ModelInfer RPC doesn't support models with decoupled transaction policy"
+            )
+        return loaded
+
+    def ModelStreamInfer(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        """Messages as bytes, as in ModelInfer; see `InferStream`."""
+        metadata = context.invocation_metadata()
+        requests = self._traces.reads(requests)
+        stream = InferStream(
+            lambda data, exchange: self._submit(data, exchange, context, requests),
+            self._budget,
+            errors_end_it=("triton_grpc_error", "true") in [(m[0], m[1]) for m in metadata],
+        )
+        with self._admission.stream(stream.close):
+            if not context.add_callback(stream.end):
+                return
+            yield from stream.answers(requests)
+
+    def _submit(
+        self, data: bytes, exchange: Exchange, context: Any, requests: Iterator[bytes]
+    ) -> None:
+        """One of a stream's requests; see `Submit`."""
+        message, raw = read_request(data)
+        exchange.id = message.id
+        loaded = self._data_plane.find(message.model_name, message.model_version)
+        self._admission.enter_from_stream()
+        exchange.finally_ = self._admission.leave_from_stream
+        exchange.forms = output_forms(message, loaded, self._shared_memory)
+        request = to_infer_request(
+            message, raw, _patience_s(context), exchange, self._shared_memory, config=loaded.config
+        )
+        exchange.model_name, exchange.model_version = loaded.config.name, str(loaded.version)
+        exchange.decoupled = loaded.config.decoupled
+        exchange.empty_final = (
+            EMPTY_FINAL_RESPONSE in message.parameters
+            and message.parameters[EMPTY_FINAL_RESPONSE].bool_param
+        )
+        exchange.take_place()
+        if self._tracer.on:
+            request = self._traces.of_stream(request, requests)
+        self._data_plane.submit(request, exchange.respond)
+
+    def RepositoryIndex(self, request: Any, context: Any) -> Any:
+        refuse_repository_name(request)
+        known = self._control or self._data_plane
+        response = pb.RepositoryIndexResponse()
+        for entry in known.index(only_ready=request.ready):
+            response.models.add(
+                name=as_utf8(entry.name),
+                version=str(entry.version) if entry.version else "",
+                state=entry.state.value,
+                reason=as_utf8(entry.reason),
+            )
+        return response
+
+    def RepositoryModelLoad(self, request: bytes, context: Any) -> bytes:
+        """The message as bytes, as it may bring a model's files; see `read_load_request`."""
+        load_model(self._control, read_load_request(request))
+        return b""
+
+    def RepositoryModelUnload(self, request: Any, context: Any) -> Any:
+        unload_model(self._control, request)
+        return pb.RepositoryModelUnloadResponse()
+
+    def SystemSharedMemoryStatus(self, request: Any, context: Any) -> Any:
+        response = pb.SystemSharedMemoryStatusResponse()
+        for region in self._regions().regions(request.name):
+            status = response.regions[region.name]
+            status.name, status.key = region.name, region.key
+            status.offset, status.byte_size = region.offset, region.byte_size
+        return response
+
+    def SystemSharedMemoryRegister(self, request: Any, context: Any) -> Any:
+        self._regions().register(request.name, request.key, request.offset, request.byte_size)
+        return pb.SystemSharedMemoryRegisterResponse()
+
+    def SystemSharedMemoryUnregister(self, request: Any, context: Any) -> Any:
+        self._regions().unregister(request.name)
+        return pb.SystemSharedMemoryUnregisterResponse()
+
+    def CudaSharedMemoryStatus(self, request: Any, context: Any) -> Any:
+        """There never are any."""
+        self._regions()
+        if request.name:
+            raise NotFound(f"Unable to find cuda shared memory region: '{request.name}'")
+        return pb.CudaSharedMemoryStatusResponse()
+
+    def CudaSharedMemoryRegister(self, request: Any, context: Any) -> Any:
+        self._regions()
+        raise Unsupported(
+            f"failed to register CUDA shared memory region: '{request.name}', GPUs not supported"
+        )
+
+    def CudaSharedMemoryUnregister(self, request: Any, context: Any) -> Any:
+        self._regions()
+        return pb.CudaSharedMemoryUnregisterResponse()
+
+    def TraceSetting(self, request: Any, context: Any) -> Any:
+        name = request.model_name
+        if name:
+            try:
+                self._data_plane.find(name, "")
+            except (NotFound, Unavailable):
+                raise InvalidRequest(f"Request for unknown model : {name}") from None
+        return update_trace_settings(self._tracer, name, request.settings)
+
+    def LogSettings(self, request: Any, context: Any) -> Any:
+        return update_log_settings(self._log_switches, request)
+
+    def _regions(self) -> SharedMemory:
+        if self._shared_memory is None:
+            raise Unsupported(DISABLED)
+        return self._shared_memory
+
+
+def answer_with(
+    servicer: TritonServicer,
+    server: grpc.Server,
+    traffic: Traffic | None = None,
+    refused: Callable[[Handler], Handler] = lambda handler: handler,
+) -> None:
+    """Let `servicer` answer every method of the published services on `server`.
+
+    Args:
+        traffic: see `unary`.
+        refused: makes the handler of ModelInfer one that refuses before it reads.
+    """
+    service = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
+    infer = method_handlers(service, servicer, _OVER_BYTES, traffic)
+    infer["ModelInfer"] = refused(infer["ModelInfer"])
+    server.add_registered_method_handlers(service.full_name, infer)
+    health = method_handlers(HEALTH, servicer.health, (), traffic)
+    server.add_registered_method_handlers(HEALTH.full_name, health)
+
+
+def _patience_s(context: grpc.ServicerContext) -> float | None:
+    """How long the caller still waits; grpc says "for ever" as some hundred billion years."""
+    left_s = context.time_remaining()
+    return None if left_s is None or left_s > threading.TIMEOUT_MAX else left_s

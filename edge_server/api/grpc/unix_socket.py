@@ -1,0 +1,107 @@
+"""The place of the Unix socket: taken by one daemon at a time, whatever an earlier one left."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import stat
+from pathlib import Path
+from urllib.parse import quote
+
+from edge_server.errors import AlreadyRunning, SettingsError
+from edge_server.process.places import error_of_place
+
+
+class UnixSocket:
+    """A path that only this daemon listens on, from construction to `release`.
+
+    The lock is on a file beside it, `<path>.lock`, which stays: the kernel lets go of it however
+    a process ends, so that a socket without a daemon is told from one that is served, and only
+    who holds the lock replaces it. Who may connect is said by the directory: its owner and its
+    group may, others where the directory lets them in.
+
+    Raises:
+        AlreadyRunning: another daemon holds it.
+        SettingsError: the path cannot be used; the text names it and the remedy.
+        Unavailable: its directory is not there yet, or cannot be written.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = Path(path)
+        _require_safe_directory(self.path.parent)
+        self._lock = _lock(self.path)
+        try:
+            self._remove_stale()
+        except BaseException:
+            os.close(self._lock)
+            raise
+
+    @property
+    def address(self) -> str:
+        """In gRPC's words, where some characters have a meaning."""
+        return f"unix:{quote(str(self.path.absolute()))}"
+
+    def let_group_in(self) -> None:
+        """To be called once there is a listener: it made the socket with the umask's rights."""
+        self.path.chmod(0o660)
+
+    def connect(self, patience_s: float) -> socket.socket:
+        """Raises: OSError: nobody listens there, or not in that time."""
+        connection = socket.socket(socket.AF_UNIX)
+        try:
+            connection.settimeout(patience_s)
+            connection.connect(str(self.path))
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def release(self) -> None:
+        """Remove the socket and let another daemon have its place."""
+        self.path.unlink(missing_ok=True)
+        os.close(self._lock)
+
+    def _remove_stale(self) -> None:
+        try:
+            mode = self.path.lstat().st_mode
+        except FileNotFoundError:
+            return
+        if not stat.S_ISSOCK(mode):
+            raise SettingsError(
+                f"grpc.socket: {self.path}: is there and is no socket; remove it, or choose "
+                "another path with --grpc-socket"
+            )
+        self.path.unlink()
+
+
+def _require_safe_directory(directory: Path) -> None:
+    try:
+        mode = directory.stat().st_mode
+    except OSError as error:
+        raise error_of_place(
+            error,
+            f"grpc.socket: {directory}: {error.strerror}; make the directory, for this user and "
+            "the group that may connect (systemd: RuntimeDirectory=)",
+        ) from error
+    if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+        raise SettingsError(
+            f"grpc.socket: {directory}: anybody could put another socket there; chmod o-w it"
+        )
+
+
+def _lock(path: Path) -> int:
+    lock_path = path.with_name(f"{path.name}.lock")
+    try:
+        lock = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise error_of_place(error, f"grpc.socket: {lock_path}: {error.strerror}") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        raise AlreadyRunning(
+            f"grpc.socket: {path}: another daemon serves there; stop it, or choose another path "
+            "with --grpc-socket"
+        ) from None
+    return lock

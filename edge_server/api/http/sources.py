@@ -1,0 +1,55 @@
+"""Where the numbers of the metrics come from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from edge_server.api.http.lane_latency import LaneLatency
+    from edge_server.api.http.processor_use import ProcessorUse
+    from edge_server.inference.snapshot import ModelEntry
+    from edge_server.pipeline.lane_pipeline import LanePipeline
+
+
+class Broker(Protocol):
+    """What is told of the way to the broker."""
+
+    @property
+    def connected(self) -> bool: ...
+
+    @property
+    def dropped(self) -> int: ...
+
+    @property
+    def waiting(self) -> int: ...
+
+
+class FollowedRepository(Protocol):
+    """What is told of the way from the repositories to what serves."""
+
+    def poll_age_s(self, now: float) -> float: ...
+
+    def outcomes(self) -> Mapping[str, int]: ...
+
+
+@dataclass(frozen=True)
+class Sources:
+    """The parts of the daemon that the metrics look at, each time they are asked.
+
+    Attributes:
+        models: every model version that is known, at this moment.
+        broker: None where nothing is published.
+        processors: None where their metrics are not wanted.
+        repository: None where it is not followed.
+    """
+
+    version: str
+    models: Callable[[], Sequence[ModelEntry]]
+    pipelines: Sequence[LanePipeline]
+    latency: LaneLatency
+    broker: Broker | None = None
+    processors: ProcessorUse | None = None
+    repository: FollowedRepository | None = None

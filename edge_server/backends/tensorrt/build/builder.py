@@ -1,0 +1,251 @@
+"""From an ONNX file to a plan: one text for TensorRT 8.5 to 11.
+
+What comes from TensorRT is annotated, so that the names used here can be held against every
+version's classes (tests/tensorrt_api). Where versions differ, the difference stands behind
+`hasattr` or a comparison of `version`, with its reason.
+
+Only a process that may crash imports this: see `child`.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import tensorrt as trt
+
+from edge_server.errors import InternalError, InvalidRequest, ModelConfigError, Unsupported
+from edge_server.backends.tensorrt.build.datatypes import datatype_name
+from edge_server.backends.tensorrt.build.engine import open_engine
+from edge_server.backends.tensorrt.build.facts import DeviceFacts, version_of
+from edge_server.backends.tensorrt.build.layers import Placed, placed
+from edge_server.backends.tensorrt.build.messages import Built, Event, Step
+from edge_server.backends.tensorrt.build.monitor import set_monitor
+from edge_server.backends.tensorrt.build.precision import (
+    check_precision,
+    check_types,
+    is_typed,
+    set_calibrator,
+    set_precision,
+)
+from edge_server.backends.tensorrt.build.profiles import NetworkInput, Profile, profiles_for
+from edge_server.backends.tensorrt.build.side_car import PlanTensor
+from edge_server.backends.tensorrt.build.timing import read_timings, write_timings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from edge_server.gpu.bare_gpu import BareGpu
+    from edge_server.backends.tensorrt.build.logger import Log
+    from edge_server.backends.tensorrt.build.messages import BuildJob
+    from edge_server.backends.tensorrt.build.wish import PlanWish
+
+# NVIDIA's release notes; what holds is how many cores TensorRT sees.
+DLA_MATRIX = (
+    "Orin's NVDLA works with JetPack 5.1 (TensorRT 8.5), 6.0 (8.6) and 6.1 to 6.2 (10.3), and on "
+    "AGX Orin with TensorRT 11.4.1; not with JetPack 7.2 (10.16). Orin Nano has none"
+)
+
+
+def build_plan(
+    job: BuildJob, facts: DeviceFacts, gpu: BareGpu | None, log: Log, tell: Callable[[Event], None]
+) -> Built:
+    """Write the plan that `job` asks for to its `out`; what its side-car shall say.
+
+    Args:
+        gpu: None where there is none: TensorRT then refuses for itself; its edition for desktops
+            (TensorRT-RTX) does not.
+
+    Raises:
+        EdgeServerError: no plan was built; the text says why, with what TensorRT said.
+    """
+    began = time.monotonic()
+    wish, version, timings = job.wish, version_of(trt.__version__), Path(job.timing_cache)
+    typed = is_typed(wish, version)
+    check_precision(wish, version)
+    builder: trt.Builder = _make_builder(log)
+    tell(Step(f"parsing {Path(job.onnx).name}"))
+    network: trt.INetworkDefinition = builder.create_network(network_flags(version, typed=typed))
+    # The weights of the network are the parser's, until the plan is built.
+    parser = _parse(network, Path(job.onnx), wish, log)
+    check_types(network, Path(job.onnx), wish, version)
+    config: trt.IBuilderConfig = builder.create_builder_config()
+    config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, wish.workspace_mib << 20)
+    # Else the inspector tells no more than names, and not where a layer runs.
+    config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
+    profiles = _set_profiles(builder, network, config, wish)
+    set_precision(network, config, wish, typed=typed)
+    calibrator = None
+    if wish.calibration:
+        ranges = profiles[0] if profiles else {}
+        samples = Path(wish.calibration)
+        calibrator = set_calibrator(builder, network, config, samples, ranges, gpu=gpu)
+    _set_dla(builder, config, wish)
+    read_timings(config, timings, facts)
+    # Not every version's configuration keeps it alive.
+    monitor = set_monitor(config, tell)
+    tell(Step("building"))
+    plan: trt.IHostMemory | None = builder.build_serialized_network(network, config)
+    del monitor, parser
+    if calibrator is not None and calibrator.trouble is not None:
+        raise InvalidRequest(f"calibration failed: {calibrator.trouble}")
+    if plan is None:
+        raise InternalError(f"TensorRT {trt.__version__} built nothing: {log.errors()}")
+    write_timings(config, timings, facts)
+    where, seen = None, dict[str, Seen]()
+    if gpu is not None:
+        tell(Step("looking where its layers run"))
+        where, seen = _look(plan, wish, log)
+        _check_placed(where, wish)
+    Path(job.out).write_bytes(plan)
+    return Built(
+        facts,
+        "as the ONNX file" if typed else wish.precision,
+        profiles,
+        _tensors(network, seen),
+        where,
+        round(time.monotonic() - began, 3),
+    )
+
+
+def network_flags(version: tuple[int, int], *, typed: bool) -> int:
+    """What `create_network` is given."""
+    # 8 would else leave the first dimension out of every shape. 10 does not, and 11 has forgotten
+    # the name.
+    if version < (10, 0):
+        return 1 << int(trt.NetworkDefinitionCreationFlag.EXPLICIT_BATCH)
+    # 11 knows nothing else, and ignores it.
+    if typed and version >= (10, 0):
+        return 1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
+    return 0
+
+
+def _make_builder(log: Log) -> Any:
+    try:
+        return trt.Builder(log.logger)
+    except TypeError as error:
+        # pybind11 says no more than that a factory gave nothing.
+        raise InternalError(
+            f"TensorRT {trt.__version__} cannot build here: {log.errors()}; plans are built on the "
+            "device that they run on"
+        ) from error
+
+
+def _parse(network: trt.INetworkDefinition, onnx: Path, wish: PlanWish, log: Log) -> Any:
+    """The parser, when all of `onnx` is in `network`.
+
+    Raises:
+        ModelConfigError: TensorRT cannot read the file, with all that its parser says.
+    """
+    parser: trt.OnnxParser = trt.OnnxParser(network, log.logger)
+    # From 10.16 on the parser can write a network as NVDLA takes it.
+    can_adjust = hasattr(trt, "OnnxParserFlag") and hasattr(trt.OnnxParserFlag, "ADJUST_FOR_DLA")
+    if can_adjust and wish.dla_core is not None:
+        parser.set_flag(trt.OnnxParserFlag.ADJUST_FOR_DLA)
+    if parser.parse_from_file(str(onnx)):
+        return parser
+    errors: list[trt.ParserError] = [parser.get_error(i) for i in range(parser.num_errors)]
+    said = [_told(error) for error in errors] or [f"  {log.errors()}"]
+    raise ModelConfigError(
+        f"{onnx}: TensorRT {trt.__version__} cannot read it:\n" + "\n".join(said)
+    )
+
+
+def _told(error: trt.ParserError) -> str:
+    if error.node() < 0:
+        return f"  {error.desc()}"
+    # From 10 on it knows what the node is called, and which operator it is.
+    named = hasattr(error, "node_name") and hasattr(error, "node_operator")
+    which = f" {error.node_name()!r} ({error.node_operator()})" if named else ""
+    return f"  node {error.node()}{which}: {error.desc()}"
+
+
+def _set_profiles(
+    builder: trt.Builder,
+    network: trt.INetworkDefinition,
+    config: trt.IBuilderConfig,
+    wish: PlanWish,
+) -> tuple[Profile, ...]:
+    inputs = []
+    for index in range(network.num_inputs):
+        tensor = network.get_input(index)
+        inputs.append(NetworkInput(tensor.name, tuple(tensor.shape), bool(tensor.is_shape_tensor)))
+    holding_shapes = {each.name for each in inputs if each.holds_shape}
+    profiles = profiles_for(inputs, wish)
+    for profile in profiles:
+        given: trt.IOptimizationProfile = builder.create_optimization_profile()
+        for name, found in profile.items():
+            set_range = given.set_shape_input if name in holding_shapes else given.set_shape
+            set_range(name, found.min, found.opt, found.max)
+        if config.add_optimization_profile(given) < 0:
+            raise InvalidRequest(f"TensorRT {trt.__version__} does not take the profile {profile}")
+    return profiles
+
+
+def _set_dla(builder: trt.Builder, config: trt.IBuilderConfig, wish: PlanWish) -> None:
+    """Raises: Unsupported: there is no such core; says where there is one."""
+    if wish.dla_core is None:
+        return
+    cores = builder.num_DLA_cores
+    if wish.dla_core >= cores:
+        raise Unsupported(
+            f"no NVDLA core {wish.dla_core} here: TensorRT {trt.__version__} sees {cores}; "
+            f"{DLA_MATRIX}"
+        )
+    config.default_device_type = trt.DeviceType.DLA
+    config.DLA_core = wish.dla_core
+    if wish.gpu_fallback:
+        config.set_flag(trt.BuilderFlag.GPU_FALLBACK)
+
+
+class Seen(NamedTuple):
+    """What only the engine tells of a tensor."""
+
+    shape: tuple[int, ...]
+    format: str
+
+
+def _look(plan: trt.IHostMemory, wish: PlanWish, log: Log) -> tuple[Placed, dict[str, Seen]]:
+    engine: trt.ICudaEngine = open_engine(plan, wish.dla_core, log)
+    inspector: trt.EngineInspector = engine.create_engine_inspector()
+    said = inspector.get_engine_information(trt.LayerInformationFormat.JSON)
+    names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
+    # What every profile fixes is free in the network, and fixed in the engine.
+    return placed(said), {
+        name: Seen(tuple(engine.get_tensor_shape(name)), engine.get_tensor_format_desc(name))
+        for name in names
+    }
+
+
+def _check_placed(where: Placed, wish: PlanWish) -> None:
+    """Raises: Unsupported: more layers fell back to the GPU than may."""
+    limit = wish.max_gpu_layers
+    if wish.dla_core is None or limit is None or len(where.gpu) <= limit:
+        return
+    shown = "".join(f"\n  {name}" for name in where.gpu[:20])
+    raise Unsupported(
+        f"{len(where.gpu)} layers would run on the GPU, {limit} may (--max-gpu-layers): {where}"
+        f"{shown}"
+    )
+
+
+def _tensors(network: trt.INetworkDefinition, seen: dict[str, Seen]) -> tuple[PlanTensor, ...]:
+    inputs = [network.get_input(index) for index in range(network.num_inputs)]
+    outputs = [network.get_output(index) for index in range(network.num_outputs)]
+    return (
+        *(_described(tensor, seen, is_input=True) for tensor in inputs),
+        *(_described(tensor, seen, is_input=False) for tensor in outputs),
+    )
+
+
+def _described(tensor: trt.ITensor, seen: dict[str, Seen], *, is_input: bool) -> PlanTensor:
+    found = seen.get(tensor.name, Seen(tuple(tensor.shape), ""))
+    return PlanTensor(
+        tensor.name,
+        is_input,
+        datatype_name(tensor.dtype.name),
+        found.shape,
+        found.format,
+        bool(tensor.is_shape_tensor),
+    )

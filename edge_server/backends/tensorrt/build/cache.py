@@ -1,0 +1,162 @@
+"""Plans that were built here: a cache; the ONNX file is the truth."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import shutil
+from typing import TYPE_CHECKING
+
+from edge_server.errors import InternalError, ModelConfigError
+from edge_server.backends.tensorrt.build.making import Build, make_plan
+from edge_server.backends.tensorrt.build.messages import Event, Step
+from edge_server.backends.tensorrt.build.side_car import (
+    compare,
+    compare_files,
+    read_side_car,
+    sha256_of,
+    side_car_path,
+)
+from edge_server.backends.tensorrt.build.turn import build_turn
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from edge_server.backends.tensorrt.build.facts import DeviceFacts
+    from edge_server.backends.tensorrt.build.wish import PlanWish
+
+log = logging.getLogger(__name__)
+
+PLAN_NAME = "model.plan"
+MAX_BYTES = 4 << 30
+
+
+class PlanCache:
+    """Plans by what they were built of, for what, on what; any of it may be removed at any time.
+
+    Args:
+        folder: made when the first plan is built.
+        max_bytes: what all plans may take; those that were used longest ago go first.
+    """
+
+    def __init__(self, folder: Path, max_bytes: int = MAX_BYTES) -> None:
+        self._folder = folder
+        self._max_bytes = max_bytes
+
+    @property
+    def timing_cache(self) -> Path:
+        """Where TensorRT's measurements are kept."""
+        return self._folder / "timing"
+
+    def place(self, onnx: Path, wish: PlanWish, facts: DeviceFacts) -> Path:
+        """Where that plan is, or would be.
+
+        Raises:
+            ModelConfigError: the ONNX file cannot be read.
+        """
+        # As `compare` has it: what is but a caution must not cost a build of minutes.
+        l4t = facts.l4t if wish.dla_core is not None else ""
+        device = (facts.tensorrt, facts.sm, l4t)
+        key = hashlib.sha256("\n".join((sha256_of(onnx), wish.digest, *device)).encode())
+        return self._folder / key.hexdigest()[:32] / PLAN_NAME
+
+    def find(self, onnx: Path, wish: PlanWish, facts: DeviceFacts, model: str) -> Path | None:
+        """That plan; None where there is none that is whole and fits.
+
+        Raises:
+            ModelConfigError: the ONNX file cannot be read.
+        """
+        plan = self.place(onnx, wish, facts)
+        try:
+            side_car = read_side_car(plan)
+            if side_car is None or not plan.is_file():
+                return None
+            faults = compare(side_car, facts, model) + compare_files(side_car, plan, onnx, model)
+        except ModelConfigError as error:
+            faults = [str(error)]
+        for fault in faults:
+            log.warning("plan of model %s: %s is not used: %s", model, plan, fault)
+        if faults:
+            return None
+        os.utime(plan.parent)
+        return plan
+
+    def forget(self, plan: Path) -> None:
+        """Remove it, if it is one of this cache's."""
+        if plan.parent.parent == self._folder:
+            shutil.rmtree(plan.parent, ignore_errors=True)
+
+    def prune(self, keep: Path) -> None:
+        """Remove plans until the rest fit into `max_bytes`; `keep` stays in any case."""
+        entries = [e for e in self._folder.iterdir() if side_car_path(e / PLAN_NAME).is_file()]
+        sizes = {entry: _size_bytes(entry) for entry in entries}
+        total_bytes = sum(sizes.values())
+        for entry in sorted(entries, key=lambda entry: entry.stat().st_mtime):
+            if total_bytes <= self._max_bytes:
+                return
+            if entry != keep.parent:
+                shutil.rmtree(entry, ignore_errors=True)
+                total_bytes -= sizes[entry]
+                log.info("plan cache: %s removed, %d MiB", entry.name, sizes[entry] >> 20)
+
+
+def ensure_plan(
+    onnx: Path,
+    wish: PlanWish,
+    facts: DeviceFacts,
+    cache: PlanCache,
+    build: Build,
+    *,
+    model: str,
+    on_event: Callable[[Event], None],
+    stop: threading.Event | None = None,
+) -> Path:
+    """A plan of `onnx` for this device: found in `cache`, or built into it now, minutes later.
+
+    One plan is built at a time on a device; who waited takes what the other one built, if it is
+    what is wanted.
+
+    Raises:
+        EdgeServerError: none could be built.
+        Cancelled: `stop` was set while another build ran.
+    """
+    if (found := cache.find(onnx, wish, facts, model)) is not None:
+        return found
+    with build_turn(lambda: on_event(Step("waiting for another build")), stop):
+        if (found := cache.find(onnx, wish, facts, model)) is not None:
+            return found
+        plan = cache.place(onnx, wish, facts)
+        try:
+            plan.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InternalError(f"{plan.parent}: cannot be made: {error.strerror}") from error
+        side_car = make_plan(onnx, plan, wish, build, on_event, timing_cache=cache.timing_cache)
+        if faults := compare(side_car, facts, model):
+            raise InternalError(
+                f"the plan that was just built does not fit: {'; '.join(faults)}. If TensorRT was "
+                "updated while this ran, start it anew"
+            )
+        cache.prune(keep=plan)
+    return plan
+
+
+def why_not(plan: Path, onnx: Path | None, facts: DeviceFacts, model: str) -> list[str]:
+    """Why `plan` may not be given to TensorRT, each with the remedy; none: it may.
+
+    Raises:
+        ModelConfigError: a file cannot be read.
+    """
+    side_car = read_side_car(plan)
+    if side_car is None:
+        return [
+            f"{plan.name} has no {side_car_path(plan).name} beside it, so nobody knows what it was "
+            f"built of and for; run `edge-server plan build {model}`"
+        ]
+    return compare(side_car, facts, model) or compare_files(side_car, plan, onnx, model)
+
+
+def _size_bytes(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.iterdir() if file.is_file())

@@ -1,0 +1,80 @@
+"""A plan and its side-car, made of an ONNX file and brought to their place together."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from edge_server.errors import InternalError, ModelConfigError
+from edge_server.backends.tensorrt.build.messages import BuildJob, Built, Event
+from edge_server.backends.tensorrt.build.side_car import SideCar, encode, sha256_of, side_car_path
+from edge_server.backends.tensorrt.build.trtexec import trtexec_line
+from edge_server.backends.tensorrt.build.writing import bring, write_whole
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from edge_server.backends.tensorrt.build.wish import PlanWish
+
+# What builds: `process.build` with its limits, in life.
+Build = Callable[[BuildJob, Callable[[Event], None]], Built]
+
+
+def make_plan(
+    onnx: Path,
+    plan: Path,
+    wish: PlanWish,
+    build: Build,
+    on_event: Callable[[Event], None],
+    *,
+    timing_cache: Path | None = None,
+) -> SideCar:
+    """Build `plan` of `onnx` and write its side-car; what was there stays until both are whole.
+
+    Each takes the place of the former at once. Between the two a power cut may fall: the side-car's
+    digest then tells that it is not this plan's.
+
+    Raises:
+        EdgeServerError: nothing was built, and what was there is as it was.
+    """
+    onnx, plan = onnx.absolute(), plan.absolute()
+    written = plan.with_name(f".{plan.name}.{os.getpid()}.tmp")
+    onnx_sha256 = sha256_of(onnx)
+    job = BuildJob(str(onnx), str(written), wish, str(timing_cache or ""))
+    try:
+        _clear(plan)
+        # A place that cannot be written to is told now, not after minutes.
+        written.touch()
+        built = build(job, on_event)
+        if sha256_of(onnx) != onnx_sha256:
+            raise ModelConfigError(f"{onnx}: was changed while it was built; build it again")
+        side_car = SideCar(
+            onnx_sha256=onnx_sha256,
+            plan_sha256=sha256_of(written),
+            wish=wish.digest,
+            built_with=replace(built.facts, trouble=""),
+            precision=built.precision,
+            dla_core=wish.dla_core,
+            profiles=built.profiles,
+            tensors=built.tensors,
+            placed=built.placed,
+            trtexec=trtexec_line(onnx, plan, wish, built.profiles, built.facts.version),
+            build_s=built.build_s,
+        )
+        bring(written, plan)
+        write_whole(side_car_path(plan), encode(side_car))
+    except OSError as error:
+        raise InternalError(
+            f"{error.filename or plan}: cannot be written: {error.strerror or error}"
+        ) from error
+    finally:
+        written.unlink(missing_ok=True)
+    return side_car
+
+
+def _clear(plan: Path) -> None:
+    """What builds have left that were killed."""
+    for left in plan.parent.glob(f".{plan.name}.*.tmp"):
+        left.unlink(missing_ok=True)

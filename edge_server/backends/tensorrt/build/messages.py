@@ -1,0 +1,98 @@
+"""What a process that works with TensorRT is asked, and what it tells: a JSON object each line."""
+
+from __future__ import annotations
+
+from typing import Union
+
+import msgspec
+
+from edge_server.backends.tensorrt.build.facts import DeviceFacts  # noqa: TC001 - msgspec
+from edge_server.backends.tensorrt.build.layers import Placed  # noqa: TC001 - msgspec
+from edge_server.backends.tensorrt.build.profiles import Profile  # noqa: TC001 - msgspec
+from edge_server.backends.tensorrt.build.side_car import PlanTensor  # noqa: TC001 - msgspec
+from edge_server.backends.tensorrt.build.wish import PlanWish  # noqa: TC001 - msgspec
+
+
+class BuildJob(msgspec.Struct, frozen=True, tag="build"):
+    """Build a plan.
+
+    Attributes:
+        out: where the plan is written; whoever asks brings it to its place.
+        timing_cache: a directory of what TensorRT measured before; empty is none.
+    """
+
+    onnx: str
+    out: str
+    wish: PlanWish
+    timing_cache: str = ""
+
+
+class LookJob(msgspec.Struct, frozen=True, tag="look"):
+    """Load a plan and tell of its layers."""
+
+    plan: str
+    dla_core: int | None = None
+
+
+class FactsJob(msgspec.Struct, frozen=True, tag="facts"):
+    """Tell what the device is."""
+
+
+Job = Union[BuildJob, LookJob, FactsJob]  # noqa: UP007 - msgspec reads it on Python 3.10
+
+
+class Step(msgspec.Struct, frozen=True, tag="step"):
+    """A part of the work has begun."""
+
+    what: str
+
+
+class Progressed(msgspec.Struct, frozen=True, tag="progress"):
+    """How far the build is: 0 to 1, never back; `phase` is TensorRT's own word for it."""
+
+    fraction: float
+    phase: str
+
+
+class Said(msgspec.Struct, frozen=True, tag="said"):
+    """TensorRT said something; `level` is ERROR, WARNING or INFO."""
+
+    level: str
+    text: str
+
+
+class Working(msgspec.Struct, frozen=True, tag="working"):
+    """There is nothing to tell, and the process is at work."""
+
+
+class Built(msgspec.Struct, frozen=True, tag="built"):
+    """The plan is there; what its side-car needs."""
+
+    facts: DeviceFacts
+    precision: str
+    profiles: tuple[Profile, ...]
+    tensors: tuple[PlanTensor, ...]
+    placed: Placed | None
+    build_s: float
+
+
+class Looked(msgspec.Struct, frozen=True, tag="looked"):
+    """What TensorRT's inspector says of an engine, in its JSON."""
+
+    information: str
+
+
+class Found(msgspec.Struct, frozen=True, tag="found"):
+    """The device."""
+
+    facts: DeviceFacts
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """Nothing came of it; `kind` is the name of one of our errors."""
+
+    text: str
+    kind: str = "InternalError"
+
+
+Event = Union[Step, Progressed, Working, Said, Built, Looked, Found, Failed]  # noqa: UP007 - likewise

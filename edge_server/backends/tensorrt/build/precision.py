@@ -1,0 +1,150 @@
+"""What the layers of a network may calculate in, on every version of TensorRT."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tensorrt as trt
+
+from edge_server.errors import InvalidRequest, Unsupported
+from edge_server.backends.tensorrt.build.calibration import Samples
+from edge_server.backends.tensorrt.build.calibrator import make_calibrator
+from edge_server.backends.tensorrt.build.datatypes import numpy_type
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from edge_server.gpu.bare_gpu import BareGpu
+    from edge_server.backends.tensorrt.build.profiles import Profile
+    from edge_server.backends.tensorrt.build.wish import PlanWish, Shape
+
+_TYPED_HINT = (
+    "give an ONNX file that is FP16-typed, or quantised with Q/DQ nodes (NVIDIA ModelOpt: AutoCast "
+    "and ONNX quantisation), and leave the precision out"
+)
+
+
+def is_typed(wish: PlanWish, version: tuple[int, int]) -> bool:
+    """Whether every tensor has the type that the ONNX file gives it."""
+    return version >= (11, 0) or wish.strongly_typed
+
+
+def check_precision(wish: PlanWish, version: tuple[int, int]) -> None:
+    """Raises: InvalidRequest, Unsupported: this version cannot do that; says what can be done."""
+    number = ".".join(map(str, version))
+    if wish.strongly_typed and version < (10, 0):
+        raise Unsupported(f"TensorRT {number} has no strongly typed networks, 10 is the first")
+    if wish.precision == "fp16" and is_typed(wish, version):
+        which = "a strongly typed network" if version < (11, 0) else f"TensorRT {number}"
+        raise Unsupported(f"{which} takes no --fp16: {_TYPED_HINT}")
+    if wish.calibration and is_typed(wish, version):
+        which = "a strongly typed network" if version < (11, 0) else f"TensorRT {number}"
+        raise Unsupported(f"{which} is not calibrated: {_TYPED_HINT}")
+    if wish.calibration and wish.precision != "int8":
+        raise InvalidRequest("calibration is for INT8 only; add --int8")
+    if wish.dla_core is not None and wish.precision == "fp32" and not is_typed(wish, version):
+        raise InvalidRequest("NVDLA calculates in FP16 and INT8 only; add --fp16 or --int8")
+
+
+def check_types(
+    network: trt.INetworkDefinition, onnx: Path, wish: PlanWish, version: tuple[int, int]
+) -> None:
+    """Raises: InvalidRequest: `onnx` is FP16-typed, and nothing allows FP16; says what would."""
+    if is_typed(wish, version) or wish.precision != "fp32":
+        return
+    found = _of_fp16(network)
+    if not found:
+        return
+    remedy = "--fp16 (plan_precision: fp16)"
+    if version >= (10, 0):
+        remedy = f"--strongly-typed (plan_strongly_typed: true) to keep its types, or {remedy}"
+    raise InvalidRequest(
+        f"{onnx}: is typed FP16 ({found}), which TensorRT {'.'.join(map(str, version))} takes only "
+        f"where FP16 is allowed; add {remedy}"
+    )
+
+
+def set_precision(
+    network: trt.INetworkDefinition, config: trt.IBuilderConfig, wish: PlanWish, *, typed: bool
+) -> None:
+    """Let the layers calculate in what `wish` allows.
+
+    Raises:
+        InvalidRequest: INT8, and nothing says the range of the tensors.
+    """
+    if wish.precision == "int8" and not wish.calibration and not _is_quantised(network):
+        remedy = "" if typed else ", or samples with --calibration DIR"
+        raise InvalidRequest(
+            "INT8 needs the range of every tensor: give an ONNX file with Q/DQ nodes (NVIDIA "
+            f"ModelOpt){remedy}"
+        )
+    # A typed network is told nothing; from TensorRT 11 on the flags do not even exist.
+    if not typed and hasattr(trt.BuilderFlag, "FP16"):
+        if wish.precision in ("fp16", "int8"):
+            config.set_flag(trt.BuilderFlag.FP16)
+        if wish.precision == "int8":
+            config.set_flag(trt.BuilderFlag.INT8)
+
+
+def set_calibrator(
+    builder: trt.Builder,
+    network: trt.INetworkDefinition,
+    config: trt.IBuilderConfig,
+    samples: Path,
+    ranges: Profile,
+    *,
+    gpu: BareGpu | None,
+) -> Any:
+    """Let TensorRT find the ranges from `samples`; keep what this gives until the plan is built.
+
+    Raises:
+        InvalidRequest: there is no GPU to run them on, or they do not fit the network.
+    """
+    if gpu is None:
+        raise InvalidRequest("calibration runs the network, which needs a GPU; there is none here")
+    wanted = {}
+    for index in range(network.num_inputs):
+        tensor = network.get_input(index)
+        # The least, which of a batch is 1: a sample a file.
+        shape = ranges[tensor.name].min if tensor.name in ranges else tuple(tensor.shape)
+        wanted[tensor.name] = shape, np.dtype(numpy_type(tensor.dtype.name))
+    calibrator = make_calibrator(Samples(samples, wanted), gpu)
+    if calibrator is not None and hasattr(config, "int8_calibrator"):
+        gpu.enter()
+        if ranges:
+            config.set_calibration_profile(_fixed(builder, wanted))
+        config.int8_calibrator = calibrator
+    return calibrator
+
+
+def _fixed(builder: trt.Builder, wanted: Mapping[str, tuple[Shape, object]]) -> Any:
+    profile: trt.IOptimizationProfile = builder.create_optimization_profile()
+    for name, (shape, _) in wanted.items():
+        profile.set_shape(name, shape, shape, shape)
+    return profile
+
+
+def _of_fp16(network: trt.INetworkDefinition) -> str:
+    """One tensor that the ONNX file made FP16; empty where there is none."""
+    for index in range(network.num_inputs):
+        given: trt.ITensor = network.get_input(index)
+        if given.dtype == trt.DataType.HALF:
+            return f"input '{given.name}'"
+    for index in range(network.num_layers):
+        layer: trt.ILayer = network.get_layer(index)
+        # Weights may be FP16 in a network that is not.
+        if layer.type == trt.LayerType.CONSTANT:
+            continue
+        made = [layer.get_output(at) for at in range(layer.num_outputs)]
+        if any(tensor.dtype == trt.DataType.HALF for tensor in made if tensor is not None):
+            return f"layer '{layer.name}'"
+    return ""
+
+
+def _is_quantised(network: trt.INetworkDefinition) -> bool:
+    return any(
+        network.get_layer(index).type == trt.LayerType.DEQUANTIZE
+        for index in range(network.num_layers)
+    )

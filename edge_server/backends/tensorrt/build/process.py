@@ -1,0 +1,225 @@
+"""Work with TensorRT, in a process of its own; this one never imports it."""
+
+from __future__ import annotations
+
+import math
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
+
+import edge_server
+from edge_server import errors
+from edge_server.backends.tensorrt.build.messages import (
+    BuildJob,
+    Built,
+    Event,
+    FactsJob,
+    Failed,
+    Found,
+    Job,
+    Looked,
+    LookJob,
+    Working,
+)
+
+if TYPE_CHECKING:
+    import threading
+
+    from edge_server.backends.tensorrt.build.facts import DeviceFacts
+
+_CHILD = "edge_server.backends.tensorrt.build.child"
+_ROOT = Path(edge_server.__file__).parent.parent
+# systemd speaks with the daemon, not with its children.
+_NOT_INHERITED = ("NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC")
+_LOOK_S = 0.5
+_MEMINFO = Path("/proc/meminfo")
+
+OnEvent = Callable[[Event], None]
+_Result = TypeVar("_Result", Built, Looked, Found)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a process may take of the board.
+
+    Attributes:
+        memory_bytes: of the host's memory, RLIMIT_DATA; 0 is without bound.
+        leave_free_bytes: it is ended when less than that is available to all. On a Jetson the GPU
+            takes its memory from there too, and no limit of a process counts it.
+    """
+
+    memory_bytes: int = 0
+    leave_free_bytes: int = 256 << 20
+
+
+USUAL_LIMITS = Limits()
+# A look takes little, and its caller wants an answer from a full board too.
+_NO_LIMITS = Limits(leave_free_bytes=0)
+# CUDA and TensorRT take seconds to start, on a board that is busy many.
+_PATIENCE_S = 120.0
+
+
+def build(
+    job: BuildJob,
+    on_event: OnEvent,
+    limits: Limits = USUAL_LIMITS,
+    stop: threading.Event | None = None,
+) -> Built:
+    """Build a plan; minutes.
+
+    Args:
+        on_event: hears everything that the process tells, on this thread.
+        stop: ends it when it is set.
+
+    Raises:
+        EdgeServerError: what the process failed with.
+        Cancelled: `stop` was set.
+    """
+    return _run(job, Built, on_event, limits, stop=stop)
+
+
+def look(job: LookJob) -> str:
+    """What TensorRT's inspector says of a plan, in JSON.
+
+    Raises:
+        EdgeServerError: what the process failed with.
+    """
+    return _run(job, Looked, _ignore, _NO_LIMITS, patience_s=_PATIENCE_S).information
+
+
+def probe_device(patience_s: float = _PATIENCE_S) -> DeviceFacts:
+    """What this device is; `trouble` where it is no device for plans.
+
+    Raises:
+        EdgeServerError: not even that could be found out, or not in time.
+    """
+    return _run(FactsJob(), Found, _ignore, _NO_LIMITS, patience_s=patience_s).facts
+
+
+def _ignore(event: Event) -> None:
+    del event
+
+
+def _run(
+    job: Job,
+    result: type[_Result],
+    on_event: OnEvent,
+    limits: Limits,
+    *,
+    stop: threading.Event | None = None,
+    patience_s: float = math.inf,
+) -> _Result:
+    answer: _Result | None = None
+    over_at = time.monotonic() + patience_s
+    with _Child(job, limits) as child:
+        while (events := child.events(_LOOK_S)) is not None:
+            for event in events or [Working()]:
+                if isinstance(event, Failed):
+                    raise _error(event)
+                if isinstance(event, result):
+                    answer = event
+                on_event(event)
+            if stop is not None and stop.is_set():
+                raise errors.Cancelled("the build was ended before it was through")
+            if answer is None and time.monotonic() > over_at:
+                raise errors.Unavailable(f"TensorRT does not answer here, after {patience_s:g} s")
+            free_bytes = available_bytes()
+            if answer is None and free_bytes < limits.leave_free_bytes:
+                raise errors.Unavailable(
+                    f"the build was ended: it left {free_bytes >> 20} MiB of the board's memory, "
+                    f"and {limits.leave_free_bytes >> 20} shall stay free; end other programs, or "
+                    "give layers less with --workspace"
+                )
+        if answer is None:
+            raise errors.InternalError(f"the process that works with TensorRT {child.end()}")
+        return answer
+
+
+class _Child:
+    """The process; at the latest at the end of the `with` it has ended, with all it started."""
+
+    def __init__(self, job: Job, limits: Limits) -> None:
+        with ExitStack() as stack:
+            lifeline_end, lifeline = os.pipe2(os.O_CLOEXEC)
+            stack.callback(os.close, lifeline)
+            reading, writing = os.pipe2(os.O_CLOEXEC)
+            stack.callback(os.close, reading)
+            arguments = [writing, lifeline_end, limits.memory_bytes]
+            try:
+                self._popen = subprocess.Popen(  # noqa: S603 - our own interpreter and module
+                    [sys.executable, "-m", _CHILD, *map(str, arguments)],
+                    cwd=_ROOT,
+                    env={k: v for k, v in os.environ.items() if k not in _NOT_INHERITED},
+                    stdin=subprocess.PIPE,
+                    # TensorRT prints where it likes.
+                    stdout=2,
+                    pass_fds=(writing, lifeline_end),
+                    start_new_session=True,
+                )
+            finally:
+                os.close(writing)
+                os.close(lifeline_end)
+            stack.callback(self._kill)
+            self._reading = reading
+            self._unread = b""
+            self._poll = select.poll()
+            self._poll.register(reading, select.POLLIN)
+            assert self._popen.stdin is not None  # noqa: S101 - it was asked for
+            with suppress(BrokenPipeError), self._popen.stdin as stdin:
+                stdin.write(msgspec.json.encode(job))
+            self._stack = stack.pop_all()
+
+    def __enter__(self) -> _Child:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def events(self, timeout_s: float) -> list[Event] | None:
+        """What it told within `timeout_s`; None when it has ended."""
+        if not self._poll.poll(1e3 * timeout_s):
+            return []
+        data = os.read(self._reading, 1 << 16)
+        if not data:
+            return None
+        *lines, self._unread = (self._unread + data).split(b"\n")
+        return [msgspec.json.decode(line, type=Event) for line in lines]
+
+    def end(self) -> str:
+        """How it ended, as the rest of a sentence."""
+        code = self._popen.wait()
+        if code == -signal.SIGKILL:
+            return "was killed: most likely for want of memory"
+        if code < 0:
+            return f"died of {signal.Signals(-code).name}"
+        return f"ended with code {code} and no answer"
+
+    def _kill(self) -> None:
+        if self._popen.returncode is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._popen.pid, signal.SIGKILL)
+            self._popen.wait()
+
+
+def available_bytes(meminfo: Path = _MEMINFO) -> int:
+    """What the kernel thinks that programs can still have."""
+    for line in meminfo.read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) << 10
+    return sys.maxsize
+
+
+def _error(event: Failed) -> errors.EdgeServerError:
+    kind = getattr(errors, event.kind, errors.InternalError)
+    error: errors.EdgeServerError = kind(event.text)
+    return error

@@ -1,0 +1,138 @@
+"""Optimisation profiles: which shapes a plan takes, from what is said and what the network has."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from edge_server.errors import InvalidRequest
+from edge_server.backends.tensorrt.build.wish import GivenShapes, PlanWish, Shape
+from edge_server.tensors import shape_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+
+@dataclass(frozen=True)
+class NetworkInput:
+    """One input of a parsed network.
+
+    Attributes:
+        shape: -1 where any size will do.
+        holds_shape: its values are sizes; a profile then bounds the values.
+    """
+
+    name: str
+    shape: Shape
+    holds_shape: bool = False
+
+
+@dataclass(frozen=True)
+class Range:
+    """What one input may have in one profile; the plan is fastest at `opt`."""
+
+    min: Shape
+    opt: Shape
+    max: Shape
+
+
+Profile = Mapping[str, Range]
+
+
+def profiles_for(inputs: Sequence[NetworkInput], wish: PlanWish) -> tuple[Profile, ...]:
+    """A range for every input with a free dimension, or that holds a shape; none where none has.
+
+    What is not said comes from the configuration: a batch from 1 to the model's `max_batch_size`
+    and best at that, other dimensions as its dims have them. Of a range that is said in part, the
+    rest is what is said of it.
+
+    Raises:
+        InvalidRequest: a size is neither said nor known, or cannot be; names the input, and what
+            to give.
+    """
+    _check_names(inputs, wish)
+    free = [i for i in inputs if i.holds_shape or -1 in i.shape]
+    said = wish.profiles or (GivenShapes(),)
+    profiles = tuple({i.name: _range(i, given, wish) for i in free} for given in said)
+    if wish.dla_core is not None:
+        _check_fixed(profiles)
+    return profiles if free else ()
+
+
+def _check_names(inputs: Sequence[NetworkInput], wish: PlanWish) -> None:
+    names = [i.name for i in inputs]
+    for name in _named(wish.profiles):
+        if name not in names:
+            near = difflib.get_close_matches(name, names, 1)
+            hint = f"; did you mean '{near[0]}'?" if near else ""
+            raise InvalidRequest(
+                f"the network has no input '{name}', only {', '.join(names) or 'none'}{hint}"
+            )
+
+
+def _named(profiles: Iterable[GivenShapes]) -> Iterable[str]:
+    for given in profiles:
+        for shapes in (given.min, given.opt, given.max):
+            yield from shapes
+
+
+def _range(wanted: NetworkInput, given: GivenShapes, wish: PlanWish) -> Range:
+    least, best, most = (s.get(wanted.name) for s in (given.min, given.opt, given.max))
+    most = most or best or least
+    if most is None:
+        least, most = _from_configuration(wanted, wish)
+    best = best or most
+    found = Range(least or best, best, most)
+    _check(wanted, found)
+    return found
+
+
+def _from_configuration(wanted: NetworkInput, wish: PlanWish) -> tuple[Shape, Shape]:
+    dims = wish.dims.get(wanted.name, ())
+    if not wanted.holds_shape and len(dims) == len(wanted.shape):
+        merged = tuple(d if n == -1 else n for n, d in zip(wanted.shape, dims, strict=True))
+        if wish.max_batch_size and merged[:1] == (-1,):
+            least, most = (1, *merged[1:]), (wish.max_batch_size, *merged[1:])
+            if -1 not in merged[1:]:
+                return least, most
+        elif -1 not in merged:
+            return merged, merged
+    example = "x".join(str(d if d > 0 else 1) for d in wanted.shape)
+    what = "holds a shape" if wanted.holds_shape else f"has shape {shape_text(wanted.shape)}"
+    raise InvalidRequest(
+        f"input '{wanted.name}' {what}, and nothing says what it may be: give "
+        f"--opt {wanted.name}:{example}, and --min and --max where it varies"
+    )
+
+
+def _check(wanted: NetworkInput, found: Range) -> None:
+    for which, shape in (("min", found.min), ("opt", found.opt), ("max", found.max)):
+        rank = len(found.opt) if wanted.holds_shape else len(wanted.shape)
+        if len(shape) != rank:
+            raise InvalidRequest(
+                f"input '{wanted.name}' has {rank} dimensions, --{which} gives {len(shape)}"
+            )
+        for at, (has, size) in enumerate(zip(wanted.shape, shape, strict=False)):
+            if not wanted.holds_shape and has not in (-1, size):
+                raise InvalidRequest(
+                    f"input '{wanted.name}' has {has} in dimension {at}, --{which} gives {size}"
+                )
+    for at, (least, best, most) in enumerate(zip(found.min, found.opt, found.max, strict=True)):
+        if not least <= best <= most:
+            raise InvalidRequest(
+                f"input '{wanted.name}', dimension {at}: min {least}, opt {best} and max {most} "
+                "are not in that order"
+            )
+
+
+def _check_fixed(profiles: Iterable[Profile]) -> None:
+    for profile in profiles:
+        for name, found in profile.items():
+            if not found.min == found.opt == found.max:
+                raise InvalidRequest(
+                    f"input '{name}' varies from {shape_text(found.min)} to "
+                    f"{shape_text(found.max)}, and NVDLA takes fixed shapes only: give one with "
+                    "--opt, or build for the GPU"
+                )

@@ -1,0 +1,198 @@
+"""The side-car of a plan, `model.plan.json`: what was built of what, for whom.
+
+It is read before TensorRT sees the plan: a plan of another TensorRT or another GPU does not load,
+and one that nobody vouches for is native code from nowhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping  # noqa: TC003 - msgspec reads the types
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from edge_server.errors import ModelConfigError
+from edge_server.model_config.files import reading
+from edge_server.backends.tensorrt.build.facts import DeviceFacts  # noqa: TC001 - msgspec
+from edge_server.backends.tensorrt.build.layers import Placed  # noqa: TC001 - msgspec
+from edge_server.backends.tensorrt.build.profiles import Range  # noqa: TC001 - msgspec
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FORMAT = 1
+_CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class PlanTensor:
+    """One input or output of a plan.
+
+    Attributes:
+        datatype: the protocol's name, or TensorRT's where the protocol has none.
+        shape: -1 where a profile bounds it, or where it depends on the data.
+        format: how TensorRT lays it out; empty where only the device could tell.
+        holds_shape: its values are sizes, and it lies on the host.
+    """
+
+    name: str
+    is_input: bool
+    datatype: str
+    shape: tuple[int, ...]
+    format: str = ""
+    holds_shape: bool = False
+
+
+@dataclass(frozen=True)
+class SideCar:
+    """What `model.plan.json` says.
+
+    Attributes:
+        onnx_sha256: of the file that the plan was built of.
+        wish: the digest of what was wanted of it, see `PlanWish`.
+        precision: what layers may calculate in; of a strongly typed network, `as the ONNX file`.
+        dla_core: the core that was asked for; None is the GPU alone. The plan runs on any core.
+        profiles: input → its range, of each.
+        placed: where its layers run; None where no device could tell.
+        trtexec: the command line that builds the same.
+        build_s: how long it took.
+    """
+
+    onnx_sha256: str
+    plan_sha256: str
+    wish: str
+    built_with: DeviceFacts
+    precision: str
+    dla_core: int | None
+    profiles: tuple[Mapping[str, Range], ...]
+    tensors: tuple[PlanTensor, ...]
+    placed: Placed | None = None
+    trtexec: str = ""
+    build_s: float = 0.0
+    format: int = field(default=FORMAT)
+
+
+def side_car_path(plan: Path) -> Path:
+    """`model.plan.json` beside `model.plan`."""
+    return plan.with_name(f"{plan.name}.json")
+
+
+def read_side_car(plan: Path) -> SideCar | None:
+    """What is written beside `plan`; None where nothing is.
+
+    Raises:
+        ModelConfigError: it cannot be read, or is none.
+    """
+    path = side_car_path(plan)
+    with reading(path):
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            return None
+    try:
+        found = msgspec.json.decode(data, type=SideCar)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise ModelConfigError(
+            f"{path}: is no side-car of a plan: {error}; build the plan again"
+        ) from error
+    if found.format != FORMAT:
+        raise ModelConfigError(
+            f"{path}: is of format {found.format}, this edge-server knows {FORMAT}; build the plan "
+            "again"
+        )
+    return found
+
+
+def encode(side_car: SideCar) -> bytes:
+    """The file, for people too."""
+    return msgspec.json.format(msgspec.json.encode(side_car), indent=2) + b"\n"
+
+
+def compare(side_car: SideCar, facts: DeviceFacts, model: str) -> list[str]:
+    """Why a plan cannot run on the device of `facts`, each with the remedy; none: it can.
+
+    TensorRT, in full, and the GPU's architecture must be the same, as TensorRT itself demands; for
+    NVDLA, whose loadables go with its firmware, Jetson Linux too (36.4.7), where both are known.
+    """
+    built = side_car.built_with
+    remedy = f"run `edge-server plan build {model}`"
+    theirs, ours = _shortest(built.tensorrt, facts.tensorrt)
+    reasons = []
+    if (built.tensorrt, built.sm) != (facts.tensorrt, facts.sm):
+        reasons.append(
+            f"built with TensorRT {theirs or 'none'} for {built.sm or 'no GPU'}, this device has "
+            f"TensorRT {ours or 'none'} and {facts.sm or 'no GPU'}; {remedy}"
+        )
+    if side_car.dla_core is not None and _is_other_l4t(built, facts):
+        reasons.append(f"built on Jetson Linux {built.l4t}, this device has {facts.l4t}; {remedy}")
+    if side_car.dla_core is not None and not facts.dla_cores:
+        reasons.append(
+            f"built for NVDLA, of which this device has none with TensorRT {ours or 'none'}; take "
+            f"secondary_devices out of the model's instance_group, and {remedy}"
+        )
+    return reasons
+
+
+def cautions(side_car: SideCar, facts: DeviceFacts, model: str) -> list[str]:
+    """What a plan that runs on the device of `facts` was not made for: it may be slower than one
+    that is built again.
+
+    A power mode of nvpmodel may take multiprocessors away, and an update bring another Jetson
+    Linux with the same TensorRT: TensorRT runs such plans, and a vehicle shall not stand for it.
+    """
+    built = side_car.built_with
+    found = []
+    if built.multiprocessors != facts.multiprocessors:
+        found.append(
+            f"built for {built.multiprocessors} multiprocessors of {built.gpu}, this device has "
+            f"{facts.multiprocessors} of {facts.gpu}: another module, or another power mode"
+        )
+    if side_car.dla_core is None and _is_other_l4t(built, facts):
+        found.append(f"built on Jetson Linux {built.l4t}, this device has {facts.l4t}")
+    return [f"{each}; for the best speed run `edge-server plan build {model}`" for each in found]
+
+
+def _is_other_l4t(built: DeviceFacts, facts: DeviceFacts) -> bool:
+    # A container often does not see which it is.
+    return bool(built.l4t and facts.l4t) and built.l4t != facts.l4t
+
+
+def compare_files(side_car: SideCar, plan: Path, onnx: Path | None, model: str) -> list[str]:
+    """Why `plan` is not what `side_car` speaks of, or not built of `onnx`; none: it is.
+
+    Args:
+        onnx: None where only the plan was delivered.
+
+    Raises:
+        ModelConfigError: one of the files cannot be read.
+    """
+    reasons = []
+    if sha256_of(plan) != side_car.plan_sha256:
+        reasons.append(
+            f"{plan.name} is not the file that {side_car_path(plan).name} speaks of; run "
+            f"`edge-server plan build {model}`"
+        )
+    if onnx is not None and sha256_of(onnx) != side_car.onnx_sha256:
+        reasons.append(
+            f"{plan.name} was built of another {onnx.name} than is there; run "
+            f"`edge-server plan build {model}`"
+        )
+    return reasons
+
+
+def sha256_of(path: Path) -> str:
+    """Raises: ModelConfigError: it cannot be read."""
+    digest = hashlib.sha256()
+    with reading(path), path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _shortest(one: str, other: str) -> tuple[str, str]:
+    """The two as short as they still differ: 10.3 and 10.16, but 10.3.0.26 and 10.3.0.30."""
+    if one.split(".")[:2] == other.split(".")[:2] and one != other:
+        return one, other
+    return ".".join(one.split(".")[:2]), ".".join(other.split(".")[:2])

@@ -1,0 +1,50 @@
+"""What TensorRT measured while it built: with it, the next build of the same layers is quick."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edge_server.backends.tensorrt.build.writing import write_whole
+
+if TYPE_CHECKING:
+    import tensorrt as trt
+
+    from edge_server.backends.tensorrt.build.facts import DeviceFacts
+
+_NONE = Path()
+
+
+def timing_path(folder: Path, facts: DeviceFacts) -> Path:
+    """Measurements are good for one TensorRT on one GPU with one Jetson Linux."""
+    parts = (facts.tensorrt, facts.gpu, facts.sm, str(facts.multiprocessors), facts.l4t)
+    name = "-".join(part for part in parts if part)
+    return folder / f"{re.sub('[^A-Za-z0-9._-]+', '_', name)}.timing"
+
+
+def read_timings(config: trt.IBuilderConfig, folder: Path, facts: DeviceFacts) -> None:
+    """Give `config` what was measured before; what cannot be used is measured anew."""
+    if folder == _NONE:
+        return
+    try:
+        data = timing_path(folder, facts).read_bytes()
+    except OSError:
+        data = b""
+    cache: trt.ITimingCache | None = config.create_timing_cache(data)
+    if cache is None or not config.set_timing_cache(cache, False):
+        cache = config.create_timing_cache(b"")
+        config.set_timing_cache(cache, False)
+
+
+def write_timings(config: trt.IBuilderConfig, folder: Path, facts: DeviceFacts) -> None:
+    """Keep what was measured; a disk that is full costs only the next build's time."""
+    cache: trt.ITimingCache | None = None if folder == _NONE else config.get_timing_cache()
+    if cache is None:
+        return
+    data: trt.IHostMemory = cache.serialize()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(timing_path(folder, facts), bytes(data))
+    except OSError:
+        return

@@ -1,0 +1,57 @@
+"""`identity`: each output is the input at the same place, of any type. No copy is made.
+
+An output whose optional input was left out cannot be given.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from edge_server.backends.contract import TensorModel, Tensors
+from edge_server.backends.parameters import Parameters, check_parameters
+from edge_server.errors import InvalidRequest, ModelConfigError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from edge_server.backends.contract import Tell
+    from edge_server.backends.surroundings import Surroundings
+    from edge_server.gpu.devices import Devices
+    from edge_server.model_config.config import ModelConfig
+    from edge_server.model_config.files import ModelFiles
+
+
+def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfig:
+    """Raises: ModelConfigError: inputs and outputs do not pair up, or there are parameters."""
+    del version
+    if not config.inputs or [(s.datatype, config.model_shape(s)) for s in config.inputs] != [
+        (s.datatype, config.model_shape(s)) for s in config.outputs
+    ]:
+        raise ModelConfigError(
+            f"{files.config_path}: an identity model has one output for each input, of the same "
+            "data_type and dims and in the same order"
+        )
+    check_parameters(files, config, Parameters)
+    return config
+
+
+def load(
+    directory: Path,
+    config: ModelConfig,
+    devices: Devices,
+    tell: Tell,
+    surroundings: Surroundings,
+) -> TensorModel:
+    del directory, devices, tell, surroundings
+    source = {o.name: i.name for i, o in zip(config.inputs, config.outputs, strict=True)}
+
+    def run(inputs: Tensors, outputs: frozenset[str]) -> Tensors:
+        for name in outputs:
+            if source[name] not in inputs:
+                raise InvalidRequest(
+                    f"output '{name}' of model '{config.name}' is its input '{source[name]}', "
+                    "which was left out; ask for other outputs, or give it"
+                )
+        return {name: inputs[source[name]] for name in outputs}
+
+    return TensorModel(run)

@@ -1,0 +1,146 @@
+"""`image_preprocess`: a camera frame becomes a network's input.
+
+Input: one UINT8 tensor, a frame as the camera gives it.
+Outputs: one FP32 or FP16 tensor with dims [3,H,W] (planes in the order B, G, R, values times
+`scale`), and optionally one INT32 tensor with dims [2]: height and width in px of what was resized,
+for whoever has to find the way back from network coordinates.
+
+Parameters in config.pbtxt:
+- `scale`: what the 8-bit values are multiplied by (default 1/255).
+- `pixel_format`: `bgr` (default; input dims [-1,-1,3]; planes keep the order of its channels),
+  `nv12` (dims [-1,-1]: H rows of luma, then H/2 of U and V in turns; H and width even) or `yuy2`
+  (dims [-1,-1,2]: Y with U or V in turns; width even).
+- `crop`: "x,y,width,height" in px of the frame: only that is resized. A frame that does not contain
+  it is refused. With a lens it is of the undistorted frame.
+- `camera_matrix` "fx,fy,cx,cy", `distortion` "k1,k2,p1,p2[,k3...]", `calibrated_size` "1920x1080",
+  all or none, as cv2.calibrateCamera gives them (no fisheye): the lens is undone. The undistorted
+  frame has the frame's size and camera matrix; what the camera did not see is black. Frames of
+  another size than the calibrated one are refused.
+
+Lanes that `lane_decode` makes with the told size are thus in px of the crop, from its upper left
+corner (add x and y for the frame's), and of the undistorted image where there is a lens.
+
+The frame is converted by OpenCV's integer rules (BT.601, video range), resized bilinearly in 8 bits
+(OpenCV's INTER_LINEAR: sample centres at half pixels, no antialiasing; with a lens one
+interpolation does both), then scaled in 32-bit floats. An instance on a GPU gives the bits that one
+on the CPU gives, and leaves the planes there.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from edge_server.backends.contract import TensorInstance
+from edge_server.backends.vision.image_preprocess_config import Preprocessing, check_config
+from edge_server.backends.vision.image_preprocess_gpu import GpuPreprocess
+from edge_server.backends.vision.preprocess_cpu import bgr_of, scale_frame
+from edge_server.errors import DeviceLost, EdgeServerError, Unavailable
+from edge_server.gpu.kernels.preprocess import PixelFormat
+from edge_server.gpu.kernels.shipped import kernel_image
+from edge_server.tensors import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from edge_server.backends.contract import Instance, ModelMetric, Tell, Tensors
+    from edge_server.backends.surroundings import Surroundings
+    from edge_server.gpu.device import Device
+    from edge_server.gpu.devices import Devices
+    from edge_server.gpu.module import Module
+    from edge_server.model_config.config import ModelConfig, Placement
+    from edge_server.model_config.files import ModelFiles
+
+
+def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfig:
+    """Raises: ModelConfigError: other inputs, outputs or parameters than the module describes."""
+    del version
+    check_config(files, config)
+    return config
+
+
+def load(
+    directory: Path,
+    config: ModelConfig,
+    devices: Devices,
+    tell: Tell,
+    surroundings: Surroundings,
+) -> ImagePreprocess:
+    del directory, tell, surroundings
+    return ImagePreprocess(Preprocessing.of(config), devices)
+
+
+class ImagePreprocess:
+    """One loaded version; its instances run where each is placed, and nowhere else."""
+
+    def __init__(self, wanted: Preprocessing, devices: Devices) -> None:
+        self._wanted = wanted
+        self._devices = devices
+        self._modules: dict[int, Module] = {}
+
+    def make_instance(self, name: str, placement: Placement) -> Instance:
+        if placement.kind != "GPU":
+            return TensorInstance(self._on_cpu)
+        try:
+            device = self._devices.gpu(placement.gpu or 0)
+            return GpuPreprocess(name, device, self._module(device), self._wanted)
+        except DeviceLost:
+            raise
+        except EdgeServerError as error:
+            raise Unavailable(f"instance {name} cannot be made: {error}") from error
+
+    def trouble(self) -> str:
+        return ""
+
+    def metrics(self) -> Sequence[ModelMetric]:
+        return ()
+
+    def close(self) -> None:
+        self._modules.clear()
+
+    def _on_cpu(self, inputs: Tensors, outputs: frozenset[str]) -> Tensors:
+        wanted = self._wanted
+        images = inputs[wanted.image].array
+        shape = wanted.frames_shape(images.shape)
+        made: dict[str, Tensor] = {}
+        if wanted.planes.name in outputs:
+            frames = images if wanted.batched else images[np.newaxis]
+            planes = np.empty((shape.frames, *wanted.planes.shape), wanted.planes.datatype.numpy)
+            for frame, out in zip(frames, planes, strict=True):
+                self._scale(frame, shape.height, shape.width, out)
+            made[wanted.planes.name] = Tensor(planes if wanted.batched else planes[0])
+        if wanted.size is not None and wanted.size in outputs:
+            made[wanted.size] = wanted.size_tensor(shape)
+        return made
+
+    def _scale(
+        self,
+        frame: NDArray[np.uint8],
+        height: int,
+        width: int,
+        out: NDArray[np.float32] | NDArray[np.float16],
+    ) -> None:
+        wanted = self._wanted
+        if wanted.frame.pixel_format is PixelFormat.NV12:
+            bgr = bgr_of(PixelFormat.NV12, frame[:height], frame[height:])
+        else:
+            bgr = bgr_of(wanted.frame.pixel_format, frame)
+        if wanted.undistortion is None:
+            region = wanted.region(height, width)
+            bgr = bgr[region.y : region.y + region.height, region.x : region.x + region.width]
+        scale_frame(bgr, wanted.scale, out, wanted.undistortion)
+
+    def _module(self, device: Device) -> Module:
+        """The kernels on `device`, loaded once for all instances there.
+
+        Raises:
+            Unavailable: none of the shipped ones runs there; with the remedy.
+        """
+        if device.index not in self._modules:
+            image = kernel_image(device.compute_capability, device.driver_version)
+            self._modules[device.index] = device.module(image)
+        return self._modules[device.index]

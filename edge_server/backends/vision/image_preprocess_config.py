@@ -1,0 +1,210 @@
+"""What an `image_preprocess` model makes of its frames, read from its configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from edge_server.backends.parameters import check_parameters
+from edge_server.backends.vision.image_preprocess_parameters import (
+    FrameParameters,
+    ImagePreprocessParameters,
+    even_fault,
+    fits,
+)
+from edge_server.backends.vision.preprocess_cpu import UndistortionMap
+from edge_server.errors import InvalidRequest, ModelConfigError
+from edge_server.gpu.kernels.preprocess import MAX_SIDE_PX, PixelFormat, Region
+from edge_server.tensors import DataType, Tensor, TensorSpec, element_count, shape_text
+
+if TYPE_CHECKING:
+    from edge_server.model_config.config import ModelConfig
+    from edge_server.model_config.files import ModelFiles
+
+# 256 MiB of floats; a network that takes more is a slip of the keyboard.
+MAX_ELEMENTS = 64 * 1024 * 1024
+# A GPU instance has room for a whole batch from the start; elsewhere a small request of tiny frames
+# asks for as much.
+MOST_BATCH_BYTES = 1 << 30
+
+_FLOATS = (DataType.FP32, DataType.FP16)
+
+# Of the input, by what it holds.
+_FRAME_DIMS = {
+    PixelFormat.BGR: (-1, -1, 3),
+    PixelFormat.NV12: (-1, -1),
+    PixelFormat.YUY2: (-1, -1, 2),
+}
+
+
+class FramesShape(NamedTuple):
+    """How many frames, and their size in px, whatever bytes they take."""
+
+    frames: int
+    height: int
+    width: int
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """One model's wish; the same wherever its instances run.
+
+    Attributes:
+        image: the input's name.
+        planes: the output for the network, [3,H,W].
+        size: the name of the output for the image's size; None where there is none.
+        frame: how frames are to be read.
+        undistortion: the lens undone, crop and resize in one; None where nothing is undistorted.
+        scale: what the 8-bit values are multiplied by.
+        most_frames: of one batch.
+        batched: tensors have a batch dimension.
+    """
+
+    image: str
+    planes: TensorSpec
+    size: str | None
+    frame: FrameParameters
+    undistortion: UndistortionMap | None
+    scale: np.float32
+    most_frames: int
+    batched: bool
+
+    @staticmethod
+    def of(config: ModelConfig) -> Preprocessing:
+        """Of a configuration that `check_config` has seen."""
+        planes, size = _planes_output(config), _size_output(config)
+        assert planes is not None  # noqa: S101 - `check_config` saw to it
+        frame = FrameParameters.of(config)
+        return Preprocessing(
+            config.inputs[0].name,
+            planes,
+            size.name if size else None,
+            frame,
+            _undistortion(frame, planes),
+            np.float32(frame.scale),
+            max(1, config.max_batch_size),
+            config.max_batch_size > 0,
+        )
+
+    def frames_shape(self, shape: tuple[int, ...]) -> FramesShape:
+        """What an input of that shape holds.
+
+        Raises:
+            InvalidRequest: it is empty, a side is longer than `MAX_SIDE_PX`, or it is no frame
+                of this format, crop and calibration.
+        """
+        if 0 in shape:
+            raise InvalidRequest(f"input '{self.image}': an image of {shape_text(shape)} is empty")
+        height, width = (shape[1:] if self.batched else shape)[:2]
+        if self.frame.pixel_format is PixelFormat.NV12:
+            if height % 3:
+                raise InvalidRequest(
+                    f"input '{self.image}': an image of {shape_text(shape)}; an nv12 frame has "
+                    "H rows of luma and then H/2 of chroma, H even"
+                )
+            height = height // 3 * 2
+        fault = self._size_fault(height, width)
+        if fault:
+            raise InvalidRequest(f"input '{self.image}': an image of {shape_text(shape)}; {fault}")
+        return FramesShape(shape[0] if self.batched else 1, height, width)
+
+    def region(self, height: int, width: int) -> Region:
+        """What of such a frame is resized, in px of it (of it undistorted where a lens is)."""
+        return self.frame.crop or Region(0, 0, width, height)
+
+    def size_tensor(self, shape: FramesShape) -> Tensor:
+        """The height and width that were resized, as many times as there are frames."""
+        region = self.region(shape.height, shape.width)
+        sizes = np.full((shape.frames, 2), (region.height, region.width), np.int32)
+        return Tensor(sizes if self.batched else sizes[0])
+
+    def _size_fault(self, height: int, width: int) -> str:
+        """Why a frame of that size cannot be preprocessed; empty where it can."""
+        frame = self.frame
+        if max(height, width) > MAX_SIDE_PX:
+            return f"a side has at most {MAX_SIDE_PX} px"
+        if fault := even_fault(frame.pixel_format, width, height):
+            return fault
+        if (lens := frame.lens) and (lens.width, lens.height) != (width, height):
+            return (
+                f"a frame of {width}x{height} px cannot be undistorted with a calibration for "
+                f"{lens.width}x{lens.height}; send frames of that size, or calibrate with this one"
+            )
+        if (crop := frame.crop) and not fits(crop, width, height):
+            return (
+                f"a frame of {width}x{height} px does not contain the model's crop, "
+                f"{crop.width}x{crop.height} px at {crop.x},{crop.y}"
+            )
+        return ""
+
+
+def check_config(files: ModelFiles, config: ModelConfig) -> None:
+    """Raises: ModelConfigError: other inputs, outputs or parameters than there can be."""
+    where = files.config_path
+    check_parameters(files, config, ImagePreprocessParameters)
+    try:
+        frame = FrameParameters.of(config)
+    except ValueError as error:
+        raise ModelConfigError(f"{where}: parameters: {error}") from error
+    dims = _FRAME_DIMS[frame.pixel_format]
+    if [(s.datatype, s.shape) for s in config.inputs] != [(DataType.UINT8, dims)]:
+        raise ModelConfigError(
+            f"{where}: image_preprocess has one input, TYPE_UINT8 with dims {shape_text(dims)} "
+            f"for pixel_format {frame.pixel_format.value}"
+        )
+    planes = _planes_output(config)
+    if planes is None or len(config.outputs) > 2:
+        raise ModelConfigError(
+            f"{where}: image_preprocess has an output TYPE_FP32 or TYPE_FP16 with dims [3,H,W], "
+            "and optionally one TYPE_INT32 with dims [2] for the frame's height and width"
+        )
+    if element_count(planes.shape) > MAX_ELEMENTS or max(planes.shape) > MAX_SIDE_PX:
+        raise ModelConfigError(
+            f"{where}: output '{planes.name}' of image_preprocess has dims "
+            f"{shape_text(planes.shape)}; at most {MAX_ELEMENTS} elements are possible, and "
+            f"{MAX_SIDE_PX} px a side"
+        )
+    frame_bytes = planes.datatype.numpy.itemsize * element_count(planes.shape)
+    batch_bytes = max(1, config.max_batch_size) * frame_bytes
+    if batch_bytes > MOST_BATCH_BYTES:
+        raise ModelConfigError(
+            f"{where}: output '{planes.name}' of image_preprocess takes {batch_bytes} bytes for a "
+            f"batch of max_batch_size {config.max_batch_size}; at most {MOST_BATCH_BYTES} can be: "
+            "make max_batch_size smaller"
+        )
+    for spec in config.outputs:
+        if spec is not planes and spec != _size_output(config):
+            raise ModelConfigError(
+                f"{where}: output '{spec.name}' of image_preprocess: the frame's size is "
+                "TYPE_INT32 with dims [2]"
+            )
+
+
+def _undistortion(frame: FrameParameters, planes: TensorSpec) -> UndistortionMap | None:
+    if frame.lens is None:
+        return None
+    lens = frame.lens
+    _, height, width = planes.shape
+    return UndistortionMap.of_camera(
+        np.array(lens.camera_matrix, np.float64),
+        np.array(lens.distortion, np.float64),
+        frame.crop or Region(0, 0, lens.width, lens.height),
+        width,
+        height,
+    )
+
+
+def _planes_output(config: ModelConfig) -> TensorSpec | None:
+    for spec in config.outputs:
+        if spec.datatype in _FLOATS and len(spec.shape) == 3 and spec.shape[0] == 3:
+            return spec if min(spec.shape) > 0 else None
+    return None
+
+
+def _size_output(config: ModelConfig) -> TensorSpec | None:
+    for spec in config.outputs:
+        if spec.datatype is DataType.INT32 and spec.shape == (2,):
+            return spec
+    return None

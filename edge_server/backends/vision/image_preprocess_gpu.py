@@ -1,0 +1,229 @@
+"""`image_preprocess` on a GPU: one fused kernel per batch, and planes that stay there."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from contextlib import suppress
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from edge_server.backends.contract import Phases, on_host
+from edge_server.backends.vision.image_preprocess_staging import FrameStaging
+from edge_server.errors import EdgeServerError
+from edge_server.gpu.buffer_pool import BufferPool
+from edge_server.gpu.device_array import DeviceArray
+from edge_server.gpu.kernels.preprocess import (
+    MAX_FRAMES,
+    FrameAddress,
+    FrameLayout,
+    FramePreprocess,
+    PixelFormat,
+    PreprocessArgs,
+    kernel_name,
+)
+from edge_server.tensors import DataType, Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from edge_server.backends.contract import ExecuteRequest
+    from edge_server.backends.vision.image_preprocess_config import FramesShape, Preprocessing
+    from edge_server.backends.vision.preprocess_cpu import UndistortionMap
+    from edge_server.gpu.device import Device
+    from edge_server.gpu.module import Module
+    from edge_server.gpu.stream import Stream
+
+# A bound, not a need: more full batches than the data plane lets in at once, so that arrays which
+# nobody lets go of end in an error that names the instance, not in a full device.
+OUTPUTS_ALIVE = 32
+# Cameras of so many sizes share an instance without their geometry being worked out anew.
+SIZES_KEPT = 16
+
+
+class GpuPreprocess:
+    """An `Instance` with a stream of its own.
+
+    It answers without waiting for the GPU. Once it has seen its largest batch it allocates
+    nothing. Frames on this GPU are read where they lie; those on the host are copied into pinned
+    memory, which an integrated GPU reads in place and any other copies once more: that one counts
+    as a copy to the device.
+
+    Args:
+        module: holds the kernels of `preprocess.cu`.
+
+    Raises:
+        Unavailable: the GPU has no memory for one batch of outputs.
+        InternalError: the module has no such kernel.
+    """
+
+    def __init__(self, name: str, device: Device, module: Module, wanted: Preprocessing) -> None:
+        self._device = device
+        self._wanted = wanted
+        self._stream = device.stream()
+        name_of_kernel = kernel_name(
+            wanted.frame.pixel_format, undistorted=wanted.undistortion is not None
+        )
+        self._kernel = module.kernel(name_of_kernel, f"{ctypes.sizeof(PreprocessArgs)}s")
+        self._staging = FrameStaging(device, self._stream)
+        planes = wanted.planes
+        self._dtype = planes.datatype.numpy
+        batch_shape = (wanted.most_frames, *planes.shape)
+        self._frame_out_bytes = int(np.prod(planes.shape)) * self._dtype.itemsize
+        batch_bytes = wanted.most_frames * self._frame_out_bytes
+        self._pool = BufferPool(device, OUTPUTS_ALIVE * batch_bytes, name)
+        # What is surely needed is taken at once: a GPU without room for it shows now.
+        self._pool.take(self._stream, batch_shape, self._dtype)
+        self._map = (
+            UndistortionOnDevice(device, self._stream, wanted.undistortion)
+            if wanted.undistortion
+            else None
+        )
+        addresses = self._map.addresses if self._map else None
+        self._geometry = lru_cache(SIZES_KEPT)(partial(_geometry, wanted, addresses))
+
+    def execute(self, requests: Sequence[ExecuteRequest]) -> Phases | None:
+        wanted = self._wanted
+        began_ns = staged_ns = time.monotonic_ns()
+        try:
+            shapes = [wanted.frames_shape(r.inputs[wanted.image].shape) for r in requests]
+            planes: DeviceArray | None = None
+            if any(wanted.planes.name in request.outputs for request in requests):
+                # Once around all calls of the driver.
+                with self._device.current("preprocess"):
+                    images = [self._image(request) for request in requests]
+                    addresses = self._addresses(images, shapes)
+                    staged_ns = time.monotonic_ns()
+                    planes = self._preprocess(images, addresses, shapes[0])
+        except EdgeServerError as error:
+            for request in requests:
+                request.respond(error, True)
+            return None
+        begin = 0
+        for request, shape in zip(requests, shapes, strict=True):
+            answer: dict[str, Tensor] = {}
+            if planes is not None and wanted.planes.name in request.outputs:
+                rows = planes[begin : begin + shape.frames]
+                answer[wanted.planes.name] = _tensor(
+                    rows if wanted.batched else rows.reshape(wanted.planes.shape)
+                )
+            if wanted.size is not None and wanted.size in request.outputs:
+                answer[wanted.size] = wanted.size_tensor(shape)
+            request.respond(answer, True)
+            begin += shape.frames
+        return Phases(staged_ns - began_ns, time.monotonic_ns() - staged_ns, 0)
+
+    def close(self) -> None:
+        # Pinned memory may not go while a kernel reads it. A lost device reads no more.
+        with suppress(EdgeServerError):
+            self._stream.synchronize()
+        self._staging.close()
+        self._pool.close()
+        self._map = None
+
+    def _image(self, request: ExecuteRequest) -> DeviceArray | NDArray[np.uint8]:
+        """The request's frames, on this GPU or on the host."""
+        tensor = request.inputs[self._wanted.image]
+        array = tensor.on_device
+        if isinstance(array, DeviceArray) and array.device is self._device:
+            return array
+        frames: NDArray[np.uint8] = on_host(tensor, request.copied).array
+        if self._staging.copies:
+            request.copied("to_device", frames.nbytes)
+        return frames
+
+    def _addresses(
+        self,
+        images: Sequence[DeviceArray | NDArray[np.uint8]],
+        shapes: Sequence[FramesShape],
+    ) -> list[FrameAddress]:
+        """Where the stream's next kernel finds each frame."""
+        on_the_host = [image for image in images if isinstance(image, np.ndarray)]
+        staged = self._staging.put(on_the_host) if on_the_host else 0
+        addresses: list[FrameAddress] = []
+        is_nv12 = self._wanted.frame.pixel_format is PixelFormat.NV12
+        for image, shape in zip(images, shapes, strict=True):
+            if isinstance(image, DeviceArray):
+                if image.ready.stream is not self._stream:
+                    self._stream.wait(image.ready)
+                first = image.pointer
+            else:
+                first = staged
+                staged += image.nbytes
+            frame_bytes = image.nbytes // shape.frames
+            # NV12's second plane follows its first.
+            chroma = shape.height * shape.width if is_nv12 else 0
+            addresses += [
+                FrameAddress(begin, begin + chroma if is_nv12 else 0)
+                for begin in range(first, first + image.nbytes, frame_bytes)
+            ]
+        return addresses
+
+    def _preprocess(
+        self,
+        images: Sequence[DeviceArray | NDArray[np.uint8]],
+        addresses: Sequence[FrameAddress],
+        size: FramesShape,
+    ) -> DeviceArray:
+        """(frames, 3, H, W), written by what the stream now holds; nobody waits."""
+        shape = (len(addresses), *self._wanted.planes.shape)
+        geometry = self._geometry(size.height, size.width)
+        on_device = [image for image in images if isinstance(image, DeviceArray)]
+        try:
+            planes = self._pool.take(self._stream, shape, self._dtype)
+            for begin in range(0, len(addresses), MAX_FRAMES):
+                out = planes.pointer + begin * self._frame_out_bytes
+                launch = geometry.launch(addresses[begin : begin + MAX_FRAMES], out)
+                self._stream.launch(self._kernel, launch.grid, launch.block, launch.args)
+            planes.written(self._stream)
+            for image in on_device:
+                image.read_by(planes.ready)
+        finally:
+            # Also after a failure: a copy, or the first launch of two, may be on its way.
+            if len(on_device) < len(images):
+                self._staging.read()
+        return planes
+
+
+class UndistortionOnDevice:
+    """A map in device memory, for as long as this lives.
+
+    Attributes:
+        addresses: of its positions and its fractions.
+
+    Raises:
+        Unavailable: the GPU has no memory for it.
+    """
+
+    def __init__(self, device: Device, stream: Stream, made: UndistortionMap) -> None:
+        tables = [np.ascontiguousarray(made.positions), np.ascontiguousarray(made.fractions)]
+        self._memory = [device.memory(table.nbytes) for table in tables]
+        for memory, table in zip(self._memory, tables, strict=True):
+            stream.to_device(memory, table)
+        stream.synchronize()
+        self.addresses = (self._memory[0].pointer, self._memory[1].pointer)
+
+
+def _geometry(
+    wanted: Preprocessing, undistortion: tuple[int, int] | None, height: int, width: int
+) -> FramePreprocess:
+    _, out_height, out_width = wanted.planes.shape
+    return FramePreprocess(
+        FrameLayout.packed(wanted.frame.pixel_format, width, height),
+        out_width,
+        out_height,
+        scale=float(wanted.scale),
+        half=wanted.planes.datatype is DataType.FP16,
+        # A map has the crop in it.
+        region=wanted.region(height, width) if undistortion is None else None,
+        undistortion=undistortion,
+    )
+
+
+def _tensor(array: DeviceArray) -> Tensor:
+    # The struct says numpy's for who did not ask for arrays on a device.
+    return Tensor(array)  # type: ignore[arg-type]

@@ -1,0 +1,159 @@
+"""The `parameters` of an `image_preprocess` model, and what they mean."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from edge_server.backends.parameters import Parameters, read_parameters
+from edge_server.gpu.kernels.preprocess import MAX_SIDE_PX, PixelFormat, Region
+
+if TYPE_CHECKING:
+    from edge_server.model_config.config import ModelConfig
+
+# k1 k2 p1 p2, k3, k4 k5 k6, thin prism, tilt: what cv2.calibrateCamera can give.
+_DISTORTION_COUNTS = (4, 5, 8, 12, 14)
+
+
+class ImagePreprocessParameters(Parameters, frozen=True):
+    """As config.pbtxt says them; see `image_preprocess`."""
+
+    scale: float = 1 / 255
+    pixel_format: str = "bgr"
+    crop: str = ""
+    camera_matrix: str = ""
+    distortion: str = ""
+    calibrated_size: str = ""
+
+
+@dataclass(frozen=True)
+class Lens:
+    """What a calibration says of a camera; pixels are those of frames of `width` x `height`."""
+
+    camera_matrix: tuple[tuple[float, float, float], ...]
+    distortion: tuple[float, ...]
+    width: int
+    height: int
+
+
+@dataclass(frozen=True)
+class FrameParameters:
+    """How a model's frames are to be read.
+
+    Attributes:
+        crop: what of the frame, or of the undistorted frame, is resized; None for all of it.
+        lens: to be undone; None where nothing is undistorted.
+    """
+
+    scale: float
+    pixel_format: PixelFormat
+    crop: Region | None
+    lens: Lens | None
+
+    @staticmethod
+    def of(config: ModelConfig) -> FrameParameters:
+        """Raises: ValueError: values that cannot be, alone or together; with the remedy."""
+        said = read_parameters(config, ImagePreprocessParameters)
+        pixel_format = _pixel_format(said.pixel_format)
+        crop = _crop(said.crop) if said.crop else None
+        lens = _lens(said)
+        if lens is not None:
+            fault = even_fault(pixel_format, lens.width, lens.height)
+            if fault:
+                raise ValueError(f"'calibrated_size' is '{said.calibrated_size}': {fault}")
+            if crop is not None and not fits(crop, lens.width, lens.height):
+                raise ValueError(
+                    f"'crop' is '{said.crop}', which is not within the undistorted frame of "
+                    f"{lens.width}x{lens.height} px ('calibrated_size'); make it smaller"
+                )
+        return FrameParameters(said.scale, pixel_format, crop, lens)
+
+
+def fits(region: Region, width: int, height: int) -> bool:
+    """The whole region is within a frame of that size, in px."""
+    return region.x + region.width <= width and region.y + region.height <= height
+
+
+def even_fault(pixel_format: PixelFormat, width: int, height: int) -> str:
+    """Why a frame of that size in px cannot be of that format; empty where it can."""
+    name = pixel_format.value
+    if pixel_format is not PixelFormat.BGR and width % 2:
+        return f"the width of {name} frames is even"
+    if pixel_format is PixelFormat.NV12 and height % 2:
+        return f"the height of {name} frames is even"
+    return ""
+
+
+def _pixel_format(text: str) -> PixelFormat:
+    try:
+        return PixelFormat(text)
+    except ValueError:
+        known = ", ".join(each.value for each in PixelFormat)
+        raise ValueError(f"'pixel_format' is '{text}'; it is one of {known}") from None
+
+
+def _crop(text: str) -> Region:
+    try:
+        x, y, width, height = (int(each) for each in text.split(","))
+    except ValueError:
+        x = y = width = height = -1
+    if min(x, y) < 0 or min(width, height) < 1 or max(x + width, y + height) > MAX_SIDE_PX:
+        raise ValueError(
+            f"'crop' is '{text}'; it is x,y,width,height in px of the frame, for example "
+            f"0,360,1920,720, and ends within {MAX_SIDE_PX} px"
+        )
+    return Region(x, y, width, height)
+
+
+def _lens(said: ImagePreprocessParameters) -> Lens | None:
+    given = {
+        "camera_matrix": said.camera_matrix,
+        "distortion": said.distortion,
+        "calibrated_size": said.calibrated_size,
+    }
+    missing = [name for name, text in given.items() if not text]
+    if len(missing) == len(given):
+        return None
+    if missing:
+        raise ValueError(
+            f"'{missing[0]}' is missing; undistortion takes 'camera_matrix', 'distortion' and "
+            "'calibrated_size' together, or none of them"
+        )
+    matrix = _numbers(said.camera_matrix)
+    if len(matrix) != 4 or min(matrix[:2]) <= 0:
+        raise ValueError(
+            f"'camera_matrix' is '{said.camera_matrix}'; it is fx,fy,cx,cy in px of a frame of "
+            "'calibrated_size', fx and fy more than 0"
+        )
+    distortion = _numbers(said.distortion)
+    if len(distortion) not in _DISTORTION_COUNTS:
+        raise ValueError(
+            f"'distortion' is '{said.distortion}'; it is k1,k2,p1,p2[,k3[,k4,k5,k6[,s1,s2,s3,s4"
+            "[,tau_x,tau_y]]]], as cv2.calibrateCamera gives them"
+        )
+    fx, fy, cx, cy = matrix
+    width, height = _size(said.calibrated_size)
+    return Lens(((fx, 0.0, cx), (0.0, fy, cy), (0.0, 0.0, 1.0)), distortion, width, height)
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    """Finite numbers between commas; none where one of them is something else."""
+    try:
+        numbers = tuple(float(each) for each in text.split(","))
+    except ValueError:
+        return ()
+    return numbers if all(map(math.isfinite, numbers)) else ()
+
+
+def _size(text: str) -> tuple[int, int]:
+    try:
+        width, height = (int(each) for each in text.split("x"))
+    except ValueError:
+        width = height = 0
+    if not (0 < width <= MAX_SIDE_PX and 0 < height <= MAX_SIDE_PX):
+        raise ValueError(
+            f"'calibrated_size' is '{text}'; it is the width and height in px of the frames that "
+            f"the camera was calibrated with, for example 1920x1080, at most {MAX_SIDE_PX} each"
+        )
+    return width, height

@@ -1,0 +1,88 @@
+"""Host frames on their way to a GPU, without a thread that waits for it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from edge_server.gpu.device import Device
+    from edge_server.gpu.memory import DeviceMemory
+    from edge_server.gpu.stream import Stream
+
+# One that is filled, one that is read, and one to spare where the GPU is busy with others.
+SLOTS = 3
+
+
+class FrameStaging:
+    """Pinned memory that goes round, for one stream and one thread at a time.
+
+    Attributes:
+        copies: frames are copied to the device, as it cannot read them on the host at speed.
+    """
+
+    def __init__(self, device: Device, stream: Stream) -> None:
+        self.copies = not (device.integrated and device.can_map_host_memory)
+        self._device = device
+        self._stream = stream
+        self._slots = [_Slot(device) for _ in range(SLOTS)]
+        # One is enough: the stream itself keeps copies and kernels in turn.
+        self._on_device: DeviceMemory | None = None
+
+    def put(self, frames: Sequence[NDArray[np.uint8]]) -> int:
+        """The address where the stream's next work finds `frames`, one behind the other.
+
+        They may be overwritten when this returns. It waits only where the GPU is `SLOTS` batches
+        behind. Say `read` once that work has been given to the stream.
+
+        Raises:
+            EdgeServerError: no memory for them, or the device failed.
+        """
+        self._slots.append(slot := self._slots.pop(0))
+        slot.read.wait()
+        nbytes = sum(frame.nbytes for frame in frames)
+        host = slot.of(nbytes, mapped=not self.copies)
+        begin = 0
+        for frame in frames:
+            host[begin : begin + frame.nbytes] = frame.reshape(-1)
+            begin += frame.nbytes
+        if not self.copies:
+            return slot.pointer
+        if self._on_device is None or self._on_device.nbytes < nbytes:
+            self._on_device = self._device.memory(nbytes)
+        self._stream.to_device(self._on_device, host)
+        return self._on_device.pointer
+
+    def read(self) -> None:
+        """All that reads what `put` gave last has been given to the stream."""
+        self._slots[-1].read.record(self._stream)
+
+    def close(self) -> None:
+        """Free it all; the stream is through with it."""
+        self._slots.clear()
+        self._on_device = None
+
+
+class _Slot:
+    """Pinned memory, and the event after which it may be written."""
+
+    def __init__(self, device: Device) -> None:
+        self.read = device.event()
+        self.pointer = 0
+        self._device = device
+        self._host = np.empty(0, np.uint8)
+
+    def of(self, nbytes: int, *, mapped: bool) -> NDArray[np.uint8]:
+        """So many bytes of it; a larger one takes its place where it has fewer."""
+        if self._host.nbytes < nbytes:
+            if mapped:
+                memory = self._device.mapped((nbytes,), np.uint8)
+                self._host, self.pointer = memory.array, memory.pointer
+            else:
+                self._host = self._device.pinned((nbytes,), np.uint8)
+        return self._host[:nbytes]

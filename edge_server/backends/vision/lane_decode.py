@@ -1,0 +1,116 @@
+"""`lane_decode`: a LaneATT network's proposals become lanes in the frame's pixels.
+
+Inputs: FP32 [anchors,77] (the network's output) and INT32 [2] (the frame's height and width, px).
+Outputs: FP32 [-1,72,2], a lane's (x, y) in px of the frame at 72 rows from the bottom of the image
+to its top, x = -2 where the lane has no point; and FP32 [-1], the lanes' scores. Lanes are sorted
+by score; there may be none.
+
+Parameters in config.pbtxt: `score_threshold`, `nms_threshold_px` (px of the 640-wide network
+input), `max_lanes`, and `scores` (`logits` or `prob`: whether the network's first two columns
+still need the softmax).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from edge_server.backends.contract import TensorModel, Tensors
+from edge_server.backends.parameters import Parameters, check_parameters, read_parameters
+from edge_server.errors import InvalidRequest, ModelConfigError
+from edge_server.lanes.anchors import COLUMN_COUNT, ROW_COUNT
+from edge_server.lanes.decode import DecodedLanes, decode_lanes
+from edge_server.lanes.rows import ABSENT_X
+from edge_server.tensors import DataType, Tensor, TensorSpec
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from edge_server.backends.contract import Tell
+    from edge_server.backends.surroundings import Surroundings
+    from edge_server.gpu.devices import Devices
+    from edge_server.model_config.config import ModelConfig
+    from edge_server.model_config.files import ModelFiles
+
+
+class LaneDecodeParameters(Parameters, frozen=True):
+    """See the module; the thresholds are LaneATT's for CULane where the configuration is silent."""
+
+    score_threshold: float = 0.5
+    nms_threshold_px: float = 50.0
+    max_lanes: int = 4
+    scores: Literal["logits", "prob"] = "logits"
+
+
+def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfig:
+    """Raises: ModelConfigError: other tensors or parameters than the module describes."""
+    del version
+    inputs = {(s.datatype, s.shape[1:] if len(s.shape) == 2 else s.shape) for s in config.inputs}
+    outputs = {(s.datatype, s.shape) for s in config.outputs}
+    if inputs != {(DataType.FP32, (COLUMN_COUNT,)), (DataType.INT32, (2,))}:
+        raise ModelConfigError(
+            f"{files.config_path}: lane_decode has two inputs, TYPE_FP32 [anchors,{COLUMN_COUNT}] "
+            "and TYPE_INT32 [2] (the frame's height and width)"
+        )
+    if outputs != {(DataType.FP32, (-1, ROW_COUNT, 2)), (DataType.FP32, (-1,))}:
+        raise ModelConfigError(
+            f"{files.config_path}: lane_decode has two outputs, TYPE_FP32 [-1,{ROW_COUNT},2] "
+            "(points) and TYPE_FP32 [-1] (scores)"
+        )
+    check_parameters(files, config, LaneDecodeParameters)
+    return config
+
+
+def load(
+    directory: Path,
+    config: ModelConfig,
+    devices: Devices,
+    tell: Tell,
+    surroundings: Surroundings,
+) -> TensorModel:
+    del directory, devices, tell, surroundings
+    proposals = _named(config.inputs, DataType.FP32, rank=2)
+    size = _named(config.inputs, DataType.INT32, rank=1)
+    points = _named(config.outputs, DataType.FP32, rank=3)
+    scores = _named(config.outputs, DataType.FP32, rank=1)
+    parameters = read_parameters(config, LaneDecodeParameters)
+    batched = config.max_batch_size > 0
+
+    def run(inputs: Tensors, outputs: frozenset[str]) -> Tensors:
+        rows, frame_size = inputs[proposals].array, inputs[size].array
+        if batched:
+            if len(rows) != 1:
+                raise InvalidRequest(
+                    f"model '{config.name}': images differ in their number of lanes, so a batch "
+                    "has one image"
+                )
+            rows, frame_size = rows[0], frame_size[0]
+        lanes = decode_lanes(
+            rows,
+            score_threshold=parameters.score_threshold,
+            nms_threshold_px=parameters.nms_threshold_px,
+            max_lanes=parameters.max_lanes,
+            scores=parameters.scores,
+        )
+        made = {
+            points: frame_points(lanes, height=int(frame_size[0]), width=int(frame_size[1])),
+            scores: lanes.scores,
+        }
+        return {name: Tensor(made[name][np.newaxis] if batched else made[name]) for name in outputs}
+
+    return TensorModel(run)
+
+
+def frame_points(lanes: DecodedLanes, *, height: int, width: int) -> NDArray[np.float32]:
+    """(K, 72, 2) float32 (x, y) in px of a frame of that size, x = -2 where absent."""
+    points = np.empty((*lanes.x.shape, 2), np.float32)
+    points[..., 0] = np.where(np.isnan(lanes.x), ABSENT_X, lanes.x * np.float32(width))
+    points[..., 1] = np.linspace(height, 0, ROW_COUNT, dtype=np.float32)
+    return points
+
+
+def _named(specs: tuple[TensorSpec, ...], datatype: DataType, rank: int) -> str:
+    return next(s.name for s in specs if s.datatype is datatype and len(s.shape) == rank)

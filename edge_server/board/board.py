@@ -1,0 +1,138 @@
+"""The board below us, as its files tell it: a Jetson, a desktop, a container."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from edge_server.board.account import Account, find_account, this_account
+from edge_server.board.clock_rates import ClockRate, read_clock_rates
+from edge_server.board.device_nodes import DeviceNode, read_cameras, read_gpu_nodes
+from edge_server.board.heat import Heat, read_heat
+from edge_server.board.jetpack import JetPack, L4tRelease, jetpack_of
+from edge_server.board.jetson_module import OrinModule, chip_of, module_of
+from edge_server.board.kernel_files import is_there, listed, read_text
+from edge_server.board.limits import GroupLimits, Memory, read_group_limits, read_memory
+from edge_server.board.power_mode import PowerModes, read_power_modes
+from edge_server.board.unit_file import UnitFile, find_unit_file, systemd_runs
+from edge_server.board.wall_clock import WallClock, read_wall_clock
+
+# /proc/device-tree is a link to the second, which leads out of a root that is not the system's own.
+_DEVICE_TREES = ("proc/device-tree", "sys/firmware/devicetree/base")
+_NVDLA_COMPILERS = (
+    "usr/lib/aarch64-linux-gnu/nvidia",
+    "usr/lib/aarch64-linux-gnu/tegra",
+    "usr/lib/aarch64-linux-gnu",
+)
+
+
+@dataclass(frozen=True)
+class BoardFacts:
+    """What is known of a board without running anything; None is what its files do not tell.
+
+    Attributes:
+        account: for which the rights to `gpu_nodes` and `cameras` were looked at.
+        model: as the board calls itself.
+        chip: Xavier, Orin or Thor.
+        module: which Orin it is.
+        l4t: the Linux for Tegra that is installed, and `jetpack` the JetPack that came with it.
+        cuda: the version of the toolkit, where one is installed.
+        nvdla_compiler: where libnvdla_compiler.so is.
+        argus: the daemon of CSI cameras has its socket in /tmp.
+        systemd: it started this system.
+        unit: the daemon's.
+    """
+
+    account: Account
+    model: str | None
+    chip: str | None
+    module: OrinModule | None
+    l4t: L4tRelease | None
+    jetpack: JetPack | None
+    kernel: str | None
+    cuda: str | None
+    nvdla_compiler: str | None
+    memory: Memory
+    limits: GroupLimits
+    power_modes: PowerModes | None
+    clock_rates: tuple[ClockRate, ...]
+    heat: Heat
+    gpu_nodes: tuple[DeviceNode, ...]
+    cameras: tuple[DeviceNode, ...]
+    argus: bool
+    wall_clock: WallClock
+    systemd: bool
+    unit: UnitFile | None
+
+    @property
+    def is_jetson(self) -> bool:
+        return _is_jetson(self.chip, self.l4t)
+
+
+def read_board(root: Path = Path("/"), now_s: float | None = None) -> BoardFacts:
+    """Of the system below `root`; never raises for what is not there, and runs nothing.
+
+    Rights are looked at for the user of the daemon's unit where that is installed, else for the
+    one of this process.
+
+    Args:
+        now_s: what the clock says, in seconds since the epoch; it is asked where nothing is given.
+    """
+    unit = find_unit_file(root)
+    account = None if unit is None else find_account(root, unit.user or "root")
+    account = account or this_account(root)
+    compatible = tuple((_device_tree(root, "compatible") or "").split("\0"))
+    chip = chip_of(compatible)
+    l4t = L4tRelease.parse(read_text(root / "etc/nv_tegra_release") or "")
+    return BoardFacts(
+        account=account,
+        model=_device_tree(root, "model"),
+        chip=chip,
+        module=module_of(compatible),
+        l4t=l4t,
+        jetpack=None if l4t is None else jetpack_of(l4t),
+        kernel=read_text(root / "proc/sys/kernel/osrelease"),
+        cuda=_cuda(root),
+        nvdla_compiler=_nvdla_compiler(root),
+        memory=read_memory(root),
+        limits=read_group_limits(root),
+        power_modes=read_power_modes(root),
+        clock_rates=read_clock_rates(root),
+        heat=read_heat(root),
+        gpu_nodes=read_gpu_nodes(root, account, jetson=_is_jetson(chip, l4t)),
+        cameras=read_cameras(root, account),
+        argus=is_there(root / "tmp/argus_socket"),
+        wall_clock=read_wall_clock(root, time.time() if now_s is None else now_s),
+        systemd=systemd_runs(root),
+        unit=unit,
+    )
+
+
+def _is_jetson(chip: str | None, l4t: L4tRelease | None) -> bool:
+    """In a container one of the two may be hidden."""
+    return chip is not None or l4t is not None
+
+
+def _device_tree(root: Path, name: str) -> str | None:
+    for tree in _DEVICE_TREES:
+        text = read_text(root / tree / name)
+        if text is not None:
+            return text
+    return None
+
+
+def _cuda(root: Path) -> str | None:
+    try:
+        version = json.loads(read_text(root / "usr/local/cuda/version.json") or "")
+        return str(version["cuda"]["version"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+def _nvdla_compiler(root: Path) -> str | None:
+    for directory in _NVDLA_COMPILERS:
+        for path in listed(root / directory, "libnvdla_compiler.so*"):
+            return f"/{path.relative_to(root)}"
+    return None

@@ -1,0 +1,40 @@
+"""What is looked at, in the order in which it is told: the board first, then what stands on it."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from edge_server.board.doctor.checks import appliance, board, cameras, gpu, libraries, tensorrt
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from edge_server.board.doctor.evidence import Evidence
+    from edge_server.board.doctor.finding import Finding
+
+CHECKS: Mapping[str, Callable[[Evidence], Finding]] = MappingProxyType(
+    {
+        "jetpack": board.jetpack,
+        "power_mode": board.power_mode,
+        "heat": board.heat,
+        "clock": board.clock,
+        "memory": board.memory,
+        "disk": board.disk,
+        "gpu_nodes": gpu.gpu_nodes,
+        "driver": gpu.driver,
+        "cuda_runtime": gpu.cuda_runtime,
+        "pycuda": gpu.pycuda,
+        "tensorrt": tensorrt.tensorrt,
+        "nvdla": tensorrt.nvdla,
+        "nvdla_compiler": tensorrt.nvdla_compiler,
+        "onnxruntime": libraries.onnxruntime,
+        "opencv": libraries.opencv,
+        "cameras": cameras.cameras,
+        "argus": cameras.argus,
+        "settings": appliance.settings,
+        "grpc_port": appliance.grpc_port,
+        "broker": appliance.broker,
+        "unit": appliance.unit,
+    }
+)

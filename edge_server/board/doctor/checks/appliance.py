@@ -1,0 +1,116 @@
+"""The daemon's own surroundings: its settings, its port, its broker, its unit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from edge_server.board.doctor.finding import fault, ok, warning
+
+if TYPE_CHECKING:
+    from edge_server.board.doctor.evidence import Evidence
+    from edge_server.board.doctor.finding import Finding
+
+_LATER = "unknown until the settings can be read"
+# What the daemon ends with where its configuration is wrong.
+_CONFIGURATION = "78"
+
+
+def settings(evidence: Evidence) -> Finding:
+    """The daemon could read what it shall do."""
+    configuration = evidence.configuration
+    if configuration.settings is None:
+        return fault(configuration.error, f"mend it; then edge-server check{_config(evidence)}")
+    notes = configuration.settings.without_effect()
+    if notes:
+        return warning("; ".join(notes), f"edge-server check{_config(evidence)}")
+    if configuration.path is None:
+        return ok("no file: the defaults count")
+    return ok(f"{configuration.path} can be read")
+
+
+def grpc_port(evidence: Evidence) -> Finding:
+    """The port is free, or held by the daemon itself."""
+    if evidence.configuration.settings is None:
+        return warning(_LATER, "mend those first")
+    wanted = evidence.configuration.settings.grpc
+    if not wanted.enabled or wanted.port == 0:
+        return ok("any that is free" if wanted.enabled else "gRPC is off")
+    answer = evidence.answer("grpc_port")
+    says = answer.says
+    where = f"{wanted.host}:{wanted.port}"
+    if says.get("free"):
+        return ok(f"{where} is free")
+    stop = "stop what holds it (sudo ss -ltnp), or choose another with --grpc-port"
+    if answer.trouble or "free" not in says:
+        return fault(f"{where}: {answer.trouble or says.get('error')}", stop)
+    if "name" in says:
+        them = f"{says['name']} {says['version']}"
+        ours = f"{evidence.configuration.settings.serving.name} {evidence.version}"
+        if them == ours:
+            return ok(f"{where} answers as {them}: the daemon runs")
+        return fault(f"{where} is taken by {them}, and this is {ours}", stop)
+    if evidence.answer("unit").says.get("ActiveState") == "active":
+        return ok(f"{where} is taken, likely by the daemon, which runs")
+    if wanted.tls.on or wanted.restricted:
+        return warning(f"{where} is taken, by a daemon or something else: it tells nobody", stop)
+    return fault(f"{where} is taken by something that does not speak Triton's protocol", stop)
+
+
+def broker(evidence: Evidence) -> Finding:
+    """Somebody listens where lanes shall be published."""
+    if evidence.configuration.settings is None:
+        return warning(_LATER, "mend those first")
+    wanted = evidence.configuration.settings.mqtt
+    if wanted is None:
+        return ok("none is configured: nothing is published")
+    answer = evidence.answer("broker")
+    trouble = answer.trouble or answer.says.get("error")
+    where = f"{wanted.host}:{wanted.port}"
+    if trouble:
+        return warning(
+            f"{where}: {trouble}; the daemon goes on, and tries again",
+            f"start it, or give its address: [mqtt] in the settings{_config(evidence)}",
+        )
+    return ok(f"{where} takes connections")
+
+
+def unit(evidence: Evidence) -> Finding:
+    """The daemon comes back after a crash and a restart of the board."""
+    board = evidence.board
+    if not board.systemd:
+        return ok("systemd does not run here")
+    if board.unit is None:
+        return warning(
+            "not installed: after a restart of the machine no daemon runs",
+            "put edge-server.service into /etc/systemd/system; "
+            "sudo systemctl enable --now edge-server",
+        )
+    answer = evidence.answer("unit")
+    state = answer.says.get("ActiveState")
+    if state is None:
+        trouble = answer.trouble or answer.says.get("error", "systemd does not tell how it is")
+        return warning(f"{board.unit.path}: {trouble}", "systemctl status edge-server")
+    restarts = answer.says.get("NRestarts", "0")
+    found = f"{state} ({answer.says.get('SubState', '?')})"
+    if restarts not in ("0", ""):
+        found += f", restarted {restarts} times"
+    if state == "failed":
+        wrong = answer.says.get("ExecMainStatus") == _CONFIGURATION
+        return fault(
+            f"{found}: {answer.says.get('Result', '?')}",
+            f"edge-server check{_config(evidence)}" if wrong else "journalctl -u edge-server -n 50",
+        )
+    if answer.says.get("SubState") == "auto-restart":
+        return fault(f"{found}: it ends and is tried again", "journalctl -u edge-server -n 50")
+    if state not in ("active", "activating", "reloading"):
+        return warning(found, "sudo systemctl enable --now edge-server")
+    if answer.says.get("UnitFileState") == "disabled":
+        return warning(
+            f"{found}, but not after a restart of the machine", "sudo systemctl enable edge-server"
+        )
+    return ok(found)
+
+
+def _config(evidence: Evidence) -> str:
+    path = evidence.configuration.path
+    return "" if path is None else f" --config {path}"

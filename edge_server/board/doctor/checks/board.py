@@ -1,0 +1,160 @@
+"""The board itself: what it is, how fast and warm, what time, how much room."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from edge_server.board.doctor.finding import fault, ok, warning
+
+if TYPE_CHECKING:
+    from edge_server.board.doctor.evidence import Evidence
+    from edge_server.board.doctor.finding import Finding
+
+_GIB = 1 << 30
+_MIB = 1 << 20
+# Orin slows down from about 99 degrees on; a board in a closed box gets there from here in summer.
+_WARM_CELSIUS = 85.0
+# Less than this and a log, a plan or a copy of a model fills the disk.
+_LITTLE_ROOM_BYTES = _GIB
+_NO_ROOM_BYTES = 64 * _MIB
+_LITTLE_MEMORY_BYTES = 512 * _MIB
+# The shipped models and one camera take 164 MB; nothing that a frame needs fits into less.
+_TOO_TIGHT_BYTES = 256 * _MIB
+
+
+def jetpack(evidence: Evidence) -> Finding:
+    """A JetPack that this edge-server is written for, where it is a Jetson."""
+    board = evidence.board
+    if not board.is_jetson:
+        return ok("not a Jetson: a desktop, a server or a container of one")
+    name = board.module.name if board.module else board.model or "a Jetson of an unknown kind"
+    if board.chip not in ("Orin", None):
+        return fault(f"{name} has a {board.chip}", "use a Jetson Orin: edge-server is made for it")
+    if board.l4t is None:
+        return warning(
+            f"{name}, but /etc/nv_tegra_release does not say which L4T",
+            "in a container, mount that file from the board; elsewhere, flash a JetPack",
+        )
+    if board.jetpack is None:
+        return warning(
+            f"{name} with L4T {board.l4t}, of which nothing is known here",
+            "use JetPack 6.2, or see edge-server doctor --matrix",
+        )
+    found = f"JetPack {board.jetpack.version} (L4T {board.l4t}) on {name}"
+    if board.jetpack.since.major < 36:
+        return warning(
+            f"{found}: its TensorRT and OpenCV are for Python {board.jetpack.python}, "
+            f"which is too old for edge-server",
+            "update to JetPack 6.2",
+        )
+    if not evidence.python.startswith(f"{board.jetpack.python}."):
+        return warning(
+            f"{found}, whose TensorRT and OpenCV are for Python {board.jetpack.python}; "
+            f"this is Python {evidence.python}",
+            f"python{board.jetpack.python} -m venv --system-site-packages, and install into that",
+        )
+    return ok(found)
+
+
+def power_mode(evidence: Evidence) -> Finding:
+    """The fastest mode that the board has."""
+    board = evidence.board
+    if not board.is_jetson:
+        return ok("not a Jetson")
+    modes = board.power_modes
+    if modes is None or modes.current is None or modes.highest is None:
+        return warning(
+            "unknown: the files of nvpmodel do not tell", "sudo nvpmodel -q, outside any container"
+        )
+    rates = "; ".join(
+        f"{rate.engine} {rate.now_hz / 1e6:.0f} of {rate.highest_hz / 1e6:.0f} MHz"
+        for rate in board.clock_rates
+        if rate.highest_hz
+    )
+    found = modes.current.name + (f"; now {rates}" if rates else "")
+    if modes.current != modes.highest:
+        return warning(
+            f"{found}; {modes.highest.name} is faster",
+            f"sudo nvpmodel -m {modes.highest.id}, if supply and cooling are made for it",
+        )
+    return ok(found)
+
+
+def heat(evidence: Evidence) -> Finding:
+    """Nothing slows down because of heat or current."""
+    state = evidence.board.heat
+    hottest = state.hottest
+    if hottest is None:
+        return ok("not told here")
+    found = f"{hottest.celsius:.0f} °C at {hottest.name}"
+    if state.alerts:
+        return warning(
+            f"{found}; slowed down by {', '.join(state.alerts)}",
+            "cool it better, or choose a lower power mode: sudo nvpmodel -m ID",
+        )
+    if hottest.celsius >= _WARM_CELSIUS:
+        return warning(f"{found}; it slows down soon", "look at fan, dust and the place it is in")
+    if state.over_currents:
+        return warning(
+            f"{found}; slowed down {state.over_currents} times since its start by over-current",
+            "look at the power supply, or choose a lower power mode: sudo nvpmodel -m ID",
+        )
+    return ok(found)
+
+
+def clock(evidence: Evidence) -> Finding:
+    """A time that can be right, and that somebody keeps right."""
+    wall = evidence.board.wall_clock
+    now = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(wall.now_s))
+    remedy = "sudo timedatectl set-ntp true, with a network; a battery for the board's RTC without"
+    if wall.is_behind:
+        return fault(f"{now}, which is before this software was built: TLS will fail", remedy)
+    if wall.synchronized or evidence.answer("kernel_clock").says.get("synchronized"):
+        return ok(f"{now}, synchronized")
+    if evidence.answer("kernel_clock").says.get("synchronized") is None:
+        return warning(f"{now}; whether it is synchronized is not told", "timedatectl status")
+    return warning(f"{now}, not synchronized: other machines may see lanes at other times", remedy)
+
+
+def memory(evidence: Evidence) -> Finding:
+    """Enough of it, also where a cgroup allows less than there is."""
+    total, available = evidence.board.memory.total_bytes, evidence.board.memory.available_bytes
+    limit = evidence.board.limits.memory_bytes
+    if total is None or available is None:
+        return ok("not told here")
+    found = f"{available / _GIB:.1f} of {total / _GIB:.1f} GiB available"
+    if limit is not None and limit < total:
+        found += f"; this process and its group may take {limit / _GIB:.1f}"
+    if limit is not None and limit < _TOO_TIGHT_BYTES:
+        return fault(found, "allow more: MemoryMax= of the unit, or --memory of the container")
+    if min(available, limit or available) < _LITTLE_MEMORY_BYTES:
+        return warning(
+            found,
+            "stop what else runs; on a desktop image of JetPack: "
+            "sudo systemctl set-default multi-user.target",
+        )
+    return ok(found)
+
+
+def disk(evidence: Evidence) -> Finding:
+    """Room where models and plans are kept, and the right to write there where that is needed."""
+    there, settings, board = evidence.disk, evidence.configuration.settings, evidence.board
+    if there is None:
+        return ok("not told here")
+    found = f"{there.free_bytes / _GIB:.1f} GiB free at {there.stands}"
+    user = board.account.name
+    poll = settings is not None and settings.repository.mode == "poll"
+    usual = settings is not None and not settings.repository.store
+    # What systemd makes for the unit at its first start is not there before that.
+    made = there.stands in (there.directory, there.directory.parent)
+    if poll and not there.writable and (made or not usual or board.unit is None):
+        return fault(
+            f"{found}, where {user} may not write the model store {there.directory}",
+            f"sudo install -d -o {user} -m 700 {there.directory}",
+        )
+    if there.free_bytes < _NO_ROOM_BYTES:
+        return fault(found, "make room: journalctl --vacuum-size=100M, apt clean, old models")
+    if there.free_bytes < _LITTLE_ROOM_BYTES:
+        return warning(found, "make room: journalctl --vacuum-size=100M, apt clean, old models")
+    return ok(found)

@@ -1,0 +1,148 @@
+"""The way to the GPU: device files, driver, CUDA's runtime, pycuda."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from edge_server.board.doctor.finding import fault, ok, warning
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from edge_server.board.device_nodes import DeviceNode
+    from edge_server.board.doctor.evidence import Evidence
+    from edge_server.board.doctor.finding import Finding
+
+NO_GPU = "no NVIDIA GPU: models run on the CPU"
+# CUresult of cuda.h: the last two, and the first on a Jetson, are what cuInit answers to a user who
+# may not open the device files.
+_NO_DEVICE = 100
+_NOT_OPENED = (_NO_DEVICE, 801, 999)
+
+
+def join_groups(nodes: Iterable[DeviceNode], user: str) -> str:
+    """The command that gives `user` the right to `nodes`; empty where no group would."""
+    groups = sorted({node.group for node in nodes if node.group})
+    if not groups:
+        return ""
+    return f"sudo usermod -aG {','.join(groups)} {user}; then log in again, or restart the daemon"
+
+
+def gpu_nodes(evidence: Evidence) -> Finding:
+    """The device files of GPU and NVDLA are there, and open to whom the daemon runs as."""
+    board = evidence.board
+    user = board.account.name
+    if not board.gpu_nodes:
+        if not board.is_jetson:
+            return ok(NO_GPU)
+        return fault(
+            "no /dev/nvmap, no /dev/nvhost-*, no /dev/nvgpu: nothing leads to the GPU",
+            "in a container: --runtime nvidia; elsewhere flash the board anew",
+        )
+    refused = [node for node in board.gpu_nodes if not node.usable]
+    open_nodes = f"{len(board.gpu_nodes) - len(refused)} device files open to {user}"
+    if evidence.driver_works and evidence.driver_tried_by_account:
+        # Some are for root on every board, as those that switch the GPU's power, and /dev/nvmap may
+        # be one to read only: whether CUDA starts tells more than the modes.
+        others = f", {len(refused)} not, which CUDA does not need to start" if refused else ""
+        return ok(f"{open_nodes}{others}")
+    curable = [node for node in refused if node.group]
+    if curable:
+        names = ", ".join(node.path for node in curable)
+        return fault(f"closed to {user}: {names}", join_groups(curable, user))
+    if any(node.path == "/dev/nvmap" and node.for_root for node in refused):
+        return fault(
+            "/dev/nvmap is open to root only", "reinstall the udev rules of nvidia-l4t-init"
+        )
+    others = f", {len(refused)} not, by their modes" if refused else ""
+    return ok(f"{open_nodes}{others}")
+
+
+def driver(evidence: Evidence) -> Finding:
+    """CUDA's driver starts."""
+    answer, board = evidence.answer("driver"), evidence.board
+    says = answer.says
+    if evidence.driver_works and says["devices"]:
+        devices = ", ".join(
+            f"{device['name']} (compute {device['compute_capability']})"
+            for device in says["devices"]
+        )
+        found = f"CUDA {says['version']}: {devices}"
+        if evidence.driver_tried_by_account:
+            return ok(found)
+        return ok(f"{found}; as {board.account.name} it is tried by: sudo edge-server doctor")
+    if (
+        not board.is_jetson
+        and not board.gpu_nodes
+        and (says.get("missing") or says.get("init") == _NO_DEVICE)
+    ):
+        return ok(NO_GPU)
+    found = answer.trouble or says.get("error") or "it sees no device"
+    return fault(f"CUDA's driver does not start: {found}", _driver_remedy(evidence))
+
+
+def _driver_remedy(evidence: Evidence) -> str:
+    board, says = evidence.board, evidence.answer("driver").says
+    if not says.get("missing"):
+        refused = [node for node in board.gpu_nodes if not node.usable]
+        look = "sudo dmesg | grep -iE 'nvgpu|nvrm', and restart the machine"
+        if join := join_groups(refused, board.account.name):
+            return join
+        if board.is_jetson and says.get("init") in _NOT_OPENED:
+            groups = f"sudo usermod -aG video,render {board.account.name}"
+            return f"{groups}, then log in again, or restart the daemon; if that is so: {look}"
+        return look
+    if board.is_jetson:
+        again = "sudo apt install --reinstall nvidia-l4t-cuda"
+        return f"in a container: --runtime nvidia; elsewhere: {again}"
+    return "install NVIDIA's driver; in a container: --gpus all"
+
+
+def cuda_runtime(evidence: Evidence) -> Finding:
+    """CUDA's runtime library is there, and of a version that the driver can carry."""
+    answer, board = evidence.answer("cuda_runtime"), evidence.board
+    version = answer.says.get("version")
+    if version is None:
+        if not board.is_jetson and not evidence.driver_works:
+            return ok("none, and none needed on the CPU")
+        found = answer.trouble or answer.says.get("error") or "libcudart.so is not found"
+        package = _cudart_package(board.jetpack.cuda if board.jetpack else "")
+        return warning(f"{found}: TensorRT needs it", f"sudo apt install {package}")
+    found = f"CUDA {version} ({answer.says['library']})"
+    drivers = evidence.answer("driver").says.get("version", version)
+    if _major(version) > _major(drivers):
+        return fault(
+            f"{found}, but the driver carries CUDA {drivers} only",
+            "use the CUDA of this JetPack" if board.is_jetson else "update NVIDIA's driver",
+        )
+    return ok(found)
+
+
+def pycuda(evidence: Evidence) -> Finding:
+    """Our own kernels can be run."""
+    answer = evidence.answer("pycuda")
+    says = answer.says
+    needed = evidence.board.is_jetson or evidence.driver_works
+    if answer.trouble or says.get("error"):
+        found = f"pycuda cannot be imported: {answer.trouble or says['error']}"
+        if not needed:
+            return ok(f"{found}; none needed on the CPU")
+        if not evidence.driver_works:
+            return warning(found, "mend the driver first")
+        return fault(found, "install a pycuda that was built for this CUDA and this Python")
+    if says.get("missing"):
+        if not needed:
+            return ok("none, and none needed on the CPU")
+        return warning(
+            "pycuda is not installed: images are preprocessed on the CPU",
+            "scripts/install_pycuda builds it for this machine's CUDA",
+        )
+    return ok(f"pycuda {says['version']}")
+
+
+def _cudart_package(cuda: str) -> str:
+    return f"cuda-cudart-{cuda.replace('.', '-')}" if cuda else "cuda-cudart-12-6"
+
+
+def _major(version: str) -> int:
+    return int(version.partition(".")[0])

@@ -1,0 +1,65 @@
+"""All that the checks may look at, gathered before the first of them runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from edge_server.board.doctor.asking import Answer
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from edge_server.board.board import BoardFacts
+    from edge_server.board.disk import Disk
+    from edge_server.settings import Settings
+
+_UNASKED = Answer(trouble="not asked")
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """What the daemon would run with; `settings` is None where `error` says why not.
+
+    Attributes:
+        path: the file; None where there is none, and the defaults count.
+    """
+
+    path: Path | None
+    settings: Settings | None
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What every check is a function of.
+
+    Attributes:
+        board: what its files tell.
+        configuration: the daemon's.
+        disk: of the model store, or where it would be; None where nobody tells.
+        answers: of the probes, by their names.
+        python: the version that runs here.
+        version: our own.
+    """
+
+    board: BoardFacts
+    configuration: Configuration
+    disk: Disk | None
+    answers: Mapping[str, Answer] = field(default_factory=dict)
+    python: str = ""
+    version: str = ""
+
+    def answer(self, probe: str) -> Answer:
+        return self.answers.get(probe, _UNASKED)
+
+    @property
+    def driver_works(self) -> bool:
+        return self.answer("driver").says.get("init") == 0
+
+    @property
+    def driver_tried_by_account(self) -> bool:
+        """Whether it was the daemon's user that tried to start it; only root can try as another."""
+        uid = self.answer("driver").says.get("uid")
+        return uid is None or uid == self.board.account.uid

@@ -1,0 +1,148 @@
+"""Gathers the evidence and runs every check on it."""
+
+from __future__ import annotations
+
+import platform
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edge_server.board.board import read_board
+from edge_server.board.disk import read_disk
+from edge_server.board.doctor.asking import Answer, Question, ask
+from edge_server.board.doctor.checks import CHECKS
+from edge_server.board.doctor.evidence import Configuration, Evidence
+from edge_server.board.doctor.finding import Finding, Level, fault
+from edge_server.board.state_directory import state_directory
+from edge_server.errors import SettingsError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from edge_server.board.board import BoardFacts
+    from edge_server.settings import Settings
+
+# Where a package puts the settings, and where systemd lets the unit keep its state.
+_USUAL_CONFIGURATION = "etc/edge_server/config.toml"
+_STATE_OF_THE_UNIT = "var/lib/edge_server"
+_PROBES = "edge_server.board.doctor.probes:"
+# Those of every machine; settings and systemd add theirs.
+_ALWAYS = (
+    "driver",
+    "cuda_runtime",
+    "pycuda",
+    "tensorrt",
+    "nvdla",
+    "opencv",
+    "onnxruntime",
+    "kernel_clock",
+)
+# At once; more would fight for the few cores of a board.
+_PROCESSES = 4
+_NETWORK_PATIENCE_S = 8.0
+
+
+@dataclass(frozen=True)
+class Examination:
+    """What was found, by the names of the checks, in their order."""
+
+    evidence: Evidence
+    findings: Mapping[str, Finding]
+
+    def count(self, level: Level) -> int:
+        return sum(finding.level is level for finding in self.findings.values())
+
+
+def examine(
+    config: Path | None = None,
+    root: Path = Path("/"),
+    asks: Callable[[Question], Answer] = ask,
+    now_s: float | None = None,
+) -> Examination:
+    """Look at everything; raises nothing for what it finds.
+
+    Args:
+        config: the daemon's settings; /etc/edge_server/config.toml where none is given.
+        root: below which the files of the board lie.
+        asks: has one question answered.
+        now_s: what the clock says; it is asked where nothing is given.
+    """
+    board = read_board(root, now_s)
+    configuration = read_configuration(config, root)
+    questions = _questions(board, configuration.settings)
+    with ThreadPoolExecutor(_PROCESSES) as threads:
+        try:
+            answers = dict(zip(questions, threads.map(asks, questions.values()), strict=True))
+        except KeyboardInterrupt:
+            threads.shutdown(wait=False, cancel_futures=True)
+            raise
+    evidence = Evidence(
+        board,
+        configuration,
+        read_disk(_store(board, configuration.settings, root), board.account),
+        answers,
+        platform.python_version(),
+        version("edge-server"),
+    )
+    return Examination(evidence, run_checks(evidence))
+
+
+def run_checks(evidence: Evidence) -> dict[str, Finding]:
+    """What each check says of `evidence`; one that fails itself is a fault, and the others run."""
+    findings = {}
+    for name, check in CHECKS.items():
+        try:
+            findings[name] = check(evidence)
+        except Exception as error:  # noqa: BLE001 - a mistake of ours must not hide the rest
+            findings[name] = fault(
+                f"the check itself failed: {type(error).__name__}: {error}",
+                "report it, with the output of edge-server doctor --json",
+            )
+    return findings
+
+
+def read_configuration(path: Path | None, root: Path) -> Configuration:
+    """The settings in `path`, or in the usual file; the defaults where that is not there."""
+    from edge_server.settings import read_settings  # noqa: PLC0415
+
+    chosen = path or _usual_configuration(root)
+    try:
+        return Configuration(chosen, read_settings(chosen, {}))
+    except SettingsError as error:
+        return Configuration(chosen, None, str(error))
+
+
+def _usual_configuration(root: Path) -> Path | None:
+    usual = root / _USUAL_CONFIGURATION
+    try:
+        usual.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError:
+        pass  # is there, and reading it will tell what is the matter
+    return usual
+
+
+def _questions(board: BoardFacts, settings: Settings | None) -> dict[str, Question]:
+    questions = {name: Question(_PROBES + name) for name in _ALWAYS}
+    # Who may open the GPU is a matter of the user.
+    questions["driver"] = replace(questions["driver"], account=board.account)
+    if board.systemd and board.unit is not None:
+        questions["unit"] = Question(f"{_PROBES}unit")
+    if settings is not None and settings.grpc.enabled and settings.grpc.port:
+        where = (settings.grpc.host, str(settings.grpc.port))
+        questions["grpc_port"] = Question(f"{_PROBES}grpc_port", where)
+    if settings is not None and settings.mqtt is not None:
+        where = (settings.mqtt.host, str(settings.mqtt.port))
+        questions["broker"] = Question(f"{_PROBES}broker", where, _NETWORK_PATIENCE_S)
+    return questions
+
+
+def _store(board: BoardFacts, settings: Settings | None, root: Path) -> Path:
+    if settings is not None and settings.repository.store:
+        return root / settings.repository.store.lstrip("/")
+    # The unit's user is not the one who asks here, nor is its environment.
+    state = root / _STATE_OF_THE_UNIT if board.unit is not None else state_directory()
+    return state / "store"

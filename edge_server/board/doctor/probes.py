@@ -1,0 +1,218 @@
+"""What is asked of libraries, the network and the kernel; each runs in a process of its own.
+
+Each returns a dict that JSON can carry. Libraries are imported by name, because importing them is
+the question. `{"missing": true}` is a library that is not installed; one that is and cannot be
+imported says why in `error`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import importlib
+import os
+import re
+import socket
+import subprocess
+from typing import Any
+
+from edge_server.board.listening import listener, remedy
+from edge_server.board.unit_file import UNIT
+
+Says = dict[str, Any]
+
+# CUdevice_attribute of cuda.h.
+_COMPUTE_MAJOR, _COMPUTE_MINOR, _INTEGRATED = 75, 76, 18
+# libcudart's names: with the development packages, then of CUDA 13, 12 and 11.
+_CUDARTS = ("libcudart.so", "libcudart.so.13", "libcudart.so.12", "libcudart.so.11.0")
+_CUDART_DIRECTORIES = ("", "/usr/local/cuda/lib64/")
+# timex.h: what adjtimex(2) says of a clock that nobody sets, and where in the struct.
+_STA_UNSYNC = 0x0040
+_TIMEX_LONGS = 64
+
+
+def driver() -> Says:
+    """Whether CUDA's driver starts for the user of this process, its version, and its devices."""
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        return {"missing": True, "error": str(error)}
+    code = cuda.cuInit(0)
+    if code:
+        return {"init": code, "uid": os.geteuid(), "error": _cuda_error(cuda, code)}
+    version, count = ctypes.c_int(), ctypes.c_int()
+    cuda.cuDriverGetVersion(ctypes.byref(version))
+    cuda.cuDeviceGetCount(ctypes.byref(count))
+    devices = [_device(cuda, index) for index in range(count.value)]
+    return {
+        "init": 0,
+        "uid": os.geteuid(),
+        "version": _cuda_version(version.value),
+        "devices": devices,
+    }
+
+
+def cuda_runtime() -> Says:
+    """The version of CUDA's runtime library, where one is found."""
+    for directory in _CUDART_DIRECTORIES:
+        for name in _CUDARTS:
+            try:
+                library = ctypes.CDLL(directory + name)
+            except OSError:
+                continue
+            version = ctypes.c_int()
+            code = library.cudaRuntimeGetVersion(ctypes.byref(version))
+            if code:
+                return {"error": f"{directory}{name}: cudaRuntimeGetVersion gives {code}"}
+            return {"version": _cuda_version(version.value), "library": directory + name}
+    return {"missing": True}
+
+
+def pycuda() -> Says:
+    """Whether pycuda and its driver module can be imported."""
+    says = _imported("pycuda", "VERSION_TEXT")
+    if "version" in says:
+        try:
+            importlib.import_module("pycuda.driver")
+        except Exception as error:  # noqa: BLE001 - whatever a library's import raises
+            says["error"] = _told(error)
+    return says
+
+
+def tensorrt() -> Says:
+    """Whether TensorRT can be imported; makes none of its objects."""
+    return _imported("tensorrt")
+
+
+def nvdla() -> Says:
+    """How many NVDLA cores TensorRT's runtime sees.
+
+    Without a working driver such a runtime ends the process, so that is looked at first.
+    """
+    found = driver()
+    if found.get("init") != 0:
+        return {"error": f"no CUDA driver: {found['error']}"}
+    module: Any = importlib.import_module("tensorrt")
+    runtime = module.Runtime(module.Logger(module.Logger.ERROR))
+    # Never taken apart: where CUDA's versions do not fit, its destructor ends the process.
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(runtime))
+    return {"cores": int(runtime.num_DLA_cores)}
+
+
+def opencv() -> Says:
+    """OpenCV's version, and whether it was built with GStreamer."""
+    says = _imported("cv2")
+    if "version" in says:
+        built: str = importlib.import_module("cv2").getBuildInformation()
+        line = re.search(r"^\s*GStreamer:\s*(\S+)", built, re.MULTILINE)
+        says["gstreamer"] = line is not None and line[1] == "YES"
+    return says
+
+
+def onnxruntime() -> Says:
+    """ONNX Runtime's version, and what it can run models on."""
+    says = _imported("onnxruntime")
+    if "version" in says:
+        says["providers"] = importlib.import_module("onnxruntime").get_available_providers()
+    return says
+
+
+def kernel_clock() -> Says:
+    """Whether anything keeps the kernel's clock right: any time daemon tells the kernel so."""
+    # struct timex has 208 bytes on 64-bit Linux: modes (an int), offset, freq, maxerror, esterror,
+    # status (an int). With modes 0 it only reads.
+    timex = (ctypes.c_long * _TIMEX_LONGS)()
+    state = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.byref(timex))
+    if state < 0:
+        return {"error": f"adjtimex: {errno.errorcode.get(ctypes.get_errno(), '?')}"}
+    status = ctypes.c_int.from_address(ctypes.addressof(timex) + 5 * ctypes.sizeof(ctypes.c_long))
+    return {"synchronized": not status.value & _STA_UNSYNC}
+
+
+def unit() -> Says:
+    """How systemd says the daemon's unit is."""
+    asked = ["ActiveState", "SubState", "Result", "ExecMainStatus", "NRestarts", "UnitFileState"]
+    done = subprocess.run(  # noqa: S603
+        ["systemctl", "show", UNIT, f"--property={','.join(asked)}"],  # noqa: S607
+        capture_output=True,
+        text=True,
+        timeout=10,
+        check=False,
+    )
+    if done.returncode:
+        return {"error": done.stderr.strip()}
+    return dict(line.partition("=")[::2] for line in done.stdout.splitlines())
+
+
+def grpc_port(host: str, port: str) -> Says:
+    """Whether the port is free, and if not, who answers there."""
+    try:
+        listener(host, int(port)).close()
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            return {"error": remedy(error, "--grpc")}
+    else:
+        return {"free": True}
+    says: Says = {"free": False}
+    grpc: Any = importlib.import_module("tritonclient.grpc")
+    asked = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    client = grpc.InferenceServerClient(asked)
+    try:
+        metadata = client.get_server_metadata(client_timeout=2)
+    except grpc.InferenceServerException as error:
+        says["error"] = str(error)
+    else:
+        says.update(name=metadata.name, version=metadata.version)
+    return says
+
+
+def broker(host: str, port: str) -> Says:
+    """Whether somebody takes a TCP connection there."""
+    try:
+        socket.create_connection((host, int(port)), timeout=4).close()
+    except OSError as error:
+        return {"error": error.strerror or str(error)}
+    return {}
+
+
+def _imported(name: str, version: str = "__version__") -> Says:
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        return {"missing": True} if error.name == name else {"error": _told(error)}
+    except Exception as error:  # noqa: BLE001 - whatever a library's import raises
+        return {"error": _told(error)}
+    return {"version": str(getattr(module, version, "?")), "file": module.__file__ or ""}
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".partition("\n")[0]
+
+
+def _cuda_error(cuda: ctypes.CDLL, code: int) -> str:
+    name = ctypes.c_char_p()
+    cuda.cuGetErrorName(code, ctypes.byref(name))
+    return (name.value or str(code).encode()).decode()
+
+
+def _cuda_version(number: int) -> str:
+    """12060 is 12.6."""
+    return f"{number // 1000}.{number % 1000 // 10}"
+
+
+def _device(cuda: ctypes.CDLL, index: int) -> Says:
+    name = ctypes.create_string_buffer(256)
+    cuda.cuDeviceGetName(name, len(name), index)
+    memory = ctypes.c_size_t()
+    cuda.cuDeviceTotalMem_v2(ctypes.byref(memory), index)
+    numbers = []
+    for attribute in (_COMPUTE_MAJOR, _COMPUTE_MINOR, _INTEGRATED):
+        number = ctypes.c_int()
+        cuda.cuDeviceGetAttribute(ctypes.byref(number), attribute, index)
+        numbers.append(number.value)
+    return {
+        "name": name.value.decode(errors="replace"),
+        "compute_capability": f"{numbers[0]}.{numbers[1]}",
+        "memory_bytes": memory.value,
+        "integrated": bool(numbers[2]),
+    }

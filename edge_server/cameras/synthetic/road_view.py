@@ -1,0 +1,96 @@
+"""Where the road ahead lies in the picture, and polygons drawn there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import cv2
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from edge_server.cameras.synthetic.road_scene import Colour, RoadScene
+
+FARTHEST_M = 300.0
+PROFILE_POINTS = 140
+# Fixed-point coordinates of OpenCV's drawing functions: 1/16 pixel.
+SUBPIXEL_BITS = 4
+COORDINATE_LIMIT_PX = 20_000.0
+
+
+@dataclass(frozen=True)
+class View:
+    """The road ahead at one moment, projected.
+
+    Attributes:
+        z_m: (N,) distances ahead, increasing.
+        centre_m: (N,) sideways position of the lane's middle.
+        row_px: (N,) image row of the ground, strictly decreasing.
+        scale_px: focal length in pixels; a metre at z covers scale_px / z.
+    """
+
+    z_m: NDArray[np.float64]
+    centre_m: NDArray[np.float64]
+    row_px: NDArray[np.float64]
+    scale_px: float
+    width: int
+    height: int
+
+    def project(
+        self, offset_m: float | NDArray[np.float64], z_m: NDArray[np.float64], up_m: float = 0.0
+    ) -> NDArray[np.float64]:
+        """Pixels (..., 2) of points beside the lane's middle, `up_m` above the road."""
+        zoom = self.scale_px / z_m
+        x = self.width / 2 + zoom * (np.interp(z_m, self.z_m, self.centre_m) + offset_m)
+        y = np.interp(z_m, self.z_m, self.row_px) - zoom * up_m
+        return np.stack(np.broadcast_arrays(x, y), axis=-1)
+
+    def strip(self, left_m: float, right_m: float, z_m: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Outline (2N, 2) of a band of road."""
+        return np.concatenate((self.project(left_m, z_m), self.project(right_m, z_m)[::-1]))
+
+
+def look(scene: RoadScene, distance_m: float, width: int, height: int) -> View:
+    """Integrates heading and position along the road ahead and projects the ground."""
+    camera, course = scene.camera, scene.course
+    scale_px = camera.focal * width
+    nearest_m = scale_px * camera.height_m / ((1.0 - camera.horizon) * height)
+    z_m = np.geomspace(0.85 * nearest_m, FARTHEST_M, PROFILE_POINTS)
+    wave = 2 * np.pi * (distance_m + z_m) / course.curvature_wavelength_m + course.curvature_phase
+    curvature = course.curvature_per_m * np.sin(wave)
+    step = np.diff(z_m, prepend=0.0)
+    heading = course.heading_rad + np.cumsum(curvature * step)
+    sway = course.sway_m * np.sin(2 * np.pi * distance_m / course.sway_wavelength_m)
+    centre_m = np.cumsum(heading * step) - sway
+    row_px = camera.horizon * height + scale_px * (
+        camera.height_m / z_m - 0.5 * course.grade_per_m * z_m
+    )
+    # Beyond a crest the ground turns back down the image: out of sight.
+    visible = np.append(True, np.cumprod(np.diff(row_px) < 0).astype(bool))
+    return View(z_m[visible], centre_m[visible], row_px[visible], scale_px, width, height)
+
+
+def fill_polygons(
+    image: NDArray[np.uint8], outlines: list[NDArray[np.float64]], colour: Colour
+) -> None:
+    """Fills anti-aliased polygons given in pixels."""
+    clipped = [np.clip(outline, -COORDINATE_LIMIT_PX, COORDINATE_LIMIT_PX) for outline in outlines]
+    fixed = [np.round(outline * (1 << SUBPIXEL_BITS)).astype(np.int32) for outline in clipped]
+    cv2.fillPoly(image, fixed, colour, cv2.LINE_AA, SUBPIXEL_BITS)
+
+
+def marks_ahead(
+    view: View, phase_m: float, period_m: float, distance_m: float, reach_m: float
+) -> NDArray[np.float64]:
+    """Distances ahead of things repeated every `period_m` along the road."""
+    first = np.floor((distance_m + view.z_m[0] - phase_m) / period_m) - 1
+    last = np.ceil((distance_m + min(reach_m, view.z_m[-1]) - phase_m) / period_m)
+    return np.arange(first, last + 1) * period_m + phase_m - distance_m
+
+
+def scaled(colour: Colour, factor: float) -> Colour:
+    """The same colour, brighter or darker."""
+    blue, green, red = (min(255.0, factor * channel) for channel in colour)
+    return blue, green, red

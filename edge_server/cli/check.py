@@ -1,0 +1,207 @@
+"""`edge-server check`: what `run` would trip over, found without starting anything.
+
+What may change by itself, as a broker or a live camera that is away, is no fault: the daemon waits
+for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+from edge_server.api.grpc.credentials import server_credentials
+from edge_server.api.grpc.port_trial import try_port, who_answers
+from edge_server.cameras.camera import Camera
+from edge_server.daemon.model_parts import (
+    chosen_control,
+    chosen_scheduling,
+    chosen_signatures,
+    python_of,
+)
+from edge_server.errors import ModelConfigError, SettingsError, SourceError, Unavailable
+from edge_server.gpu.devices import Devices
+from edge_server.inference.data_plane import DataPlane
+from edge_server.inference.registry import ModelRegistry
+from edge_server.inference.tracing.trace_file import TraceFile
+from edge_server.mqtt.broker_address import BrokerAddress
+from edge_server.mqtt.identity import Identity
+from edge_server.mqtt.trial import try_broker
+from edge_server.pipeline.lane_pipeline import LanePipeline
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from edge_server import settings as chosen
+    from edge_server.lifecycle.control import RepositoryControl
+
+# Models that are being closed get so long.
+CLOSE_S = 5.0
+
+
+@dataclass
+class Findings:
+    """What `check` found, a line for each.
+
+    Attributes:
+        well: what is as it should be, and what is worth a warning.
+        faults: what `run` would refuse for good, with the remedy.
+        unavailable: what it would end with now, and not where others let go of it.
+    """
+
+    well: list[str] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+    unavailable: list[str] = field(default_factory=list)
+
+
+def check(settings: chosen.Settings) -> Findings:
+    """Load the models of the start, prove every camera's, open recordings, try ports and broker."""
+    findings = Findings()
+    _check_ports(settings, findings)
+    registry = ModelRegistry()
+    scheduling = chosen_scheduling(settings.serving)
+    devices = Devices()
+    control = chosen_control(
+        registry, scheduling, devices, settings.repository, python=python_of(settings)
+    )
+    try:
+        data_plane = DataPlane(registry)
+        faulty_models = _check_models(settings.repository, control, data_plane, findings)
+        for name, camera in settings.cameras.items():
+            faults = _check_camera(name, camera, data_plane, faulty_models)
+            findings.faults += faults
+            if not faults:
+                findings.well.append(f"camera {name}: {camera.uri}: gives frames to {camera.model}")
+        for try_it, well in _tries(settings):
+            try:
+                try_it()
+            except SettingsError as error:
+                findings.faults.append(str(error))
+            except Unavailable as error:
+                findings.unavailable.append(str(error))
+            else:
+                findings.well.append(well)
+        if settings.mqtt is not None:
+            _check_broker(settings.mqtt, settings.device.id, findings)
+    finally:
+        control.close(CLOSE_S)
+        scheduling.close()
+        devices.close()
+    return findings
+
+
+def _tries(settings: chosen.Settings) -> Iterator[tuple[Callable[[], object], str]]:
+    """What raises a SettingsError where it is not well, and what is told where it is."""
+    tls, trace, repository = settings.grpc.tls, settings.trace, settings.repository
+    if tls.on:
+        yield partial(server_credentials, tls), f"grpc: {tls.certificate} is shown to clients"
+    if trace.file:
+        yield partial(TraceFile, trace.file), f"trace: {trace.file} can be written"
+    if repository.signatures != "off":
+        keys = ", ".join(repository.signature_keys) or "no key"
+        yield partial(chosen_signatures, repository), f"models: held against {keys}"
+
+
+def _check_ports(settings: chosen.Settings, findings: Findings) -> None:
+    runs = settings.grpc.enabled and settings.grpc.port > 0 and _check_grpc(settings, findings)
+    metrics = settings.metrics
+    if metrics.enabled and metrics.port:
+        where = f"{metrics.host}:{metrics.port}"
+        found = try_port(metrics.host, metrics.port, "--metrics")
+        if not found.trouble:
+            findings.well.append(f"metrics {where}: is free")
+        elif not (runs and found.taken):
+            findings.unavailable.append(f"metrics cannot listen on {where}: {found.trouble}")
+
+
+def _check_grpc(settings: chosen.Settings, findings: Findings) -> bool:
+    """Whether the daemon itself runs there, as far as can be told."""
+    grpc = settings.grpc
+    where = f"{grpc.host}:{grpc.port}"
+    found = try_port(grpc.host, grpc.port, "--grpc")
+    if not found.trouble:
+        findings.well.append(f"grpc {where}: is free")
+        return False
+    us = f"{settings.serving.name} {version('edge-server')}"
+    if found.taken and who_answers(grpc) == us:
+        findings.well.append(f"grpc {where}: is taken by {us}: the daemon runs")
+        return True
+    if found.taken and (grpc.tls.on or grpc.restricted):
+        # It tells no stranger who it is.
+        findings.well.append(f"warning: grpc {where}: is taken, by the daemon or something else")
+        return True
+    findings.unavailable.append(f"gRPC cannot listen on {where}: {found.trouble}")
+    return False
+
+
+def _check_models(
+    repository: chosen.Repository,
+    control: RepositoryControl,
+    data_plane: DataPlane,
+    findings: Findings,
+) -> set[str] | None:
+    """The models that are faulty; None is all of them."""
+    try:
+        failed = control.load_first()
+    except ModelConfigError as error:
+        findings.faults.append(str(error))
+        return None
+    ready = data_plane.index(only_ready=True)
+    findings.well += [f"model {e.name} version {e.version}: {e.state.value}" for e in ready]
+    if not ready and not failed:
+        findings.well.append(f"warning: {_nothing(repository)}")
+    findings.faults += [entry.reason for entry in failed]
+    return {entry.name for entry in failed}
+
+
+def _nothing(repository: chosen.Repository) -> str:
+    """Why no model is loaded at the start."""
+    if repository.mode == "explicit" and not repository.load:
+        return "mode explicit and no --load-model: nothing is served until it is asked for"
+    where = ", ".join(repository.paths) or "repository.paths, which is empty"
+    return f"no models in {where}: there is nothing to serve"
+
+
+def _check_camera(
+    name: str, settings: chosen.Camera, data_plane: DataPlane, faulty_models: set[str] | None
+) -> list[str]:
+    """The camera's faults; one of its model's own has been told with the model."""
+    faults = []
+    camera = Camera(name, settings.uri)
+    if faulty_models is not None and settings.model not in faulty_models:
+        try:
+            LanePipeline(camera, data_plane, settings.model, ()).prove()
+        except (SettingsError, Unavailable) as error:
+            faults.append(str(error))
+    try:
+        camera.open()
+    except SourceError as error:
+        faults.append(f"cameras.{name}.uri: {error}")
+    finally:
+        camera.stop()
+    return faults
+
+
+def _check_broker(mqtt: chosen.Mqtt, device: str, findings: Findings) -> None:
+    try:
+        address = BrokerAddress.of(mqtt)
+    except SettingsError as error:
+        findings.faults.append(str(error))
+        return
+    if faults := address.file_faults():
+        findings.faults += faults
+        return
+    client_id = f"{Identity.of_this_host(device, '').client_id}-check"
+    trial = try_broker(address, client_id)
+    if not trial.trouble:
+        findings.well.append(f"mqtt {address}: lets us in; lanes and status go there")
+    elif trial.stays:
+        findings.faults.append(
+            f"mqtt {address}: the broker refuses us: {trial.trouble}; mend username and "
+            "password_file of [mqtt], or ca_file, or what the broker lets in"
+        )
+    else:
+        findings.well.append(
+            f"warning: mqtt {address}: {trial.trouble}; the daemon goes on, and tries again"
+        )

@@ -1,0 +1,280 @@
+"""`edge-server demo`: the whole appliance on one road, and what arrives from it, for people."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import queue
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+from contextlib import ExitStack, suppress
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+import msgspec
+
+from edge_server.daemon.daemon import VERSION, Daemon
+from edge_server.errors import SourceError, Unavailable
+from edge_server.mqtt import payloads
+from edge_server.mqtt.identity import Identity
+from edge_server.mqtt.subscriber import LaneSubscriber
+from edge_server.process.logs import set_up_logging
+from edge_server.settings import Settings, read_settings
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Mapping, Sequence
+
+    from edge_server.cameras.frame import Frame
+    from edge_server.lanes.types import LaneFrame
+    from edge_server.pipeline.lane_pipeline import Listener
+
+DEVICE = "demo"
+PICTURE = Path("lanes.png")
+# Messages that wait to be shown, some seconds of them.
+KEPT = 256
+
+_PATIENCE_S = 15.0
+_REFRESH_S = 0.5
+
+
+def run_demo(
+    source: str,
+    stop: threading.Event,
+    *,
+    frames: int,
+    broker: Mapping[str, Any] | None,
+    repositories: Sequence[str] | None,
+    as_json: bool,
+) -> None:
+    """Start a daemon with one camera, listen to its broker, show what arrives, leave a picture.
+
+    Returns when `frames` messages arrived, the source ended or `stop` was set.
+
+    Args:
+        source: what the camera looks at; a plain path is played again and again.
+        stop: ends the demo, also while it starts.
+        frames: how many lane messages to wait for; 0 is no end.
+        broker: `host` and `port` to publish to; without it a private mosquitto where there is
+            one, else none: then the messages are taken from the daemon directly.
+        repositories: the shipped models where none are given.
+        as_json: print each message instead of the table.
+
+    Raises:
+        EdgeServerError: something is missing or wrong; see `Daemon`.
+    """
+    log_switches = set_up_logging(verbose=0, info=False)
+    people = sys.stderr if as_json else sys.stdout
+    inbox = Inbox()
+    newest: deque[tuple[LaneFrame, Frame]] = deque(maxlen=1)
+    with ExitStack() as running:
+        settings = _settings(source, broker or _private_broker(running, stop), repositories)
+        listeners: list[Listener] = [lambda *seen: newest.append(seen)]
+        if settings.mqtt is None:
+            listeners.append(_put_directly(inbox))
+        daemon = Daemon(settings, listeners, log_switches)
+        if settings.mqtt is not None and not stop.is_set():
+            mqtt = settings.mqtt
+            subscriber = LaneSubscriber(mqtt.host, mqtt.port, DEVICE, inbox.put)
+            running.callback(subscriber.close)
+        daemon.start(stop)
+        running.callback(daemon.stop)
+        if not stop.is_set():
+            print(_heading(source, daemon, settings), file=people, flush=True)
+            _show(inbox, daemon, stop, frames=frames, source=source, as_json=as_json)
+    if newest:
+        _leave_picture(*newest[0], people)
+
+
+def shipped_models() -> Path:
+    """The repository that comes with this package; in a checkout it is the one beside it."""
+    return Path(str(files("edge_server") / "models")).resolve()
+
+
+class Inbox:
+    """Messages on their way to be shown: `KEPT` at most, then the oldest gives way.
+
+    `put` is for one thread, `take` for another.
+    """
+
+    def __init__(self) -> None:
+        self._messages: queue.Queue[bytes] = queue.Queue(KEPT)
+
+    def put(self, payload: bytes) -> None:
+        """Never waits, however slow the one who takes is."""
+        if self._messages.full():
+            with suppress(queue.Empty):
+                self._messages.get_nowait()
+        self._messages.put_nowait(payload)
+
+    def take(self, timeout_s: float) -> bytes | None:
+        """The oldest message; None when there was none for `timeout_s`."""
+        try:
+            return self._messages.get(timeout=timeout_s)
+        except queue.Empty:
+            return None
+
+
+def _settings(
+    source: str, broker: Mapping[str, Any] | None, repositories: Sequence[str] | None
+) -> Settings:
+    if "://" not in source:
+        source = f"file://{quote(str(Path(source).absolute()))}?loop=true"
+    chosen: dict[str, Any] = {
+        "device": {"id": DEVICE},
+        "repository": {"paths": list(repositories or (str(shipped_models()),))},
+        "grpc": {"port": 0},
+        "metrics": {"enabled": False},
+        "cameras": {"road": {"uri": source}},
+    }
+    if broker is not None:
+        chosen["mqtt"] = dict(broker)
+    return read_settings(None, chosen)
+
+
+def _put_directly(inbox: Inbox) -> Listener:
+    """What takes the broker's place where there is none."""
+    identity = Identity.of_this_host(DEVICE, VERSION)
+    counter = itertools.count()
+
+    def put(lane_frame: LaneFrame, frame: Frame) -> None:
+        del frame
+        now_ns = time.monotonic_ns()
+        inbox.put(payloads.lane_frame(lane_frame, identity, next(counter), now_ns))
+
+    return put
+
+
+def _heading(source: str, daemon: Daemon, settings: Settings) -> str:
+    mqtt = settings.mqtt
+    broker = "no MQTT broker here" if mqtt is None else f"MQTT on {mqtt.host}:{mqtt.port}"
+    return f"edge-server {VERSION}: {source}; gRPC on 127.0.0.1:{daemon.grpc_port}; {broker}"
+
+
+def _show(
+    inbox: Inbox, daemon: Daemon, stop: threading.Event, *, frames: int, source: str, as_json: bool
+) -> None:
+    table = None if as_json else _Table()
+    arrived = 0
+    patience = time.monotonic() + _PATIENCE_S
+    while not stop.is_set() and (not frames or arrived < frames):
+        payload = inbox.take(_REFRESH_S)
+        if payload is None:
+            if all(pipeline.camera.ended for pipeline in daemon.pipelines):
+                break
+            if time.monotonic() > patience:
+                raise Unavailable(f"no lanes arrived for {_PATIENCE_S:g} s from {source}")
+            continue
+        patience = time.monotonic() + _PATIENCE_S
+        arrived += 1
+        if table is None:
+            print(payload.decode(), flush=True)
+        else:
+            table.add(msgspec.json.decode(payload))
+    if table is not None:
+        table.finish()
+
+
+def _leave_picture(lane_frame: LaneFrame, frame: Frame, people: Any) -> None:
+    # Only here: where OpenCV is missing, the camera has said so in plain words before.
+    from edge_server.cameras.picture import draw_lanes, write_picture  # noqa: PLC0415
+
+    picture = free_name(PICTURE)
+    try:
+        write_picture(picture, draw_lanes(frame.image, lane_frame.lanes))
+    except SourceError as error:
+        print(f"edge-server: warning: {error}", file=sys.stderr, flush=True)
+        return
+    print(f"the last frame with its lanes is in {picture.absolute()}", file=people, flush=True)
+
+
+def free_name(path: Path) -> Path:
+    """`path`, or where something is there already `lanes-2.png` and so on."""
+    names = (path.with_stem(f"{path.stem}-{number}") for number in itertools.count(2))
+    return next(name for name in itertools.chain([path], names) if not os.path.lexists(name))
+
+
+class _Table:
+    """One row that is renewed on a terminal, and repeated elsewhere."""
+
+    _FORMAT = "{:>8} {:>8} {:>7} {:>9} {:>9} {:>6} {:>8}"
+
+    def __init__(self) -> None:
+        self._terminal = sys.stdout.isatty()
+        self._arrivals: list[float] = []
+        self._count = 0
+        self._shown_at = 0.0
+        self._row = ""
+        self._shown = ""
+        head = ("camera", "frames", "fps", "age ms", "infer ms", "lanes", "dropped")
+        print(self._FORMAT.format(*head))
+
+    def add(self, message: dict[str, Any]) -> None:
+        now = time.monotonic()
+        self._count += 1
+        self._arrivals = [*self._arrivals[-49:], now]
+        spanned_s = self._arrivals[-1] - self._arrivals[0]
+        fps = (len(self._arrivals) - 1) / spanned_s if spanned_s > 0 else 0.0
+        self._row = self._FORMAT.format(
+            message["camera"],
+            self._count,
+            f"{fps:.1f}",
+            f"{message['time']['age_us'] / 1e3:.1f}",
+            f"{message['latency_us']['infer'] / 1e3:.1f}",
+            len(message["lanes"]),
+            message["dropped"],
+        )
+        if now - self._shown_at >= (_REFRESH_S if self._terminal else 2 * _REFRESH_S):
+            self._shown_at = now
+            self._show(end="\r" if self._terminal else "\n")
+
+    def finish(self) -> None:
+        """Let the last row stand."""
+        if self._row != self._shown or self._terminal:
+            self._show(end="\n")
+
+    def _show(self, end: str) -> None:
+        self._shown = self._row
+        print(self._row, end=end, flush=True)
+
+
+def _private_broker(running: ExitStack, stop: threading.Event) -> dict[str, Any] | None:
+    """A mosquitto that ends with `running`; None where it is not installed.
+
+    Raises:
+        Unavailable: it is installed and does not start.
+    """
+    binary = shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin:/usr/bin:/usr/local/bin")
+    if binary is None:
+        return None
+    folder = Path(running.enter_context(tempfile.TemporaryDirectory(prefix="edge-server-demo-")))
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    configuration = folder / "mosquitto.conf"
+    configuration.write_text(
+        f"listener {port} 127.0.0.1\nallow_anonymous true\npersistence false\n"
+    )
+    broker = subprocess.Popen(  # noqa: S603
+        [binary, "-c", str(configuration)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    # Ctrl-C in a terminal ends it together with us: that it is gone then is no news.
+    logging.getLogger("edge_server.mqtt").setLevel(logging.ERROR)
+    running.callback(broker.wait)
+    running.callback(broker.terminate)
+    for _ in range(100):
+        with suppress(OSError):
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            break
+        if stop.wait(0.05):
+            break
+    else:
+        raise Unavailable(f"{binary} did not start; give another broker with --mqtt HOST:PORT")
+    return {"host": "127.0.0.1", "port": port}

@@ -1,0 +1,102 @@
+"""How an examination is told: lines for people, JSON for machines."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import PurePath
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from edge_server.board.doctor.finding import Level
+from edge_server.board.jetpack import JETPACKS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from edge_server.board.doctor.examination import Examination
+
+_MARKS = MappingProxyType({Level.OK: "✔", Level.WARNING: "‼", Level.FAULT: "✘"})
+_COLOURS = MappingProxyType({Level.OK: "32", Level.WARNING: "33", Level.FAULT: "31"})
+# JetPack 7.0 and 7.1.
+_THOR_ONLY = 38
+_NVDLA = MappingProxyType(
+    {"yes": "AGX, NX", "no": "no", "agx": "AGX, with TensorRT 11.4.1 or newer"}
+)
+
+
+def text(examination: Examination, *, marks: bool, colour: bool) -> Iterator[str]:
+    """A line for each check, and one with its remedy where there is one; the sum at the end.
+
+    Args:
+        marks: ✔, ‼ and ✘ tell the levels; else words do.
+        colour: they are coloured as terminals do it.
+    """
+    evidence = examination.evidence
+    kernel = evidence.board.kernel or "?"
+    yield f"edge-server {evidence.version}, Python {evidence.python}, Linux {kernel}"
+    width = max(map(len, examination.findings))
+    for name, finding in examination.findings.items():
+        level = _MARKS[finding.level] if marks else f"{finding.level.value:7}"
+        if colour:
+            level = f"\x1b[{_COLOURS[finding.level]}m{level}\x1b[0m"
+        yield f"{level} {name:{width}}  {finding.found}"
+        if finding.remedy:
+            indent = " " * (width + (4 if marks else 10))
+            yield f"{indent}{'→' if marks else '->'} {finding.remedy}"
+    faults, warnings = (_counted(examination, level) for level in (Level.FAULT, Level.WARNING))
+    account = evidence.board.account.name
+    yield f"{faults}, {warnings}; rights are those of user {account}"
+
+
+def as_json(examination: Examination) -> str:
+    """One object: `ok`, the checks, the facts of the board, and what the probes said."""
+    evidence = examination.evidence
+    checks = [
+        {
+            "name": name,
+            "level": finding.level.value,
+            "found": finding.found,
+            "remedy": finding.remedy,
+        }
+        for name, finding in examination.findings.items()
+    ]
+    told = {
+        "edge_server": evidence.version,
+        "python": evidence.python,
+        "ok": not examination.count(Level.FAULT),
+        "checks": checks,
+        "board": asdict(evidence.board),
+        "disk": None if evidence.disk is None else asdict(evidence.disk),
+        "probes": {name: asdict(answer) for name, answer in evidence.answers.items()},
+    }
+    return json.dumps(told, indent=2, default=_plain)
+
+
+def matrix() -> Iterator[str]:
+    """Which JetPack brings what, and on which Orin modules NVDLA can be used there."""
+    row = "{:8} {:8} {:6} {:9} {:7} {}"
+    yield row.format("JetPack", "L4T", "CUDA", "TensorRT", "Python", "Orin NVDLA")
+    for each in JETPACKS:
+        yield row.format(
+            each.version,
+            str(each.since),
+            each.cuda,
+            each.tensorrt,
+            each.python,
+            "for Thor only" if each.since.major == _THOR_ONLY else _NVDLA[each.nvdla],
+        )
+    yield "L4T is the first one of a JetPack. From NVIDIA's release notes, not seen on boards."
+
+
+def _counted(examination: Examination, level: Level) -> str:
+    count = examination.count(level)
+    return f"{count} {level.value}{'' if count == 1 else 's'}"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, frozenset):
+        return sorted(value)
+    if isinstance(value, PurePath):
+        return str(value)
+    raise TypeError(f"{value!r} is of no JSON type")

@@ -1,0 +1,286 @@
+"""The command line: what each verb takes, and which exit code tells what.
+
+Nothing heavy is imported here: a verb imports what it needs when it runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import sys
+import threading
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from edge_server import errors
+from edge_server.cli.doctor.verb import add_doctor
+from edge_server.cli.flags.chosen import choose, nearest
+from edge_server.cli.flags.parser import add_settings_flags
+from edge_server.cli.flags.texts import address
+from edge_server.cli.models.verbs import add_verbs
+from edge_server.cli.plan.verbs import add_verbs as add_plan_verbs
+from edge_server.process.log_formats import journal_prefix, writes_json
+from edge_server.process.logs import set_up_logging
+from edge_server.process.places import error_of_place
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from edge_server.process.log_switches import LogSwitches
+    from edge_server.settings import Log, Settings
+
+log = logging.getLogger(__name__)
+
+OK = 0
+FAILED = 1
+USAGE = 2
+UNAVAILABLE = 69
+ALREADY_RUNNING = 75
+CONFIGURATION = 78
+DEVICE_LOST = 86
+RESTART_ME = 87
+
+# systemd does not restart what ended with 2 or 78: those are for what stays until a person changes
+# it. What may pass has one of the others. A kind of error that is not here has its parent's code.
+EXIT_CODES: dict[type[BaseException], int] = {
+    errors.SettingsError: CONFIGURATION,
+    errors.InvalidRequest: CONFIGURATION,
+    errors.ModelConfigError: CONFIGURATION,
+    errors.ModelLoadError: UNAVAILABLE,
+    errors.SourceError: UNAVAILABLE,
+    errors.SourceUriError: CONFIGURATION,
+    errors.Unavailable: UNAVAILABLE,
+    errors.Unsupported: CONFIGURATION,
+    errors.AlreadyRunning: ALREADY_RUNNING,
+    errors.DeviceLost: DEVICE_LOST,
+    errors.StageStuck: RESTART_ME,
+    errors.EdgeServerError: FAILED,
+}
+
+_EPILOG = """exit codes: 0 ended as asked, 1 failed, 2 usage, 69 something required is unavailable,
+75 another daemon holds the socket or the copies of models,
+78 settings or files of a model are wrong and stay so, 86 a GPU is lost: restart me,
+87 a stage hung: restart me"""
+
+
+def run_command(argv: Sequence[str]) -> int:
+    """Run one verb; the exit code. Errors of ours end as one line, without a traceback."""
+    parser = _parser()
+    arguments, unknown = parser.parse_known_args(argv)
+    if unknown:
+        parser.error(nearest(unknown, arguments.flags))
+    try:
+        code: int = arguments.verb(arguments)
+    except errors.EdgeServerError as error:
+        return _tell(error)
+    except BrokenPipeError:
+        # Whoever read our output has seen enough; nor may the interpreter's last flush complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return OK
+    return code
+
+
+def _tell(error: errors.EdgeServerError) -> int:
+    """Print `error`; its exit code."""
+    prefix = journal_prefix(logging.ERROR)
+    told_to_programs = any(writes_json(each.formatter) for each in logging.getLogger().handlers)
+    for line in str(error).splitlines():
+        if told_to_programs:
+            log.error("%s", line)
+        else:
+            print(f"{prefix}edge-server: {line}", file=sys.stderr, flush=True)
+    return next(EXIT_CODES[kind] for kind in type(error).__mro__ if kind in EXIT_CODES)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="edge-server",
+        description="Lane detection appliance: cameras in, lanes out on MQTT and gRPC.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action=_Version, nargs=0, help="print it and exit")
+    verbs = parser.add_subparsers(required=True, metavar="VERB")
+
+    run = verbs.add_parser(
+        "run",
+        help="the daemon",
+        description="Runs the daemon until SIGTERM.",
+        usage="edge-server run [FLAG ...]",
+        allow_abbrev=False,
+        add_help=False,
+    )
+    add_settings_flags(run, "run")
+    run.set_defaults(verb=_run)
+
+    check = verbs.add_parser(
+        "check",
+        help="validate settings and model repository, start nothing",
+        description="Looks for what `run` would trip over with the same flags, and starts nothing.",
+        usage="edge-server check [FLAG ...]",
+        allow_abbrev=False,
+        add_help=False,
+    )
+    add_settings_flags(check, "check")
+    check.set_defaults(verb=_check)
+
+    add_verbs(verbs.add_parser("models", help="deliver, list, verify and sign models"))
+    add_plan_verbs(verbs.add_parser("plan", help="build, inspect and verify TensorRT plans"))
+
+    add_doctor(verbs.add_parser("doctor", help="what is wrong with this machine, and the remedies"))
+
+    demo = verbs.add_parser("demo", help="show lanes arriving, with no camera or broker needed")
+    demo.add_argument(
+        "--source", default="synthetic://road?seed=7&fps=25", metavar="URI", help="what to look at"
+    )
+    demo.add_argument("--frames", type=_positive, default=0, metavar="N", help="end after N frames")
+    demo.add_argument(
+        "--mqtt", metavar="HOST[:PORT]", help="publish there, not on a private broker"
+    )
+    demo.add_argument("--json", action="store_true", help="one JSON object per frame")
+    demo.add_argument("--model-repository", action="append", metavar="DIR")
+    demo.set_defaults(
+        verb=_demo, flags=("--source", "--frames", "--mqtt", "--json", "--model-repository")
+    )
+    return parser
+
+
+class _Version(argparse.Action):
+    """As argparse's own, but looked up only when somebody asks."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
+        from importlib.metadata import version  # noqa: PLC0415
+
+        print(f"edge-server {version('edge-server')}")
+        parser.exit()
+
+
+def _settings(arguments: argparse.Namespace) -> tuple[Settings, list[str]]:
+    """What is chosen, and what is to be told of it."""
+    from edge_server.settings import read_settings  # noqa: PLC0415
+
+    chosen = choose({name: values for name, values in vars(arguments).items() if values})
+    for table, values in (
+        ("cameras", _cameras(arguments.camera)),
+        ("mqtt", {} if arguments.mqtt is None else _address("--mqtt", arguments.mqtt)),
+    ):
+        if values:
+            chosen.overrides[table] = values
+    settings = read_settings(arguments.config, chosen.overrides)
+    return settings, chosen.notes + settings.without_effect()
+
+
+def _log_to(log: Log) -> LogSwitches:
+    try:
+        return set_up_logging(
+            log.verbose,
+            info=log.info,
+            warning=log.warning,
+            error=log.error,
+            iso8601=log.format == "ISO8601",
+            json=log.format == "json",
+            path=log.file,
+        )
+    except OSError as error:
+        # Its disk may be mounted later, or have room again.
+        raise error_of_place(
+            error, f"log.file: {log.file}: cannot be written: {error.strerror}"
+        ) from error
+
+
+def _cameras(texts: Sequence[str]) -> dict[str, dict[str, str]]:
+    cameras: dict[str, dict[str, str]] = {}
+    for text in texts:
+        name, equals, uri = text.partition("=")
+        if not equals:
+            raise errors.SettingsError(f"--camera {text}: give it as NAME=URI, like front=road.mp4")
+        if name in cameras:
+            raise errors.SettingsError(f"--camera {text}: camera '{name}' is given twice")
+        cameras[name] = {"uri": uri}
+    return cameras
+
+
+def _address(flag: str, text: str) -> dict[str, Any]:
+    try:
+        return address(text)
+    except ValueError as error:
+        raise errors.SettingsError(f"{flag} {text}: {error}") from None
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text}: give a whole number, 1 or above")
+    return int(text)
+
+
+def _stop_on_signals() -> threading.Event:
+    """An event that the first SIGTERM or SIGINT sets; a second one ends the process at once."""
+    stop = threading.Event()
+    numbers = (signal.SIGINT, signal.SIGTERM)
+
+    def ask(*_: Any) -> None:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
+        # On a thread: the main thread may be inside the event's own lock, where it waits for it.
+        threading.Thread(target=stop.set, name="stop").start()
+
+    for number in numbers:
+        signal.signal(number, ask)
+    return stop
+
+
+def _run(arguments: argparse.Namespace) -> NoReturn:
+    stop = _stop_on_signals()
+    settings, notes = _settings(arguments)
+    log_switches = _log_to(settings.log)
+    for note in notes:
+        log.warning("%s", note)
+
+    from edge_server.daemon.daemon import Daemon  # noqa: PLC0415
+
+    daemon = Daemon(settings, log_switches=log_switches)
+    daemon.start(stop)
+    code = OK
+    try:
+        daemon.run(stop)
+    except errors.EdgeServerError as error:
+        code = _tell(error)
+    daemon.stop()
+    logging.shutdown()
+    # A thread that hangs in a model or a driver would keep the interpreter from ending.
+    os._exit(code)
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    from edge_server.cli.check import check  # noqa: PLC0415
+
+    settings, notes = _settings(arguments)
+    set_up_logging(settings.log.verbose)
+    # What is wrong comes as the error itself, without a second telling in the log.
+    logging.getLogger().setLevel(logging.CRITICAL)
+    findings = check(settings)
+    for line in (*findings.well, *(f"note: {note}" for note in notes)):
+        print(line, flush=True)
+    code = OK
+    if findings.unavailable:
+        code = _tell(errors.Unavailable("\n".join(findings.unavailable)))
+    if findings.faults:
+        code = _tell(errors.SettingsError("\n".join(findings.faults)))
+    return code
+
+
+def _demo(arguments: argparse.Namespace) -> int:
+    stop = _stop_on_signals()
+    broker = None if arguments.mqtt is None else _address("--mqtt", arguments.mqtt)
+    from edge_server.cli.demo import run_demo  # noqa: PLC0415
+
+    run_demo(
+        arguments.source,
+        stop,
+        frames=arguments.frames,
+        broker=broker,
+        repositories=arguments.model_repository,
+        as_json=arguments.json,
+    )
+    return OK

@@ -1,0 +1,177 @@
+"""What is in a repository, whether it is as it was made, and by whom."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from edge_server.errors import ModelConfigError
+from edge_server.repository.manifest import NAME
+from edge_server.repository.signature import SignaturePolicy
+from edge_server.repository.transfer.content_list import digest_of, unfit
+from edge_server.repository.verdicts import GOOD, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from edge_server.repository.transfer.local import LocalRepository
+    from edge_server.repository.transfer.remote import RemoteRepository
+    from edge_server.repository.transfer.stock import Stock
+
+_HEAD = ("MODEL", "VERSIONS", "SIZE", "DIGEST", "MANIFEST", "SIGNATURE", "PREVIOUS", "DAEMON")
+
+
+class Inspection:
+    """Holds models against their manifests, and their signatures against keys.
+
+    Args:
+        keys: public ones; without any, signatures are not checked.
+        quarantine: digest → why it is not loaded.
+
+    Raises:
+        SettingsError: a key cannot be used.
+    """
+
+    def __init__(
+        self, keys: Sequence[Path], quarantine: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
+        self._quarantine = quarantine
+        self._policy = SignaturePolicy("require", keys) if keys else None
+
+    def faults(self, stock: Stock) -> list[str]:
+        """What is wrong with a model's manifest and, where there are keys, its signature.
+
+        Raises:
+            ModelConfigError: the model itself cannot be read.
+        """
+        if stock.fault:
+            raise ModelConfigError(stock.fault)
+        found = [self._manifest_fault(stock), self._signature_fault(stock)]
+        return [fault for fault in found if fault]
+
+    def row(self, stock: Stock) -> dict[str, Any]:
+        """All that is known of a model, as JSON has it.
+
+        `manifest` is "none", "fits" or what does not; `signature` is "none", "unchecked", "good"
+        or what is wrong with it; `quarantine` is why no daemon with that store loads it, or empty.
+        """
+        if stock.fault:
+            return {"name": stock.name, "fault": stock.fault, "previous": stock.has_previous}
+        manifest, signature = "none", "none"
+        if stock.manifest is not None:
+            manifest = self._manifest_fault(stock) or "fits"
+        if stock.signature is not None:
+            good = "unchecked" if self._policy is None else "good"
+            signature = self._signature_fault(stock) or good
+        digest = digest_of(stock.files, stock.empty)
+        return {
+            "name": stock.name,
+            "versions": list(stock.versions),
+            "bytes": sum(each.size for each in stock.files.values()),
+            "digest": digest,
+            "manifest": manifest,
+            "signature": signature,
+            "quarantine": self._quarantine.get(digest, ""),
+            "previous": stock.has_previous,
+        }
+
+    def _manifest_fault(self, stock: Stock) -> str:
+        if stock.manifest is None:
+            return f"it has no {NAME}; push it with `edge-server models push`"
+        return unfit(stock.manifest, stock.name, stock.files, stock.empty)
+
+    def _signature_fault(self, stock: Stock) -> str:
+        if self._policy is None:
+            return ""
+        try:
+            self._policy.check(stock.name, stock.manifest, stock.signature)
+        except ModelConfigError as error:
+            return str(error).removeprefix(f"model '{stock.name}': ")
+        return ""
+
+
+def rows(
+    repository: LocalRepository | RemoteRepository,
+    inspection: Inspection,
+    told: Mapping[str, Verdict] | None = None,
+) -> list[dict[str, Any]]:
+    """Every model of `repository`, and with `daemon` what a daemon says of it.
+
+    Args:
+        told: by model; None where no daemon that could be asked follows the repository.
+
+    Raises:
+        EdgeServerError: it cannot be read, or reached.
+    """
+    found = [inspection.row(repository.stock(name)) for name in repository.names()]
+    if told is not None:
+        for row in found:
+            verdict = told.get(row["name"], Verdict())
+            seen = verdict.digest in ("", row.get("digest", ""))
+            row["daemon"] = {
+                "outcome": (verdict.outcome if seen else "") or "not seen yet",
+                "reason": verdict.reason if seen else "",
+                "serves": verdict.serves,
+                "last_good": verdict.last_good,
+            }
+    return found
+
+
+def table(found: Sequence[dict[str, Any]]) -> list[str]:
+    """The same for people, a line for each model; what is wrong in full below."""
+    cells = [_HEAD, *(_cells(row) for row in found)]
+    if not any("daemon" in row for row in found):
+        cells = [line[:-1] for line in cells]
+    widths = [max(len(line[column]) for line in cells) for column in range(len(cells[0]))]
+    lines = [
+        "  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in cells
+    ]
+    for row in found:
+        lines += [
+            f"{row['name']}: {row[what]}"
+            for what in ("fault", "manifest", "signature")
+            if _mark(row.get(what, "none")) == "WRONG"
+        ]
+        lines += [f"{row['name']}: {line}" for line in _daemon_lines(row)]
+    return lines
+
+
+def _daemon_lines(row: dict[str, Any]) -> list[str]:
+    """What does not serve as it is there, and what does instead."""
+    daemon = row.get("daemon", {})
+    lines = [f"{daemon['outcome']}: {daemon['reason']}"] if daemon.get("reason") else []
+    serves = daemon.get("serves", "")
+    if serves and serves != row.get("digest"):
+        good = " (last known good)" if serves == daemon["last_good"] else ""
+        lines.append(f"{serves[:12]} serves{good}")
+    return lines
+
+
+def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+    before = "yes" if row["previous"] else "-"
+    daemon = row.get("daemon", {}).get("outcome", "")
+    if "fault" in row:
+        return (row["name"], "-", "-", "-", "WRONG", "-", before, daemon)
+    return (
+        row["name"],
+        ",".join(map(str, row["versions"])) or "-",
+        size_text(row["bytes"]),
+        row["digest"][:12],
+        _mark(row["manifest"]),
+        _mark(row["signature"]),
+        before,
+        "serves" if daemon == GOOD else daemon,
+    )
+
+
+def _mark(state: str) -> str:
+    return state if state in {"none", "fits", "unchecked", "good"} else "WRONG"
+
+
+def size_text(size_bytes: int) -> str:
+    size, units = float(size_bytes), iter(("B", "KiB", "MiB", "GiB"))
+    unit = next(units)
+    while size >= 1024 and unit != "GiB":
+        size, unit = size / 1024, next(units)
+    return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"

@@ -1,0 +1,80 @@
+"""How far a build is: one line that is written over on a terminal, a line a step elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, TextIO
+
+from edge_server.backends.tensorrt.build.messages import Progressed, Said, Step
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from edge_server.backends.tensorrt.build.messages import Event
+
+_WIDTH = 24
+_COLUMNS = 78
+
+
+class BuildBar:
+    """Shows events; what TensorRT says is shown on request only, and counted.
+
+    Attributes:
+        warnings: how many warnings TensorRT gave.
+    """
+
+    def __init__(
+        self,
+        *,
+        verbose: bool,
+        file: TextIO | None = None,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._verbose = verbose
+        self._file = file or sys.stderr
+        self._on_terminal = self._file.isatty()
+        self._now = now
+        self._began = now()
+        self._what, self._shown = "starting", ""
+        self._fraction: float | None = None
+        self.warnings = 0
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, Said):
+            self._said(event)
+            return
+        if isinstance(event, Step):
+            self._what, self._fraction = event.what, None
+            if not self._on_terminal:
+                print(f"{event.what} …", file=self._file, flush=True)
+        elif isinstance(event, Progressed):
+            self._fraction = event.fraction
+            self._what = event.phase.lower()
+        self._draw()
+
+    def close(self) -> None:
+        """The line is gone."""
+        if self._on_terminal:
+            print("\r\033[K", end="", file=self._file, flush=True)
+
+    def _said(self, event: Said) -> None:
+        self.warnings += event.level == "WARNING"
+        if self._verbose:
+            self.close()
+            print(f"TensorRT {event.level}: {event.text}", file=self._file, flush=True)
+
+    def _draw(self) -> None:
+        if not self._on_terminal:
+            return
+        took_s = self._now() - self._began
+        bar = "" if self._fraction is None else f"{self._bar(self._fraction)} "
+        line = f"{bar}{self._what}, {took_s:.0f} s"[:_COLUMNS]
+        if line != self._shown:
+            self._shown = line
+            print(f"\r\033[K{line}", end="", file=self._file, flush=True)
+
+    @staticmethod
+    def _bar(fraction: float) -> str:
+        full = round(fraction * _WIDTH)
+        return f"[{'#' * full}{'.' * (_WIDTH - full)}] {100 * fraction:3.0f} %"

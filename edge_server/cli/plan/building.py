@@ -1,0 +1,105 @@
+"""`edge-server plan build`: with a bar, and what came of it in a few lines."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from edge_server.backends.tensorrt.build.cache import PlanCache
+from edge_server.backends.tensorrt.build.making import make_plan
+from edge_server.backends.tensorrt.build.messages import BuildJob, Built, Event, Step
+from edge_server.backends.tensorrt.build.process import Limits, build
+from edge_server.backends.tensorrt.build.turn import build_turn
+from edge_server.backends.tensorrt.build.wish import given_profiles
+from edge_server.board.state_directory import state_directory
+from edge_server.cli.plan.bar import BuildBar
+from edge_server.cli.plan.target import require_onnx
+from edge_server.errors import InvalidRequest, Unavailable
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from edge_server.backends.tensorrt.build.side_car import SideCar
+    from edge_server.backends.tensorrt.build.wish import PlanWish
+    from edge_server.cli.plan.target import Target
+
+
+def build_for_people(target: Target, arguments: argparse.Namespace) -> None:
+    """Build the plan of `target` as its configuration and `arguments` want it.
+
+    Raises:
+        EdgeServerError: nothing was built, and what was there is as it was.
+    """
+    require_onnx(target)
+    wish = wish_for(target.wish, arguments)
+    plan: Path = arguments.out or target.plan
+    limits = Limits(memory_bytes=(arguments.memory_limit or 0) << 20)
+    timing_cache = None
+    if not arguments.no_timing_cache:
+        timing_cache = PlanCache(state_directory() / "plans").timing_cache
+    bar = BuildBar(verbose=arguments.verbose)
+
+    def run(job: BuildJob, on_event: Callable[[Event], None]) -> Built:
+        return build(job, on_event, limits)
+
+    try:
+        with build_turn(lambda: bar(Step("waiting for another build"))):
+            side_car = make_plan(target.onnx, plan, wish, run, bar, timing_cache=timing_cache)
+    finally:
+        bar.close()
+    for line in _told(target, plan, side_car, wish):
+        print(line)
+    if bar.warnings and not arguments.verbose:
+        print(f"TensorRT warned {bar.warnings} times; --verbose shows it")
+
+
+def wish_for(configured: PlanWish, arguments: argparse.Namespace) -> PlanWish:
+    """What the configuration wants, changed by what a person says.
+
+    Raises:
+        InvalidRequest: the arguments cannot be meant together.
+        Unavailable: there is no directory of samples.
+    """
+    if arguments.fp16 and arguments.int8:
+        raise InvalidRequest("--int8 lets layers calculate in FP16 too; give one of the two")
+    wish = configured
+    if arguments.fp16 or arguments.int8:
+        wish = replace(wish, precision="int8" if arguments.int8 else "fp16")
+    if arguments.strongly_typed:
+        wish = replace(wish, strongly_typed=True)
+    if profiles := given_profiles(arguments.min, arguments.opt, arguments.max):
+        wish = replace(wish, profiles=profiles)
+    if arguments.gpu and arguments.dla_core is not None:
+        raise InvalidRequest("--gpu and --dla-core say where to build for; give one of the two")
+    if arguments.gpu:
+        wish = replace(wish, dla_core=None)
+    if arguments.dla_core is not None:
+        wish = replace(wish, dla_core=arguments.dla_core)
+    if arguments.no_gpu_fallback:
+        wish = replace(wish, gpu_fallback=False)
+    if arguments.max_gpu_layers is not None:
+        wish = replace(wish, max_gpu_layers=arguments.max_gpu_layers)
+    if arguments.workspace is not None:
+        wish = replace(wish, workspace_mib=arguments.workspace)
+    if arguments.calibration is not None:
+        if not arguments.calibration.is_dir():
+            raise Unavailable(f"--calibration {arguments.calibration}: no such directory")
+        wish = replace(wish, calibration=str(arguments.calibration.absolute()))
+    return wish
+
+
+def _told(target: Target, plan: Path, side_car: SideCar, wish: PlanWish) -> Iterator[str]:
+    built = side_car.built_with
+    size_mib = plan.stat().st_size / (1 << 20)
+    yield (
+        f"{target.name}: {plan}, {size_mib:.1f} MiB, {side_car.precision}, built in "
+        f"{side_car.build_s:.1f} s with TensorRT {built.tensorrt} for {built.sm or 'no GPU'}"
+    )
+    if side_car.placed is not None:
+        yield f"layers: {side_car.placed}"
+    if side_car.placed is not None and wish.dla_core is not None:
+        yield from (f"  NVDLA  {name}" for name in side_car.placed.dla)
+        yield from (f"  GPU    {name}" for name in side_car.placed.gpu)
+    yield f"the same with: {side_car.trtexec}"

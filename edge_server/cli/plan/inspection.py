@@ -1,0 +1,112 @@
+"""`edge-server plan inspect`: the side-car in people's words, and the engine's own layers."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from edge_server.backends.tensorrt.build import layers as engine_layers
+from edge_server.backends.tensorrt.build.cache import why_not
+from edge_server.backends.tensorrt.build.messages import LookJob
+from edge_server.backends.tensorrt.build.process import look, probe_device
+from edge_server.backends.tensorrt.build.side_car import (
+    cautions,
+    encode,
+    read_side_car,
+    side_car_path,
+)
+from edge_server.errors import EdgeServerError, ModelConfigError, Unavailable
+from edge_server.model_config.files import reading, require_path
+from edge_server.tensors import shape_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from edge_server.backends.tensorrt.build.side_car import PlanTensor, SideCar
+    from edge_server.cli.plan.target import Target
+
+
+def inspect(target: Target, *, layers: bool, as_json: bool) -> Iterator[str]:
+    """What is known of the plan of `target`, a line each.
+
+    Raises:
+        ModelConfigError: there is no plan, or nothing that says what it is.
+        Unavailable: its layers are asked for, and this is no device that can tell.
+    """
+    with reading(target.plan):
+        if not target.plan.exists():
+            raise ModelConfigError(
+                f"{target.plan}: missing; run `edge-server plan build {target.name}` on the device"
+            )
+    require_path(target.plan, target.name)
+    side_car = read_side_car(target.plan)
+    if side_car is None:
+        raise ModelConfigError(
+            f"{side_car_path(target.plan)}: missing, so nothing is known of {target.plan.name}; "
+            f"run `edge-server plan build {target.name}`"
+        )
+    if as_json:
+        yield encode(side_car).decode().rstrip()
+        return
+    yield from _told(side_car)
+    yield from _fit(target)
+    if layers:
+        yield from _layers(target, side_car)
+
+
+def _told(side_car: SideCar) -> Iterator[str]:
+    built = side_car.built_with
+    yield f"plan       sha256 {side_car.plan_sha256}"
+    yield f"ONNX       sha256 {side_car.onnx_sha256}"
+    yield f"built with TensorRT {built.tensorrt} in {side_car.build_s:.1f} s"
+    if built.sm:
+        yield f"GPU        {built.gpu}, {built.sm}, {built.multiprocessors} multiprocessors"
+    if built.l4t:
+        yield f"L4T        {built.l4t}"
+    core = "" if side_car.dla_core is None else f", NVDLA core {side_car.dla_core}"
+    yield f"precision  {side_car.precision}{core}"
+    if side_car.placed is not None:
+        yield f"layers     {side_car.placed}"
+    for tensor in side_car.tensors:
+        yield f"{'input' if tensor.is_input else 'output':10} {_tensor(tensor)}"
+    for index, profile in enumerate(side_car.profiles):
+        for name, found in profile.items():
+            bounds = " ".join(shape_text(s) for s in (found.min, found.opt, found.max))
+            yield f"profile {index}  {name}: {bounds}"
+    yield f"trtexec    {side_car.trtexec}"
+
+
+def _tensor(tensor: PlanTensor) -> str:
+    parts = [f"{tensor.name}: {tensor.datatype} {shape_text(tensor.shape)}"]
+    parts += ["holds a shape"] if tensor.holds_shape else []
+    return ", ".join([*parts, *([tensor.format] if tensor.format else [])])
+
+
+def _fit(target: Target) -> Iterator[str]:
+    """Whether it runs here; where nobody can tell, that."""
+    try:
+        facts = probe_device()
+    except EdgeServerError as error:
+        yield f"here       cannot be told: {error}"
+        return
+    if facts.trouble:
+        yield f"here       does not run: {facts.trouble}"
+        return
+    onnx = target.onnx if target.onnx.exists() else None
+    reasons = why_not(target.plan, onnx, facts, target.name)
+    yield from (f"here       does not run: {reason}" for reason in reasons)
+    if not reasons:
+        yield "here       runs"
+        side_car = read_side_car(target.plan)
+        for caution in cautions(side_car, facts, target.name) if side_car is not None else ():
+            yield f"here       caution: {caution}"
+
+
+def _layers(target: Target, side_car: SideCar) -> Iterator[str]:
+    facts = probe_device()
+    if facts.trouble:
+        raise Unavailable(f"the layers are TensorRT's to tell, on the device: {facts.trouble}")
+    print("reading the engine …", file=sys.stderr)
+    said = look(LookJob(str(target.plan.absolute()), side_car.dla_core))
+    yield f"tensors    {', '.join(engine_layers.io_names(said))}"
+    yield from engine_layers.table(said)

@@ -1,0 +1,101 @@
+"""Which files a person means: a model's by its name or directory, or an ONNX file alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edge_server.backends.tensorrt.build.cache import PLAN_NAME
+from edge_server.backends.tensorrt.build.wish import PlanWish, wish_of
+from edge_server.errors import ModelConfigError
+from edge_server.model_config.completion import complete
+from edge_server.model_config.config import ModelConfig
+from edge_server.model_config.files import reading, require_path
+from edge_server.model_config.parse import read_model_config
+from edge_server.repository.scan import files_in, find_model
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from edge_server.model_config.files import ModelFiles
+
+_ONNX_NAME = "model.onnx"
+
+
+@dataclass(frozen=True)
+class Target:
+    """One model version's plan.
+
+    Attributes:
+        name: what texts call it, and what is given to the verbs again.
+        wish: what its configuration wants.
+        files: None where it is a mere ONNX file.
+        config: as it is written, not completed from the model's file; None likewise.
+    """
+
+    name: str
+    onnx: Path
+    plan: Path
+    wish: PlanWish
+    files: ModelFiles | None = None
+    config: ModelConfig | None = None
+    version: int = 1
+
+
+def find_target(model: str, repositories: Sequence[Path], version: int | None = None) -> Target:
+    """The files of `model`; whether they are there is not looked at.
+
+    Raises:
+        ModelConfigError: there is no such model or version, or its configuration is wrong.
+    """
+    path = Path(model)
+    if path.suffix == ".onnx":
+        return Target(model, path, path.with_suffix(".plan"), PlanWish())
+    # A name of the repository wins over a directory of that name in the current one.
+    files = find_model(repositories, model) or (files_in(path) if path.is_dir() else None)
+    if files is None:
+        raise ModelConfigError(
+            f"no model '{model}' in {', '.join(map(str, repositories))}, and no directory of that "
+            "name; give --model-repository DIR"
+        )
+    if isinstance(files, ModelConfigError):
+        raise files
+    if not files.versions:
+        raise ModelConfigError(f"{files.directory}: no version directory, like {files.name}/1")
+    chosen = version or max(files.versions)
+    if chosen not in files.versions:
+        has = ", ".join(map(str, files.versions))
+        raise ModelConfigError(f"{files.directory}: no version {chosen}; there are: {has}")
+    config = _config(files)
+    directory = files.versions[chosen]
+    filename = config.default_model_filename
+    return Target(
+        model,
+        directory / (filename if filename.endswith(".onnx") else _ONNX_NAME),
+        directory / (filename if filename.endswith(".plan") else PLAN_NAME),
+        wish_of(config),
+        files,
+        config,
+        chosen,
+    )
+
+
+def require_onnx(target: Target) -> None:
+    """Raises: ModelConfigError: the ONNX file is not there, or cannot be read."""
+    with reading(target.onnx):
+        if not target.onnx.exists():
+            raise ModelConfigError(
+                f"{target.onnx}: missing; a plan is built from an ONNX file: put it there"
+            )
+    require_path(target.onnx, target.name)
+
+
+def _config(files: ModelFiles) -> ModelConfig:
+    message = read_model_config(files.config_path)
+    complete(message, files)
+    if message.platform == "ensemble":
+        raise ModelConfigError(
+            f"{files.config_path}: an ensemble has no plan of its own; build those of its members"
+        )
+    return ModelConfig.of(message)

@@ -1,0 +1,154 @@
+"""`edge-server plan …`: what each verb takes. What they need is imported when they run."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from edge_server.cli.verbs import FAILED, OK, Run, Verb, Verbs
+
+_ABOUT = """\
+TensorRT plans of a model's ONNX file. A plan belongs to one GPU with one TensorRT: it is built on
+the device that runs it, and again after an update. The ONNX file stays the truth.
+
+MODEL is a model's name in the repository, its directory, or an ONNX file.
+"""
+_CODES = """\
+exit codes: 0 done, 1 failed (verify: the plan answers otherwise than the ONNX file), 2 usage,
+69 no GPU or no TensorRT here, 78 no such model, or it or a flag's value cannot be
+used; the text says why, 130 interrupted
+"""
+_INTERRUPTED = "\nedge-server: interrupted; what was there is as it was"
+
+
+def add_verbs(parser: argparse.ArgumentParser) -> None:
+    """The verbs below `plan`."""
+    verbs = Verbs(parser, about=_ABOUT, codes=_CODES, interrupted=_INTERRUPTED)
+
+    build = _add(verbs, "build", "build a model's plan on this device", _build)
+    build.takes("--out", type=Path, metavar="FILE", help="the plan; default: beside the ONNX file")
+    build.takes(
+        "--fp16", action="store_true", help="layers may calculate in FP16 (TensorRT up to 10)"
+    )
+    build.takes(
+        "--int8",
+        action="store_true",
+        help="layers may calculate in INT8 and FP16: with Q/DQ nodes, or with --calibration",
+    )
+    build.takes(
+        "--calibration",
+        type=Path,
+        metavar="DIR",
+        help="typical inputs for INT8 (TensorRT up to 10): DIR/*.npy, or DIR/<input>/*.npy",
+    )
+    build.takes(
+        "--strongly-typed",
+        action="store_true",
+        help="calculate as the ONNX file is typed, as TensorRT 11 always does (10)",
+    )
+    for which, text in (("min", "least"), ("opt", "usual"), ("max", "largest")):
+        build.takes(
+            f"--{which}",
+            action="append",
+            default=[],
+            metavar="SHAPES",
+            help=f"{text} shapes, like input:1x3x360x640; once for each profile",
+        )
+    build.takes("--dla-core", type=_number, metavar="N", help="build for NVDLA")
+    build.takes("--gpu", action="store_true", help="build for the GPU, whatever is configured")
+    build.takes(
+        "--no-gpu-fallback",
+        action="store_true",
+        help="fail where NVDLA cannot take a layer, rather than run it on the GPU",
+    )
+    build.takes(
+        "--max-gpu-layers", type=_number, metavar="N", help="fail where more fall back to the GPU"
+    )
+    build.takes(
+        "--workspace", type=_positive, metavar="MIB", help="what a layer may take; default: 1024"
+    )
+    build.takes(
+        "--memory-limit", type=_positive, metavar="MIB", help="of the host's memory, for the build"
+    )
+    build.takes("--no-timing-cache", action="store_true", help="measure every layer anew")
+    build.takes("--verbose", action="store_true", help="show all that TensorRT says")
+
+    inspect = _add(verbs, "inspect", "what a plan was built of and for", _inspect)
+    inspect.takes("--layers", action="store_true", help="its layers, which takes the device")
+    inspect.takes("--json", action="store_true", help="the side-car as it is")
+
+    verify = _add(verbs, "verify", "whether a plan answers as its ONNX file does", _verify)
+    verify.takes(
+        "--tolerance",
+        type=float,
+        metavar="X",
+        help="how far any element may be off; default: by precision",
+    )
+    verify.takes(
+        "--samples", type=_positive, default=4, metavar="N", help="random inputs; default: 4"
+    )
+
+
+def _add(verbs: Verbs, name: str, text: str, run: Run) -> Verb:
+    """A verb, with what every one of them takes."""
+    verb = verbs.add(name, text, run)
+    verb.takes("model", metavar="MODEL", help="a name, a directory, or an ONNX file")
+    verb.takes(
+        "--model-repository",
+        type=Path,
+        action="append",
+        metavar="DIR",
+        help="where names are looked for; repeatable; default: models",
+    )
+    verb.takes("--config", type=Path, metavar="FILE", help="or where the daemon's settings say")
+    verb.takes("--version", type=_positive, metavar="N", help="default: the latest")
+    return verb
+
+
+def _build(arguments: argparse.Namespace) -> int:
+    from edge_server.cli.plan.building import build_for_people  # noqa: PLC0415
+
+    build_for_people(_target(arguments), arguments)
+    return OK
+
+
+def _inspect(arguments: argparse.Namespace) -> int:
+    from edge_server.cli.plan.inspection import inspect  # noqa: PLC0415
+
+    for line in inspect(_target(arguments), layers=arguments.layers, as_json=arguments.json):
+        print(line)
+    return OK
+
+
+def _verify(arguments: argparse.Namespace) -> int:
+    from edge_server.cli.plan.verification import verify  # noqa: PLC0415
+
+    found = verify(_target(arguments), arguments.tolerance, arguments.samples)
+    for line in found.lines:
+        print(line)
+    return OK if found.agrees else FAILED
+
+
+def _target(arguments: argparse.Namespace) -> Any:
+    from edge_server.cli.plan.target import find_target  # noqa: PLC0415
+
+    repositories = arguments.model_repository
+    if not repositories:
+        from edge_server.settings import read_settings  # noqa: PLC0415
+
+        paths = read_settings(arguments.config, {}).repository.paths
+        repositories = [Path(path) for path in paths]
+    return find_target(arguments.model, repositories, arguments.version)
+
+
+def _number(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text}: give a whole number, 0 or above")
+    return int(text)
+
+
+def _positive(text: str) -> int:
+    if _number(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text}: give 1 or more")
+    return int(text)

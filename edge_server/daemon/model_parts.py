@@ -1,0 +1,206 @@
+"""What loads and schedules models, as the settings choose it; `check` makes the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from edge_server.board.state_directory import state_directory
+from edge_server.errors import SettingsError
+from edge_server.inference.bounded_control import BoundedControl
+from edge_server.inference.live_models import LiveModels
+from edge_server.inference.probation import ProbationTerms
+from edge_server.inference.rate_limiter import RateLimiter, ResourceLimit
+from edge_server.inference.scheduling import Scheduling
+from edge_server.lifecycle.budget import MemoryBudget
+from edge_server.lifecycle.control import RepositoryControl
+from edge_server.lifecycle.interface_rule import InterfaceRule
+from edge_server.lifecycle.ledger import Ledger
+from edge_server.lifecycle.loader import RepositoryLoader
+from edge_server.lifecycle.poll_control import PollControl
+from edge_server.model_config.config import Completion
+from edge_server.pipeline.lane_pipeline import LANE_TENSORS
+from edge_server.repository.private_copies import PrivateCopies
+from edge_server.repository.private_directory import PrivateDirectory
+from edge_server.repository.scan import is_utf8, shown
+from edge_server.repository.signature import SignaturePolicy
+from edge_server.repository.source import AcceptedModels, Repositories
+from edge_server.repository.store import ModelStore
+from edge_server.repository.verdicts import Verdicts
+from edge_server.settings import Python
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from edge_server.gpu.devices import Devices
+    from edge_server.inference.registry import ModelRegistry
+    from edge_server.settings import Camera, Repository, Serving, Settings
+
+# Models that load others wait in threads of theirs; what they load may load others again.
+_LOADS_BY_MODELS = 16
+_ANY_PYTHON = Python()
+
+
+def chosen_scheduling(settings: Serving) -> Scheduling:
+    """What the schedulers of all models share.
+
+    Raises:
+        SettingsError: see `RateLimiter`.
+    """
+    limiter = None
+    if settings.rate_limit != "off":
+        limiter = RateLimiter(
+            [
+                ResourceLimit(each.name, each.count, each.device if each.device >= 0 else None)
+                for each in settings.rate_limit_resources
+            ]
+        )
+    return Scheduling(limiter, settings.cache_bytes)
+
+
+def chosen_completion(
+    settings: Repository, devices: Devices, python: Python = _ANY_PYTHON
+) -> Completion:
+    """What configurations may leave out, on this machine, and what Python models may touch."""
+    return Completion(
+        settings.auto_complete,
+        settings.default_max_batch_size,
+        devices.count,
+        devices.reason,
+        python,
+    )
+
+
+def python_of(settings: Settings) -> Python:
+    """What Python models may touch, but for what is the daemon's own."""
+    private = (
+        str(_store_directory(settings.repository)),
+        str(state_directory()),
+        settings.grpc.tls.key,
+        settings.grpc.socket or "",
+        (settings.mqtt.password_file if settings.mqtt else None) or "",
+        *settings.python.private,
+    )
+    unix_sockets = settings.python.unix_sockets
+    return msgspec.structs.replace(
+        settings.python,
+        private=tuple(path for path in private if path),
+        unix_sockets=not settings.grpc.socket if unix_sockets is None else unix_sockets,
+    )
+
+
+def chosen_control(
+    registry: ModelRegistry,
+    scheduling: Scheduling,
+    devices: Devices,
+    settings: Repository,
+    *,
+    python: Python = _ANY_PYTHON,
+    cameras: Mapping[str, Camera] = MappingProxyType({}),
+) -> RepositoryControl:
+    """What loads models into `registry`, at the start and on request.
+
+    Where the repositories are followed, it loads what is there to begin with.
+
+    Args:
+        python: see `python_of`.
+    """
+    surroundings = LiveModels(registry)
+    private = PrivateDirectory()
+    control = RepositoryControl(
+        RepositoryLoader(
+            registry,
+            Repositories(_paths(settings), PrivateCopies(private).copy),
+            scheduling=scheduling,
+            completion=chosen_completion(settings, devices, python),
+            load_threads=settings.load_threads,
+            devices=devices,
+            surroundings=surroundings,
+            signatures=chosen_signatures(settings),
+            take_down=settings.incompatible_member == "take_down",
+            interface=InterfaceRule(_of_cameras(cameras)),
+        ),
+        registry,
+        explicit=settings.mode == "explicit",
+        load=settings.load,
+        exit_on_error=settings.exit_on_error,
+        private=private,
+    )
+    surroundings.control = BoundedControl(control, _LOADS_BY_MODELS)
+    return control
+
+
+def _paths(settings: Repository) -> list[Path]:
+    """Raises: SettingsError: one of them could be told nowhere."""
+    for path in settings.paths:
+        if not is_utf8(path):
+            raise SettingsError(f"repository.paths: {shown(path)}: is not UTF-8; rename it")
+    return [Path(path) for path in settings.paths]
+
+
+def _store_directory(settings: Repository) -> Path:
+    return Path(settings.store) if settings.store else state_directory() / "store"
+
+
+def _of_cameras(cameras: Mapping[str, Camera]) -> dict[str, frozenset[str]]:
+    return {camera.model: LANE_TENSORS for camera in cameras.values()}
+
+
+def chosen_signatures(settings: Repository) -> SignaturePolicy:
+    """Raises: SettingsError: see `SignaturePolicy`."""
+    return SignaturePolicy(settings.signatures, [Path(path) for path in settings.signature_keys])
+
+
+def following_control(
+    registry: ModelRegistry,
+    scheduling: Scheduling,
+    devices: Devices,
+    settings: Repository,
+    *,
+    python: Python = _ANY_PYTHON,
+    cameras: Mapping[str, Camera] = MappingProxyType({}),
+) -> PollControl:
+    """What keeps `registry` as the repositories are; see `chosen_control`."""
+    accepted = AcceptedModels()
+    paths = _paths(settings)
+    signatures = chosen_signatures(settings)
+    store = ModelStore(
+        _store_directory(settings),
+        most_bytes=settings.store_max_bytes,
+        signatures=signatures,
+        repositories=paths,
+    )
+    ledger = Ledger(accepted, store, Verdicts(store.directory, paths))
+    budget = MemoryBudget(settings.memory_reserve_bytes)
+    terms = ProbationTerms(settings.probation_requests, settings.probation_s)
+    loader = RepositoryLoader(
+        registry,
+        accepted,
+        scheduling=scheduling,
+        completion=chosen_completion(settings, devices, python),
+        load_threads=settings.load_threads,
+        devices=devices,
+        # Nothing is loaded on request, whoever asks.
+        surroundings=LiveModels(registry),
+        budget=budget,
+        probation=terms if settings.probation_requests else None,
+        on_rolled_back=ledger.rolled_back,
+        on_passed=ledger.passed,
+        signatures=signatures,
+        take_down=settings.incompatible_member == "take_down",
+        interface=InterfaceRule(_of_cameras(cameras), ledger.has_served),
+    )
+    return PollControl(
+        loader,
+        ledger,
+        store,
+        registry,
+        paths,
+        poll_s=settings.poll_s,
+        settle_s=settings.settle_s,
+        exit_on_error=settings.exit_on_error,
+        budget=budget,
+    )

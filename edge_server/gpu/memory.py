@@ -1,0 +1,107 @@
+"""Memory of the device, and host memory that the device reaches."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from edge_server.gpu.device import Device
+
+# cuda.h, CU_MEMHOSTALLOC_*.
+_PORTABLE, _DEVICE_MAP = 1, 2
+
+
+class DeviceMemory:
+    """Bytes on the device, freed soon after this is garbage; made by `Device.memory`.
+
+    Allocating waits for the driver: keep them, or take them from a `BufferPool`.
+
+    Attributes:
+        pointer: aligned to 256 bytes at least.
+    """
+
+    def __init__(self, device: Device, nbytes: int) -> None:
+        self.device = device
+        self.nbytes = nbytes
+        address = ctypes.c_uint64()
+        device.allocate(
+            f"allocate {nbytes} bytes", "cuMemAlloc_v2", ctypes.byref(address), _size(nbytes)
+        )
+        self.pointer = address.value
+        self._free = weakref.finalize(self, device.free, "cuMemFree_v2", address)
+        self._free.atexit = False
+
+    def close(self) -> None:
+        """Let it be freed now."""
+        self._free()
+
+
+class MappedMemory:
+    """Pinned host memory that kernels reach in place; made by `Device.mapped`.
+
+    On an integrated GPU nothing is copied, and the GPU does not cache it: read it once. On any
+    other each access crosses the bus.
+
+    Attributes:
+        array: the host's view. It keeps the memory alive by itself.
+        pointer: where the device finds it; 0 where it is only pinned.
+    """
+
+    def __init__(self, array: NDArray[Any], pointer: int) -> None:
+        self.array = array
+        self.pointer = pointer
+
+    @property
+    def nbytes(self) -> int:
+        return self.array.nbytes
+
+
+class _Pinned:
+    """What owns pinned memory, and what numpy keeps alive with every view on it."""
+
+    def __init__(
+        self, device: Device, shape: tuple[int, ...], dtype: np.dtype[Any], flags: int
+    ) -> None:
+        nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        address, mapped = ctypes.c_void_p(), ctypes.c_uint64()
+        device.allocate(
+            f"pin {nbytes} bytes of host memory",
+            "cuMemHostAlloc",
+            ctypes.byref(address),
+            _size(max(nbytes, 1)),
+            ctypes.c_uint(flags),
+        )
+        weakref.finalize(self, device.free, "cuMemFreeHost", address).atexit = False
+        if flags & _DEVICE_MAP:
+            device.call(
+                "map host memory",
+                "cuMemHostGetDevicePointer_v2",
+                ctypes.byref(mapped),
+                address,
+                ctypes.c_uint(0),
+            )
+        self.pointer = mapped.value
+        self.__array_interface__ = {
+            "shape": (nbytes,),
+            "typestr": "|u1",
+            "data": (address.value, False),
+            "version": 3,
+        }
+
+
+def host_memory(
+    device: Device, shape: tuple[int, ...], dtype: np.dtype[Any], *, mapped: bool
+) -> MappedMemory:
+    """Pinned host memory, reachable by kernels where it is `mapped`."""
+    owner = _Pinned(device, shape, dtype, _PORTABLE | (_DEVICE_MAP if mapped else 0))
+    return MappedMemory(np.asarray(owner).view(dtype).reshape(shape), owner.pointer)
+
+
+def _size(nbytes: int) -> ctypes.c_size_t:
+    return ctypes.c_size_t(nbytes)

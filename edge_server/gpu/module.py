@@ -1,0 +1,42 @@
+"""Compiled kernels on a device."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from edge_server.gpu.device import Device
+
+
+class Kernel:
+    """One function of a module; run it with `Stream.launch`."""
+
+    def __init__(self, name: str, function: Any, module: Module) -> None:
+        self.name = name
+        self.raw = function
+        # The function is of no use without it.
+        self._module = module
+
+
+class Module:
+    """A loaded image; made by `Device.module`."""
+
+    def __init__(self, device: Device, image: bytes) -> None:
+        self.device = device
+        with device.current("load kernels"):
+            self._box = device.hold(self, device.driver.module_from_buffer(image))
+
+    def kernel(self, name: str, signature: str) -> Kernel:
+        """The function `name`, an `extern "C"` one.
+
+        Args:
+            signature: one letter per argument, as `struct` has them: `P` pointer, `i` int32,
+                `I` uint32, `f` float, `q` int64; `48s` is a struct of 48 bytes.
+
+        Raises:
+            InternalError: the image has no such function.
+        """
+        with self.device.current(f"find kernel {name}"):
+            function = self._box[0].get_function(name)
+            function.prepare(signature)
+        return Kernel(name, function, self)

@@ -1,0 +1,53 @@
+"""A stream whose work goes before that of others, or after it."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from edge_server.gpu.device import Device
+    from edge_server.gpu.stream import Stream
+
+_NON_BLOCKING = 1
+
+
+class PriorityStream:
+    """For another library's work on its raw `handle`; pycuda's streams have one priority.
+
+    Raises:
+        EdgeServerError: the driver makes none.
+    """
+
+    def __init__(self, device: Device, priority: Literal["max", "min"]) -> None:
+        self._device = device
+        self._handle = ctypes.c_void_p()
+        least, greatest = ctypes.c_int(), ctypes.c_int()
+        self._call("cuCtxGetStreamPriorityRange", ctypes.byref(least), ctypes.byref(greatest))
+        self._call(
+            "cuStreamCreateWithPriority",
+            ctypes.byref(self._handle),
+            ctypes.c_uint(_NON_BLOCKING),
+            greatest if priority == "max" else least,
+        )
+
+    @property
+    def handle(self) -> int:
+        return self._handle.value or 0
+
+    def begin(self, stream: Stream) -> None:
+        """What is given here from now on comes after all that `stream` holds."""
+        stream.hold_back_handle(self.handle)
+
+    def end(self, stream: Stream) -> None:
+        """What is given to `stream` from now on comes after all that this holds."""
+        stream.wait_for_handle(self.handle)
+
+    def close(self) -> None:
+        """To be called when nothing runs on it."""
+        if self._handle:
+            handle, self._handle = self._handle, ctypes.c_void_p()
+            self._call("cuStreamDestroy_v2", handle)
+
+    def _call(self, name: str, *arguments: object) -> None:
+        self._device.call("use a stream with a priority", name, *arguments)

@@ -1,0 +1,159 @@
+"""An order of work on a GPU: what is given to it runs in turn, beside all other streams."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+from edge_server.gpu.event import Event
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from edge_server.gpu.device import Device
+    from edge_server.gpu.module import Kernel
+
+_NON_BLOCKING = 1
+
+
+class OnDevice(Protocol):
+    """Whatever lies on a device: DeviceArray, DeviceMemory, MappedMemory."""
+
+    @property
+    def pointer(self) -> int: ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+
+class Stream:
+    """Takes copies, fills, kernels and waits, and returns before they are done.
+
+    Made by `Device.stream`. Order holds within a stream only; between two of them events do.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        with device.current("make a stream"):
+            self._box = device.hold(self, device.driver.Stream(_NON_BLOCKING))
+            self.handle: int = self._box[0].handle
+        self._fence = Event(device)
+
+    def record(self, event: Event | None = None) -> Event:
+        """Set `event`, or a new one, behind all that this stream holds now."""
+        return (event or Event(self.device)).record(self)
+
+    def wait(self, event: Event) -> None:
+        """Let what is given from now on begin after `event`; this thread does not wait."""
+        with self.device.current("wait for another stream"):
+            self._box[0].wait_for_event(event.raw)
+
+    def synchronize(self) -> None:
+        """Return when all that was given is done; the thread sleeps meanwhile.
+
+        Raises:
+            DeviceLost: the work broke the device.
+        """
+        with self.device.current("synchronize"):
+            # By an event, as a thread that waits for a stream burns its core.
+            self._fence.raw.record(self._box[0])
+            self._fence.raw.synchronize()
+
+    def to_device(self, destination: OnDevice, source: NDArray[Any]) -> None:
+        """Copy the whole of `source` to the front of `destination`.
+
+        Args:
+            source: C-contiguous, no larger; a pinned one must live unchanged until the copy is
+                over, any other is read before this returns.
+        """
+        _check_fits(source.nbytes, destination.nbytes)
+        _check_contiguous(source)
+        with self.device.current("copy to the device"):
+            self.device.driver.memcpy_htod_async(destination.pointer, source, self._box[0])
+
+    def to_host(self, destination: NDArray[Any], source: OnDevice) -> None:
+        """Fill the whole of `destination` from the front of `source`.
+
+        Args:
+            destination: C-contiguous, no larger; a pinned one must live, and may be read once
+                the copy is over, any other may be read when this returns.
+        """
+        _check_fits(destination.nbytes, source.nbytes)
+        _check_contiguous(destination)
+        with self.device.current("copy to the host"):
+            self.device.driver.memcpy_dtoh_async(destination, source.pointer, self._box[0])
+
+    def copy(self, destination: OnDevice, source: OnDevice) -> None:
+        """Copy the whole of `source` to the front of `destination`, on the device."""
+        _check_fits(source.nbytes, destination.nbytes)
+        with self.device.current("copy on the device"):
+            self.device.driver.memcpy_dtod_async(
+                destination.pointer, source.pointer, source.nbytes, self._box[0]
+            )
+
+    def fill(self, destination: OnDevice, byte: int = 0) -> None:
+        """Set every byte of `destination`."""
+        with self.device.current("fill memory"):
+            self.device.driver.memset_d8_async(
+                destination.pointer, byte, destination.nbytes, self._box[0]
+            )
+
+    def launch(
+        self,
+        kernel: Kernel,
+        grid: tuple[int, ...],
+        block: tuple[int, ...],
+        *arguments: int | float | bytes | OnDevice,
+        shared_bytes: int = 0,
+    ) -> None:
+        """Run `kernel` on `grid` blocks of `block` threads.
+
+        Args:
+            grid: x, y and z; what is left out is 1. So is `block`.
+            arguments: as the kernel's signature says: numbers, bytes of a struct, or what lies on
+                a device, which stands for its pointer.
+            shared_bytes: dynamic shared memory per block.
+        """
+        with self.device.current(f"run kernel {kernel.name}"):
+            kernel.raw.prepared_async_call(
+                (*grid, 1, 1)[:3],
+                (*block, 1, 1)[:3],
+                self._box[0],
+                *(getattr(argument, "pointer", argument) for argument in arguments),
+                shared_size=shared_bytes,
+            )
+
+    def wait_for_handle(self, handle: int) -> None:
+        """As `wait`, for all that another library's stream, a cudaStream_t, holds now."""
+        self._tie(self.handle, handle)
+
+    def hold_back_handle(self, handle: int) -> None:
+        """Let what another library's stream gets from now on begin after all that this holds."""
+        self._tie(handle, self.handle)
+
+    def _tie(self, waiting: int, awaited: int) -> None:
+        doing = "wait across libraries"
+        with self.device.current(doing):
+            try:
+                self.device.libcuda.make_wait(waiting, awaited)
+            except OSError as error:
+                raise self.device.failure(str(error.strerror), doing) from error
+
+    @property
+    def raw(self) -> Any:
+        """pycuda's, for this package only."""
+        return self._box[0]
+
+    def close(self) -> None:
+        """Let go of it now; what it holds still runs."""
+        self.device.let_go(self._box)
+
+
+def _check_fits(nbytes: int, room_bytes: int) -> None:
+    if nbytes > room_bytes:
+        raise ValueError(f"{nbytes} bytes do not fit into {room_bytes}")
+
+
+def _check_contiguous(array: NDArray[Any]) -> None:
+    # pycuda would also take Fortran's order, and copy its bytes as they lie.
+    if not array.flags.c_contiguous:
+        raise ValueError(f"an array of shape {array.shape} is not C-contiguous")

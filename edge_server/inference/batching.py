@@ -1,0 +1,84 @@
+"""Which of those that wait run together, and when: a rule without a clock or a thread."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from edge_server.backends.contract import Tensors
+    from edge_server.inference.job import Job
+    from edge_server.model_config.config import ModelConfig
+    from edge_server.model_config.scheduling import DynamicBatching
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The next batch as it stands.
+
+    Attributes:
+        count: how many of those that wait it takes, from the head of the line; 0 of an empty one.
+        due_ns: when it shall run, if nobody joins before; in the past where it is due already.
+    """
+
+    count: int
+    due_ns: int
+
+
+class BatchRule:
+    """Requests join in order until one does not fit; a batch that reaches a preferred size, that
+    cannot grow, or whose oldest request has waited long enough, is due.
+
+    A request fits if it has the same inputs, of the same shapes but for the batch dimension, and
+    the batch stays within `max_batch_size`. Requests are never split.
+    """
+
+    def __init__(self, config: ModelConfig, batching: DynamicBatching) -> None:
+        self._max_size = max(1, config.max_batch_size)
+        self._preferred = frozenset(batching.preferred_batch_sizes or [self._max_size])
+        self._most_preferred = max(self._preferred)
+        self._delay_ns = 1000 * batching.max_queue_delay_us
+        # Where every shape is fixed and every input required, the request check has compared.
+        self._alike_by_config = all(
+            not spec.optional and -1 not in spec.shape for spec in config.inputs
+        )
+
+    def batch(self, line: Iterable[Job], now_ns: int) -> Batch:
+        """The batch that the head of `line` makes at `now_ns` (`time.monotonic_ns()`)."""
+        first: Job | None = None
+        count = size = preferred_count = 0
+        oldest_ns = now_ns
+        can_grow = True
+        for job in line:
+            job_size = max(1, job.batch_size)
+            if first is None:
+                first = job
+            elif size + job_size > self._max_size or not self._alike(first, job):
+                can_grow = False
+                break
+            count += 1
+            size += job_size
+            oldest_ns = min(oldest_ns, job.queued_at_ns)
+            if size in self._preferred:
+                preferred_count = count
+            if size >= self._max_size:
+                break
+        due_ns = oldest_ns + self._delay_ns
+        if self._delay_ns and due_ns <= now_ns:
+            return Batch(count, due_ns)
+        if preferred_count:
+            return Batch(preferred_count, now_ns)
+        if not can_grow or size >= self._most_preferred:
+            return Batch(count, now_ns)
+        return Batch(count, due_ns)
+
+    def _alike(self, one: Job, other: Job) -> bool:
+        return self._alike_by_config or _alike(one.inputs, other.inputs)
+
+
+def _alike(one: Tensors, other: Tensors) -> bool:
+    return one.keys() == other.keys() and all(
+        tensor.shape[1:] == other[name].shape[1:] for name, tensor in one.items()
+    )

@@ -1,0 +1,162 @@
+"""The tensors of one request on its walk through an ensemble: what is there, what can run next."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from edge_server.inference.ensemble_plan import Plan, PlannedStep
+    from edge_server.requests import InferResponse, StepTiming
+    from edge_server.tensors import Tensor
+
+    Timings = tuple[StepTiming, ...]
+
+
+class DataSet:
+    """Tensors that belong together: the request's own, or one response's of a decoupled step.
+
+    Attributes:
+        parent: what the decoupled step worked on; None for the request's.
+        missing: for each place of the plan, how many tensors it still waits for.
+        complete: all that the answer waits for is there.
+        parts: the responses of the decoupled step that worked on this one, in order, until they
+            have been passed on.
+        all_parts: it has given the last of them.
+    """
+
+    __slots__ = (
+        "all_parts",
+        "complete",
+        "level",
+        "missing",
+        "parent",
+        "parts",
+        "tensors",
+        "timings",
+    )
+
+    def __init__(
+        self, parent: DataSet | None, tensors: dict[str, Tensor], missing: Sequence[int]
+    ) -> None:
+        self.parent = parent
+        self.level: int = 0 if parent is None else parent.level + 1
+        self.tensors = tensors
+        self.missing = list(missing)
+        self.timings: list[Timings] = [()] * len(missing)
+        self.complete = False
+        self.parts: deque[DataSet] = deque()
+        self.all_parts = False
+
+
+Ready = tuple[DataSet, "PlannedStep"]
+
+
+class DataFlow:
+    """Says which steps can run, and when an answer is complete. Not for two threads at once.
+
+    A step reads tensors of its own data set and of the request's own, whenever they come.
+    """
+
+    def __init__(self, plan: Plan, tensors: dict[str, Tensor]) -> None:
+        self._plan = plan
+        self.root = DataSet(None, tensors, plan.missing)
+        self.root.complete = not plan.missing[-1]
+        # Those of decoupled steps that have not been passed on.
+        self._parts: list[DataSet] = []
+
+    def inputs(self, data: DataSet, step: PlannedStep) -> dict[str, Tensor]:
+        """What `step` gets; an optional input of the ensemble that nobody gave is left out."""
+        own, shared = data.tensors, self.root.tensors
+        return {
+            name: own[tensor] if tensor in own else shared[tensor]
+            for name, tensor in step.inputs
+            if tensor in own or tensor in shared
+        }
+
+    def write(self, data: DataSet, step: PlannedStep, response: InferResponse) -> list[Ready]:
+        """Take a response of `step`; the steps that it makes ready."""
+        made = {tensor: response.outputs[name] for name, tensor in step.outputs}
+        if step.decoupled:
+            part = DataSet(data, made, [0] * len(data.missing))
+            part.timings[step.place] = response.timings
+            data.parts.append(part)
+            self._parts.append(part)
+            return list(self._begin(part))
+        data.tensors.update(made)
+        data.timings[step.place] = response.timings
+        return list(self._follow(data, made))
+
+    def next_complete(self) -> DataSet | None:
+        """The data set of the next answer, once it is complete and all before it are gone."""
+        if not self._plan.level:
+            return self.root if self.root.complete else None
+        part = self._first(self.root)
+        if part is None or not part.complete:
+            return None
+        self._drop_first(part.parent or self.root)
+        return part
+
+    def exhausted(self) -> bool:
+        """Whether no answer will come any more, after `next_complete`."""
+        if not self._plan.level:
+            return self.root.complete
+        return self._first(self.root) is None and self.root.all_parts and not self.root.parts
+
+    def answer(self, data: DataSet, names: Iterable[str]) -> tuple[dict[str, Tensor], Timings]:
+        """The named tensors as `data` sees them, and who computed how long for them."""
+        own, shared = data.tensors, self.root.tensors
+        tensors = {name: own[name] if name in own else shared[name] for name in names}
+        timings: Timings = ()
+        seen: DataSet | None = data
+        while seen is not None:
+            timings = sum(seen.timings, ()) + timings
+            seen = seen.parent
+        return tensors, timings
+
+    def _follow(self, data: DataSet, made: Iterable[str]) -> Iterator[Ready]:
+        plan = self._plan
+        for tensor in made:
+            for place in plan.readers[tensor]:
+                level = plan.level_of(place)
+                if level == data.level:
+                    yield from self._one_less(data, place)
+                    continue
+                # A tensor of the request's own, for the data sets of decoupled responses.
+                for part in self._parts:
+                    if part.level == level:
+                        yield from self._one_less(part, place)
+
+    def _begin(self, part: DataSet) -> Iterator[Ready]:
+        plan, there = self._plan, part.tensors.keys() | self.root.tensors.keys()
+        for place in range(len(part.missing)):
+            if plan.level_of(place) == part.level:
+                waits_for = set(plan.reads(place)) - there - plan.given
+                part.missing[place] = len(waits_for) + 1
+                yield from self._one_less(part, place)
+
+    def _one_less(self, data: DataSet, place: int) -> Iterator[Ready]:
+        data.missing[place] -= 1
+        if data.missing[place]:
+            return
+        if place == self._plan.answer:
+            data.complete = True
+        else:
+            yield data, self._plan.steps[place]
+
+    def _first(self, data: DataSet) -> DataSet | None:
+        """What the next answer is made of; drops those before it that give none."""
+        while data.parts:
+            part = data.parts[0]
+            if part.level == self._plan.level:
+                return part
+            first = self._first(part)
+            if first is not None or part.parts or not part.all_parts:
+                return first
+            self._drop_first(data)
+        return None
+
+    def _drop_first(self, data: DataSet) -> None:
+        self._parts.remove(data.parts.popleft())

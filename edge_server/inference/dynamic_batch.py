@@ -1,0 +1,255 @@
+"""Dynamic batching: requests of several callers wait in a line and run together."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from edge_server.errors import DeadlineExceeded, EdgeServerError, InternalError, Unavailable
+from edge_server.inference.batching import BatchRule
+from edge_server.inference.expected_wait import ExpectedWait
+from edge_server.inference.job import Job
+from edge_server.inference.ordered_answers import OrderedAnswers
+from edge_server.inference.policy_queue import PolicyQueue
+from edge_server.process.worker import Worker
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from edge_server.backends.contract import Instance
+    from edge_server.inference.execution import Executor
+    from edge_server.inference.instance_pool import InstancePool
+    from edge_server.inference.line_watch import LineWatch
+    from edge_server.inference.policy_queue import Refused
+    from edge_server.inference.snapshot import Snapshot
+    from edge_server.model_config.scheduling import DynamicBatching
+    from edge_server.requests import InferRequest, Respond
+
+log = logging.getLogger(__name__)
+
+# A worker that has nothing to do looks up this often, so that its heartbeat moves.
+_LOOK_S = 5.0
+# All of them together have so long to end their runs.
+_STOP_S = 5.0
+
+
+class DynamicBatchScheduler:
+    """A line of requests, and at least as many workers as instances that run them in batches.
+
+    One worker at a time gathers: it waits until a batch is due, takes an instance, and only then
+    decides what goes with it, so that a batch grows while every instance is busy or the rate
+    limiter holds them back. Then the next worker gathers. `submit` never waits for a model, and
+    turns away at once whoever would be answered too late.
+
+    The workers belong to no supervisor: a model that hangs shows in `longest_run_s`.
+
+    Args:
+        watch: looks at the line while every worker runs a model.
+
+    Raises:
+        InternalError: the system gives no thread; the pool is closed.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        pool: InstancePool,
+        batching: DynamicBatching,
+        watch: LineWatch,
+    ) -> None:
+        config = executor.config
+        self._executor = executor
+        self._pool = pool
+        self._rule = BatchRule(config, batching)
+        self._queue = PolicyQueue[Job](batching)
+        self._expected_wait = ExpectedWait(len(pool), config.max_batch_size)
+        self._running = 0
+        self._order = OrderedAnswers() if batching.preserve_ordering else None
+        lock = threading.Lock()
+        self._work = threading.Condition(lock)
+        self._company = threading.Condition(lock)
+        self._gathering = False
+        self._closed = False
+        # Where waiting has a limit, one more gathers while all instances are busy: it sees to it
+        # that nobody waits for longer. Elsewhere it would only cost a hop between threads.
+        workers = len(pool) + batching.has_timeouts
+        self._workers = [Worker(f"{config.name}-{i}", self._serve) for i in range(workers)]
+        self._watch = watch
+        try:
+            for worker in self._workers:
+                worker.start()
+            self._watch.add(self)
+        except RuntimeError as error:
+            self.close()
+            raise InternalError(f"model '{config.name}' gets no thread: {error}") from error
+
+    def submit(self, request: InferRequest, snapshot: Snapshot, respond: Respond) -> None:
+        job = Job(self._executor.config, request, snapshot, respond)
+        with self._work:
+            refusal = self._enqueue(job)
+            refused = self._queue.take_refused()
+        if refusal is not None:
+            self._executor.refuse(job, refusal)
+        self._refuse(refused)
+
+    def drop_dead(self) -> bool:
+        """See `Line.drop_dead`; the time limits of the line count here, too."""
+        with self._work:
+            self._queue.drop_dead(time.monotonic_ns())
+            refused = self._queue.take_refused()
+            somebody_waits = len(self._queue) > 0
+        self._refuse(refused)
+        if self._order is not None:
+            self._order.forget_dead()
+        return somebody_waits
+
+    def pending(self) -> int:
+        return len(self._queue)
+
+    def longest_run_s(self, now: float) -> float:
+        return self._pool.longest_run_s(now)
+
+    def close(self) -> None:
+        """Refuse who still waits, end the workers, release the instances.
+
+        May be called on a worker, by the answer that was the last to need this model.
+        """
+        self._watch.remove(self)
+        with self._work:
+            self._closed = True
+            waiting = self._queue.clear()
+            refused = self._queue.take_refused()
+            self._work.notify_all()
+            self._company.notify_all()
+        for job in waiting:
+            self._executor.refuse(job, _stopping(job.request))
+        self._refuse(refused)
+        until = time.monotonic() + _STOP_S
+        for worker in self._workers:
+            worker.stop(max(0.0, until - time.monotonic()))
+        self._pool.close()
+
+    def _enqueue(self, job: Job) -> EdgeServerError | None:
+        """Put `job` in the line and wake who is to know; why not, where it cannot be."""
+        if self._closed:
+            return _stopping(job.request)
+        try:
+            self._check_wait(job.request)
+            self._queue.add(job, job.queued_at_ns)
+        except (DeadlineExceeded, Unavailable) as error:
+            return error
+        if self._order is not None:
+            job.respond = self._order.place(job.respond, job.death)
+        self._watch.somebody_waits()
+        (self._company if self._gathering else self._work).notify()
+        return None
+
+    def _check_wait(self, request: InferRequest) -> None:
+        """Raises: DeadlineExceeded, Unavailable: its turn would come too late."""
+        now = time.monotonic()
+        running_s = self._pool.longest_run_s(now) if self._running == len(self._pool) else 0.0
+        ahead = self._queue.ahead_of(request)
+        self._expected_wait.check(request, ahead=ahead, running_s=running_s, now=now)
+
+    def _serve(self, _now: float) -> bool:
+        """Run one batch, or wait a bounded time for work; False ends the worker."""
+        if self._begin_gathering():
+            try:
+                self._run_batch()
+            except Exception:
+                # Without its worker the instance would never run again.
+                log.exception("model %s: a batch went wrong", self._executor.config.name)
+        return not self._closed
+
+    def _begin_gathering(self) -> bool:
+        """Whether there is work and nobody else gathers it; waits for that, but not for long."""
+        with self._work:
+            if not self._may_gather() and not self._closed:
+                self._work.wait(_LOOK_S)
+            if self._closed or not self._may_gather():
+                return False
+            self._gathering = True
+            return True
+
+    def _may_gather(self) -> bool:
+        return len(self._queue) > 0 and not self._gathering
+
+    def _run_batch(self) -> None:
+        instance: Instance | None = None
+        jobs: list[Job] = []
+        try:
+            try:
+                self._wait_until_due()
+                instance = self._pool.take(urgent=False, deadline=self._next_look())
+                jobs, refused = self._take_batch()
+            except DeadlineExceeded:
+                return
+            finally:
+                self._end_gathering()
+            self._refuse(refused)
+            if jobs:
+                self._run(instance, jobs)
+        finally:
+            if instance is not None:
+                self._pool.give_back(instance)
+
+    def _run(self, instance: Instance, jobs: list[Job]) -> None:
+        with self._work:
+            self._running += 1
+        began = time.monotonic()
+        try:
+            self._executor.run(instance, jobs)
+        finally:
+            with self._work:
+                self._running -= 1
+        self._expected_wait.ran(time.monotonic() - began)
+
+    def _wait_until_due(self) -> None:
+        """Return when the batch at the head of the line shall run, or nobody waits any more."""
+        due = False
+        while not due:
+            with self._company:
+                now_ns = time.monotonic_ns()
+                self._queue.settle(now_ns)
+                due_ns = self._rule.batch(self._queue.in_order(now_ns), now_ns).due_ns
+                refused = self._queue.take_refused()
+                due = due_ns <= now_ns or self._closed or not self._queue
+                if not due and not refused:
+                    expiry_ns = self._queue.next_expiry_ns()
+                    wake_ns = due_ns if expiry_ns is None else min(due_ns, expiry_ns)
+                    # A delay may be longer than a thread can wait at once.
+                    self._company.wait(min(_LOOK_S, (wake_ns - now_ns) / 1e9))
+            self._refuse(refused)
+
+    def _next_look(self) -> float:
+        """When to look at the line again, even if no instance is idle (`time.monotonic()`)."""
+        with self._work:
+            expiry_ns = self._queue.next_expiry_ns()
+        soon = time.monotonic() + _LOOK_S
+        return soon if expiry_ns is None else min(soon, expiry_ns / 1e9)
+
+    def _take_batch(self) -> tuple[list[Job], list[Refused[Job]]]:
+        with self._work:
+            now_ns = time.monotonic_ns()
+            self._queue.settle(now_ns)
+            batch = self._rule.batch(self._queue.in_order(now_ns), now_ns)
+            return self._queue.take(batch.count), self._queue.take_refused()
+
+    def _end_gathering(self) -> None:
+        with self._work:
+            self._gathering = False
+            if self._queue:
+                self._work.notify()
+
+    def _refuse(self, refused: Iterable[Refused[Job]]) -> None:
+        for each in refused:
+            self._executor.refuse(each.job, each.error)
+
+
+def _stopping(request: InferRequest) -> Unavailable:
+    return Unavailable(
+        f"{request.log_prefix}Server is stopping, scheduler for model has stopped accepting new "
+        "inference requests"
+    )

@@ -1,0 +1,275 @@
+"""Checked requests meet an instance: run, counted, answered."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from edge_server.backends.contract import ExecuteRequest, Phases, on_host
+from edge_server.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    EdgeServerError,
+    InternalError,
+    Unavailable,
+)
+from edge_server.inference.statistics import Failure
+from edge_server.requests import NO_PARAMETERS, InferResponse, StepTiming
+from edge_server.tensors import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from edge_server.backends.contract import Instance, Tensors
+    from edge_server.inference.job import Job
+    from edge_server.inference.statistics import ModelStatistics
+    from edge_server.model_config.config import ModelConfig
+    from edge_server.requests import Answer, Parameters, Trace
+
+log = logging.getLogger(__name__)
+
+
+class Executor:
+    """Runs jobs of one model version on its instances.
+
+    Every job is answered, whatever the instance and the callers of the other jobs do, and counted
+    before its caller hears.
+    """
+
+    def __init__(self, config: ModelConfig, version: int, statistics: ModelStatistics) -> None:
+        self.config = config
+        self.statistics = statistics
+        self._version = str(version)
+        self._output_names = tuple(spec.name for spec in config.outputs)
+        self._model_shapes = config.reshapes
+        self._client_shapes = {
+            spec.name: spec.shape for spec in config.outputs if spec.name in config.reshapes
+        }
+
+    def run(self, instance: Instance, jobs: Sequence[Job]) -> None:
+        """Run `jobs` as one batch; all but decoupled ones are answered when this returns."""
+        # A decoupled request may have its last answer, and so lose its lease, while the model is
+        # still inside `execute`.
+        kept = [job.snapshot.keep() for job in jobs] if self.config.decoupled else ()
+        try:
+            self._run(instance, jobs)
+        finally:
+            for lease in kept:
+                if lease is not None:
+                    lease.release()
+
+    def _run(self, instance: Instance, jobs: Sequence[Job]) -> None:
+        turns = [_Turn(self, job) for job in jobs]
+        began_ns = time.monotonic_ns()
+        failure: EdgeServerError | None = None
+        phases = None
+        try:
+            phases = instance.execute([turn.execute_request() for turn in turns])
+        except Exception as error:
+            log.exception("model %s: an instance raised", self.config.name)
+            failure = InternalError(f"model '{self.config.name}' failed: {error!r}")
+        if phases is None:
+            phases = Phases(0, time.monotonic_ns() - began_ns, 0)
+        if failure is None and not all(job.request.replayed for job in jobs):
+            batch_size = max(1, sum(job.batch_size for job in jobs))
+            self.statistics.executed(batch_size, phases, sum(job.padding for job in jobs))
+        for turn in turns:
+            turn.end(failure, phases)
+
+    def refuse(self, job: Job, error: EdgeServerError) -> None:
+        """Answer a job that is not going to run, or that failed; count it."""
+        if not job.request.replayed:
+            self.statistics.failed(_reason(error), time.monotonic_ns() - job.queued_at_ns)
+        self.tell(job, error, final=True)
+
+    def tell(self, job: Job, answer: Answer, *, final: bool) -> None:
+        """Give the caller an answer; what that raises is logged, and no other job's affair."""
+        try:
+            job.respond(answer, final)
+        except Exception:
+            log.exception("model %s: an answer could not be told", self.config.name)
+
+    def inputs_for_model(self, job: Job) -> Tensors:
+        """The job's inputs in the shapes that the model takes."""
+        if not self._model_shapes:
+            return job.inputs
+        return {
+            name: in_shape(tensor, self._model_shapes.get(name), job.batch_size)
+            for name, tensor in job.inputs.items()
+        }
+
+    def response(
+        self, job: Job, made: Tensors, parameters: Parameters, infer_ns: int
+    ) -> InferResponse:
+        """What the caller gets of what the model made; a model may leave outputs out.
+
+        Raises:
+            InternalError: an output does not fit the shape it shall have.
+            EdgeServerError: the device that an output is on failed.
+        """
+        names = job.request.outputs or self._output_names
+        outputs = {name: made[name] for name in names if name in made}
+        if not job.request.on_device:
+            outputs = self.on_host(outputs)
+        if shapes := self._client_shapes:
+            outputs = {
+                name: in_shape(tensor, shapes.get(name), job.batch_size)
+                for name, tensor in outputs.items()
+            }
+        return InferResponse(
+            self.config.name,
+            self._version,
+            job.request.id,
+            outputs,
+            (StepTiming(self.config.name, self.config.backend, infer_ns),),
+            parameters,
+        )
+
+    def on_host(self, tensors: Tensors) -> dict[str, Tensor]:
+        """Raises: EdgeServerError: the device that one is on failed."""
+        copied = self.statistics.copied
+        return {name: on_host(tensor, copied) for name, tensor in tensors.items()}
+
+
+class _Turn:
+    """One job while it runs: what its instance calls `respond`."""
+
+    __slots__ = ("_began_ns", "_executor", "_held", "_job", "_last_ns", "_over", "_responses")
+
+    def __init__(self, executor: Executor, job: Job) -> None:
+        self._executor = executor
+        self._job = job
+        self._began_ns = self._last_ns = time.monotonic_ns()
+        self._held: tuple[Tensors | EdgeServerError, Parameters] | None = None
+        self._responses = 0
+        self._over = False
+
+    def execute_request(self) -> ExecuteRequest:
+        job = self._job
+        return ExecuteRequest(
+            self._executor.inputs_for_model(job),
+            job.outputs,
+            self,
+            job.request,
+            job.snapshot,
+            self._executor.statistics.copied,
+        )
+
+    def __call__(
+        self,
+        answer: Tensors | EdgeServerError | None,
+        final: bool,
+        parameters: Parameters = NO_PARAMETERS,
+    ) -> None:
+        if self._job.padding:
+            return
+        if self._over:
+            log.warning("model %s: an answer after the last one", self._executor.config.name)
+        elif self._executor.config.decoupled:
+            self._stream(answer, final, parameters)
+        elif answer is not None:
+            # Sent when the instance is through, so that statistics know of it before the caller.
+            self._held = (answer, parameters)
+
+    def end(self, failure: EdgeServerError | None, phases: Phases) -> None:
+        """The instance is through with the batch."""
+        if self._job.padding:
+            return
+        if self._executor.config.decoupled:
+            if failure is not None and not self._over:
+                self._over = True
+                self._executor.refuse(self._job, failure)
+            return
+        if self._job.request.trace is not None:
+            self._trace(self._job.request.trace, phases)
+        self._over = True
+        answer, parameters = self._held or (failure, NO_PARAMETERS)
+        if answer is None:
+            name = self._executor.config.name
+            answer = InternalError(f"model '{name}' ended without an answer")
+        self._answer(answer, parameters, phases, final=True)
+
+    def _trace(self, trace: Trace, phases: Phases) -> None:
+        # As the statistics count them: what the instance did not tell apart is all inference.
+        at_ns = self._began_ns
+        trace.mark("COMPUTE_START", at_ns)
+        trace.mark("COMPUTE_INPUT_END", at_ns := at_ns + phases.input)
+        trace.mark("COMPUTE_OUTPUT_START", at_ns := at_ns + phases.infer)
+        trace.mark("COMPUTE_END", at_ns + phases.output)
+
+    def _stream(
+        self, answer: Tensors | EdgeServerError | None, final: bool, parameters: Parameters
+    ) -> None:
+        now_ns = time.monotonic_ns()
+        phases = Phases(0, now_ns - self._began_ns, 0)
+        failed = isinstance(answer, EdgeServerError)
+        self._over = final = final or failed
+        if final and (trace := self._job.request.trace) is not None:
+            trace.mark("COMPUTE_START", self._began_ns)
+            trace.mark("COMPUTE_END", now_ns)
+        self._executor.statistics.responded(
+            self._responses, now_ns - self._last_ns, empty=answer is None, failed=failed
+        )
+        self._responses += 1
+        self._last_ns = now_ns
+        if answer is not None:
+            self._answer(answer, parameters, phases, final=final)
+        elif final:
+            self._count_success(phases)
+            self._executor.tell(self._job, None, final=True)
+
+    def _answer(
+        self,
+        answer: Tensors | EdgeServerError,
+        parameters: Parameters,
+        phases: Phases,
+        *,
+        final: bool,
+    ) -> None:
+        executor, job = self._executor, self._job
+        if not isinstance(answer, EdgeServerError):
+            try:
+                if job.made is not None:
+                    answer = executor.on_host(answer)
+                    job.made(answer)
+                response = executor.response(job, answer, parameters, phases.infer)
+            except EdgeServerError as error:
+                answer = error
+            except Exception as error:
+                log.exception("model %s: an answer of no known form", executor.config.name)
+                answer = InternalError(f"model '{executor.config.name}' failed: {error!r}")
+        if isinstance(answer, EdgeServerError):
+            self._over = True
+            executor.refuse(job, answer)
+            return
+        if final:
+            self._count_success(phases)
+        executor.tell(job, response, final=final)
+
+    def _count_success(self, phases: Phases) -> None:
+        if self._job.request.replayed:
+            return
+        queued_at_ns = self._job.queued_at_ns
+        self._executor.statistics.succeeded(
+            time.monotonic_ns() - queued_at_ns, self._began_ns - queued_at_ns, phases
+        )
+
+
+def _reason(error: EdgeServerError) -> Failure:
+    if isinstance(error, Cancelled):
+        return Failure.CANCELED
+    if isinstance(error, (Unavailable, DeadlineExceeded)):
+        return Failure.REJECTED
+    return Failure.BACKEND
+
+
+def in_shape(tensor: Tensor, shape: tuple[int, ...] | None, batch_size: int) -> Tensor:
+    """`tensor` seen in another shape of as many elements; one -1 in it is worked out."""
+    if shape is None:
+        return tensor
+    full = (batch_size, *shape) if batch_size else shape
+    try:
+        return Tensor(tensor.array.reshape(full))  # a device's has that, too
+    except ValueError as error:
+        raise InternalError(f"a tensor of shape {tensor.shape} is no {list(full)}") from error

@@ -1,0 +1,94 @@
+"""One instance with a thread of its own."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import TYPE_CHECKING
+
+from edge_server.process.worker import Worker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from edge_server.inference.execution import Executor
+    from edge_server.inference.instance_pool import InstancePool
+    from edge_server.inference.job import Job
+
+log = logging.getLogger(__name__)
+
+# After an unforeseen error, so that one that comes back each time does not fill the log.
+_REST_S = 0.1
+
+
+class InstanceThread:
+    """Calls `tick` until it is stopped, whatever it raises, then closes the instance.
+
+    Args:
+        name: of the thread.
+        pool: of the one instance.
+        tick: one look for work, given `time.monotonic()`; waits on `wake` where there is none,
+            not for long.
+        lock: of the scheduler's; `wake` belongs to it.
+    """
+
+    def __init__(
+        self, name: str, pool: InstancePool, tick: Callable[[float], None], lock: threading.Lock
+    ) -> None:
+        self.wake = threading.Condition(lock)
+        self._pool = pool
+        self._tick = tick
+        self._ident: int | None = None
+        self._closed = False
+        self._worker = Worker(name, self._note_and_tick, on_end=self._close)
+
+    def start(self) -> None:
+        self._worker.start()
+
+    def run(self, executor: Executor, jobs: Sequence[Job]) -> None:
+        """Run `jobs` as one batch; to be called by `tick`."""
+        instance = self._pool.take(urgent=False, deadline=None)
+        try:
+            executor.run(instance, jobs)
+        finally:
+            self._pool.give_back(instance)
+
+    def run_s(self, now: float) -> float:
+        """How long the run that has not ended takes by `now`; 0 where nothing runs."""
+        return self._pool.longest_run_s(now)
+
+    def ask_to_stop(self) -> None:
+        """Let the thread close the instance and end; returns at once."""
+        with self.wake:
+            self._worker.ask_to_stop()
+            self.wake.notify()
+
+    def stop(self) -> None:
+        """Returns when the instance is closed, unless its run hangs.
+
+        Its own thread may call this too: the last answer of a model that was replaced ends the
+        lease that kept it. Its tick is then the last one.
+        """
+        if self._ident == threading.get_ident():
+            self._worker.ask_to_stop()
+            self._close()
+            return
+        self.ask_to_stop()
+        self._worker.stop()
+        if not self._worker.alive:
+            # It may never have been started.
+            self._close()
+
+    def _note_and_tick(self, now: float) -> None:
+        self._ident = threading.get_ident()
+        try:
+            self._tick(now)
+        except Exception:
+            # Without its thread the instance would never run again.
+            log.exception("instance %s: a run went wrong", self._worker.name)
+            self._worker.wait(_REST_S)
+
+    def _close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._pool.close()

@@ -1,0 +1,501 @@
+"""Requests that a new version was given, given to its predecessor too: does that do better?"""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import threading
+import time
+from collections import deque
+from dataclasses import replace as with_fields
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from msgspec.structs import replace
+
+from edge_server.backends.contract import not_counted, on_host
+from edge_server.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    EdgeServerError,
+    InvalidRequest,
+    Unavailable,
+)
+from edge_server.inference.request_check import check_request
+from edge_server.inference.response_cache import uncached
+from edge_server.inference.snapshot import ModelEntry, ModelState, Snapshot
+from edge_server.inference.watch import Fault, WatchedScheduler, all_finite
+from edge_server.model_config.interface import interface_break
+from edge_server.process.worker import Worker
+from edge_server.requests import InferResponse
+from edge_server.tensors import Tensor, is_finite
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from edge_server.inference.snapshot import LoadedModel, Scheduler
+    from edge_server.requests import Answer, InferRequest, Respond
+
+log = logging.getLogger(__name__)
+
+# Whose models calculate and do nothing else: to ask one more often does no harm.
+_CALCULATE = frozenset({"onnxruntime", "tensorrt", "image_preprocess", "lane_decode", "identity"})
+
+# What waits to be replayed: so many requests, and so much memory.
+_MOST_WAITING = 8
+_MOST_BYTES = 64 << 20
+# After a replay, in times of what it took: before the next doubtful request, and before a sample.
+_REST_BEFORE_DOUBT = 3
+_REST_BEFORE_SAMPLE = 9
+_LEAST_REST_S = 0.02
+_LOOK_S = 0.25
+# The predecessor's queue lets go of a replay after that time.
+_DEADLINE_S = 10.0
+# How far back comparisons count.
+_LAST_DOUBTS = 50
+_LAST_SAMPLES = 200
+# One sample in which the predecessor does worse is no share.
+_LEAST_FOR_SHARE = 20
+# A pair is slower that takes longer than twice its predecessor and this.
+_SLOWER_NS = 2_000_000
+
+
+class Pairs(NamedTuple):
+    """How long the same requests took in both versions, one right after the other.
+
+    Attributes:
+        slower: of `requests`, took longer than twice the predecessor's time and 2 ms.
+        new_ms, old_ms: medians.
+    """
+
+    requests: int = 0
+    slower: int = 0
+    new_ms: float = 0.0
+    old_ms: float = 0.0
+
+
+class Mirror:
+    """Asks the predecessor of a version what that version was asked, on a thread of its own.
+
+    Each doubtful request is replayed, those that fail and those whose answer is not finite, as far
+    as there is room for it; and where the predecessor only calculates, a sample of the others, to
+    compare times. The caller has his answer first, or gets it without waiting; the predecessor's
+    answer goes nowhere and counts in no statistics. At most 64 MiB and eight requests wait, one
+    runs at a time, and samples take a tenth of one thread's time.
+
+    Every method may be called from any thread.
+
+    Args:
+        predecessor: shared by this, and closed when its thread has ended; with `members` likewise.
+        samples: whether others than doubtful requests are replayed.
+        timed: whether the times of both can be compared; not where inputs are on a device.
+        changed: called after each replay of a doubtful request.
+    """
+
+    @staticmethod
+    def of(
+        new: LoadedModel,
+        predecessor: LoadedModel,
+        members: Sequence[LoadedModel],
+        changed: Callable[[], None] = lambda: None,
+    ) -> Mirror | None:
+        """None where `new` cannot be compared with it request by request: one of them, or of the
+        ensemble's members, keeps state or is decoupled, or the interface has changed."""
+        configs = [new.config, predecessor.config, *(member.config for member in members)]
+        if any(c.sequence_batching is not None or c.decoupled for c in configs):
+            return None
+        known = {member.name for member in members}
+        steps = [step for config in configs[1:] for step in config.steps]
+        if not known.issuperset(step.model_name for step in steps):
+            return None
+        if interface_break(predecessor.config, new.config):
+            return None
+        shared = [model.shared(model.config) for model in (predecessor, *members)]
+        open_ones = [model for model in shared if model is not None]
+        if len(open_ones) < len(shared):
+            for model in open_ones:
+                model.close()
+            return None
+        samples = all(c.is_ensemble or c.backend in _CALCULATE for c in configs[1:])
+        # What a batch of several requests takes says nothing of one.
+        timed = not any(c.dynamic_batching is not None and c.max_batch_size > 1 for c in configs)
+        return Mirror(open_ones[0], open_ones[1:], samples=samples, timed=timed, changed=changed)
+
+    def __init__(
+        self,
+        predecessor: LoadedModel,
+        members: Sequence[LoadedModel],
+        *,
+        samples: bool,
+        timed: bool,
+        changed: Callable[[], None],
+    ) -> None:
+        self.samples = samples
+        self.timed = timed and samples
+        self.comparable = True
+        self._changed = changed
+        self._held = (predecessor, *members)
+        self._others = _NoOthers()
+        self._config = predecessor.config
+        self._scheduler = _plain(predecessor.scheduler)
+        self._world: Snapshot = self._others
+        if predecessor.config.is_ensemble:
+            self._world = _world(members, self._others)
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._waiting: deque[_Replay] = deque()
+        self._waiting_bytes = 0
+        self._running: _Replay | None = None
+        self._has_sample = False
+        self._rests_till_s = self._samples_from_s = 0.0
+        self._doubts: dict[Fault, deque[bool]] = {f: deque(maxlen=_LAST_DOUBTS) for f in Fault}
+        self._sampled: deque[Fault | None] = deque(maxlen=_LAST_SAMPLES)
+        self._pairs: deque[tuple[int, int]] = deque(maxlen=_LAST_SAMPLES)
+        self._hanging: tuple[InferRequest, float] | None = None
+        # The predecessor may take as long as it likes.
+        self._worker = Worker(
+            f"mirror-{predecessor.name}", self._tick, deadline_s=float("inf"), on_end=self._close
+        )
+        self._started = False
+
+    def start(self) -> None:
+        self._started = True
+        self._worker.start()
+
+    def stop(self, timeout_s: float = 5.0) -> None:
+        """End after the replay that is under way; wait that long for it.
+
+        What is shared is closed when that has ended, however late.
+        """
+        if not self._started:
+            self._close()
+            return
+        self._worker.ask_to_stop()
+        self._wake.set()
+        self._worker.stop(timeout_s)
+
+    def wants_sample(self) -> bool:
+        """Whether one more request is to be replayed now."""
+        return self.samples and not self._has_sample and time.monotonic() >= self._samples_from_s
+
+    def sample(self, request: InferRequest, response: InferResponse) -> None:
+        """Replay a request that has `response`, fine as it is; returns at once.
+
+        To be called before the caller has it: till then the inputs stay as they are.
+        """
+        if any(tensor.on_device for tensor in request.inputs.values()):
+            # To copy them would take the caller's time; the ensemble that they are in is timed.
+            self.timed = False
+            return
+        self._put(request, None, _work_ns(response))
+
+    def doubt(self, request: InferRequest, fault: Fault) -> None:
+        """Replay a request whose answer has that `fault`; as `sample`."""
+        self._put(request, fault, 0)
+
+    def doubt_lasting(self, request: InferRequest) -> float | None:
+        """Replay a request that still runs, once; how long the predecessor took for it, in s, when
+        it has answered well."""
+        with self._lock:
+            hanging = self._hanging
+        if hanging is not None and hanging[0] is request:
+            return hanging[1] if hanging[1] >= 0 else None
+        if self._put(request, None, 0, lasting=request):
+            with self._lock:
+                self._hanging = (request, -1.0)
+        return None
+
+    @property
+    def has_doubts(self) -> bool:
+        """Whether doubtful requests wait for their replay, or for its end."""
+        with self._lock:
+            replays = (self._running, *self._waiting)
+        return any(replay is not None and replay.fault is not None for replay in replays)
+
+    def better(self, fault: Fault) -> tuple[int, int]:
+        """For how many of the last requests with that fault the predecessor has a good answer, and
+        of how many."""
+        with self._lock:
+            doubts = self._doubts[fault]
+            return sum(doubts), len(doubts)
+
+    def worse_share(self, fault: Fault) -> float:
+        """Of the sampled requests, for which the new version has a good answer, the share for which
+        the predecessor has that fault."""
+        with self._lock:
+            count = max(len(self._sampled), _LEAST_FOR_SHARE)
+            return sum(each is fault for each in self._sampled) / count
+
+    @property
+    def sampled(self) -> int:
+        """How many of the last samples the predecessor has been given."""
+        return len(self._sampled)
+
+    def pairs(self) -> Pairs:
+        with self._lock:
+            pairs = list(self._pairs)
+        if not pairs:
+            return Pairs()
+        return Pairs(
+            len(pairs),
+            sum(new_ns > 2 * old_ns + _SLOWER_NS for new_ns, old_ns in pairs),
+            statistics.median(new_ns for new_ns, _ in pairs) / 1e6,
+            statistics.median(old_ns for _, old_ns in pairs) / 1e6,
+        )
+
+    def trouble(self) -> str:
+        """What keeps the predecessor from answering; empty where nothing does."""
+        return next((text for model in self._held if (text := model.trouble())), "")
+
+    def step(self) -> bool:
+        """Replay what waits for longest; whether there was something."""
+        with self._lock:
+            if not self._waiting:
+                return False
+            replay = self._running = self._waiting.popleft()
+        began_s = time.monotonic()
+        try:
+            self._replay(replay)
+        finally:
+            now = time.monotonic()
+            took_s = now - began_s
+            with self._lock:
+                self._waiting_bytes -= replay.n_bytes
+                self._running = None
+                if replay.fault is None and replay.lasting is None:
+                    self._has_sample = False
+                self._rests_till_s = now + _REST_BEFORE_DOUBT * took_s
+                self._samples_from_s = now + max(_LEAST_REST_S, _REST_BEFORE_SAMPLE * took_s)
+            self._changed()
+        return True
+
+    def _tick(self, now: float) -> None:
+        self._worker.wait(max(0.0, self._rests_till_s - now))
+        if not self.step():
+            self._wake.wait(_LOOK_S)
+            self._wake.clear()
+
+    def _put(
+        self,
+        request: InferRequest,
+        fault: Fault | None,
+        work_ns: int,
+        lasting: InferRequest | None = None,
+    ) -> bool:
+        """Let it wait for its replay; False where that cannot be."""
+        if not self.comparable:
+            return False
+        n_bytes = sum(_n_bytes(tensor) for tensor in request.inputs.values())
+        with self._lock:
+            full = fault is not None and len(self._waiting) >= _MOST_WAITING
+            if full or self._waiting_bytes + n_bytes > _MOST_BYTES:
+                return False
+            self._waiting_bytes += n_bytes
+        try:
+            kept = _kept(request)
+        except EdgeServerError as error:
+            log.debug("model %s: not replayed: %s", request.model_name, error)
+            with self._lock:
+                self._waiting_bytes -= n_bytes
+            return False
+        replay = _Replay(kept, fault, work_ns, n_bytes, lasting)
+        with self._lock:
+            if fault is not None:
+                self._waiting.append(replay)
+            else:
+                # Soon, so that both ran in the same moment; however many doubtful ones there are.
+                self._waiting.appendleft(replay)
+                self._has_sample |= lasting is None
+        self._wake.set()
+        return True
+
+    def _replay(self, replay: _Replay) -> None:
+        if replay.fault is Fault.NOT_FINITE and not all_finite(replay.request):
+            # What is made of such numbers is the caller's own doing.
+            self._note(replay, better=False)
+            return
+        began_s = time.monotonic()
+        answer = self._ask(replay.request)
+        if self._others.asked:
+            # Nobody can tell what it would have answered.
+            self.comparable = False
+        elif isinstance(answer, InferResponse):
+            finite = all(is_finite(tensor) for tensor in answer.outputs.values())
+            self._answered(replay, answer, time.monotonic() - began_s, finite=finite)
+        elif not isinstance(answer, (Cancelled, DeadlineExceeded, Unavailable)):
+            self._note(replay, better=False)
+            if replay.fault is None and replay.lasting is None:
+                # What only the new version takes is no fault of its predecessor.
+                taken = not isinstance(answer, InvalidRequest)
+                with self._lock:
+                    self._sampled.append(Fault.FAILED if taken else None)
+
+    def _answered(
+        self, replay: _Replay, answer: InferResponse, took_s: float, *, finite: bool
+    ) -> None:
+        self._note(replay, better=finite or replay.fault is Fault.FAILED)
+        with self._lock:
+            if replay.lasting is not None:
+                self._hanging = (replay.lasting, took_s)
+            elif replay.fault is None:
+                self._sampled.append(None if finite else Fault.NOT_FINITE)
+                old_ns = _work_ns(answer)
+                if replay.work_ns and old_ns:
+                    self._pairs.append((replay.work_ns, old_ns))
+
+    def _note(self, replay: _Replay, *, better: bool) -> None:
+        if replay.fault is not None:
+            with self._lock:
+                self._doubts[replay.fault].append(better)
+
+    def _ask(self, request: InferRequest) -> Answer:
+        # Not the caller's any more, and as patient as there is.
+        replayed = replace(
+            request,
+            model_version="",
+            deadline=time.monotonic() + _DEADLINE_S,
+            urgent=False,
+            timeout_us=0,
+            cancellation=None,
+            trace=None,
+            on_device=False,
+            replayed=True,
+        )
+        over = _Over()
+        try:
+            check_request(self._config, replayed)
+            self._scheduler.submit(replayed, self._world, over)
+        except EdgeServerError as error:
+            return error
+        # What runs must have ended before the predecessor is closed.
+        over.event.wait()
+        return over.answer
+
+    def _close(self) -> None:
+        held, self._held = self._held, ()
+        for model in held:
+            try:
+                model.close()
+            except Exception:
+                log.exception("model %s: closing version %d failed", model.name, model.version)
+
+
+class _Replay(NamedTuple):
+    """A request that waits; no `fault` is a sample, or one that still runs: `lasting`."""
+
+    request: InferRequest
+    fault: Fault | None
+    work_ns: int
+    n_bytes: int
+    lasting: InferRequest | None
+
+
+class _Over:
+    """A `Respond` that keeps the answer and tells when it was the last."""
+
+    def __init__(self) -> None:
+        self.answer: Answer = None
+        self.event = threading.Event()
+
+    def __call__(self, answer: Answer, final: bool) -> None:
+        if answer is not None:
+            self.answer = answer
+        if final:
+            self.event.set()
+
+
+class _NoOthers(Snapshot):
+    """The world of a model that is asked again: what it asks of others is refused, and noted.
+
+    Attributes:
+        asked: it has asked for another model.
+    """
+
+    def __init__(self) -> None:
+        super().__init__({})
+        self.asked = False
+
+    def submit(self, request: InferRequest, respond: Respond) -> None:
+        del respond
+        self.asked = True
+        raise Unavailable(f"model '{request.model_name}' is not asked again for a comparison")
+
+    def model_ready(self, name: str, version: str) -> bool:
+        """Yes, so that the model asks here and nowhere else."""
+        del name, version
+        self.asked = True
+        return True
+
+
+class _InNoWorld:
+    """A member of an ensemble that is asked again; it has no others."""
+
+    def __init__(self, scheduler: Scheduler, others: Snapshot) -> None:
+        self._scheduler = scheduler
+        self._others = others
+
+    def submit(self, request: InferRequest, snapshot: Snapshot, respond: Respond) -> None:
+        del snapshot
+        self._scheduler.submit(request, self._others, respond)
+
+    def pending(self) -> int:
+        return self._scheduler.pending()
+
+    def longest_run_s(self, now: float) -> float:
+        return self._scheduler.longest_run_s(now)
+
+    def close(self) -> None:
+        """It is not this one's."""
+
+
+def _world(members: Sequence[LoadedModel], others: Snapshot) -> Snapshot:
+    entries = {}
+    for member in members:
+        scheduler = _plain(member.scheduler)
+        if not member.config.is_ensemble:
+            scheduler = _InNoWorld(scheduler, others)
+        loaded = with_fields(member, scheduler=scheduler)
+        key = (member.name, member.version)
+        entries[key] = ModelEntry(*key, ModelState.READY, loaded=loaded)
+    return Snapshot(entries)
+
+
+def _plain(scheduler: Scheduler) -> Scheduler:
+    """What runs the model, without what watches it or answers in its place."""
+    if isinstance(scheduler, WatchedScheduler):
+        scheduler = scheduler.beneath
+    return uncached(scheduler)
+
+
+def _work_ns(response: InferResponse) -> int:
+    """How long the models computed, without the time in queues; 0 where nobody measured it."""
+    return sum(timing.duration_ns for timing in response.timings)
+
+
+def _kept(request: InferRequest) -> InferRequest:
+    """The same request, of whose inputs nothing changes once its caller has the answer.
+
+    Raises:
+        EdgeServerError: the device that an input is on failed.
+    """
+    inputs = {name: _own(tensor) for name, tensor in request.inputs.items()}
+    return replace(request, inputs=inputs)
+
+
+def _own(tensor: Tensor) -> Tensor:
+    if tensor.on_device is not None:
+        return on_host(tensor, not_counted)
+    array = tensor.array
+    base: object = array
+    while isinstance(base, np.ndarray):
+        base = base.base
+    # What lies in a message stays so; a camera or a client writes into anything else again.
+    constant = isinstance(base, bytes) and not array.flags.writeable
+    return tensor if constant else Tensor(array.copy())
+
+
+def _n_bytes(tensor: Tensor) -> int:
+    array = tensor.array
+    if isinstance(array, np.ndarray) and array.dtype.hasobject:
+        return array.nbytes + sum(len(element) for element in array.flat)
+    return array.nbytes

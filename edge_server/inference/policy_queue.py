@@ -1,0 +1,221 @@
+"""The waiting line of a model: priority levels, bounds and time limits."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+
+from edge_server.errors import EdgeServerError, Unavailable
+from edge_server.inference.line_watch import MOST_WAITING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from edge_server.model_config.scheduling import DynamicBatching, QueuePolicy
+    from edge_server.requests import InferRequest
+
+
+class Waiting(Protocol):
+    """What may stand in the line."""
+
+    @property
+    def request(self) -> InferRequest: ...
+
+    def death(self) -> EdgeServerError | None:
+        """Why nobody waits for it any more; None where somebody does."""
+        ...
+
+
+# A level of this length is searched for those whose callers have gone, and again when it has
+# doubled: they do not pile up behind a model that hangs, whatever bound the level has.
+_SEARCHED_FROM = 64
+# So many levels are kept while nobody stands in them: making them anew takes its time.
+_EMPTY_LEVELS = 8
+# Before the first level.
+_URGENT = 0
+
+W = TypeVar("W", bound=Waiting)
+
+
+@dataclass(frozen=True)
+class Refused(Generic[W]):
+    """What has left the line unserved, and why."""
+
+    job: W
+    error: EdgeServerError
+
+
+class PolicyQueue(Generic[W]):
+    """Serves urgent requests first, then level by level, each level in order of arrival.
+
+    A level is made when somebody stands in it, however many of them a configuration allows.
+
+    A plain data structure: it has no lock and no clock. What dies in it leaves the line when the
+    line moves past it, and is then had from `take_refused`; nothing is lost.
+    """
+
+    def __init__(self, batching: DynamicBatching) -> None:
+        self._most_levels = max(1, batching.priority_levels)
+        self._policies = batching.priority_queue_policies
+        self._default_policy = batching.default_queue_policy
+        default = batching.default_priority_level
+        self._default = default if 1 <= default <= self._most_levels else 1
+        # By priority, and in that order.
+        self._levels: dict[int, _Level[W]] = {}
+        self._refused: list[Refused[W]] = []
+
+    def __len__(self) -> int:
+        """How many stand in the line, whether somebody still waits for them or not."""
+        return sum(map(len, self._levels.values()))
+
+    def add(self, job: W, now_ns: int) -> None:
+        """Let `job` join the end of its level.
+
+        Raises:
+            Unavailable: that level is full (Triton's text).
+        """
+        request = job.request
+        level = self._level_of(request)
+        if level.full:
+            # The dead at its head make room; further in they wait for the line to move.
+            level.settle(now_ns, self._refused)
+        elif len(level) >= level.searched_from:
+            level.search(now_ns, self._refused)
+        if level.full:
+            raise Unavailable(f"{request.log_prefix}Exceeds maximum queue size")
+        level.add(job, now_ns)
+
+    def ahead_of(self, request: InferRequest) -> int:
+        """How many would be served before `request`, if it joined now and nobody came after."""
+        last = self._priority_of(request)
+        return sum(len(level) for priority, level in self._levels.items() if priority <= last)
+
+    def in_order(self, now_ns: int) -> Iterator[W]:
+        """Those to be served, the next one first; what is dead by `now_ns` leaves on the way.
+
+        The line must not be changed otherwise while somebody walks along it.
+        """
+        for level in self._levels.values():
+            yield from level.walk(now_ns, self._refused)
+
+    def take(self, count: int) -> list[W]:
+        """Remove the first `count` in order, right after `in_order` has walked past them."""
+        taken: list[W] = []
+        for level in self._levels.values():
+            while level and len(taken) < count:
+                taken.append(level.pop())
+        self._forget_empty()
+        return taken
+
+    def settle(self, now_ns: int) -> None:
+        """Apply the time limits at the head of every level, also where the line does not move."""
+        for level in self._levels.values():
+            level.settle(now_ns, self._refused)
+        self._forget_empty()
+
+    def drop_dead(self, now_ns: int) -> None:
+        """Let all leave that are dead by `now_ns`, however far back they stand."""
+        for level in self._levels.values():
+            level.search(now_ns, self._refused)
+        self._forget_empty()
+
+    def next_expiry_ns(self) -> int | None:
+        """When the first of those at the heads of their levels has waited long enough."""
+        expiries = [level.head_expires_ns for level in self._levels.values()]
+        return min((at for at in expiries if at is not None), default=None)
+
+    def take_refused(self) -> list[Refused[W]]:
+        """Those that died in the line, each of them once."""
+        refused, self._refused = self._refused, []
+        return refused
+
+    def clear(self) -> list[W]:
+        """Remove and return all that stand in the line, in order."""
+        return self.take(len(self))
+
+    def _level_of(self, request: InferRequest) -> _Level[W]:
+        """That of `request`, made where it is the first to stand in it."""
+        priority = self._priority_of(request)
+        level = self._levels.get(priority)
+        if level is None:
+            policy = self._policies.get(priority) if priority != _URGENT else None
+            level = _Level[W](self._default_policy if policy is None else policy)
+            self._levels = dict(sorted({**self._levels, priority: level}.items()))
+        return level
+
+    def _priority_of(self, request: InferRequest) -> int:
+        if request.urgent:
+            return _URGENT
+        priority = request.priority
+        return priority if 1 <= priority <= self._most_levels else self._default
+
+    def _forget_empty(self) -> None:
+        if len(self._levels) > _EMPTY_LEVELS and not all(self._levels.values()):
+            self._levels = {n: level for n, level in self._levels.items() if level}
+
+
+class _Level(Generic[W]):
+    """One level: `_line` in order of arrival, then `_late`, those whose time is up (DELAY)."""
+
+    __slots__ = ("_late", "_line", "_policy", "searched_from")
+
+    def __init__(self, policy: QueuePolicy) -> None:
+        self._policy = policy
+        self._line: deque[tuple[W, int | None]] = deque()
+        self._late: deque[W] = deque()
+        self.searched_from = _SEARCHED_FROM
+
+    def __len__(self) -> int:
+        return len(self._line) + len(self._late)
+
+    @property
+    def full(self) -> bool:
+        return len(self) >= (self._policy.max_queue_size or MOST_WAITING)
+
+    @property
+    def head_expires_ns(self) -> int | None:
+        return self._line[0][1] if self._line else None
+
+    def add(self, job: W, now_ns: int) -> None:
+        policy = self._policy
+        timeout_us = policy.default_timeout_us
+        if policy.allow_timeout_override and 0 < job.request.timeout_us < timeout_us:
+            timeout_us = job.request.timeout_us
+        self._line.append((job, now_ns + 1000 * timeout_us if timeout_us else None))
+
+    def pop(self) -> W:
+        return self._line.popleft()[0] if self._line else self._late.popleft()
+
+    def settle(self, now_ns: int, refused: list[Refused[W]]) -> None:
+        next(self.walk(now_ns, refused), None)
+
+    def search(self, now_ns: int, refused: list[Refused[W]]) -> None:
+        left = sum(1 for _ in self.walk(now_ns, refused))
+        self.searched_from = max(_SEARCHED_FROM, 2 * left)
+
+    def walk(self, now_ns: int, refused: list[Refused[W]]) -> Iterator[W]:
+        at = 0
+        while at < len(self._line):
+            job, expires_ns = self._line[at]
+            error = job.death()
+            expired = expires_ns is not None and now_ns >= expires_ns
+            if error is None and not expired:
+                yield job
+                at += 1
+                continue
+            del self._line[at]
+            if error is None and self._policy.delay_expired:
+                self._late.append(job)
+            else:
+                refused.append(Refused(job, error or Unavailable("Request timeout expired")))
+        at = 0
+        while at < len(self._late):
+            job = self._late[at]
+            error = job.death()
+            if error is None:
+                yield job
+                at += 1
+            else:
+                del self._late[at]
+                refused.append(Refused(job, error))

@@ -1,0 +1,222 @@
+"""What is loaded: a snapshot, pinned by whoever uses it, replaced as a whole."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from edge_server.inference.snapshot import UNLOADED, ModelEntry, ModelState, Snapshot
+from edge_server.process.side_by_side import side_by_side
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from edge_server.inference.snapshot import LoadedModel
+
+    Entries = Mapping[tuple[str, int], ModelEntry]
+
+log = logging.getLogger(__name__)
+
+_WITH_NEWS = (ModelState.READY, ModelState.LOADING)
+
+
+class ModelRegistry:
+    """Holds the current snapshot; readers lease it, one writer at a time replaces it.
+
+    A model that a new snapshot no longer names is closed, once, when the last lease on a snapshot
+    that still names it ends, so a request never loses the model it runs on. Until it is closed
+    its version is UNLOADING, then UNAVAILABLE for the reason "unloaded".
+
+    Models are closed on a thread of their own: the last lease may end on a thread of the very
+    model that is to be closed, and closing may take its time. Where the system gives no thread,
+    they are closed with those of the next snapshot that is superseded.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._none_left = threading.Condition(self._lock)
+        self._current = _Pinned(Snapshot({}))
+        self._superseded: list[_Pinned] = []
+        self._leaving: dict[int, ModelEntry] = {}
+        self._to_close: list[LoadedModel] = []
+        self._closing = 0
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """The current snapshot, to look at; whoever runs a model takes a lease."""
+        return self._current.snapshot
+
+    def lease(self) -> Lease:
+        """The current snapshot, kept alive until the lease is released."""
+        with self._lock:
+            self._current.leases += 1
+            return Lease(self, self._current)
+
+    def _keep(self, snapshot: Snapshot) -> Lease:
+        """One lease more on a snapshot that is leased already."""
+        with self._lock:
+            pinned = next(p for p in (self._current, *self._superseded) if p.snapshot is snapshot)
+            pinned.leases += 1
+            return Lease(self, pinned)
+
+    def end(self, lease: Lease) -> None:
+        """One lease less on its snapshot, however often this is called for it."""
+        with self._lock:
+            pinned, lease.pinned = lease.pinned, None
+            if pinned is None:
+                return
+            pinned.leases -= 1
+            # Whoever superseded it found a lease on it, and left it to the last one.
+            if pinned is not self._current:
+                self._release()
+
+    def models_in_use(self) -> list[LoadedModel]:
+        """The models that are loaded now, and those of earlier snapshots that a request is in."""
+        with self._lock:
+            models = {id(m): m for p in (self._current, *self._superseded) for m in p.models}
+        return list(models.values())
+
+    def replace(self, name: str, entries: Sequence[ModelEntry]) -> None:
+        """Make `entries` all that is known of model `name`, in one step."""
+        self.publish({name: entries})
+
+    def publish(self, changes: Mapping[str, Sequence[ModelEntry]]) -> None:
+        """Make `changes` all that is known of these models, in one step.
+
+        A version that was loaded, and that they do not name any more, is UNLOADING.
+        """
+        new = {(e.name, e.version): e for entries in changes.values() for e in entries}
+        with self._lock:
+            entries = {}
+            for key, old in self._current.snapshot.entries.items():
+                if key[0] not in changes or old.state is ModelState.UNLOADING:
+                    entries[key] = old
+                elif old.loaded is not None and key not in new:
+                    leaving = replace(old, state=ModelState.UNLOADING, reason="", loaded=None)
+                    entries[key] = self._leaving[id(old.loaded)] = leaving
+            self._supersede({**entries, **new})
+
+    def give_reason(self, name: str, reason: str) -> None:
+        """What of model `name` is READY or LOADING is so with that reason; nothing else changes."""
+        with self._lock:
+            entries = self._current.snapshot.entries
+            told = {
+                key: replace(entry, reason=reason)
+                for key, entry in entries.items()
+                if entry.name == name and entry.state in _WITH_NEWS
+            }
+            self._supersede({**entries, **told})
+
+    def clear(self, timeout_s: float | None = None) -> bool:
+        """Forget every model; each is closed with its last lease, or before this returns.
+
+        Returns:
+            False where models that nobody uses are still closing after that time; they go on.
+        """
+        with self._lock:
+            self._leaving.clear()
+            self._superseded.append(self._current)
+            self._current = _Pinned(Snapshot({}))
+            released = [*self._to_close, *self._released()]
+            self._to_close = []
+            self._closing += 1
+        closing = threading.Thread(
+            target=self._close, args=(released,), name="close-models", daemon=True
+        )
+        try:
+            closing.start()
+        except RuntimeError as error:
+            log.warning("models are closed one after the other: %s", error)
+            self._close(released)
+            return True
+        closing.join(timeout_s)
+        return not closing.is_alive()
+
+    def wait_closed(self, timeout_s: float | None = None) -> bool:
+        """Whether, within that time, nobody uses an earlier snapshot and what left is closed."""
+        with self._none_left:
+            return self._none_left.wait_for(
+                lambda: not (self._closing or self._to_close or self._superseded), timeout_s
+            )
+
+    def _supersede(self, entries: Entries) -> None:
+        self._superseded.append(self._current)
+        self._current = _Pinned(Snapshot(entries, self._keep))
+        self._release()
+
+    def _release(self) -> None:
+        """Close what only superseded snapshots name that nobody leases."""
+        self._to_close += self._released()
+        if self._to_close:
+            thread = threading.Thread(
+                target=self._close, args=(self._to_close,), name="close-models", daemon=True
+            )
+            try:
+                thread.start()
+            except RuntimeError as error:
+                log.warning("models are closed later: %s", error)
+                return
+            self._closing += 1
+            self._to_close = []
+        elif not self._superseded:
+            self._none_left.notify_all()
+
+    def _released(self) -> list[LoadedModel]:
+        """Drop superseded snapshots that nobody leases; the models only they named."""
+        dead = [pinned for pinned in self._superseded if pinned.leases == 0]
+        if not dead:
+            return []
+        self._superseded = [pinned for pinned in self._superseded if pinned.leases > 0]
+        alive = {id(m) for pinned in (self._current, *self._superseded) for m in pinned.models}
+        return list(
+            {id(m): m for pinned in dead for m in pinned.models if id(m) not in alive}.values()
+        )
+
+    def _close(self, models: Sequence[LoadedModel]) -> None:
+        side_by_side([partial(_close_one, model) for model in models], "close-model")
+        with self._lock:
+            entries = dict(self._current.snapshot.entries)
+            for model in models:
+                gone = self._leaving.pop(id(model), None)
+                # It may have been loaded anew meanwhile.
+                if gone is not None and entries.get((gone.name, gone.version)) is gone:
+                    log.info("model %s: version %d unloaded", gone.name, gone.version)
+                    entries[gone.name, gone.version] = replace(
+                        gone, state=ModelState.UNAVAILABLE, reason=UNLOADED
+                    )
+            self._closing -= 1
+            self._supersede(entries)
+
+
+def _close_one(model: LoadedModel) -> None:
+    try:
+        model.close()
+    except Exception:
+        log.exception("model %s: closing version %d failed", model.name, model.version)
+
+
+class Lease:
+    """A right to use one snapshot, from any thread, until it is released."""
+
+    __slots__ = ("_registry", "pinned", "snapshot")
+
+    def __init__(self, registry: ModelRegistry, pinned: _Pinned) -> None:
+        self._registry = registry
+        self.pinned: _Pinned | None = pinned
+        self.snapshot = pinned.snapshot
+
+    def release(self) -> None:
+        """Once is enough; more does no harm: the other leases on the snapshot stay."""
+        self._registry.end(self)
+
+
+class _Pinned:
+    """A snapshot and how many leases are on it."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self.snapshot = snapshot
+        self.models = [e.loaded for e in snapshot.entries.values() if e.loaded]
+        self.leases = 0

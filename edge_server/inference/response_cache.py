@@ -1,0 +1,214 @@
+"""Answers that have been given before: kept by what was asked, the oldest in use dropped first."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import threading
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from msgspec.structs import replace
+
+from edge_server.requests import InferResponse
+from edge_server.tensors import DataType, Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from edge_server.inference.snapshot import Scheduler, Snapshot
+    from edge_server.inference.statistics import ModelStatistics
+    from edge_server.model_config.config import ModelConfig
+    from edge_server.requests import Answer, InferRequest, Parameters, Respond
+
+# What an entry and each of its tensors take beside their elements, about.
+_ENTRY_BYTES = 400
+_TENSOR_BYTES = 300
+# A Python object of `bytes` and the reference to it.
+_ELEMENT_BYTES = 41
+
+
+@dataclass(frozen=True)
+class _Entry:
+    outputs: Mapping[str, Tensor]
+    parameters: Parameters
+    size_bytes: int
+
+
+class ResponseCache:
+    """Keeps whole answers, `capacity_bytes` of them; every method may be called from any thread.
+
+    What it holds is its own copy, and nobody can write into it.
+    """
+
+    def __init__(self, capacity_bytes: int) -> None:
+        self._capacity_bytes = capacity_bytes
+        self._lock = threading.Lock()
+        # The one that was used last is last.
+        self._entries: OrderedDict[tuple[int, bytes], _Entry] = OrderedDict()
+        self._used_bytes = 0
+        self._owners = itertools.count()
+
+    def owner(self) -> int:
+        """A number for one loaded model: its answers are no other's, not even a new version's."""
+        with self._lock:
+            return next(self._owners)
+
+    @property
+    def used_bytes(self) -> int:
+        return self._used_bytes
+
+    def get(self, owner: int, key: bytes) -> _Entry | None:
+        with self._lock:
+            entry = self._entries.get((owner, key))
+            if entry is not None:
+                self._entries.move_to_end((owner, key))
+            return entry
+
+    def put(self, owner: int, key: bytes, response: InferResponse) -> None:
+        """Keep a copy of `response`, in place of those that were not used for longest.
+
+        One that is larger than all the cache is not kept.
+        """
+        size_bytes = _ENTRY_BYTES + sum(_size_bytes(t) for t in response.outputs.values())
+        if size_bytes > self._capacity_bytes:
+            return
+        outputs = {name: _own(tensor) for name, tensor in response.outputs.items()}
+        entry = _Entry(outputs, dict(response.parameters), size_bytes)
+        with self._lock:
+            self._drop((owner, key))
+            while self._used_bytes + size_bytes > self._capacity_bytes:
+                self._drop(next(iter(self._entries)))
+            self._entries[owner, key] = entry
+            self._used_bytes += size_bytes
+
+    def forget(self, owner: int) -> None:
+        """Drop all that is kept for `owner`."""
+        with self._lock:
+            for key in [key for key in self._entries if key[0] == owner]:
+                self._drop(key)
+
+    def _drop(self, key: tuple[int, bytes]) -> None:
+        entry = self._entries.pop(key, None)
+        if entry is not None:
+            self._used_bytes -= entry.size_bytes
+
+
+class CachingScheduler:
+    """Answers from the cache what has been asked before, and gives the rest to `scheduler`.
+
+    Only for models of which each request has one answer that depends on nothing but the request.
+    Answers that are kept are on the host; what asks with tensors on a device is not looked up.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        cache: ResponseCache,
+        config: ModelConfig,
+        version: int,
+        statistics: ModelStatistics,
+    ) -> None:
+        self._scheduler = scheduler
+        self._cache = cache
+        self._owner = cache.owner()
+        self._name = config.name
+        self._version = str(version)
+        self._output_names = tuple(spec.name for spec in config.outputs)
+        self._statistics = statistics
+
+    @property
+    def beneath(self) -> Scheduler:
+        return self._scheduler
+
+    def submit(self, request: InferRequest, snapshot: Snapshot, respond: Respond) -> None:
+        if any(tensor.on_device for tensor in request.inputs.values()):
+            self._scheduler.submit(request, snapshot, respond)
+            return
+        if request.on_device:
+            request = replace(request, on_device=False)
+        began_ns = time.monotonic_ns()
+        names = request.outputs or self._output_names
+        key = key_of(request, names)
+        entry = self._cache.get(self._owner, key)
+        looked_up_ns = time.monotonic_ns() - began_ns
+        if entry is not None:
+            outputs = {name: entry.outputs[name] for name in names if name in entry.outputs}
+            self._statistics.hit(looked_up_ns)
+            respond(
+                InferResponse(
+                    self._name, self._version, request.id, outputs, parameters=entry.parameters
+                ),
+                True,
+            )
+            return
+
+        def keep(answer: Answer, final: bool) -> None:
+            try:
+                if isinstance(answer, InferResponse):
+                    insert_ns = time.monotonic_ns()
+                    self._cache.put(self._owner, key, answer)
+                    self._statistics.missed(looked_up_ns + time.monotonic_ns() - insert_ns)
+            finally:
+                # Also where there is no memory for the copy.
+                respond(answer, final)
+
+        self._scheduler.submit(request, snapshot, keep)
+
+    def pending(self) -> int:
+        return self._scheduler.pending()
+
+    def longest_run_s(self, now: float) -> float:
+        return self._scheduler.longest_run_s(now)
+
+    def close(self) -> None:
+        self._scheduler.close()
+        self._cache.forget(self._owner)
+
+
+def uncached(scheduler: Scheduler) -> Scheduler:
+    """What answers where the cache does not."""
+    return scheduler.beneath if isinstance(scheduler, CachingScheduler) else scheduler
+
+
+def is_cacheable(config: ModelConfig) -> bool:
+    """Whether answers of this model may be kept: it wants it, and each request has one answer of
+    its own."""
+    return config.response_cache and not config.decoupled and config.sequence_batching is None
+
+
+def key_of(request: InferRequest, names: tuple[str, ...]) -> bytes:
+    """128 bits that differ wherever wanted outputs, inputs or parameters do.
+
+    The order of inputs and outputs makes no difference.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    said = sorted((name, type(value).__name__, value) for name, value in request.parameters.items())
+    digest.update(repr((sorted(names), said)).encode())
+    for name in sorted(request.inputs):
+        tensor = request.inputs[name]
+        # `repr` quotes, so no name can pass for the end of another; the shape tells how many
+        # bytes follow.
+        digest.update(repr((name, tensor.datatype.value, tensor.shape)).encode())
+        if tensor.datatype is DataType.BYTES:
+            for element in tensor.array.flat:
+                digest.update(len(element).to_bytes(8, "little") + element)
+        else:
+            digest.update(np.ascontiguousarray(tensor.array).reshape(-1).view(np.uint8))
+    return digest.digest()
+
+
+def _own(tensor: Tensor) -> Tensor:
+    array = tensor.array.copy()
+    array.flags.writeable = False
+    return Tensor(array)
+
+
+def _size_bytes(tensor: Tensor) -> int:
+    size_bytes = _TENSOR_BYTES + tensor.array.nbytes
+    if tensor.array.dtype.hasobject:
+        size_bytes += sum(_ELEMENT_BYTES + len(element) for element in tensor.array.flat)
+    return size_bytes

@@ -1,0 +1,356 @@
+"""Sequence batching: requests of one sequence meet the same instance, one after the other."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from functools import partial
+from math import inf
+from typing import TYPE_CHECKING
+
+from edge_server.errors import Cancelled, InternalError, InvalidRequest, Unavailable
+from edge_server.inference.instance_pool import InstancePool
+from edge_server.inference.instance_thread import InstanceThread
+from edge_server.inference.job import Job
+from edge_server.inference.line_watch import MOST_WAITING
+from edge_server.inference.sequence_book import SequenceBook
+from edge_server.inference.sequence_controls import SequenceControls
+from edge_server.inference.sequence_state import SequenceStates, zeros
+from edge_server.inference.sequence_strategy import DirectStrategy, Head, OldestStrategy
+from edge_server.requests import InferRequest
+from edge_server.tensors import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterable, Sequence
+    from pathlib import Path
+
+    from edge_server.backends.contract import Model, Tensors
+    from edge_server.errors import EdgeServerError
+    from edge_server.inference import sequence_book
+    from edge_server.inference.execution import Executor
+    from edge_server.inference.line_watch import LineWatch
+    from edge_server.inference.rate_limiter import RateLimiter
+    from edge_server.inference.sequence_book import Waiting
+    from edge_server.inference.sequence_strategy import Strategy
+    from edge_server.inference.snapshot import Snapshot
+    from edge_server.model_config.config import ModelConfig
+    from edge_server.model_config.scheduling import SequenceBatching
+    from edge_server.requests import Respond, SequencePlace
+
+    BookedSequence = sequence_book.Sequence[Job]
+    _Begun = tuple[BookedSequence, Waiting[Job]]
+    _Dead = tuple[Job, EdgeServerError]
+
+log = logging.getLogger(__name__)
+
+# An idle thread looks up now and then, so that its heartbeat tells waiting from hanging.
+_LONGEST_WAIT_S = 5.0
+
+
+class SequenceScheduler:
+    """Runs each sequence in order on one instance, several sequences as one batch.
+
+    A request that nobody waits for any more (cancelled, past its deadline) does not run, wherever
+    it stands, and ends its sequence: what follows would build on a state that lacks a step. The
+    sequence's slot is free once those before it are over, END or not; those behind it are answered
+    with Cancelled.
+    A request that fails leaves its sequence where it was: the next one gets the state as before.
+
+    Args:
+        model: its instances get a thread each.
+        directory: the model's, for files of initial states.
+        watch: looks at those that wait while every instance runs.
+        limiter: see `InstancePool`.
+
+    Raises:
+        ModelConfigError: an initial state is wrong.
+        EdgeServerError: an instance cannot be made, or gets no thread; nothing is left open.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        batching: SequenceBatching,
+        model: Model,
+        directory: Path,
+        *,
+        watch: LineWatch,
+        limiter: RateLimiter | None = None,
+    ) -> None:
+        config = executor.config
+        slots, self._strategy = _strategy(config, batching)
+        self._executor = executor
+        self._states = SequenceStates(config, batching.states, directory)
+        self._controls = SequenceControls(config, batching.controls)
+        pools = InstancePool.each_of(config, model, limiter)
+        self._book: SequenceBook[Job] = SequenceBook(
+            len(pools), slots, batching.max_sequence_idle_us / 1e6
+        )
+        self._lock = threading.Lock()
+        self._stopping = False
+        self._threads = [
+            InstanceThread(f"{config.name}_{i}", pool, partial(self._tick, i), self._lock)
+            for i, pool in enumerate(pools)
+        ]
+        self._watch = watch
+        try:
+            for thread in self._threads:
+                thread.start()
+            watch.add(self)
+        except RuntimeError as error:
+            self.close()
+            raise InternalError(f"model '{config.name}' gets no thread: {error}") from error
+
+    def submit(self, request: InferRequest, snapshot: Snapshot, respond: Respond) -> None:
+        job = Job(self._executor.config, request, snapshot, respond)
+        job.outputs |= self._states.output_names
+        place = self._place(job)
+        now = time.monotonic()
+        with self._lock:
+            late = self._expire(now)
+            restarts = place.start and self._book.is_live(place.id)
+            refusal = self._refusal(request, place)
+            if refusal is None:
+                sequence = self._book.add(job, place, now, request.timeout_us / 1e6 or inf)
+                self._wake(sequence)
+                self._watch.somebody_waits()
+        self._refuse_late(late)
+        if refusal is not None:
+            raise refusal
+        if restarts:
+            log.warning(
+                "model %s: sequence %s starts again before its END: its earlier requests are "
+                "answered first, then its state is forgotten",
+                self._executor.config.name,
+                place.id,
+            )
+
+    def drop_dead(self) -> bool:
+        """See `Line.drop_dead`; sequences that waited too long for a slot go, too."""
+        dead: list[_Dead] = []
+        with self._lock:
+            late = self._expire(time.monotonic())
+            for sequence in self._book.waiting_in():
+                dead += self._drop_dead_of(sequence)
+            if dead:
+                # Any slot may have got another sequence.
+                for thread in self._threads:
+                    thread.wake.notify()
+            somebody_waits = self._book.waiting > 0
+        self._refuse_late(late)
+        self._refuse_dead(dead)
+        return somebody_waits
+
+    def pending(self) -> int:
+        """How many requests wait."""
+        return self._book.waiting
+
+    def longest_run_s(self, now: float) -> float:
+        return max((thread.run_s(now) for thread in self._threads), default=0.0)
+
+    def close(self) -> None:
+        self._watch.remove(self)
+        with self._lock:
+            self._stopping = True
+            waiting = self._book.clear()
+        for job in waiting:
+            self._executor.refuse(job, _stopping(job.request))
+        for thread in self._threads:
+            thread.ask_to_stop()
+        for thread in self._threads:
+            thread.stop()
+
+    def _place(self, job: Job) -> SequencePlace:
+        """Where the request stands in its sequence.
+
+        Raises:
+            InvalidRequest: it can stand in none.
+        """
+        model, place = self._executor.config.name, job.request.sequence
+        if job.batch_size > 1:
+            raise InvalidRequest(
+                f"inference request to model '{model}' must specify batch-size 1 due to "
+                "requirements of sequence batcher"
+            )
+        if place is None or not place.id:
+            raise InvalidRequest(
+                f"inference request to model '{model}' must specify a non-zero or non-empty "
+                "correlation ID"
+            )
+        self._controls.check(place.id)
+        return place
+
+    def _refusal(self, request: InferRequest, place: SequencePlace) -> EdgeServerError | None:
+        """Why the book cannot take that request."""
+        model = self._executor.config.name
+        if self._stopping:
+            return _stopping(request)
+        if self._book.waiting >= MOST_WAITING:
+            return Unavailable(f"{request.log_prefix}Exceeds maximum queue size")
+        if not place.start and not self._book.is_live(place.id):
+            return InvalidRequest(
+                f"inference request for sequence {place.id} to model '{model}' must specify the "
+                "START flag on the first request of the sequence"
+            )
+        return None
+
+    def _wake(self, sequence: BookedSequence) -> None:
+        """Let the thread look up that has something new to do."""
+        if sequence.slot is not None:
+            self._threads[sequence.slot.instance].wake.notify()
+        elif sequence.expires_at != inf:
+            # Whichever is idle sees to it that the request does not wait for longer than it may.
+            for thread in self._threads:
+                thread.wake.notify()
+
+    def _tick(self, index: int, now: float) -> None:
+        thread = self._threads[index]
+        with self._lock:
+            late = self._expire(now)
+            dead = self._drop_dead(index)
+            batch, wait_s = self._choose(index, now)
+            begun = [None if each is None else (each, self._book.begin(each)) for each in batch]
+            if not (late or dead or begun or self._stopping):
+                thread.wake.wait(wait_s)
+        try:
+            self._refuse_late(late)
+            self._refuse_dead(dead)
+            if begun:
+                self._run(thread, begun)
+        finally:
+            now = time.monotonic()
+            with self._lock:
+                for sequence in filter(None, batch):
+                    self._book.end(sequence, now)
+
+    def _run(self, thread: InstanceThread, begun: Sequence[_Begun | None]) -> None:
+        try:
+            jobs = self._jobs(begun)
+        except Exception as error:
+            name = self._executor.config.name
+            log.exception("model %s: a batch cannot be made", name)
+            for _, waiting in filter(None, begun):
+                failure = InternalError(f"model '{name}' failed: {error!r}")
+                self._executor.refuse(waiting.item, failure)
+            return
+        thread.run(self._executor, jobs)
+
+    def _expire(self, now: float) -> list[Job]:
+        expired = self._book.expire(now)
+        for index in expired.instances:
+            self._threads[index].wake.notify()
+        return expired.items
+
+    def _drop_dead(self, index: int) -> list[_Dead]:
+        """Those whose turn it is and that nobody waits for, with what follows them."""
+        dead: list[_Dead] = []
+        # Whatever takes a dead one's place may be dead too.
+        while found := [
+            each
+            for sequence in self._book.ready(index).values()
+            if sequence.waiting[0].item.death() is not None
+            for each in self._drop_dead_of(sequence)
+        ]:
+            dead += found
+        return dead
+
+    def _drop_dead_of(self, sequence: BookedSequence) -> list[_Dead]:
+        """Those of `sequence` that nobody waits for, with what follows each."""
+        dead: list[_Dead] = []
+        index = 0
+        while index < len(sequence.waiting):
+            death = sequence.waiting[index].item.death()
+            if death is None:
+                index += 1
+                continue
+            first, *others = self._book.drop(sequence, index)
+            dead.append((first, death))
+            dead += [(job, _ended_early(sequence)) for job in others]
+        return dead
+
+    def _choose(self, index: int, now: float) -> tuple[Sequence[BookedSequence | None], float]:
+        """The rows of the next batch, or how long to wait for one."""
+        wait_s = min(_LONGEST_WAIT_S, max(0.0, self._book.next_expiry - now))
+        ready = self._book.ready(index)
+        if not ready:
+            return (), wait_s
+        heads = [
+            Head(slot, sequence.waiting[0].item.queued_at_ns / 1e9, self._form(sequence))
+            for slot, sequence in ready.items()
+        ]
+        choice = self._strategy.choose(heads, now)
+        rows = [None if head is None else ready[head.slot] for head in choice.batch]
+        return rows, min(wait_s, choice.wait_s)
+
+    def _form(self, sequence: BookedSequence) -> Hashable:
+        waiting = sequence.waiting[0]
+        states = self._states.initial if waiting.place.start else sequence.states
+        tensors = [*waiting.item.inputs.items(), *states.items()]
+        return frozenset((name, tensor.shape) for name, tensor in tensors)
+
+    def _jobs(self, begun: Sequence[_Begun | None]) -> list[Job]:
+        """The rows' jobs, with the tensors that requests do not carry."""
+        jobs = [None if each is None else self._job(*each) for each in begun]
+        real = next(filter(None, jobs))
+        return [self._padding_like(real) if job is None else job for job in jobs]
+
+    def _job(self, sequence: BookedSequence, waiting: Waiting[Job]) -> Job:
+        if waiting.place.start:
+            sequence.states = self._states.initial
+        job = waiting.item
+        job.inputs = {**job.inputs, **sequence.states, **self._controls.of(waiting.place)}
+        if self._states.output_names:
+            job.made = partial(self._keep, sequence)
+        return job
+
+    def _padding_like(self, job: Job) -> Job:
+        blank = {name: _zeros_like(tensor) for name, tensor in job.inputs.items()}
+        request = InferRequest(self._executor.config.name, blank | self._controls.of_padding())
+        padding = Job(self._executor.config, request, job.snapshot, lambda *_: None)
+        padding.outputs = job.outputs
+        padding.padding = True
+        return padding
+
+    def _keep(self, sequence: BookedSequence, made: Tensors) -> None:
+        sequence.states = self._states.after(made)
+
+    def _refuse_dead(self, dead: Iterable[_Dead]) -> None:
+        for job, error in dead:
+            self._executor.refuse(job, error)
+
+    def _refuse_late(self, jobs: Iterable[Job]) -> None:
+        for job in jobs:
+            self._executor.refuse(
+                job, Unavailable("timeout of the corresponding sequence has been expired")
+            )
+
+
+def _strategy(config: ModelConfig, batching: SequenceBatching) -> tuple[int, Strategy]:
+    """How many sequences an instance has in hand, and how their requests become batches."""
+    max_batch = max(1, config.max_batch_size)
+    oldest = batching.oldest
+    if oldest is None:
+        delay_s = batching.max_queue_delay_us / 1e6
+        return max_batch, DirectStrategy(max_batch, batching.minimum_slot_utilization, delay_s)
+    delay_s = oldest.max_queue_delay_us / 1e6
+    strategy = OldestStrategy(max_batch, oldest.preferred_batch_sizes, delay_s)
+    return oldest.max_candidate_sequences, strategy
+
+
+def _zeros_like(tensor: Tensor) -> Tensor:
+    return Tensor(zeros(tensor.datatype, tensor.shape))
+
+
+def _stopping(request: InferRequest) -> Unavailable:
+    return Unavailable(
+        f"{request.log_prefix}Server is stopping, scheduler for model has stopped accepting new "
+        "inference requests"
+    )
+
+
+def _ended_early(sequence: BookedSequence) -> Cancelled:
+    return Cancelled(
+        f"sequence {sequence.id} has ended: a request of it before this one was cancelled or "
+        "came too late; start it again"
+    )

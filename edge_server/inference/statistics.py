@@ -1,0 +1,201 @@
+"""What a model version has done: the numbers behind ModelStatistics and the metrics."""
+
+from __future__ import annotations
+
+import threading
+import time
+from copy import deepcopy
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from edge_server.inference.latencies import Latencies
+
+if TYPE_CHECKING:
+    from edge_server.backends.contract import CopyDirection, Phases
+
+
+# A model may answer one request without end; each index is counted by itself, and told to clients.
+_MOST_RESPONSES = 1000
+
+
+class Failure(Enum):
+    """Why a request failed; the values are the metric's."""
+
+    REJECTED = "REJECTED"
+    CANCELED = "CANCELED"
+    BACKEND = "BACKEND"
+    OTHER = "OTHER"
+
+
+@dataclass
+class Duration:
+    """How often something happened, and how long it took in all."""
+
+    count: int = 0
+    ns: int = 0
+
+    def add(self, ns: int, count: int = 1) -> None:
+        self.count += count
+        self.ns += ns
+
+
+@dataclass
+class Copies:
+    """How many tensors were copied between host and device in one direction, and their size."""
+
+    count: int = 0
+    n_bytes: int = 0
+
+
+@dataclass
+class BatchStatistics:
+    """Executions of one batch size."""
+
+    compute_input: Duration = field(default_factory=Duration)
+    compute_infer: Duration = field(default_factory=Duration)
+    compute_output: Duration = field(default_factory=Duration)
+
+    def add(self, phases: Phases) -> None:
+        self.compute_input.add(phases.input)
+        self.compute_infer.add(phases.infer)
+        self.compute_output.add(phases.output)
+
+
+@dataclass
+class ResponseStatistics:
+    """What became of the n-th responses of decoupled requests."""
+
+    compute_infer: Duration = field(default_factory=Duration)
+    compute_output: Duration = field(default_factory=Duration)
+    success: Duration = field(default_factory=Duration)
+    fail: Duration = field(default_factory=Duration)
+    empty_response: Duration = field(default_factory=Duration)
+    cancel: Duration = field(default_factory=Duration)
+
+
+@dataclass
+class Counts:
+    """All numbers of one model version.
+
+    Attributes:
+        last_inference_ms: epoch; 0 before the first.
+        inference_count: batch elements.
+        execution_count: runs of the model; a batch is one.
+        success: whole requests, from the data plane's door to their last answer.
+        failures: by reason; `fail` is their sum.
+        batches: batch size → its executions.
+        responses: index of a response of a decoupled request, "0" first; the last of
+            `_MOST_RESPONSES` stands for all after it, too.
+        copies: of inputs to where the model wants them, and of outputs to where callers do.
+    """
+
+    last_inference_ms: int = 0
+    inference_count: int = 0
+    execution_count: int = 0
+    success: Duration = field(default_factory=Duration)
+    fail: Duration = field(default_factory=Duration)
+    queue: Duration = field(default_factory=Duration)
+    compute_input: Duration = field(default_factory=Duration)
+    compute_infer: Duration = field(default_factory=Duration)
+    compute_output: Duration = field(default_factory=Duration)
+    cache_hit: Duration = field(default_factory=Duration)
+    cache_miss: Duration = field(default_factory=Duration)
+    failures: dict[Failure, int] = field(default_factory=lambda: dict.fromkeys(Failure, 0))
+    batches: dict[int, BatchStatistics] = field(default_factory=dict)
+    responses: dict[str, ResponseStatistics] = field(default_factory=dict)
+    copies: dict[CopyDirection, Copies] = field(
+        default_factory=lambda: {"to_host": Copies(), "to_device": Copies()}
+    )
+
+
+class ModelStatistics:
+    """Counts of one loaded model version; every method may be called from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts = Counts()
+        self._latencies = Latencies()
+
+    def p99_ns(self, least: int) -> int:
+        """What 99 of 100 requests that the model answered did not take longer than, about; 0 of
+        fewer than `least`."""
+        with self._lock:
+            enough = self._latencies.count >= least
+            return self._latencies.quantile_ns(0.99) if enough else 0
+
+    def counts(self) -> Counts:
+        """A copy of the numbers at this moment."""
+        with self._lock:
+            return deepcopy(self._counts)
+
+    def start_over(self) -> None:
+        """Forget all: what ran before the model served counts nowhere."""
+        with self._lock:
+            self._counts = Counts()
+            self._latencies = Latencies()
+
+    def executed(self, batch_size: int, phases: Phases, padding: int = 0) -> None:
+        """A run of the model on `batch_size` elements (1 where the model does not batch).
+
+        Args:
+            padding: how many of them were no request's.
+        """
+        with self._lock:
+            counts = self._counts
+            counts.execution_count += 1
+            counts.inference_count += batch_size - padding
+            counts.last_inference_ms = time.time_ns() // 1_000_000
+            batch = counts.batches.get(batch_size)
+            if batch is None:
+                batch = counts.batches[batch_size] = BatchStatistics()
+            batch.add(phases)
+
+    def succeeded(self, total_ns: int, queue_ns: int, phases: Phases) -> None:
+        """A request has got its last answer."""
+        with self._lock:
+            counts = self._counts
+            counts.success.add(total_ns)
+            self._latencies.add(total_ns)
+            counts.queue.add(queue_ns)
+            counts.compute_input.add(phases.input)
+            counts.compute_infer.add(phases.infer)
+            counts.compute_output.add(phases.output)
+
+    def hit(self, total_ns: int) -> None:
+        """A request has got its answer from the cache: a success that computed nothing."""
+        with self._lock:
+            self._counts.success.add(total_ns)
+            self._counts.queue.add(0)
+            self._counts.cache_hit.add(total_ns)
+
+    def missed(self, ns: int) -> None:
+        """An answer has been looked for in the cache and then put there, which took `ns`."""
+        with self._lock:
+            self._counts.cache_miss.add(ns)
+
+    def failed(self, reason: Failure, total_ns: int) -> None:
+        with self._lock:
+            self._counts.fail.add(total_ns)
+            self._counts.failures[reason] += 1
+
+    def copied(self, direction: CopyDirection, n_bytes: int) -> None:
+        """A tensor of so many bytes was copied between host and device."""
+        with self._lock:
+            copies = self._counts.copies[direction]
+            copies.count += 1
+            copies.n_bytes += n_bytes
+
+    def responded(self, index: int, ns: int, *, empty: bool = False, failed: bool = False) -> None:
+        """The `index`-th response of a decoupled request, `ns` after the one before it."""
+        with self._lock:
+            key = str(min(index, _MOST_RESPONSES - 1))
+            response = self._counts.responses.get(key)
+            if response is None:
+                response = self._counts.responses[key] = ResponseStatistics()
+            if empty:
+                response.empty_response.add(ns)
+                return
+            response.compute_infer.add(ns)
+            response.compute_output.add(0)
+            (response.fail if failed else response.success).add(ns)

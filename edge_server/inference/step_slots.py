@@ -1,0 +1,122 @@
+"""Back-pressure between the steps of an ensemble: `max_inflight_requests`."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from contextlib import suppress
+from typing import TYPE_CHECKING, Protocol
+
+from edge_server.errors import Unavailable
+from edge_server.inference.line_watch import MOST_WAITING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from edge_server.inference.line_watch import LineWatch
+
+
+class Parked(Protocol):
+    """What waits for a slot."""
+
+    def __call__(self) -> None:
+        """It is worth to ask again."""
+        ...
+
+    def is_over(self) -> bool:
+        """Whether nobody waits for it any more; its caller has been told then."""
+        ...
+
+
+class StepSlots:
+    """How many requests one step of an ensemble may have at its model, over all callers.
+
+    A slot is held by nothing but a request that its model has, so whoever waits for one waits for
+    models only.
+
+    Args:
+        watch: looks at those that are parked; None where nobody does.
+    """
+
+    def __init__(self, limit: int, watch: LineWatch | None = None) -> None:
+        self._limit = limit
+        self._watch = watch
+        self._taken = 0
+        self._parked: deque[Parked] = deque()
+        self._held: list[Parked] = []
+        self._changed = threading.Condition()
+
+    def take(self, parked: Parked, *, urgent: bool) -> bool:
+        """Take a slot; where none is left, `parked` is called once when it is worth to ask again.
+
+        Raises:
+            Unavailable: as many as may be are parked already.
+        """
+        with self._changed:
+            if self._taken < self._limit:
+                self._taken += 1
+                return True
+            if len(self._parked) >= MOST_WAITING:
+                raise Unavailable(
+                    f"Exceeds maximum queue size: {MOST_WAITING} requests wait for a step already"
+                )
+            (self._parked.appendleft if urgent else self._parked.append)(parked)
+            if self._watch is not None:
+                self._watch.somebody_waits()
+            return False
+
+    def drop_dead(self) -> bool:
+        """Forget those whose request is over; whether any others are parked or held."""
+        with self._changed:
+            parked, held = list(self._parked), list(self._held)
+        for each in held:
+            each.is_over()
+        # It may answer a caller, and so is asked without the lock.
+        over = [each for each in parked if each.is_over()]
+        with self._changed:
+            for each in over:
+                with suppress(ValueError):
+                    self._parked.remove(each)
+            return bool(self._parked or self._held)
+
+    def wait(self, deadline: float | None, held: Parked, given_up: Callable[[], bool]) -> bool:
+        """Wait for a slot and take it; False after `deadline`, or once it is given up.
+
+        Args:
+            held: is asked now and then whether it is over; it sees to it that this is given up.
+        """
+        left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+        with self._changed:
+            self._held.append(held)
+            if self._watch is not None:
+                self._watch.somebody_waits()
+            try:
+                free = self._changed.wait_for(
+                    lambda: given_up() or self._taken < self._limit, left_s
+                )
+            finally:
+                self._held.remove(held)
+            if not free or given_up():
+                return False
+            self._taken += 1
+            return True
+
+    def give_back(self) -> None:
+        with self._changed:
+            self._taken -= 1
+            self._changed.notify_all()
+        self.wake_next()
+
+    def wake_next(self) -> None:
+        """Let one that is parked ask again, where a slot is free and who was to take it did not."""
+        with self._changed:
+            free = self._taken < self._limit
+            parked = self._parked.popleft() if free and self._parked else None
+        if parked is not None:
+            parked()
+
+    def look_again(self) -> None:
+        """Let those who wait see that they may have given up."""
+        with self._changed:
+            self._changed.notify_all()

@@ -1,0 +1,153 @@
+"""A traced request: its moments, and those of the requests that it makes to other models."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from edge_server.inference.tracing.sampling import Sampler
+    from edge_server.requests import Answer, Respond
+
+# Of one request: a decoupled member of an ensemble may start steps without end.
+_MOST_TRACES = 1000
+# A request's own id may be as long as a message.
+_LONGEST_ID = 1024
+
+
+class TracedRequest:
+    """One sampled request with all that it starts; it is told of once, when all of that is over.
+
+    Args:
+        sampler: what chose it.
+        ids: gives each trace its number.
+        when_over: hears of it, on the thread that ended the last.
+    """
+
+    def __init__(
+        self, sampler: Sampler, ids: Iterator[int], when_over: Callable[[TracedRequest], None]
+    ) -> None:
+        self.sampler = sampler
+        self._ids = ids
+        self._when_over = when_over
+        self._lock = threading.Lock()
+        self._traces: list[ModelTrace] = []
+        self._made = 0
+        self._open = 0
+        self._over = False
+
+    def __len__(self) -> int:
+        """Of how many traces it is."""
+        return len(self._traces)
+
+    def trace(self, model_name: str, request_id: str, parent_id: int = 0) -> ModelTrace | None:
+        """For one request of it; None where there are too many."""
+        self._made += 1
+        if self._made > _MOST_TRACES:
+            return None
+        return ModelTrace(self, next(self._ids), model_name, request_id[:_LONGEST_ID], parent_id)
+
+    def hold(self, trace: ModelTrace | None = None) -> None:
+        """It is not over before as many `release` have come; `trace` has begun."""
+        with self._lock:
+            self._open += 1
+            if trace is not None:
+                self._traces.append(trace)
+
+    def release(self) -> None:
+        with self._lock:
+            self._open -= 1
+            if self._open or self._over or not self._traces:
+                return
+            # What begins later than that is of a request that has failed.
+            self._over = True
+        self._when_over(self)
+
+    def written(self) -> bytes:
+        """Its elements of Triton's JSON array, a line for each."""
+        lines = [line for trace in self._traces for line in trace.written()]
+        return ",\n".join(lines).encode()
+
+
+class ModelTrace:
+    """See `edge_server.requests.Trace`.
+
+    Attributes:
+        request: what it is a part of.
+    """
+
+    __slots__ = (
+        "_answered",
+        "_ended",
+        "_id",
+        "_model_name",
+        "_model_version",
+        "_moments",
+        "_parent_id",
+        "_request_id",
+        "request",
+    )
+
+    def __init__(
+        self, request: TracedRequest, own_id: int, model_name: str, request_id: str, parent_id: int
+    ) -> None:
+        self.request = request
+        self._id = own_id
+        self._model_name = model_name
+        self._model_version = 0
+        self._request_id = request_id
+        self._parent_id = parent_id
+        self._moments: list[tuple[str, int]] = []
+        self._answered = False
+        self._ended = False
+
+    def begin(self, model_version: int, respond: Respond) -> Respond:
+        self._model_version = model_version
+        self.request.hold(self)
+        self.mark("REQUEST_START")
+
+        def pass_on(answer: Answer, final: bool) -> None:
+            # Marked before it is told: who hears it may mark what comes after.
+            if not self._answered and not self._parent_id:
+                self.mark("INFER_RESPONSE_COMPLETE")
+            self._answered = True
+            if final:
+                self.end()
+            respond(answer, final)
+
+        return pass_on
+
+    def mark(self, name: str, at_ns: int | None = None) -> None:
+        self._moments.append((name, time.monotonic_ns() if at_ns is None else at_ns))
+
+    def end(self) -> None:
+        if not self._ended:
+            self._ended = True
+            self.mark("REQUEST_END")
+            self.request.release()
+
+    def child(self, model_name: str, request_id: str) -> ModelTrace | None:
+        return self.request.trace(model_name, request_id, self._id)
+
+    def written(self) -> tuple[str, str]:
+        """What it is of, and its moments in their order."""
+        about: dict[str, object] = {
+            "id": self._id,
+            "model_name": self._model_name,
+            "model_version": self._model_version,
+        }
+        if self._request_id:
+            about["request_id"] = self._request_id
+        if self._parent_id:
+            about["parent_id"] = self._parent_id
+        moments = sorted(self._moments, key=lambda moment: moment[1])
+        timestamps = [{"name": name, "ns": at_ns} for name, at_ns in moments]
+        return _json(about), _json({"id": self._id, "timestamps": timestamps})
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"))

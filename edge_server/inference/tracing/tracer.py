@@ -1,0 +1,59 @@
+"""The tracer: says which requests are traced, and has them written when they are over."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING
+
+from edge_server.inference.tracing.sampling import Sampling, TraceRule
+from edge_server.inference.tracing.traced_request import TracedRequest
+
+if TYPE_CHECKING:
+    from edge_server.inference.tracing.sampling import Changes
+    from edge_server.inference.tracing.trace_writer import TraceWriter
+    from edge_server.inference.tracing.traced_request import ModelTrace
+
+
+class Tracer:
+    """Traces requests as its rules say; every method may be called from any thread.
+
+    Args:
+        at_start: the rule of all models until another is put in force.
+        writer: None keeps and tells the rules, and traces nothing.
+
+    Attributes:
+        on: whether any request may be traced at this moment.
+    """
+
+    def __init__(
+        self, at_start: TraceRule | None = None, writer: TraceWriter | None = None
+    ) -> None:
+        self._sampling = Sampling(at_start or TraceRule())
+        self._writer = writer
+        self._ids = itertools.count(1)
+        self.on = writer is not None and self._sampling.any_on
+
+    @property
+    def file_name(self) -> str:
+        """Empty where nothing is traced."""
+        return "" if self._writer is None else self._writer.file_name
+
+    def change(self, model_name: str, changes: Changes) -> None:
+        """See `Sampling.change`."""
+        self._sampling.change(model_name, changes)
+        self.on = self._writer is not None and self._sampling.any_on
+
+    def rule(self, model_name: str) -> TraceRule:
+        """The rule for that model, with what is left of its count; empty is that of all models."""
+        return self._sampling.sampler(model_name).rule_now
+
+    def sample(self, model_name: str, request_id: str) -> ModelTrace | None:
+        """The trace of this request to that model; None where it is not traced."""
+        writer = self._writer
+        if writer is None or writer.full:
+            self.on = False
+            return None
+        sampler = self._sampling.sampler(model_name)
+        if not sampler.take():
+            return None
+        return TracedRequest(sampler, self._ids, writer.put).trace(model_name, request_id)

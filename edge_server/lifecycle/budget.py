@@ -1,0 +1,125 @@
+"""Whether there is memory for a model, asked before it is loaded."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from edge_server.errors import Unavailable
+from edge_server.lifecycle.memory import available_bytes
+from edge_server.model_config.files import reading
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from edge_server.lifecycle.draft import Draft
+    from edge_server.model_config.config import ModelConfig
+
+_MIB = 1 << 20
+DEFAULT_RESERVE_BYTES = 256 * _MIB
+
+
+class _Cost(NamedTuple):
+    """Bytes for each byte of the weights, and beside them; `each_instance` has its own."""
+
+    factor: float
+    beside_bytes: int = 0
+    each_instance: bool = False
+
+
+# At the peak of a load. ONNX Runtime: 2.3 measured at 103 MiB of weights, the file as it is read
+# and the session. TensorRT: the plan and the engine made of it, in one memory on a Jetson, and the
+# contexts. Python: a process with numpy, and weights that most frameworks hold twice while they
+# read them.
+_COSTS = {
+    "onnxruntime": _Cost(2.5),
+    "tensorrt": _Cost(2.5),
+    "python": _Cost(2.0, 64 * _MIB, each_instance=True),
+}
+_OTHERS = _Cost(1.0)
+
+
+class MemoryBudget:
+    """Refuses a load that the board has no memory for, so that nothing that runs is killed for it.
+
+    Args:
+        reserve_bytes: what is to stay free.
+        root: of the file system that tells how much there is; see `available_bytes`.
+    """
+
+    def __init__(self, reserve_bytes: int = DEFAULT_RESERVE_BYTES, root: Path = Path("/")) -> None:
+        self._reserve_bytes = reserve_bytes
+        self._root = root
+        self._lock = threading.Lock()
+        self._lacked: dict[str, int] = {}
+
+    def check(self, draft: Draft, versions: Collection[int]) -> None:
+        """To be called before `versions` of `draft` are loaded, beside what serves.
+
+        Raises:
+            Unavailable: there is too little now; says how much is needed, and what can be done.
+            ModelConfigError: its files cannot be read.
+        """
+        needed = needed_bytes(draft, versions)
+        reason = self._shortage(needed)
+        with self._lock:
+            self._lacked[draft.name] = needed if reason else 0
+        if reason:
+            raise Unavailable(f"model '{draft.name}': {reason}")
+
+    def lacked(self, name: str) -> int:
+        """How many bytes the last load of that model needed if they were not there, else 0."""
+        with self._lock:
+            return self._lacked.get(name, 0)
+
+    def has(self, needed_bytes: int) -> bool:
+        """Whether there is so much at this moment."""
+        return not self._shortage(needed_bytes)
+
+    def _shortage(self, needed_bytes: int) -> str:
+        available = available_bytes(self._root)
+        return "" if available is None else shortage(needed_bytes, available, self._reserve_bytes)
+
+
+def shortage(needed_bytes: int, available_bytes: int, reserve_bytes: int) -> str:
+    """Why a load that needs so much cannot be; empty where it can."""
+    if needed_bytes <= max(0, available_bytes - reserve_bytes):
+        return ""
+    needed, available, reserve = (
+        f"{count / _MIB:.0f} MiB" for count in (needed_bytes, available_bytes, reserve_bytes)
+    )
+    return (
+        f"too little memory: loading it needs about {needed}, {available} are available and "
+        f"{reserve} of them stay in reserve; unload another model, load fewer instances, or "
+        "raise the daemon's limit where it has one (systemd: MemoryMax=)"
+    )
+
+
+def needed_bytes(draft: Draft, versions: Collection[int]) -> int:
+    """About how much more memory there is in use while these versions are loaded.
+
+    Raises:
+        ModelConfigError: a file cannot be read.
+    """
+    cost = _COSTS.get(draft.config.backend, _OTHERS)
+    instances = sum(group.count for group in draft.config.instance_groups)
+    total = 0
+    for version in versions:
+        weights = _weights_bytes(draft.files.versions[version], draft.config)
+        each = int(weights * cost.factor) + cost.beside_bytes
+        total += each * (instances if cost.each_instance else 1)
+    return total
+
+
+def _weights_bytes(directory: Path, config: ModelConfig) -> int:
+    """The largest file; where the model is a directory of files, all of them."""
+    with reading(directory):
+        model = directory / config.default_model_filename
+        if config.default_model_filename and model.is_dir():
+            return sum(_sizes(model))
+        return max(_sizes(directory), default=0)
+
+
+def _sizes(directory: Path) -> list[int]:
+    return [path.stat().st_size for path in directory.rglob("*") if path.is_file()]

@@ -1,0 +1,240 @@
+"""From a draft to models that answer, beside the registry."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from edge_server.backends import find_backend
+from edge_server.backends.contract import untold
+from edge_server.backends.surroundings import ALONE
+from edge_server.errors import EdgeServerError, InternalError, ModelLoadError
+from edge_server.gpu.devices import Devices
+from edge_server.lifecycle.fit import Part
+from edge_server.lifecycle.patience import Hangs, patiently
+from edge_server.lifecycle.proof import prove
+from edge_server.lifecycle.reuse import Reuse, renewed, reuse
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from edge_server.backends.contract import Tell
+    from edge_server.backends.surroundings import Surroundings
+    from edge_server.inference.scheduling import Scheduling
+    from edge_server.inference.snapshot import LoadedModel
+    from edge_server.inference.statistics import ModelStatistics
+    from edge_server.lifecycle.budget import MemoryBudget
+    from edge_server.lifecycle.draft import Draft
+
+log = logging.getLogger(__name__)
+
+# More than the proof itself gives a model that does nothing any more and has not answered.
+PROOF_PATIENCE_S = 90.0
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a model could not be loaded.
+
+    Attributes:
+        error: what a person is told.
+        version: the one that failed; 0 where it was none in particular.
+        draft: None where it came to none.
+        misfit: it was loaded, but does not fit the ensembles beside it.
+    """
+
+    error: EdgeServerError
+    version: int = 0
+    draft: Draft | None = None
+    misfit: bool = False
+
+    @staticmethod
+    def of(
+        error: BaseException, name: str, version: int = 0, draft: Draft | None = None
+    ) -> Failure:
+        """Whatever was raised while model `name` was loaded; what nobody foresaw is logged."""
+        if isinstance(error, EdgeServerError):
+            return Failure(error, version, draft)
+        text = f"model '{name}': unexpected {type(error).__name__}: {error}; see the log"
+        log.error("model %s: loading failed", name, exc_info=error)
+        return Failure(InternalError(text), version, draft)
+
+
+@dataclass(frozen=True, eq=False)
+class Built:
+    """All versions of a model that its draft asks for, loaded, known to nobody yet.
+
+    An ensemble's come to be when it is known to fit its members.
+
+    Attributes:
+        kept: the versions that are the same as before, but perhaps for their instances.
+    """
+
+    draft: Draft
+    models: tuple[LoadedModel, ...] = ()
+    took_s: float = 0.0
+    kept: frozenset[int] = frozenset()
+
+    def as_part(self) -> Part:
+        """What ensembles see of it."""
+        if self.draft.is_ensemble:
+            return Part(self.draft, dict.fromkeys(self.draft.versions, self.draft.config))
+        return Part(self.draft, {model.version: model.config for model in self.models})
+
+    def close(self) -> None:
+        """Where nobody wants it."""
+        for model in self.models:
+            try:
+                model.close()
+            except Exception:
+                log.exception("model %s: closing version %d failed", model.name, model.version)
+
+
+class Build:
+    """Loads models of backends.
+
+    Args:
+        budget: is asked before a model is loaded; None lets all load.
+        devices: the GPUs that models may use.
+        surroundings: what else they may use.
+        patience_s: how long a request of a model's proof may take. One that hangs is refused, and
+            left as it is: its thread cannot be ended, and what it uses must not be closed.
+    """
+
+    def __init__(
+        self,
+        scheduling: Scheduling,
+        budget: MemoryBudget | None = None,
+        devices: Devices | None = None,
+        surroundings: Surroundings = ALONE,
+        *,
+        patience_s: float = PROOF_PATIENCE_S,
+    ) -> None:
+        self._scheduling = scheduling
+        self._budget = budget
+        self._devices = devices or Devices()
+        self._surroundings = surroundings
+        self._patience_s = patience_s
+
+    def model(
+        self, draft: Draft, serving: Built | None = None, tell: Tell = untold
+    ) -> Built | Failure:
+        """Every version that `draft` asks for, or why one of them failed; then none is left open.
+
+        Whatever a backend raises is this model's failure and nobody else's.
+
+        Args:
+            serving: what serves now; what has not changed of it is used on, see `reuse`.
+            tell: hears what the backend is at; it keeps it as long as the model lives.
+        """
+        began = time.monotonic()
+        try:
+            self._afford(draft, serving)
+        except EdgeServerError as error:
+            return Failure(error, draft=draft)
+        made: list[LoadedModel] = []
+        kept: set[int] = set()
+        for version in draft.versions:
+            try:
+                loaded = self._kept(draft, version, serving, tell)
+                if loaded is not None:
+                    kept.add(version)
+                made.append(loaded or self._anew(draft, version, tell))
+            # A backend may raise anything, and a model may call sys.exit().
+            except (Exception, SystemExit) as error:  # noqa: BLE001
+                Built(draft, tuple(made)).close()
+                return Failure.of(error, draft.name, version, draft)
+        return Built(draft, tuple(made), time.monotonic() - began, frozenset(kept))
+
+    def ensemble(self, part: Part) -> Built:
+        """Every version of an ensemble that fits its members."""
+        models = [self._scheduling.ensemble(c, version) for version, c in part.configs.items()]
+        return Built(part.draft, tuple(models))
+
+    def _afford(self, draft: Draft, serving: Built | None) -> None:
+        """Raises: Unavailable: there is no memory for the models that are to be made."""
+        if self._budget is not None:
+            made = [v for v in draft.versions if _reuse(draft, v, serving)[0] < Reuse.MODEL]
+            self._budget.check(draft, made)
+
+    def _kept(
+        self, draft: Draft, version: int, serving: Built | None, tell: Tell
+    ) -> LoadedModel | None:
+        """The version as it serves, with other instances where others are wanted."""
+        what, like = _reuse(draft, version, serving)
+        if like is None:
+            return None
+        if what is Reuse.STATISTICS:
+            return self._anew(draft, version, tell, like.statistics)
+        config = renewed(like.config, draft)
+        if what is Reuse.INSTANCES:
+            return like.shared(config)
+        return self._scheduling.with_instances(like, config, draft.files.directory)
+
+    def _anew(
+        self, draft: Draft, version: int, tell: Tell, statistics: ModelStatistics | None = None
+    ) -> LoadedModel:
+        """The version, loaded and proven; the proof counts only in statistics that go on."""
+        loaded = self._version(draft, version, tell, statistics)
+        try:
+            patiently(
+                f"prove-{draft.name}",
+                partial(prove, loaded, draft.files.directory),
+                self._patience_s,
+                late=loaded.close,
+            )
+        except Hangs as error:
+            raise ModelLoadError(
+                f"model '{draft.name}': its check before it serves: {error}; mend the model, or "
+                "record a golden pair that it answers"
+            ) from error
+        except BaseException:
+            loaded.close()
+            raise
+        if statistics is None:
+            loaded.statistics.start_over()
+        return loaded
+
+    def _version(
+        self, draft: Draft, version: int, tell: Tell, statistics: ModelStatistics | None
+    ) -> LoadedModel:
+        began = time.monotonic()
+        files = draft.files
+        backend = find_backend(draft.config.backend)
+        completed = backend.complete(files, version, draft.config)
+        config = replace(completed, labels=draft.config.labels)
+        model = backend.load(
+            files.versions[version], config, self._devices, tell, self._surroundings
+        )
+        try:
+            loaded = self._scheduling.model(config, version, model, files.directory, statistics)
+        except BaseException:
+            model.close()
+            raise
+        loaded = replace(loaded, load_s=time.monotonic() - began)
+        if draft.staged is not None:
+            draft.staged.hold()
+            return replace(loaded, after_close=draft.staged.let_go)
+        return replace(loaded, after_close=_holding(files.holder))
+
+
+def _holding(held: object) -> Callable[[], None]:
+    """Keeps `held` until it is called."""
+
+    def let_go() -> None:
+        nonlocal held
+        held = None
+
+    return let_go
+
+
+def _reuse(draft: Draft, version: int, serving: Built | None) -> tuple[Reuse, LoadedModel | None]:
+    """What of the version is used on, and the one that it is of; None where it is nothing."""
+    if serving is None:
+        return Reuse.NOTHING, None
+    like = next((model for model in serving.models if model.version == version), None)
+    what = Reuse.NOTHING if like is None else reuse(draft, serving.draft, version)
+    return what, like if what is not Reuse.NOTHING else None

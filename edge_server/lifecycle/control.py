@@ -1,0 +1,231 @@
+"""Model control: which models load at the start, and which on request."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from edge_server.errors import (
+    AlreadyExists,
+    EdgeServerError,
+    InternalError,
+    InvalidRequest,
+    ModelConfigError,
+    ModelLoadError,
+    NotFound,
+    SettingsError,
+    Unavailable,
+    Unsupported,
+)
+from edge_server.inference.control import NO_FILES, NOT_ALLOWED
+from edge_server.inference.snapshot import ModelEntry, ModelState
+from edge_server.lifecycle.draft import Override
+from edge_server.lifecycle.staging import StagedFiles
+from edge_server.model_config.parse import parse_model_config_json
+from edge_server.repository.private_directory import PrivateDirectory
+from edge_server.repository.scan import APPEARS_TWICE, is_model_name
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Collection, Mapping
+
+    from edge_server.inference.registry import ModelRegistry
+    from edge_server.lifecycle.build import Failure
+    from edge_server.lifecycle.loader import RepositoryLoader
+
+log = logging.getLogger(__name__)
+
+ALL = "*"
+
+# What Triton calls these in a reason.
+_STATUS = {
+    InvalidRequest: "Invalid argument",
+    ModelConfigError: "Invalid argument",
+    ModelLoadError: "Invalid argument",
+    NotFound: "Not found",
+    Unavailable: "Unavailable",
+    Unsupported: "Unsupported",
+    AlreadyExists: "Already exists",
+}
+
+
+class RepositoryControl:
+    """A `ModelControl` over the repositories, by Triton's modes NONE and EXPLICIT.
+
+    Args:
+        loader: of the same registry.
+        explicit: models are loaded and unloaded on request; else all load at the start, and stay.
+        load: the names of those to load at the start where it is explicit; `*` alone is all.
+        exit_on_error: a model that cannot be loaded at the start ends the daemon.
+        private: for files that clients send; closed with this.
+
+    Raises:
+        SettingsError: `*` stands beside other names.
+    """
+
+    def __init__(
+        self,
+        loader: RepositoryLoader,
+        registry: ModelRegistry,
+        *,
+        explicit: bool = False,
+        load: Collection[str] = (),
+        exit_on_error: bool = True,
+        private: PrivateDirectory | None = None,
+    ) -> None:
+        if ALL in load and len(load) > 1:
+            raise SettingsError(
+                "Wildcard model name '*' must be the ONLY startup model if specified at all."
+            )
+        self._loader = loader
+        self._registry = registry
+        self._explicit = explicit
+        self._load_at_start = load
+        self._exit_on_error = exit_on_error
+        self._private = private or PrivateDirectory()
+
+    def start(self, stop: threading.Event | None = None) -> None:
+        """Load what is to be there from the start.
+
+        Returns early when `stop` is set meanwhile.
+
+        Raises:
+            ModelConfigError: a model cannot be loaded, where that ends the daemon, or a repository
+                cannot be read; ModelLoadError where that may pass.
+        """
+        failed = self.load_first(stop)
+        if failed and self._exit_on_error:
+            raise cannot_be_loaded(failed)
+
+    def load_first(self, stop: threading.Event | None = None) -> list[ModelEntry]:
+        """As `start`, but those that cannot be loaded are returned.
+
+        Raises:
+            ModelConfigError: a repository cannot be read.
+        """
+        if self._explicit and ALL not in self._load_at_start:
+            return self._loader.load_named(self._load_at_start, stop)
+        return self._loader.load_all(stop)
+
+    def load(
+        self,
+        name: str,
+        *,
+        config: str | None = None,
+        files: Mapping[str, bytes] = NO_FILES,
+        within: str = "",
+    ) -> None:
+        """See `ModelControl.load`."""
+        self._require_explicit()
+        name = name.strip()
+        if not name:
+            raise InvalidRequest("Model name cannot be empty. Please enter a valid name to deploy.")
+        if name == ".." or "/" in name:
+            raise InvalidRequest(
+                f"invalid model name '{name}', model name must not contain path traversal "
+                "characters"
+            )
+        if not is_model_name(name):
+            raise _not_polled(name)
+        if config is None and files:
+            raise InvalidRequest(
+                "Load parameter 'config' must be specified for model file override"
+            )
+        try:
+            failures = self._load(name, config, files, within)
+        except NotFound as error:
+            raise _not_polled(name) from error
+        if failures:
+            raise _load_error(name, failures)
+
+    def unload(self, name: str, *, unload_dependents: bool = False) -> None:
+        """See `ModelControl.unload`."""
+        self._require_explicit()
+        self._loader.unload(name.strip(), unload_dependents=unload_dependents)
+
+    def index(self, *, only_ready: bool) -> list[ModelEntry]:
+        """See `ModelControl.index`; where models load on request, those on disk are in it too.
+
+        Raises:
+            ModelConfigError: a repository cannot be read.
+        """
+        entries = dict(self._registry.snapshot.entries)
+        if self._explicit and not only_ready:
+            known = {name for name, _ in entries}
+            for name, places in self._loader.names_on_disk().items():
+                if name not in known:
+                    entries[name, 0] = _never_loaded(name, places)
+        return [
+            entry
+            for _, entry in sorted(entries.items())
+            if entry.state is ModelState.READY or not only_ready
+        ]
+
+    def close(self, timeout_s: float) -> None:
+        """Forget every model, and wait that long for what closes and what is still loading."""
+        self._loader.close(timeout_s)
+        self._private.close()
+
+    def _load(
+        self, name: str, config: str | None, files: Mapping[str, bytes], within: str
+    ) -> Mapping[str, Failure]:
+        if config is None:
+            return self._loader.load(name, within=within)
+        message = parse_model_config_json(config, name)
+        if not files:
+            return self._loader.load(name, Override(message), within=within)
+        try:
+            root = self._private.path()
+        except OSError as error:
+            raise InternalError(
+                f"file parameters cannot be kept: {error}; name another directory in TMPDIR"
+            ) from error
+        staged = StagedFiles(root, name, files)
+        try:
+            return self._loader.load(name, Override(message, staged), within=within)
+        finally:
+            # The models hold what they need.
+            staged.let_go()
+
+    def _require_explicit(self) -> None:
+        if not self._explicit:
+            raise Unavailable(NOT_ALLOWED)
+
+
+def cannot_be_loaded(failed: Collection[ModelEntry]) -> ModelConfigError:
+    """What ends the daemon when these models cannot be loaded; one fault that stays decides."""
+    kind = ModelLoadError if all(entry.may_pass for entry in failed) else ModelConfigError
+    names = ", ".join(sorted({entry.name for entry in failed}))
+    return kind(f"models that cannot be loaded: {names}")
+
+
+def _never_loaded(name: str, places: int) -> ModelEntry:
+    if places > 1:
+        return ModelEntry(name, 0, ModelState.UNAVAILABLE, APPEARS_TWICE)
+    return ModelEntry(name, 0, ModelState.UNKNOWN)
+
+
+def _not_polled(name: str, reason: str = "") -> InternalError:
+    text = f"failed to load '{name}', failed to poll from model repository"
+    return InternalError(f"{text}: {reason}" if reason else text)
+
+
+def _load_error(name: str, failures: Mapping[str, Failure]) -> EdgeServerError:
+    """What the caller is told of them, `name` first, a line for each model."""
+    mine = failures.get(name)
+    if mine is not None and mine.draft is None:
+        return _not_polled(name, str(mine.error))
+    lines = sorted(failures.items(), key=lambda item: (item[0] != name, item[0]))
+    return ModelConfigError("".join(_line(model, failure) for model, failure in lines))
+
+
+def _line(name: str, failure: Failure) -> str:
+    text = f"load failed for model '{name}': "
+    if failure.draft is not None:
+        version = failure.version or failure.draft.versions[-1]
+        text += f"version {version} is at UNAVAILABLE state: "
+    status = _STATUS.get(type(failure.error), "Internal")
+    error = str(failure.error)
+    if failure.draft is not None:
+        error = failure.draft.files.as_shown(error)
+    return f"{text}{status}: {error};\n"

@@ -1,0 +1,100 @@
+"""What of a model that serves need not be loaded again for its new draft."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any
+
+from tritonclient.grpc import model_config_pb2 as pb
+
+from edge_server.model_config.files import CONFIG_NAME
+from edge_server.repository.manifest import NAME, SIGNATURE_NAME
+
+if TYPE_CHECKING:
+    from edge_server.lifecycle.draft import Draft
+    from edge_server.model_config.config import ModelConfig
+    from edge_server.repository.fingerprint import Fingerprint
+
+# Whose models are nothing but their instances, each of which is told its whole configuration.
+_ONLY_INSTANCES = frozenset({"python"})
+# These are compared by what they say, or say nothing that the other files do not show.
+_NOT_COMPARED = frozenset({CONFIG_NAME, NAME, SIGNATURE_NAME})
+
+
+class Reuse(IntEnum):
+    """What of a version stays as it is, each with all that comes before it."""
+
+    NOTHING = 0
+    STATISTICS = 1
+    MODEL = 2
+    INSTANCES = 3
+
+
+def reuse(new: Draft, old: Draft, version: int) -> Reuse:
+    """What of `version`, which serves as `old` said, is good for `new`.
+
+    Only where its files are those that were loaded, and the configurations differ in nothing but
+    which versions and instances there shall be.
+    """
+    if new.is_ensemble or old.is_ensemble or not _same_files(new, old, version):
+        return Reuse.NOTHING
+    ours, theirs = _without(new, "version_policy"), _without(old, "version_policy")
+    if ours == theirs:
+        return Reuse.INSTANCES
+    placements = [_placements(message) for message in (ours, theirs)]
+    for message in (ours, theirs):
+        message.ClearField("instance_group")
+    if ours != theirs:
+        return Reuse.NOTHING
+    if placements[0] != placements[1] or new.config.backend in _ONLY_INSTANCES:
+        return Reuse.STATISTICS
+    return Reuse.MODEL
+
+
+def renewed(config: ModelConfig, draft: Draft) -> ModelConfig:
+    """The configuration of a version that is reused, with the versions and instances of `draft`."""
+    message = pb.ModelConfig()
+    message.CopyFrom(config.message)
+    for field in ("version_policy", "instance_group"):
+        message.ClearField(field)
+    message.version_policy.CopyFrom(draft.message.version_policy)
+    message.instance_group.extend(draft.message.instance_group)
+    return replace(config, message=message, instance_groups=draft.config.instance_groups)
+
+
+def _without(draft: Draft, field: str) -> Any:
+    message = pb.ModelConfig()
+    message.CopyFrom(draft.message)
+    message.ClearField(field)
+    return message
+
+
+def _placements(message: Any) -> set[Any]:
+    """What the instances run on: another place needs the model there."""
+    return {
+        (
+            group.kind,
+            tuple(group.gpus),
+            tuple((d.kind, d.device_id) for d in group.secondary_devices),
+        )
+        for group in message.instance_group
+    }
+
+
+def _same_files(new: Draft, old: Draft, version: int) -> bool:
+    if new.fingerprint is None or old.fingerprint is None:
+        return False
+    ours = _files_for(new.fingerprint, version)
+    # Of what could not be read nobody can tell.
+    return ours == _files_for(old.fingerprint, version) and all(size >= 0 for _, size, *_ in ours)
+
+
+def _files_for(fingerprint: Fingerprint, version: int) -> Fingerprint:
+    """Those of the version, and those that belong to all versions."""
+    return frozenset(file for file in fingerprint if _counts(file[0], version))
+
+
+def _counts(path: str, version: int) -> bool:
+    first = path.partition("/")[0]
+    return first == str(version) or not (first.isdecimal() or path in _NOT_COMPARED)

@@ -1,0 +1,230 @@
+"""LanePipeline: the camera loop, where cameras and lanes meet the data plane."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from edge_server.cameras.frame import Frame
+from edge_server.errors import (
+    EdgeServerError,
+    InternalError,
+    NotFound,
+    SettingsError,
+    Unavailable,
+    may_pass,
+)
+from edge_server.inference.data_plane import MODEL_STUCK_S
+from edge_server.lanes.anchors import ROW_COUNT
+from edge_server.lanes.rows import lanes_from_rows
+from edge_server.lanes.types import LaneFrame, StageLatency
+from edge_server.process.worker import Worker
+from edge_server.requests import InferRequest, StepTiming
+from edge_server.tensors import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    from edge_server.cameras.camera import Camera
+    from edge_server.inference.data_plane import DataPlane
+
+    Listener = Callable[[LaneFrame, Frame], None]
+
+log = logging.getLogger(__name__)
+
+# What a lane model is called by and answers with: the tensors of the shipped `lane_detection`.
+IMAGE = "image"
+LANE_POINTS = "lane_points"
+LANE_SCORES = "lane_scores"
+LANE_TENSORS = frozenset({IMAGE, LANE_POINTS, LANE_SCORES})
+
+_FRAME_WAIT_S = 0.2
+# Nobody drives by lanes that are older. It is no limit on what a model may take: it frees the
+# camera from a line behind somebody else's slow request, and lets a Python model that hangs be
+# killed; see `execution_timeout_s`.
+FRAME_DEADLINE_S = 10.0
+_STAGE_OF_BACKEND = {"image_preprocess": "preprocess", "lane_decode": "postprocess"}
+
+
+class LanePipeline:
+    """Takes the newest frame of one camera, asks the model for its lanes, tells the listeners.
+
+    It asks through the same door as every client. A model that fails costs that frame, of which
+    the listeners are told why it has no lanes. They are called on this loop's thread and must
+    return at once.
+
+    While it waits for an answer, the loop is not what hangs: a request that waits ends at its
+    deadline, a process of a model is killed at its limit, and a model that hangs in this process
+    is found, and named, by the one who watches `DataPlane.longest_run`.
+
+    Args:
+        frame_deadline_s: how long a frame waits for its lanes.
+
+    Attributes:
+        failed_frames: how many frames have cost that.
+        failure: why frames have no lanes now; empty while they have.
+    """
+
+    def __init__(
+        self,
+        camera: Camera,
+        data_plane: DataPlane,
+        model: str,
+        listeners: Sequence[Listener],
+        *,
+        frame_deadline_s: float = FRAME_DEADLINE_S,
+    ) -> None:
+        self.camera = camera
+        self.failed_frames = 0
+        self.failure = ""
+        self.worker = Worker(f"lanes-{camera.name}", self.tick)
+        self._data_plane = data_plane
+        self._model = model
+        self._listeners = tuple(listeners)
+        self._frame_deadline_s = frame_deadline_s
+
+    def tick(self, now: float) -> bool:
+        """One frame, or a short wait for it; False when the camera has come to its end."""
+        del now
+        frame = self.camera.next_frame(_FRAME_WAIT_S)
+        if frame is None:
+            return not self.camera.ended
+        deadline = time.monotonic() + self._frame_deadline_s
+        try:
+            # A run that begins just before the deadline is watched for as long as any other.
+            with self.worker.allowing(self._frame_deadline_s + 2 * MODEL_STUCK_S):
+                lane_frame = self.detect(frame, deadline)
+        except EdgeServerError as error:
+            self._note_failure(error)
+            lane_frame = self._without_lanes(frame, error)
+        else:
+            self._note_success()
+        for listener in self._listeners:
+            listener(lane_frame, frame)
+        return True
+
+    def detect(self, frame: Frame, deadline: float | None = None) -> LaneFrame:
+        """The lanes of `frame`.
+
+        Args:
+            deadline: `time.monotonic()` after which nobody waits for them; None is never.
+
+        Raises:
+            EdgeServerError: the model cannot answer; see `DataPlane.infer`.
+        """
+        taken_ns = time.monotonic_ns()
+        image = Tensor.of(frame.image[np.newaxis])
+        response = self._data_plane.infer(
+            InferRequest(
+                self._model,
+                {IMAGE: image},
+                outputs=(LANE_POINTS, LANE_SCORES),
+                deadline=deadline,
+                urgent=True,
+            )
+        )
+        points = response.outputs[LANE_POINTS].array
+        scores = response.outputs[LANE_SCORES].array
+        if not _are_lanes(points, scores):
+            raise _NoLanes(
+                f"model '{self._model}' answered '{LANE_POINTS}' {points.shape} and "
+                f"'{LANE_SCORES}' {scores.shape}; lanes are (1, K, {ROW_COUNT}, 2) and (1, K), of "
+                "floating-point numbers"
+            )
+        height, width = frame.image.shape[:2]
+        return LaneFrame(
+            camera=self.camera.name,
+            frame_id=frame.id,
+            dropped=self.camera.dropped,
+            capture_mono_ns=frame.capture_mono_ns,
+            capture_epoch_ns=frame.capture_epoch_ns,
+            width=width,
+            height=height,
+            model_name=response.model_name,
+            model_version=response.model_version,
+            latency_us=_stage_latency(taken_ns - frame.capture_mono_ns, response.timings),
+            lanes=lanes_from_rows(points[0], scores[0]),
+        )
+
+    def prove(self) -> None:
+        """Run one grey frame through the model, so that the first real one finds it warm.
+
+        Raises:
+            SettingsError: the camera's model is no lane model.
+            Unavailable: it is not there, or cannot answer now.
+        """
+        now_ns = time.monotonic_ns()
+        grey = Frame(0, np.full((720, 1280, 3), 127, np.uint8), now_ns, time.time_ns())
+        try:
+            self.detect(grey)
+        except EdgeServerError as error:
+            remedy = ""
+            if isinstance(error, NotFound):
+                remedy = (
+                    "; put it into a repository, and in mode explicit into repository.load "
+                    "(--load-model)"
+                )
+            is_lane_model = may_pass(error) and not isinstance(error, _NoLanes)
+            raise (Unavailable if is_lane_model else SettingsError)(
+                f"cameras.{self.camera.name}.model: '{self._model}' gives no lanes: {error}{remedy}"
+            ) from error
+
+    def _without_lanes(self, frame: Frame, error: EdgeServerError) -> LaneFrame:
+        height, width = frame.image.shape[:2]
+        return LaneFrame(
+            camera=self.camera.name,
+            frame_id=frame.id,
+            dropped=self.camera.dropped,
+            capture_mono_ns=frame.capture_mono_ns,
+            capture_epoch_ns=frame.capture_epoch_ns,
+            width=width,
+            height=height,
+            model_name=self._model,
+            model_version="",
+            latency_us=StageLatency(0, 0, 0, 0),
+            lanes=(),
+            failure=str(error) or type(error).__name__,
+        )
+
+    def _note_failure(self, error: EdgeServerError) -> None:
+        self.failed_frames += 1
+        if not self.failure:
+            log.error("camera %s: no lanes from now on: %s", self.camera.name, error)
+            self.failure = str(error) or type(error).__name__
+
+    def _note_success(self) -> None:
+        if self.failure:
+            log.info(
+                "camera %s: lanes again, %d frames failed", self.camera.name, self.failed_frames
+            )
+        self.failure = ""
+
+
+def _are_lanes(points: NDArray[Any], scores: NDArray[Any]) -> bool:
+    return (
+        points.dtype.kind == scores.dtype.kind == "f"
+        and len(points.shape) == 4
+        and points.shape == (1, *scores.shape[1:], ROW_COUNT, 2)
+        and points.shape[:2] == scores.shape
+    )
+
+
+class _NoLanes(InternalError):
+    """What the model answered is of another shape than lanes are."""
+
+
+def _stage_latency(queue_ns: int, timings: Sequence[StepTiming]) -> StageLatency:
+    spent_ns = {"preprocess": 0, "infer": 0, "postprocess": 0}
+    for timing in timings:
+        spent_ns[_STAGE_OF_BACKEND.get(timing.backend, "infer")] += timing.duration_ns
+    return StageLatency(
+        queue=queue_ns // 1000,
+        preprocess=spent_ns["preprocess"] // 1000,
+        infer=spent_ns["infer"] // 1000,
+        postprocess=spent_ns["postprocess"] // 1000,
+    )

@@ -1,0 +1,93 @@
+"""Manifests: made of what is there, and held against it."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from edge_server.errors import ModelConfigError
+from edge_server.repository.manifest import NAME, Manifest, ManifestFile
+from edge_server.repository.transfer.stock import ABOUT_CONTENT
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping
+
+    from edge_server.repository.transfer.stock import Content
+
+
+def manifest_of(
+    name: str,
+    contents: Mapping[str, Content],
+    empty: Iterable[str],
+    *,
+    allow_interface_change: bool = False,
+) -> bytes:
+    """The manifest of these files, the same bytes for the same content: so is its signature.
+
+    Args:
+        empty: the directories with nothing in them.
+        allow_interface_change: it may break those who call the model that it replaces.
+    """
+    files = {
+        path: ManifestFile(*each) for path, each in contents.items() if path not in ABOUT_CONTENT
+    }
+    return Manifest(
+        name,
+        files,
+        empty_directories=tuple(sorted(empty)) or msgspec.UNSET,
+        allow_interface_change=True if allow_interface_change else msgspec.UNSET,
+    ).encode()
+
+
+def allows_interface_change(manifest: bytes) -> bool:
+    """Raises: ModelConfigError: it is no manifest."""
+    return Manifest.parse(manifest).allow_interface_change is True
+
+
+def unfit(
+    manifest: bytes, name: str, contents: Mapping[str, Content], empty: Collection[str]
+) -> str:
+    """How `contents` of model `name` differ from what `manifest` says; empty where they fit.
+
+    Args:
+        empty: the directories with nothing in them.
+    """
+    try:
+        said = Manifest.parse(manifest)
+    except ModelConfigError as error:
+        return str(error)
+    if said.model != name:
+        return f"{NAME} is of model '{said.model}'"
+    there = {path: each for path, each in contents.items() if path not in ABOUT_CONTENT}
+    faults = (
+        _difference(path, there.get(path), said.files.get(path))
+        for path in sorted(said.files.keys() | there.keys())
+    )
+    return next(filter(None, faults), "") or said.differing_directory(empty)
+
+
+def digest_of(contents: Mapping[str, Content], empty: Iterable[str]) -> str:
+    """One for all that a model is, but for its name, its manifest and its signature.
+
+    Args:
+        empty: the directories with nothing in them.
+    """
+    lines = [
+        f"{path}\0{each.size}\0{each.sha256}\n"
+        for path, each in sorted(contents.items())
+        if path not in ABOUT_CONTENT
+    ]
+    lines += [f"{path}/\0\n" for path in sorted(empty)]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def _difference(path: str, there: Content | None, said: ManifestFile | None) -> str:
+    if there is None:
+        return f"{path} is missing"
+    if said is None:
+        return f"{path} is not in {NAME}"
+    if there.size != said.size:
+        return f"{path} has {there.size} bytes, not {said.size}"
+    return "" if there.sha256 == said.sha256 else f"{path} has other content than {NAME} says"

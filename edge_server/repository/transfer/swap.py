@@ -1,0 +1,143 @@
+"""Names in a repository: changed one at a time, at once, and put right after a crash.
+
+This runs on the far side of a push too: only the standard library here (`far_side.py`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import secrets
+import shutil
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+from edge_server.errors import InternalError, ModelConfigError
+from edge_server.repository.scan import is_model_name
+from edge_server.repository.transfer.stock import previous
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+# What is being filled; and what is out of the way between two renames.
+FILLED = ".incoming-"
+_ASIDE = ".outgoing-"
+
+# From linux/fs.h and fcntl.h.
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
+_NO_EXCHANGE = frozenset({errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EPERM})
+
+
+@contextmanager
+def locked(repository: Path) -> Iterator[None]:
+    """Nobody else changes names in `repository` meanwhile.
+
+    Raises:
+        ModelConfigError: it is not there.
+    """
+    try:
+        descriptor = os.open(repository, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise ModelConfigError(
+            f"{repository}: the model repository cannot be opened: {error.strerror}; make the "
+            "directory first, or give another one"
+        ) from error
+    try:
+        lock(descriptor)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def swap(one: Path, other: Path) -> None:
+    """Both directories change names, at once where the file system can do that.
+
+    Where it cannot, there is a moment at which `other` is missing; `tidy` knows what to do if
+    that moment does not end.
+    """
+    if _exchange(one, other):
+        return
+    aside = other.with_name(f"{_ASIDE}{secrets.token_hex(4)}-{other.name}")
+    other.rename(aside)
+    one.rename(other)
+    aside.rename(one)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    try:
+        renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
+    except AttributeError:  # an old C library
+        return False
+    paths = os.fsencode(one), os.fsencode(other)
+    if renameat2(_AT_FDCWD, paths[0], _AT_FDCWD, paths[1], _RENAME_EXCHANGE) == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in _NO_EXCHANGE:
+        return False
+    raise OSError(number, os.strerror(number), str(other))
+
+
+def tidy(repository: Path) -> None:
+    """Remove what an interrupted push left, and give back a name that it took away."""
+    for path in sorted(repository.iterdir()):
+        if path.name.startswith(_ASIDE):
+            name = path.name[len(_ASIDE) :].partition("-")[2]
+            if name and not os.path.lexists(repository / name):
+                path.rename(repository / name)
+            elif is_model_name(name) and not os.path.lexists(repository / previous(name)):
+                path.rename(repository / previous(name))
+            else:
+                shutil.rmtree(path, ignore_errors=True)
+        elif path.name.startswith(FILLED) and not _is_at_work(path):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_at_work(path: Path) -> bool:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def lock(descriptor: int) -> None:
+    """Wait for, and hold, what is open there until it is closed."""
+    # A network file system without locks: two pushes at the same moment are then the users' care.
+    with suppress(OSError):
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+
+
+def sync(directory: Path) -> None:
+    """Returns when a power cut changes nothing in it any more."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def writing(place: Path) -> Iterator[None]:
+    """What the file system refuses becomes an error that names it.
+
+    Raises:
+        InternalError: instead of the OSError.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise InternalError(
+            f"{error.filename or place}: cannot be written: {error.strerror or error}"
+        ) from error

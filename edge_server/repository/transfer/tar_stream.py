@@ -1,0 +1,111 @@
+"""A model as a tar, written and read file by file, with a list of its contents at the end.
+
+This runs on the far side of a push too: only the standard library here (`far_side.py`).
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import stat
+import tarfile
+from typing import TYPE_CHECKING, BinaryIO, cast
+
+from edge_server.errors import ModelConfigError
+from edge_server.repository.transfer.stock import CHUNK_BYTES, Content, Source
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from edge_server.repository.transfer.incoming import Incoming
+
+# No model has a file of this name, and without it the stream was cut off.
+_CONTENTS = ".contents.json"
+_MOST_CONTENTS_BYTES = 16 << 20
+_BROKEN = "the connection broke, or the other side ended early; try again"
+
+
+class TarSink:
+    """Writes a model to a stream that cannot be wound back."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._outlet = _Outlet(stream)
+        self._tar = tarfile.open(  # noqa: SIM115 - ended by `end` or `abandon`
+            fileobj=cast("BinaryIO", self._outlet),
+            mode="w|",
+            format=tarfile.GNU_FORMAT,
+            bufsize=CHUNK_BYTES,
+        )
+
+    def directory(self, path: str) -> None:
+        entry = tarfile.TarInfo(path)
+        entry.type = tarfile.DIRTYPE
+        entry.mode = 0o755
+        self._tar.addfile(entry)
+
+    def file(self, path: str, size: int, mtime_ns: int, source: Source) -> None:
+        """Raises: OSError: `source` ends early, or nobody reads the stream."""
+        entry = tarfile.TarInfo(path)
+        entry.size = size
+        entry.mode = 0o755 if source.executable else 0o644
+        entry.mtime = mtime_ns // 10**9
+        self._tar.addfile(entry, source)  # type: ignore[arg-type]
+
+    def end(self, contents: Mapping[str, Content]) -> None:
+        """Without this the other side takes nothing."""
+        data = json.dumps(contents).encode()
+        self.file(_CONTENTS, len(data), 0, Source(io.BytesIO(data).read))
+        self._tar.close()
+
+    def abandon(self) -> None:
+        """Nothing more is written, not even what was kept back."""
+        self._outlet.is_open = False
+        self._tar.close()
+
+
+class _Outlet:
+    """What tarfile writes to, also when it should not any more."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self.is_open = True
+        self._stream = stream
+
+    def write(self, data: bytes) -> int:
+        return self._stream.write(data) if self.is_open else len(data)
+
+
+def receive(
+    stream: BinaryIO, incoming: Incoming, progress: Callable[[int], None] | None = None
+) -> dict[str, Content]:
+    """Fill `incoming` from what `TarSink` wrote; the list that came at the end.
+
+    Raises:
+        ModelConfigError: it is cut off, no such tar, or holds what no model may have.
+        InternalError: the file system does not take it.
+    """
+    try:
+        with tarfile.open(fileobj=stream, mode="r|", bufsize=CHUNK_BYTES) as tar:
+            for entry in tar:
+                data = tar.extractfile(entry) if entry.isreg() else None
+                if data is not None and entry.name == _CONTENTS:
+                    return _parse(data.read(_MOST_CONTENTS_BYTES))
+                if data is not None:
+                    runs = bool(entry.mode & stat.S_IXUSR)
+                    source = Source(data.read, progress, executable=runs)
+                    incoming.file(entry.name, entry.size, int(entry.mtime) * 10**9, source)
+                elif entry.isdir():
+                    incoming.directory(entry.name)
+                else:
+                    raise ModelConfigError(f"{entry.name!r} is neither a file nor a directory")
+    except (tarfile.TarError, EOFError) as error:
+        raise ModelConfigError(f"{_BROKEN} ({error})") from error
+    raise ModelConfigError(_BROKEN)
+
+
+def _parse(data: bytes) -> dict[str, Content]:
+    try:
+        return {
+            path: Content(str(sha), int(size)) for path, (sha, size) in json.loads(data).items()
+        }
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ModelConfigError(_BROKEN) from error

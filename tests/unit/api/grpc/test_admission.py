@@ -1,0 +1,96 @@
+"""A full house turns callers away at once, and a place is free again when its caller leaves."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from edge_server.api.grpc.admission import Admission
+from edge_server.errors import Unavailable
+
+
+def test_one_too_many_is_turned_away_and_may_come_again() -> None:
+    admission = Admission(2)
+    with admission:
+        with (
+            admission,
+            pytest.raises(Unavailable, match="Exceeds maximum queue size"),
+            admission,
+        ):
+            raise AssertionError("nobody is let in")
+        with admission:
+            pass
+
+
+def test_a_place_is_given_back_when_the_inference_fails() -> None:
+    admission = Admission(1)
+    for _ in range(3):
+        with pytest.raises(ValueError, match="broken"), admission:
+            raise ValueError("broken")
+
+
+def test_a_closed_gate_turns_everybody_away_and_lets_those_inside_finish() -> None:
+    admission = Admission(2)
+    entered, leave = threading.Event(), threading.Event()
+
+    def stay() -> None:
+        with admission:
+            entered.set()
+            leave.wait(10)
+
+    inside = threading.Thread(target=stay)
+    inside.start()
+    assert entered.wait(10)
+    admission.close()
+    with pytest.raises(Unavailable, match="has stopped accepting new requests"), admission:
+        raise AssertionError("nobody is let in")
+    admission.wait_until_empty(0.01)
+    assert inside.is_alive()
+    leave.set()
+    admission.wait_until_empty(10)
+    assert admission._inside == 0
+    inside.join(10)
+
+
+def test_streams_have_places_of_their_own_and_hear_when_the_gate_closes() -> None:
+    admission = Admission(1, streams=1)
+    told = threading.Event()
+    with admission.stream(told.set):
+        with admission:
+            pass
+        with (
+            pytest.raises(Unavailable, match="1 streams are open already"),
+            admission.stream(print),
+        ):
+            raise AssertionError("nobody is let in")
+        assert not told.is_set()
+        admission.close()
+        assert told.is_set()
+    with pytest.raises(Unavailable, match="shutting down"), admission.stream(print):
+        raise AssertionError("nobody is let in")
+
+
+def test_requests_of_streams_take_no_place_and_are_waited_for() -> None:
+    admission = Admission(1)
+    with admission:
+        for _ in range(3):
+            admission.enter_from_stream()
+    with admission:
+        pass
+    admission.close()
+    with pytest.raises(Unavailable, match="shutting down"):
+        admission.enter_from_stream()
+    emptied = threading.Event()
+
+    def wait() -> None:
+        admission.wait_until_empty(10)
+        emptied.set()
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    for _ in range(3):
+        assert not emptied.is_set()
+        admission.leave_from_stream()
+    assert emptied.wait(5)
+    waiting.join()

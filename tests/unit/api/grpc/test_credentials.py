@@ -1,0 +1,101 @@
+"""A certificate that is of no use is told at start, by file and remedy, not by the first client."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from cryptography.hazmat.primitives import serialization
+
+from edge_server.api.grpc.credentials import server_credentials
+from edge_server.errors import SettingsError
+from edge_server.settings import Tls
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+@pytest.fixture
+def tls(authority: Any) -> Callable[..., Tls]:
+    certificate, key = authority.issue("server")
+    files = {"certificate": certificate, "key": key, "client_ca": authority.ca}
+
+    def choose(**changed: Path) -> Tls:
+        return Tls(mutual=True, **{name: str(path) for name, path in {**files, **changed}.items()})
+
+    return choose
+
+
+def test_files_that_fit_are_taken(tls: Callable[..., Tls]) -> None:
+    server_credentials(tls())
+
+
+@pytest.mark.parametrize("name", ["certificate", "key", "client_ca"])
+def test_a_file_that_is_not_there_is_named(
+    tls: Callable[..., Tls], tmp_path: Path, name: str
+) -> None:
+    with pytest.raises(
+        SettingsError, match=rf"^grpc\.tls\.{name}: .*/gone: cannot be read: No such file"
+    ):
+        server_credentials(tls(**{name: tmp_path / "gone"}))
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("certificate", "holds no certificate in PEM form"),
+        ("key", "holds no private key in PEM form without a password"),
+        ("client_ca", "holds no certificate in PEM form"),
+    ],
+)
+@pytest.mark.parametrize("content", [b"", b"\0\xff garbage", b"-----BEGIN CERTIFICATE-----\n"])
+def test_a_file_that_holds_something_else_is_named(
+    tls: Callable[..., Tls], tmp_path: Path, name: str, says: str, content: bytes
+) -> None:
+    path = tmp_path / "garbage"
+    path.write_bytes(content)
+    path.chmod(0o600)
+    with pytest.raises(SettingsError, match=rf"^grpc\.tls\.{name}: .*/garbage: {says}"):
+        server_credentials(tls(**{name: path}))
+
+
+def test_the_key_of_another_certificate_is_told(tls: Callable[..., Tls], authority: Any) -> None:
+    _, other = authority.issue("other")
+    with pytest.raises(SettingsError, match=r"other\.key: is not the key of .*server\.crt"):
+        server_credentials(tls(key=other))
+
+
+def test_a_key_with_a_password_is_told_and_nobody_is_asked(
+    tls: Callable[..., Tls], authority: Any
+) -> None:
+    _, path = authority.issue("locked")
+    key = serialization.load_pem_private_key(path.read_bytes(), None)
+    path.write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.BestAvailableEncryption(b"word"),
+        )
+    )
+    with pytest.raises(SettingsError, match="without a password"):
+        server_credentials(tls(key=path))
+
+
+@pytest.mark.parametrize("mode", [0o604, 0o644, 0o660, 0o602])
+def test_a_key_that_others_may_read_or_change_is_refused(
+    tls: Callable[..., Tls], authority: Any, mode: int
+) -> None:
+    _, path = authority.issue("server")
+    path.chmod(mode)
+    with pytest.raises(SettingsError, match=rf"mode {mode:o}\): chmod 600 it"):
+        server_credentials(tls(key=path))
+
+
+@pytest.mark.parametrize("mode", [0o400, 0o600, 0o640])
+def test_its_owner_and_its_group_may_read_it(
+    tls: Callable[..., Tls], authority: Any, mode: int
+) -> None:
+    certificate, path = authority.issue("server")
+    path.chmod(mode)
+    server_credentials(tls(certificate=certificate, key=path))

@@ -1,0 +1,125 @@
+"""What a load or unload asks is checked before models hear of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from tritonclient.grpc import service_pb2 as pb
+
+from edge_server.api.grpc.model_control import load_model, unload_model
+from edge_server.errors import EdgeServerError, InvalidRequest, Unavailable, Unsupported
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from edge_server.inference.snapshot import ModelEntry
+
+
+class Notes:
+    """A ModelControl that notes what it is asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[object] = []
+
+    def load(self, name: str, *, config: str | None, files: Mapping[str, bytes]) -> None:
+        self.asked.append((name, config, dict(files)))
+
+    def unload(self, name: str, *, unload_dependents: bool) -> None:
+        self.asked.append((name, unload_dependents))
+
+    def index(self, *, only_ready: bool) -> list[ModelEntry]:
+        return []
+
+
+def load(name: str = "m", **parameters: dict[str, object]) -> pb.RepositoryModelLoadRequest:
+    request = pb.RepositoryModelLoadRequest(model_name=name)
+    for key, value in parameters.items():
+        request.parameters[key].CopyFrom(pb.ModelRepositoryParameter(**value))
+    return request
+
+
+def test_a_load_passes_configuration_and_files_on() -> None:
+    control = Notes()
+    load_model(control, load(" m "))
+    load_model(
+        control,
+        load(config={"string_param": "{}"}, **{"file:1/model.onnx": {"bytes_param": b"x"}}),
+    )
+    assert control.asked == [("m", None, {}), ("m", "{}", {"1/model.onnx": b"x"})]
+
+
+def test_an_unload_passes_on_whether_dependents_go_too() -> None:
+    control = Notes()
+    request = pb.RepositoryModelUnloadRequest(model_name="m")
+    unload_model(control, request)
+    request.parameters["unload_dependents"].bool_param = True
+    unload_model(control, request)
+    assert control.asked == [("m", False), ("m", True)]
+    request.parameters["unload_dependents"].int64_param = 1
+    with pytest.raises(InvalidRequest, match="'unload_dependents' parameter, expected bool_param"):
+        unload_model(control, request)
+
+
+@pytest.mark.parametrize(
+    ("request_message", "kind", "says"),
+    [
+        (
+            pb.RepositoryModelLoadRequest(repository_name="r", model_name="m"),
+            Unsupported,
+            "'repository_name' specification is not supported",
+        ),
+        (
+            load(config={"bytes_param": b"{}"}),
+            InvalidRequest,
+            "invalid value type for load parameter 'config', expected string_param.",
+        ),
+        (
+            load(**{"file:1/x": {"string_param": ""}}),
+            InvalidRequest,
+            "invalid value type for load parameter 'file:1/x', expected bytes_param.",
+        ),
+        (load(x={"bool_param": True}), InvalidRequest, "unrecognized load parameter 'x'."),
+        (
+            load(**{"file:1/../../x": {"bytes_param": b""}}),
+            InvalidRequest,
+            "Invalid file parameter 'file:1/../../x' with normalized path '../x' must stay within "
+            "model directory.",
+        ),
+        (
+            load(**{"file:1/x": {"bytes_param": b""}}),
+            InvalidRequest,
+            "Load parameter 'config' must be specified for model file override",
+        ),
+        (
+            load(" "),
+            InvalidRequest,
+            "Model name cannot be empty. Please enter a valid name to deploy.",
+        ),
+        *(
+            (
+                load(name),
+                InvalidRequest,
+                f"invalid model name '{name}', model name must not contain path traversal "
+                "characters",
+            )
+            for name in ("..", "a/b")
+        ),
+    ],
+)
+def test_a_load_that_makes_no_sense_is_refused_in_the_contracts_words(
+    request_message: pb.RepositoryModelLoadRequest, kind: type[EdgeServerError], says: str
+) -> None:
+    control = Notes()
+    with pytest.raises(kind) as caught:
+        load_model(control, request_message)
+    assert str(caught.value) == says
+    assert control.asked == []
+
+
+def test_without_control_nothing_is_loaded_or_unloaded() -> None:
+    text = "explicit model load / unload is not allowed if polling is enabled"
+    with pytest.raises(Unavailable, match=text):
+        load_model(None, load())
+    with pytest.raises(Unavailable, match=text):
+        unload_model(None, pb.RepositoryModelUnloadRequest(model_name="m"))

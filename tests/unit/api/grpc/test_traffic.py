@@ -1,0 +1,222 @@
+"""A message that does not come ends its call, and messages on their way do not fill the memory."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import grpc
+import pytest
+
+from edge_server.api.grpc.byte_budget import MIB, ByteBudget
+from edge_server.api.grpc.call_threads import CallThreads
+from edge_server.api.grpc.status import unary
+from edge_server.api.grpc.traffic import Traffic
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+PATIENCE_S = 20.0
+
+
+class Call:
+    """A call whose message never comes, until it is cancelled."""
+
+    def __init__(self, traffic: Traffic) -> None:
+        self.cancelled = threading.Event()
+        reading = threading.Event()
+        self._thread = threading.Thread(target=self._read, args=(traffic, reading))
+        self._thread.start()
+        assert reading.wait(PATIENCE_S)
+
+    def _read(self, traffic: Traffic, reading: threading.Event) -> None:
+        def requests() -> Iterator[bytes]:
+            reading.set()
+            assert self.cancelled.wait(PATIENCE_S)
+            yield b"too late"
+
+        traffic.read(requests(), self)  # type: ignore[arg-type]
+
+    def cancel(self) -> None:
+        self.cancelled.set()
+
+    def close(self) -> None:
+        self.cancel()
+        self._thread.join()
+
+
+class Answered:
+    """A call that has its answer, and whose client does not take it."""
+
+    def __init__(self) -> None:
+        self.cancelled = False
+        self._when_over: list[Callable[[], None]] = []
+
+    def add_callback(self, callback: Callable[[], None]) -> bool:
+        self._when_over.append(callback)
+        return True
+
+    def cancel(self) -> None:
+        self.cancelled = True
+        for callback in self._when_over:
+            callback()
+
+
+class Memory:
+    """Of a process; the test says how much."""
+
+    def __init__(self) -> None:
+        self.bytes = 1000 * MIB
+
+    def __call__(self) -> int:
+        return self.bytes
+
+
+@pytest.fixture
+def memory() -> Memory:
+    return Memory()
+
+
+class Waiting:
+    """How many calls wait for a thread; the test says."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self) -> int:
+        return self.calls
+
+
+@pytest.fixture
+def waiting() -> Waiting:
+    return Waiting()
+
+
+@pytest.fixture
+def traffic(memory: Memory, waiting: Waiting) -> Traffic:
+    """With room for two of the longest messages; it looks when it is told to."""
+    return Traffic(ByteBudget(8 * MIB), 3.0, 4 * MIB, waiting=waiting, resident=memory)
+
+
+def test_a_message_that_does_not_come_in_time_ends_its_call(traffic: Traffic) -> None:
+    call = Call(traffic)
+    now = time.monotonic()
+    traffic.tick(now + 1)
+    assert not call.cancelled.is_set()
+    traffic.tick(now + 3.1)
+    assert call.cancelled.is_set()
+    call.close()
+    traffic.tick(now + 100)  # nothing is left of it
+
+
+def test_it_has_less_time_while_calls_wait_for_its_thread(
+    traffic: Traffic, waiting: Waiting
+) -> None:
+    call = Call(traffic)
+    traffic.tick(time.monotonic() + 1)
+    assert not call.cancelled.is_set()
+    waiting.calls = 1
+    traffic.tick(time.monotonic() + 1)
+    assert call.cancelled.is_set()
+    call.close()
+
+
+def test_a_large_answer_counts_until_it_is_taken_and_has_to_be(traffic: Traffic) -> None:
+    calls = [Answered(), Answered()]
+    for call in calls:
+        assert traffic.send(bytes(4 * MIB), call) == bytes(4 * MIB)  # type: ignore[arg-type]
+    assert traffic.budget.room_bytes == 0
+    calls[0].cancel()  # its client took it
+    assert traffic.budget.room_bytes == 4 * MIB
+    traffic.tick(time.monotonic() + 1)
+    assert not calls[1].cancelled
+    traffic.tick(time.monotonic() + 3.1)
+    assert calls[1].cancelled
+    assert traffic.budget.room_bytes == 8 * MIB
+
+
+def test_what_is_inside_leaves_less_room_for_what_comes(traffic: Traffic, memory: Memory) -> None:
+    calls = [Call(traffic) for _ in range(2)]
+    now = time.monotonic() + 0.1
+    traffic.tick(now - 0.1)
+    memory.bytes += 9 * MIB
+    with traffic.budget.hold(4 * MIB):
+        traffic.tick(now)
+    assert [call.cancelled.is_set() for call in calls] == [False, True]
+    for call in calls:
+        call.close()
+
+
+def test_the_youngest_go_when_more_are_on_their_way_than_there_is_memory_for(
+    traffic: Traffic, memory: Memory
+) -> None:
+    calls = [Call(traffic) for _ in range(5)]
+    now = time.monotonic() + 0.1
+    traffic.tick(now - 0.1)  # none of them is long yet
+    memory.bytes += 7 * MIB
+    traffic.tick(now)
+    assert not any(call.cancelled.is_set() for call in calls)
+    memory.bytes += 2 * MIB
+    traffic.tick(now)
+    assert [call.cancelled.is_set() for call in calls] == [False, False, True, True, True]
+    for call in calls:
+        call.close()
+
+
+def test_what_else_fills_the_memory_ends_no_call(traffic: Traffic, memory: Memory) -> None:
+    calls = [Call(traffic) for _ in range(2)]
+    for _ in range(5):
+        memory.bytes += 1000 * MIB
+        traffic.tick(time.monotonic() + 1)
+    assert not any(call.cancelled.is_set() for call in calls)
+    for call in calls:
+        call.close()
+
+
+def test_many_calls_are_told_in_one_line(
+    traffic: Traffic, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = time.monotonic()
+    for seconds in (10, 20):
+        calls = [Call(traffic) for _ in range(3)]
+        traffic.tick(now + seconds)
+        for call in calls:
+            call.close()
+    assert [record.message for record in caplog.records] == [
+        "grpc: 3 calls were cut off, their messages got stuck"
+    ]
+
+
+def test_half_sent_calls_give_their_threads_back() -> None:
+    """The real server with two threads, and clients who hold both."""
+    threads = CallThreads(2, "grpc")
+    traffic = Traffic(within_s=0.2, waiting=threads.waiting)
+    server = grpc.server(threads)  # type: ignore[arg-type]
+    handler = unary(lambda request, _: request, "s.m", traffic)
+    server.add_registered_method_handlers("s", {"m": handler})
+    port = server.add_insecure_port("127.0.0.1:0")
+    done = threading.Event()
+    traffic.start()
+    server.start()
+
+    def nothing() -> Iterator[bytes]:
+        done.wait(PATIENCE_S)
+        yield b""
+
+    try:
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+            held = [
+                channel.stream_unary("/s/m").future(nothing(), timeout=PATIENCE_S) for _ in range(6)
+            ]
+            assert channel.unary_unary("/s/m")(b"one", timeout=PATIENCE_S) == b"one"
+            assert {call.code() for call in held} == {grpc.StatusCode.CANCELLED}
+            with pytest.raises(grpc.RpcError) as caught:
+                channel.stream_unary("/s/m")(iter(()), timeout=PATIENCE_S)
+            assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+            done.set()
+    finally:
+        done.set()
+        traffic.close()
+        server.stop(None).wait()
+        threads.shutdown()

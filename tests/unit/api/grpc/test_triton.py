@@ -1,0 +1,158 @@
+"""Whatever bytes ModelInfer and its stream are given, they answer or say a listed error."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+import pytest
+from google.protobuf import text_format
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tritonclient.grpc import model_config_pb2
+from tritonclient.grpc import service_pb2 as pb
+
+from edge_server.api.grpc.admission import Admission
+from edge_server.api.grpc.shared_memory import SharedMemory
+from edge_server.api.grpc.status import STATUS
+from edge_server.api.grpc.triton import TritonServicer
+from edge_server.backends.contract import TensorModel
+from edge_server.inference.data_plane import DataPlane
+from edge_server.inference.registry import ModelRegistry
+from edge_server.inference.scheduling import Scheduling
+from edge_server.inference.snapshot import ModelEntry, ModelState
+from edge_server.model_config.config import ModelConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+CONFIG = """
+name: "m" backend: "identity" max_batch_size: 4
+instance_group { name: "i" count: 1 }
+input { name: "a" data_type: TYPE_UINT8 dims: -1 }
+input { name: "t" data_type: TYPE_STRING dims: 1 }
+output { name: "b" data_type: TYPE_UINT8 dims: -1 }
+output { name: "u" data_type: TYPE_STRING dims: 1 }
+"""
+
+# How long drawing takes is the machine's affair.
+QUICK = settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
+
+
+class Context:
+    """A call whose client waits for ever."""
+
+    def time_remaining(self) -> None:
+        return None
+
+    def is_active(self) -> bool:
+        return True
+
+    def add_callback(self, callback: Callable[[], None]) -> bool:
+        return True
+
+    def invocation_metadata(self) -> tuple[()]:
+        return ()
+
+
+@pytest.fixture(scope="module")
+def servicer(tmp_path_factory: pytest.TempPathFactory) -> TritonServicer:
+    directory: Path = tmp_path_factory.mktemp("shm")
+    (directory / "key").write_bytes(bytes(64))
+    regions = SharedMemory(directory)
+    regions.register("r", "key", 8, 32)
+    config = ModelConfig.of(text_format.Parse(CONFIG, model_config_pb2.ModelConfig()))
+    model = TensorModel(lambda inputs, outputs: {"b": inputs["a"], "u": inputs["t"]})
+    registry = ModelRegistry()
+    loaded = Scheduling().model(config, 1, model)
+    registry.replace("m", [ModelEntry("m", 1, ModelState.READY, loaded=loaded)])
+    return TritonServicer(DataPlane(registry), "triton", "1", Admission(2), shared_memory=regions)
+
+
+INT64 = st.one_of(st.integers(-2, 40), st.integers(-(2**63), 2**63 - 1))
+PARAMETERS = st.dictionaries(
+    st.sampled_from(
+        [
+            "sequence_id",
+            "sequence_start",
+            "priority",
+            "timeout",
+            "classification",
+            "shared_memory_region",
+            "shared_memory_offset",
+            "shared_memory_byte_size",
+            "triton_enable_empty_final_response",
+            "triton_x",
+            "own",
+        ]
+    ),
+    st.one_of(
+        INT64.map(lambda n: pb.InferParameter(int64_param=n)),
+        st.sampled_from(["r", "x", ""]).map(lambda s: pb.InferParameter(string_param=s)),
+        st.booleans().map(lambda b: pb.InferParameter(bool_param=b)),
+        st.floats().map(lambda f: pb.InferParameter(double_param=f)),
+        st.just(pb.InferParameter()),
+    ),
+    max_size=3,
+)
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> bytes:
+    """Nearly right requests, some of them damaged."""
+    request = pb.ModelInferRequest(
+        model_name=draw(st.sampled_from(["m", "m", "m", "n"])),
+        model_version=draw(st.sampled_from(["", "1", "2", "x"])),
+    )
+
+    def fill(parameters: object) -> None:
+        for key, value in draw(PARAMETERS).items():
+            parameters[key].CopyFrom(value)  # type: ignore[index]
+
+    fill(request.parameters)
+    for name, datatype in (("a", "UINT8"), ("t", "BYTES")):
+        shape = draw(st.one_of(st.just([1, 1]), st.lists(INT64, max_size=3)))
+        tensor = request.inputs.add(name=name, datatype=datatype, shape=shape)
+        fill(tensor.parameters)
+        if draw(st.integers(0, 4)) == 0:
+            tensor.contents.uint_contents.append(draw(st.integers(0, 300)))
+    for name in draw(st.lists(st.sampled_from(["b", "u", "v"]), max_size=3)):
+        fill(request.outputs.add(name=name).parameters)
+    request.raw_input_contents.extend(
+        draw(
+            st.one_of(
+                st.just([b"1", b"\x01\x00\x00\x00x"]), st.lists(st.binary(max_size=9), max_size=3)
+            )
+        )
+    )
+    data = bytearray(request.SerializeToString())
+    for place, byte in draw(
+        st.lists(st.tuples(st.integers(0, len(data) - 1), st.integers(0, 255)), max_size=2)
+    ):
+        data[place] = byte
+    return bytes(data)
+
+
+@settings(QUICK, max_examples=60)
+@given(requests())
+def test_any_request_is_answered_or_refused_with_a_listed_status(
+    servicer: TritonServicer, data: bytes
+) -> None:
+    with contextlib.suppress(*STATUS):
+        pb.ModelInferResponse.FromString(servicer.ModelInfer(data, Context()))
+
+
+@settings(QUICK, max_examples=25)
+@given(st.lists(requests(), max_size=4))
+def test_a_stream_answers_each_request_once_whatever_it_is(
+    servicer: TritonServicer, several: list[bytes]
+) -> None:
+    answers = [
+        pb.ModelStreamInferResponse.FromString(written)
+        for written in servicer.ModelStreamInfer(iter(several), Context())
+    ]
+    assert len(answers) == len(several)
+    for answer in answers:
+        # An unforeseen one would be told by the name of its type.
+        assert "Error: " not in answer.error_message

@@ -1,0 +1,183 @@
+"""The metrics have Triton's names where Triton has them, and hold what was counted."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from prometheus_client import parser
+from prometheus_client.openmetrics import parser as openmetrics
+
+from edge_server.api.http.exposition import Exposition
+from edge_server.api.http.lane_latency import LaneLatency
+from edge_server.api.http.processor_use import ProcessorUse
+from edge_server.api.http.sources import Sources
+from edge_server.backends.contract import Phases
+from edge_server.cameras.camera import Camera
+from edge_server.inference.data_plane import DataPlane
+from edge_server.inference.registry import ModelRegistry
+from edge_server.inference.snapshot import LoadedModel, ModelEntry, ModelState
+from edge_server.inference.statistics import Failure, ModelStatistics
+from edge_server.pipeline.lane_pipeline import LanePipeline
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+# What dashboards of Triton ask for, as far as it is counted here.
+TRITON = {
+    "nv_inference_request_success",
+    "nv_inference_request_failure",
+    "nv_inference_pending_request_count",
+    "nv_model_load_duration_secs",
+    "nv_inference_count",
+    "nv_inference_exec_count",
+    "nv_inference_request_duration_us",
+    "nv_inference_queue_duration_us",
+    "nv_inference_compute_input_duration_us",
+    "nv_inference_compute_infer_duration_us",
+    "nv_inference_compute_output_duration_us",
+    "nv_cache_num_hits_per_model",
+    "nv_cache_num_misses_per_model",
+    "nv_cache_hit_duration_per_model",
+    "nv_cache_miss_duration_per_model",
+    "nv_cpu_utilization",
+    "nv_cpu_memory_total_bytes",
+    "nv_cpu_memory_used_bytes",
+}
+OWN = {
+    "edge_build_info",
+    "edge_model_state",
+    "edge_tensor_copies_total",
+    "edge_tensor_copied_bytes_total",
+    "edge_frames_total",
+    "edge_frames_dropped_total",
+    "edge_camera_up",
+    "edge_camera_lanes_ok",
+    "edge_camera_reconnects_total",
+    "edge_mqtt_connected",
+    "edge_mqtt_queue_depth",
+    "edge_mqtt_dropped_total",
+}
+
+
+class Broker:
+    connected = True
+    dropped = 7
+    waiting = 2
+
+
+def sources(entries: Sequence[ModelEntry] = (), **changed: Any) -> Sources:
+    pipeline = LanePipeline(
+        Camera("front", "synthetic://road"), DataPlane(ModelRegistry()), "lanes", ()
+    )
+    parts = {"broker": Broker(), "processors": ProcessorUse(), **changed}
+    return Sources("1.2.3", lambda: entries, [pipeline], LaneLatency(), **parts)
+
+
+class Waiting:
+    """A scheduler that three requests wait in."""
+
+    def pending(self) -> int:
+        return 3
+
+
+def ready(name: str, statistics: ModelStatistics) -> ModelEntry:
+    loaded = LoadedModel(None, 2, Waiting(), statistics, load_s=1.5)  # type: ignore[arg-type]
+    return ModelEntry(name, 2, ModelState.READY, loaded=loaded)
+
+
+def samples(given: Sources) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    text, _ = Exposition(given).write("")
+    return {
+        # The parser puts `_total` behind the name of every counter, as it does with Triton's own.
+        (
+            sample.name.removesuffix("_total") if sample.name.startswith("nv_") else sample.name,
+            frozenset(sample.labels.items()),
+        ): sample.value
+        for family in parser.text_string_to_metric_families(text.decode())
+        for sample in family.samples
+    }
+
+
+def test_the_names_are_the_contracts() -> None:
+    names = {name for name, _ in samples(sources([ready("m", ModelStatistics())]))}
+    assert {name for name in names if name.startswith("nv_")} == TRITON
+    assert {name for name in names if name.startswith("edge_")} == OWN
+
+
+def test_a_models_numbers_arrive_under_its_name_and_version() -> None:
+    statistics = ModelStatistics()
+    statistics.executed(4, Phases(1000, 2000, 3000))
+    statistics.succeeded(9_000_000, 5_000, Phases(1000, 2000, 3000))
+    statistics.failed(Failure.REJECTED, 100)
+    statistics.failed(Failure.REJECTED, 100)
+    found = samples(sources([ready("m", statistics)]))
+
+    def value(name: str, **labels: str) -> float:
+        return found[name, frozenset({"model": "m", "version": "2", **labels}.items())]
+
+    assert value("nv_inference_request_success") == 1
+    assert value("nv_inference_count") == 4
+    assert value("nv_inference_exec_count") == 1
+    assert value("nv_inference_request_duration_us") == 9000
+    assert value("nv_inference_queue_duration_us") == 5
+    assert value("nv_inference_compute_input_duration_us") == 1
+    assert value("nv_inference_compute_infer_duration_us") == 2
+    assert value("nv_inference_compute_output_duration_us") == 3
+    assert value("nv_inference_pending_request_count") == 3
+    assert value("nv_model_load_duration_secs") == 1.5
+    assert value("nv_inference_request_failure", reason="REJECTED") == 2
+    assert value("nv_inference_request_failure", reason="BACKEND") == 0
+
+
+def test_a_model_that_failed_has_a_state_and_no_counts() -> None:
+    found = samples(sources([ModelEntry("m", 0, ModelState.UNAVAILABLE, "broken")]))
+    states = {
+        dict(labels)["state"]: v for (n, labels), v in found.items() if n == "edge_model_state"
+    }
+    assert states == {"LOADING": 0, "READY": 0, "UNLOADING": 0, "UNAVAILABLE": 1}
+    assert not any(name.startswith("nv_inference") for name, _ in found)
+
+
+def test_what_is_not_there_is_not_told() -> None:
+    found = {name for name, _ in samples(sources(broker=None, processors=None))}
+    assert not any(name.startswith(("edge_mqtt", "nv_cpu")) for name in found)
+
+
+@pytest.mark.parametrize(
+    ("accept", "content_type"),
+    [
+        ("", "text/plain; version=0.0.4; charset=utf-8"),
+        ("application/openmetrics-text; version=1.0.0", "application/openmetrics-text"),
+        ("text/html", "text/plain"),
+    ],
+)
+def test_the_asker_chooses_the_format(accept: str, content_type: str) -> None:
+    _, answered = Exposition(sources()).write(accept)
+    assert answered.startswith(content_type)
+
+
+def test_both_formats_hold_to_their_rules_and_give_the_same_names() -> None:
+    exposition = Exposition(sources([ready("m", ModelStatistics())]))
+    plain, _ = exposition.write("")
+    assert not re.search(rb"^(# \w+ )?nv_\w+_total\b", plain, re.MULTILINE)
+    open_text, _ = exposition.write("application/openmetrics-text; version=1.0.0")
+    names = {
+        s.name
+        for f in openmetrics.text_string_to_metric_families(open_text.decode())
+        for s in f.samples
+    }
+    assert {name for name in names if name.startswith(("nv_", "edge_"))} == TRITON | OWN
+    assert b"# TYPE nv_inference_count counter\n" in plain
+    assert b"# TYPE nv_cpu_utilization gauge\n" in plain
+
+
+@pytest.mark.parametrize("accept", ["", "application/openmetrics-text; version=1.0.0"])
+def test_a_name_that_is_not_utf_8_is_told_escaped(accept: str) -> None:
+    name = os.fsdecode(b"m\xff")
+    exposition = Exposition(sources([ready(name, ModelStatistics())]))
+    text, _ = exposition.write(accept)
+    assert b"udcff" in text
+    assert text.decode().count("nv_inference_count")

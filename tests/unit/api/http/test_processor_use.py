@@ -1,0 +1,39 @@
+"""The kernel's own numbers, or none where it gives none."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from edge_server.api.http.processor_use import Memory, ProcessorUse
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def write_stat(proc: Path, busy: int, idle: int, iowait: int = 0) -> None:
+    (proc / "stat").write_text(f"cpu  {busy} 0 0 {idle} {iowait} 0 0 0 99 99\ncpu0 1 2\n")
+
+
+def test_utilization_is_the_busy_share_since_the_last_look(tmp_path: Path) -> None:
+    write_stat(tmp_path, busy=100, idle=1000)
+    use = ProcessorUse(tmp_path)
+    write_stat(tmp_path, busy=125, idle=1050, iowait=25)
+    assert use.utilization() == pytest.approx(0.25)
+    assert use.utilization() == 0.0
+
+
+def test_memory_is_told_in_bytes(tmp_path: Path) -> None:
+    (tmp_path / "meminfo").write_text("MemTotal: 1000 kB\nMemFree: 1 kB\nMemAvailable: 400 kB\n")
+    assert ProcessorUse(tmp_path).memory() == Memory(1_024_000, 614_400)
+
+
+@pytest.mark.parametrize("text", [None, "", "nothing here", "MemTotal: x kB"])
+def test_where_the_kernel_says_nothing_nothing_is_told(tmp_path: Path, text: str | None) -> None:
+    if text is not None:
+        for name in ("stat", "meminfo"):
+            (tmp_path / name).write_text(text)
+    use = ProcessorUse(tmp_path)
+    assert use.utilization() is None
+    assert use.memory() is None

@@ -1,0 +1,243 @@
+"""Plans are cache, the ONNX file is truth: found by what they were built of, for and on."""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from edge_server.errors import Cancelled, InternalError, ModelConfigError
+from edge_server.backends.tensorrt.build.cache import PlanCache, ensure_plan, why_not
+from edge_server.backends.tensorrt.build.facts import DeviceFacts
+from edge_server.backends.tensorrt.build.making import make_plan
+from edge_server.backends.tensorrt.build.messages import BuildJob, Built, Event, Progressed, Step
+from edge_server.backends.tensorrt.build.side_car import read_side_car, side_car_path
+from edge_server.backends.tensorrt.build.turn import build_turn
+from edge_server.backends.tensorrt.build.wish import PlanWish
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ORIN = DeviceFacts("10.3.0.30", "8.7", "Orin", 16, "36.4.3", 2)
+WISH = PlanWish()
+
+
+class Builds:
+    """Builds a plan of its own count, on `facts`."""
+
+    def __init__(self, facts: DeviceFacts = ORIN) -> None:
+        self.facts = facts
+        self.jobs: list[BuildJob] = []
+        self.fails = False
+        self.on_build: Callable[[], None] = lambda: None
+
+    def __call__(self, job: BuildJob, on_event: Callable[[Event], None]) -> Built:
+        self.jobs.append(job)
+        on_event(Progressed(0.5, "Building engine"))
+        Path(job.out).write_bytes(b"plan %d" % len(self.jobs))
+        self.on_build()
+        if self.fails:
+            raise InternalError("TensorRT built nothing")
+        return Built(self.facts, "fp32", (), (), None, 1.0)
+
+
+@pytest.fixture
+def onnx(tmp_path: Path) -> Path:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(b"onnx")
+    return path
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> PlanCache:
+    return PlanCache(tmp_path / "plans")
+
+
+def ignore(event: Event) -> None:
+    del event
+
+
+def ensure(
+    onnx: Path,
+    cache: PlanCache,
+    build: Builds,
+    wish: PlanWish = WISH,
+    *,
+    on_event: Callable[[Event], None] = ignore,
+) -> Path:
+    return ensure_plan(onnx, wish, ORIN, cache, build, model="m", on_event=on_event)
+
+
+def test_a_plan_is_built_once(onnx: Path, cache: PlanCache) -> None:
+    build = Builds()
+    events: list[Event] = []
+    plan = ensure(onnx, cache, build, on_event=events.append)
+    assert plan.read_bytes() == b"plan 1"
+    assert events == [Progressed(0.5, "Building engine")]
+    assert ensure(onnx, cache, build) == plan
+    assert len(build.jobs) == 1
+    assert build.jobs[0].timing_cache == str(cache.timing_cache)
+    assert why_not(plan, onnx, ORIN, "m") == []
+
+
+@pytest.mark.parametrize(
+    ("wish", "facts"),
+    [
+        (PlanWish("fp16"), ORIN),
+        (WISH, replace(ORIN, tensorrt="10.16.2.1")),
+        (WISH, replace(ORIN, compute_capability="9.0")),
+        (PlanWish("fp16", dla_core=0), replace(ORIN, l4t="36.4.7")),
+    ],
+)
+def test_another_wish_or_device_is_another_plan(
+    wish: PlanWish, facts: DeviceFacts, onnx: Path, cache: PlanCache
+) -> None:
+    before = cache.place(onnx, replace(wish, precision="fp32") if wish != WISH else WISH, ORIN)
+    assert cache.place(onnx, wish, facts) != before
+
+
+@pytest.mark.parametrize("facts", [{"multiprocessors": 8}, {"l4t": "36.5.0"}])
+def test_a_power_mode_or_an_update_costs_no_build(
+    facts: dict[str, Any], onnx: Path, cache: PlanCache
+) -> None:
+    build = Builds()
+    plan = ensure(onnx, cache, build)
+    assert cache.find(onnx, WISH, replace(ORIN, **facts), "m") == plan
+
+
+def test_another_onnx_file_is_another_plan(onnx: Path, cache: PlanCache) -> None:
+    before = cache.place(onnx, WISH, ORIN)
+    onnx.write_bytes(b"another")
+    assert cache.place(onnx, WISH, ORIN) != before
+
+
+@pytest.mark.parametrize("harm", ["flip", "cut", "no side-car", "no plan", "bad side-car"])
+def test_what_is_damaged_is_built_anew(harm: str, onnx: Path, cache: PlanCache) -> None:
+    build = Builds()
+    plan = ensure(onnx, cache, build)
+    {
+        "flip": lambda: plan.write_bytes(b"plan 0"),
+        "cut": lambda: os.truncate(plan, 3),
+        "no side-car": lambda: side_car_path(plan).unlink(),
+        "no plan": plan.unlink,
+        "bad side-car": lambda: side_car_path(plan).write_text("{"),
+    }[harm]()
+    assert ensure(onnx, cache, build).read_bytes() == b"plan 2"
+
+
+def test_a_build_that_fails_leaves_what_was_there(onnx: Path, tmp_path: Path) -> None:
+    build = Builds()
+    plan = tmp_path / "model.plan"
+    before = make_plan(onnx, plan, WISH, build, ignore)
+    build.fails = True
+    with pytest.raises(InternalError, match="built nothing"):
+        make_plan(onnx, plan, WISH, build, ignore)
+    assert plan.read_bytes() == b"plan 1"
+    assert read_side_car(plan) == before
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "model.onnx",
+        "model.plan",
+        "model.plan.json",
+    ]
+
+
+def test_a_place_that_cannot_be_written_to_is_told_before_anything_is_built(
+    onnx: Path, tmp_path: Path
+) -> None:
+    build = Builds()
+    with pytest.raises(InternalError, match="cannot be written: No such file or directory"):
+        make_plan(onnx, tmp_path / "none" / "model.plan", WISH, build, ignore)
+    assert build.jobs == []
+
+
+def test_what_a_killed_build_left_is_removed_by_the_next(onnx: Path, tmp_path: Path) -> None:
+    left = tmp_path / ".model.plan.12345.tmp"
+    left.write_bytes(b"half")
+    make_plan(onnx, tmp_path / "model.plan", WISH, Builds(), ignore)
+    assert not left.exists()
+
+
+def test_an_onnx_file_that_changes_meanwhile_is_no_truth(onnx: Path, tmp_path: Path) -> None:
+    build = Builds()
+    build.on_build = lambda: onnx.write_bytes(b"changed") and None
+    with pytest.raises(ModelConfigError, match="was changed while it was built"):
+        make_plan(onnx, tmp_path / "model.plan", WISH, build, ignore)
+    assert not (tmp_path / "model.plan").exists()
+
+
+def test_a_plan_that_does_not_fit_after_all_is_no_plan(onnx: Path, cache: PlanCache) -> None:
+    with pytest.raises(InternalError, match=r"just built does not fit: built with TensorRT 10\.16"):
+        ensure(onnx, cache, Builds(replace(ORIN, tensorrt="10.16.2")))
+
+
+def test_the_plans_of_longest_ago_go_first(onnx: Path, tmp_path: Path) -> None:
+    build = Builds()
+    plans = []
+    for index in range(3):
+        plan = ensure(onnx, PlanCache(tmp_path / "plans"), build, PlanWish(workspace_mib=index + 1))
+        os.utime(plan.parent, (index, index))
+        plans.append(plan)
+    two_bytes = 2 * sum(file.stat().st_size for file in plans[0].parent.iterdir())
+    cache = PlanCache(tmp_path / "plans", two_bytes + 9)
+    # Used again, so that the second goes with the third.
+    ensure(onnx, cache, build, PlanWish(workspace_mib=1))
+    ensure(onnx, cache, build, PlanWish(workspace_mib=4))
+    assert [plan.exists() for plan in plans] == [True, False, False]
+
+
+def test_a_plan_larger_than_the_cache_is_kept_alone(onnx: Path, tmp_path: Path) -> None:
+    cache = PlanCache(tmp_path / "plans", max_bytes=1)
+    assert ensure(onnx, cache, Builds()).exists()
+
+
+def test_a_plan_nobody_vouches_for_is_told_with_the_remedy(tmp_path: Path, onnx: Path) -> None:
+    plan = tmp_path / "model.plan"
+    plan.write_bytes(b"plan")
+    (said,) = why_not(plan, onnx, ORIN, "m")
+    assert said.startswith("model.plan has no model.plan.json beside it")
+    assert said.endswith("run `edge-server plan build m`")
+
+
+def test_one_build_runs_at_a_time_and_who_waited_takes_its_plan(
+    onnx: Path, cache: PlanCache
+) -> None:
+    build = Builds()
+    waiting = threading.Event()
+    found: list[Path] = []
+
+    def on_event(event: Event) -> None:
+        if event == Step("waiting for another build"):
+            waiting.set()
+
+    def second() -> None:
+        found.append(ensure(onnx, cache, build, on_event=on_event))
+
+    thread = threading.Thread(target=second)
+
+    def during_the_first() -> None:
+        build.on_build = lambda: None
+        thread.start()
+        assert waiting.wait(30)
+
+    build.on_build = during_the_first
+    first = ensure(onnx, cache, build)
+    thread.join(30)
+    assert found == [first]
+    assert len(build.jobs) == 1
+
+
+def test_who_waits_can_be_stopped() -> None:
+    name = f"\0edge-server-test-{os.getpid()}"
+    stop = threading.Event()
+    with (
+        build_turn(lambda: None, name=name),
+        pytest.raises(Cancelled),
+        build_turn(stop.set, stop, name),
+    ):
+        pass
+    with build_turn(lambda: pytest.fail("it is free again"), name=name):
+        pass

@@ -1,0 +1,422 @@
+"""What a board's files and the probes' answers mean, board by board."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from edge_server.board.disk import Disk
+from edge_server.board.doctor import checks
+from edge_server.board.doctor.asking import Answer
+from edge_server.board.doctor.examination import examine, run_checks
+from edge_server.board.doctor.finding import Finding, Level
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from edge_server.board.doctor.asking import Question
+    from edge_server.board.doctor.evidence import Evidence
+    from tests.unit.conftest import FakeBoard
+
+NOW_S = 4e9
+OK, WARNING, FAULT = Level.OK, Level.WARNING, Level.FAULT
+WHEEL = "/venv/lib/python3.10/site-packages"
+APT = "/usr/lib/python3.10/dist-packages"
+_GPU = {"name": "Orin", "compute_capability": "8.7", "memory_bytes": 1 << 34, "integrated": True}
+# What the probes of a Jetson say on which everything is as it should be.
+_HEALTHY: Mapping[str, Mapping[str, Any]] = {
+    "driver": {"init": 0, "version": "12.6", "devices": [_GPU]},
+    "cuda_runtime": {"version": "12.6", "library": "libcudart.so.12"},
+    "pycuda": {"version": "2026.1"},
+    "tensorrt": {"version": "10.3.0", "file": f"{APT}/tensorrt/__init__.py"},
+    "nvdla": {"cores": 2},
+    "opencv": {"version": "4.8.0", "file": f"{APT}/cv2/__init__.py", "gstreamer": True},
+    "onnxruntime": {"version": "1.23.0", "providers": ["CPUExecutionProvider"]},
+    "kernel_clock": {"synchronized": True},
+    "grpc_port": {"free": True},
+    "broker": {},
+    "unit": {"ActiveState": "active", "SubState": "running", "UnitFileState": "enabled"},
+}
+# What they say on a desktop without a GPU.
+_DESKTOP: Mapping[str, Mapping[str, Any]] = {
+    "driver": {"missing": True, "error": "libcuda.so.1: cannot open shared object file"},
+    "cuda_runtime": {"missing": True},
+    "pycuda": {"missing": True},
+    "tensorrt": {"missing": True},
+    "nvdla": {"error": "no CUDA driver: libcuda.so.1: cannot open shared object file"},
+    "opencv": {"version": "5.0.0", "file": f"{WHEEL}/cv2/__init__.py", "gstreamer": False},
+}
+
+
+class Probes:
+    """Answers as told here; a text is trouble."""
+
+    def __init__(self, **answers: Mapping[str, Any] | str) -> None:
+        self._answers = {**_HEALTHY, **answers}
+        self.asked: list[str] = []
+
+    def __call__(self, question: Question) -> Answer:
+        name = question.function.partition(":")[2]
+        self.asked.append(name)
+        said = self._answers[name]
+        return Answer(trouble=said) if isinstance(said, str) else Answer(said)
+
+
+def evidence(board: FakeBoard, config: Path | None = None, **answers: Any) -> Evidence:
+    """All that is known of `board`, on the Python of JetPack 6, with 50 GiB free."""
+    probes = Probes(**answers)
+    found = examine(config, board.root, probes, NOW_S).evidence
+    assert found.disk is not None
+    disk = replace(found.disk, free_bytes=50 << 30, writable=True)
+    return replace(found, python="3.10.12", version="1", disk=disk)
+
+
+def worse(known: Evidence) -> dict[str, Level]:
+    """The checks that are not ok. Whatever is not ok says what to do."""
+    findings = run_checks(known)
+    assert list(findings) == list(checks.CHECKS)
+    assert all(finding.found for finding in findings.values())
+    assert all(bool(each.remedy) == (each.level is not OK) for each in findings.values())
+    return {name: each.level for name, each in findings.items() if each.level is not OK}
+
+
+def told(known: Evidence, name: str) -> Finding:
+    return run_checks(known)[name]
+
+
+def test_jetpack_6_2_on_orin_nx_is_well(fake_board: FakeBoard) -> None:
+    fake_board.jetson("NVIDIA Jetson Orin NX", "p3767-0000", "36.4.3")
+    known = evidence(fake_board)
+    assert worse(known) == {}
+    assert told(known, "jetpack").found == "JetPack 6.2 (L4T 36.4.3) on Jetson Orin NX 16GB"
+    assert told(known, "nvdla").found == "2 cores"
+
+
+def test_another_python_than_jetpacks_own_finds_none_of_its_libraries(
+    fake_board: FakeBoard,
+) -> None:
+    fake_board.jetson("NVIDIA Jetson Orin NX", "p3767-0000", "36.4.3")
+    known = replace(evidence(fake_board), python="3.12.3")
+    assert worse(known) == {"jetpack": WARNING}
+    assert "python3.10 -m venv --system-site-packages" in told(known, "jetpack").remedy
+
+
+def test_restarts_of_the_unit_are_told(fake_board: FakeBoard) -> None:
+    fake_board.jetson("NVIDIA Jetson Orin NX", "p3767-0000", "36.4.3")
+    known = evidence(fake_board, unit={**_HEALTHY["unit"], "NRestarts": "7"})
+    assert told(known, "unit").found == "active (running), restarted 7 times"
+
+
+def test_jetpack_5_1_has_too_old_a_python(fake_board: FakeBoard) -> None:
+    fake_board.jetson("NVIDIA Jetson Orin NX", "p3767-0000", "35.4.1")
+    known = evidence(fake_board, tensorrt={"missing": True})
+    assert worse(known) == {"jetpack": WARNING, "tensorrt": FAULT}
+    assert "3.8" in told(known, "jetpack").found
+
+
+def test_jetpack_7_2_has_no_nvdla_for_orin(fake_board: FakeBoard) -> None:
+    fake_board.jetson("NVIDIA Jetson AGX Orin", "p3701-0005", "39.2.0")
+    (fake_board.root / "usr/lib/aarch64-linux-gnu/nvidia/libnvdla_compiler.so").unlink()
+    tensorrt = {**_HEALTHY["tensorrt"], "version": "10.16.2"}
+    known = evidence(fake_board, tensorrt=tensorrt, nvdla={"cores": 0})
+    known = replace(known, python="3.12.3")
+    assert worse(known) == {"nvdla": WARNING}
+    assert "JetPack 7.2 does not support" in told(known, "nvdla").found
+
+
+@pytest.mark.parametrize(
+    ("module", "tensorrt", "says"),
+    [
+        ("p3767-0000", "11.4.1", "on AGX Orin only"),
+        ("p3701-0005", "10.16.2", "TensorRT 10.16.2 does not support"),
+        ("p3701-0005", "11.4.1", "0 cores, where 2 should be"),
+    ],
+)
+def test_later_jetpacks_have_nvdla_on_agx_with_tensorrt_11_4(
+    fake_board: FakeBoard, module: str, tensorrt: str, says: str
+) -> None:
+    fake_board.jetson("NVIDIA Jetson", module, "39.3.0")
+    library = {**_HEALTHY["tensorrt"], "version": tensorrt}
+    known = evidence(fake_board, tensorrt=library, nvdla={"cores": 0})
+    assert says in told(known, "nvdla").found
+
+
+def test_orin_nano_has_no_nvdla_and_is_well(fake_board: FakeBoard) -> None:
+    fake_board.jetson("NVIDIA Jetson Orin Nano Super", "p3767-0005", "36.4.7")
+    fake_board.power_modes("15W", "25W", "MAXN_SUPER", "7W", current=2)
+    known = evidence(fake_board, nvdla={"cores": 0})
+    assert worse(known) == {}
+    assert "has none" in told(known, "nvdla").found
+
+
+def test_a_desktop_without_a_gpu_is_well(fake_board: FakeBoard) -> None:
+    known = evidence(fake_board, **_DESKTOP)
+    assert worse(known) == {}
+    assert told(known, "driver").found == "no NVIDIA GPU: models run on the CPU"
+
+
+def test_a_jetson_that_has_lost_its_gpu_is_at_fault(fake_board: FakeBoard) -> None:
+    fake_board.jetson("NVIDIA Jetson Orin NX", "p3767-0000", "36.4.3")
+    known = evidence(fake_board, **{**_DESKTOP, "opencv": _HEALTHY["opencv"]})
+    assert worse(known) == {
+        "driver": FAULT,
+        "cuda_runtime": WARNING,
+        "pycuda": WARNING,
+        "tensorrt": FAULT,
+        "nvdla": WARNING,
+    }
+
+
+def test_a_broken_jetson_is_told_all_that_is_wrong_and_how_to_mend_it(
+    fake_board: FakeBoard,
+) -> None:
+    fake_board.jetson("NVIDIA Jetson Orin NX", "p3767-0000", "36.4.3")
+    fake_board.write("etc/group", f"video:x:{fake_board.video}:somebody\n")
+    fake_board.node("video0", label="vi-output, imx219 9-0010")
+    fake_board.power_modes("MAXN", "10W", "15W", "25W", current=2)
+    (fake_board.root / "usr/lib/aarch64-linux-gnu/nvidia/libnvdla_compiler.so").unlink()
+    (fake_board.root / "run/systemd/timesync/synchronized").unlink()
+    lost = "libnvdla_compiler.so: cannot open shared object file"
+    known = evidence(
+        fake_board,
+        driver={"init": 999, "error": "CUDA_ERROR_UNKNOWN"},
+        tensorrt={"error": f"ImportError: {lost}"},
+        pycuda="the process that tried was ended by SIGSEGV",
+        kernel_clock={"synchronized": False},
+        nvdla={"error": "no CUDA driver: CUDA_ERROR_UNKNOWN"},
+        unit={"ActiveState": "failed", "Result": "exit-code", "ExecMainStatus": "78"},
+    )
+    known = replace(
+        known, board=replace(known.board, wall_clock=replace(known.board.wall_clock, now_s=0.0))
+    )
+    assert worse(known) == {
+        "power_mode": WARNING,
+        "clock": FAULT,
+        "gpu_nodes": FAULT,
+        "driver": FAULT,
+        "pycuda": WARNING,
+        "tensorrt": FAULT,
+        "nvdla": WARNING,
+        "nvdla_compiler": FAULT,
+        "cameras": FAULT,
+        "argus": WARNING,
+        "unit": FAULT,
+    }
+    joins = "sudo usermod -aG video edge-server"
+    for name, remedy in {
+        "power_mode": "sudo nvpmodel -m 0",
+        "clock": "timedatectl",
+        "gpu_nodes": joins,
+        "driver": joins,
+        "tensorrt": "nvidia-l4t-dla-compiler",
+        "nvdla_compiler": "nvidia-l4t-dla-compiler",
+        "cameras": joins,
+        "argus": "systemctl restart nvargus-daemon",
+        "unit": "edge-server check",
+    }.items():
+        assert remedy in told(known, name).remedy, name
+    assert "1970-01-01" in told(known, "clock").found
+    assert "SIGSEGV" in told(known, "pycuda").found
+
+
+@pytest.mark.parametrize(
+    ("answers", "wrong"),
+    [
+        ({"opencv": {**_HEALTHY["opencv"], "file": f"{WHEEL}/cv2"}}, {"opencv": WARNING}),
+        ({"opencv": {**_HEALTHY["opencv"], "gstreamer": False}}, {"opencv": WARNING}),
+        ({"opencv": {"missing": True}}, {"opencv": FAULT}),
+        ({"opencv": "no answer within 20 s"}, {"opencv": FAULT}),
+        ({"tensorrt": {"version": "10.3.0", "file": WHEEL}}, {"tensorrt": WARNING}),
+        ({"nvdla": {"cores": 1}}, {"nvdla": FAULT}),
+        ({"nvdla": "the process that tried was ended by SIGSEGV"}, {"nvdla": FAULT}),
+        ({"driver": {"init": 0, "version": "12.2", "devices": []}}, {"driver": FAULT}),
+        ({"cuda_runtime": {"version": "13.0", "library": "x"}}, {"cuda_runtime": FAULT}),
+        ({"cuda_runtime": {"missing": True}}, {"cuda_runtime": WARNING}),
+        ({"pycuda": {"missing": True}}, {"pycuda": WARNING}),
+        ({"pycuda": {"version": "1", "error": "ImportError"}}, {"pycuda": FAULT}),
+        ({"onnxruntime": {"missing": True}}, {"onnxruntime": WARNING}),
+        ({"onnxruntime": {"error": "ImportError: numpy"}}, {"onnxruntime": FAULT}),
+        ({"grpc_port": {"free": False, "name": "triton", "version": "1"}}, {}),
+        ({"grpc_port": {"free": False, "name": "other", "version": "1"}}, {"grpc_port": FAULT}),
+        ({"grpc_port": {"free": False, "name": "triton", "version": "2"}}, {"grpc_port": FAULT}),
+        ({"grpc_port": {"free": False, "error": "no"}}, {}),  # the unit is active
+        ({"grpc_port": {"error": "Permission denied"}}, {"grpc_port": FAULT}),
+        ({"unit": {"ActiveState": "inactive"}}, {"unit": WARNING}),
+        ({"unit": {"ActiveState": "activating", "SubState": "auto-restart"}}, {"unit": FAULT}),
+        ({"unit": {**_HEALTHY["unit"], "UnitFileState": "disabled"}}, {"unit": WARNING}),
+        ({"unit": "no answer within 20 s"}, {"unit": WARNING}),
+    ],
+)
+def test_one_thing_that_is_wrong_is_told_alone(
+    fake_board: FakeBoard, answers: dict[str, Any], wrong: dict[str, Level]
+) -> None:
+    fake_board.jetson("NVIDIA Jetson Orin NX", "p3767-0000", "36.4.3")
+    assert worse(evidence(fake_board, **answers)) == wrong
+
+
+@pytest.mark.parametrize(
+    ("spoil", "wrong"),
+    [
+        (lambda board: board.cooling(1, "gpu-throttle-alert", 1), {"heat": WARNING}),
+        (lambda board: board.write("sys/class/hwmon/hwmon1/oc3_event_cnt", "7"), {"heat": WARNING}),
+        (
+            lambda board: board.write("sys/class/thermal/thermal_zone1/temp", "88000"),
+            {"heat": WARNING},
+        ),
+        (
+            lambda board: board.write("proc/meminfo", "MemTotal: 7 kB\nMemAvailable: 5 kB\n"),
+            {"memory": WARNING},
+        ),
+        (
+            lambda board: [
+                board.write("proc/self/cgroup", "0::/\n"),
+                board.write("sys/fs/cgroup/memory.max", "134217728"),
+            ],
+            {"memory": FAULT},
+        ),
+        (lambda board: (board.root / "etc/nvpmodel.conf").unlink(), {"power_mode": WARNING}),
+        (lambda board: (board.root / "etc/nv_tegra_release").unlink(), {"jetpack": WARNING}),
+        (
+            lambda board: board.write("etc/nv_tegra_release", "# R41 (release), REVISION: 1.0"),
+            {"jetpack": WARNING},
+        ),
+        (
+            lambda board: board.write("proc/device-tree/compatible", "nvidia,tegra194\0"),
+            {"jetpack": FAULT},
+        ),
+        (
+            lambda board: (board.root / "etc/systemd/system/edge-server.service").unlink(),
+            {"unit": WARNING},
+        ),
+    ],
+)
+def test_one_file_that_is_wrong_is_told_alone(
+    fake_board: FakeBoard, spoil: Callable[[FakeBoard], object], wrong: dict[str, Level]
+) -> None:
+    fake_board.jetson("NVIDIA Jetson Orin NX", "p3767-0000", "36.4.3")
+    spoil(fake_board)
+    known = evidence(fake_board)
+    if "unit" in wrong:  # whose user is not looked at then
+        known = replace(known, board=replace(known.board, gpu_nodes=known.board.gpu_nodes[:1]))
+    assert worse(known) == wrong
+
+
+@pytest.mark.parametrize("mode", [0o440, 0o600])
+def test_whether_cuda_starts_as_the_daemons_user_decides_and_not_the_modes(
+    fake_board: FakeBoard, mode: int
+) -> None:
+    fake_board.jetson("NVIDIA Jetson Orin NX", "p3767-0000", "36.4.3")
+    fake_board.node("nvmap", mode)
+    works = {**_HEALTHY["driver"], "uid": 990}
+    known = evidence(fake_board, driver=works)
+    assert worse(known) == {}
+    assert told(known, "gpu_nodes").found == (
+        "3 device files open to edge-server, 2 not, which CUDA does not need to start"
+    )
+    # As somebody else it tells nothing of that user.
+    known = evidence(fake_board, driver={**works, "uid": 1000})
+    assert worse(known) == ({} if mode == 0o440 else {"gpu_nodes": FAULT})
+    assert "as edge-server it is tried by: sudo edge-server doctor" in told(known, "driver").found
+    refused = {"init": 999, "uid": 990, "error": "CUDA_ERROR_UNKNOWN"}
+    known = evidence(fake_board, driver=refused)
+    assert told(known, "gpu_nodes").level is (OK if mode == 0o440 else FAULT)
+
+
+@pytest.mark.parametrize("code", [100, 801, 999])
+def test_a_cuda_that_may_not_open_the_gpu_means_two_groups(
+    fake_board: FakeBoard, code: int
+) -> None:
+    fake_board.jetson("NVIDIA Jetson Orin NX", "p3767-0000", "36.4.3")
+    known = evidence(fake_board, driver={"init": code, "uid": 990, "error": "CUDA_ERROR_X"})
+    finding = told(known, "driver")
+    assert finding.level is FAULT
+    assert finding.remedy.startswith("sudo usermod -aG video,render edge-server, then ")
+    assert "dmesg" in finding.remedy
+
+
+def test_the_driver_is_asked_as_the_daemons_user(fake_board: FakeBoard) -> None:
+    fake_board.jetson("NVIDIA Jetson Orin NX", "p3767-0000", "36.4.3")
+    asked = {}
+
+    def asks(question: Question) -> Answer:
+        asked[question.function.partition(":")[2]] = question.account
+        return Answer()
+
+    examine(None, fake_board.root, asks, NOW_S)
+    account = asked.pop("driver")
+    assert account is not None
+    assert (account.name, account.uid) == ("edge-server", 990)
+    assert set(asked.values()) == {None}
+
+
+def test_the_disk_must_have_room_and_be_writable_where_models_are_followed(
+    fake_board: FakeBoard, tmp_path: Path
+) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text('[repository]\nmode = "poll"\n')
+    fake_board.jetson("NVIDIA Jetson Orin NX", "p3767-0000", "36.4.3")
+    known = evidence(fake_board, config)
+    assert isinstance(known.disk, Disk)
+    assert known.disk.directory == fake_board.root / "var/lib/edge_server/store"
+    for change, level in (
+        ({}, OK),
+        ({"free_bytes": 500 << 20}, WARNING),
+        ({"free_bytes": 1 << 20}, FAULT),
+        ({"writable": False}, OK),  # systemd makes it when the unit starts first
+        ({"writable": False, "stands": fake_board.root / "var/lib/edge_server"}, FAULT),
+    ):
+        changed = replace(known, disk=replace(known.disk, **change))
+        assert told(changed, "disk").level is level, change
+
+
+def test_settings_that_cannot_be_read_are_a_fault_and_what_needs_them_unknown(
+    fake_board: FakeBoard,
+) -> None:
+    fake_board.write("etc/edge_server/config.toml", "[grpc]\nprot = 1\n")
+    known = evidence(fake_board, **_DESKTOP)
+    assert worse(known) == {"settings": FAULT, "grpc_port": WARNING, "broker": WARNING}
+    assert 'did you mean "port"?' in told(known, "settings").found
+    assert "edge-server check --config" in told(known, "settings").remedy
+
+
+@pytest.mark.parametrize(
+    ("more", "level"),
+    [
+        ("", FAULT),
+        ('[grpc.tls]\nenabled = true\ncertificate = "c"\nkey = "k"\n', WARNING),
+    ],
+)
+def test_a_taken_port_is_a_fault_unless_it_may_be_a_daemon_that_tells_nobody(
+    fake_board: FakeBoard, tmp_path: Path, more: str, level: Level
+) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text(more)
+    answers = {**_DESKTOP, "grpc_port": {"free": False, "error": "failed to connect"}}
+    assert worse(evidence(fake_board, config, **answers)) == {"grpc_port": level}
+
+
+def test_a_broker_is_asked_only_where_one_is_configured(
+    fake_board: FakeBoard, tmp_path: Path
+) -> None:
+    probes = Probes()
+    examine(None, fake_board.root, probes, NOW_S)
+    assert "broker" not in probes.asked
+    assert "unit" not in probes.asked
+
+    config = tmp_path / "config.toml"
+    config.write_text('[mqtt]\nhost = "broker"\n[grpc]\nenabled = false\n')
+    known = evidence(fake_board, config, **_DESKTOP, broker={"error": "Connection refused"})
+    assert worse(known) == {"broker": WARNING}
+    assert "broker:1883: Connection refused" in told(known, "broker").found
+    assert "grpc_port" not in known.answers
+
+
+def test_a_check_that_fails_itself_is_a_fault_and_the_others_run(fake_board: FakeBoard) -> None:
+    known = evidence(fake_board, **{**_DESKTOP, "onnxruntime": {"nothing": "expected"}})
+    findings = run_checks(known)
+    assert findings["onnxruntime"].level is FAULT
+    assert "KeyError" in findings["onnxruntime"].found
+    assert findings["unit"].level is OK

@@ -1,0 +1,169 @@
+"""The command line of plans is light until it has something to do, and says what is wrong."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from edge_server.backends.tensorrt.build.messages import Progressed, Said, Step, Working
+from edge_server.backends.tensorrt.build.wish import GivenShapes, PlanWish
+from edge_server.cli.main import run_command
+from edge_server.cli.plan.bar import BuildBar
+from edge_server.cli.plan.building import wish_for
+from edge_server.cli.plan.verbs import add_verbs
+from edge_server.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_help_imports_nothing_heavy() -> None:
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import sys\n"
+            "from edge_server.cli.main import run_command\n"
+            "try: run_command(['plan', 'build', '--help'])\n"
+            "except SystemExit: pass\n"
+            "heavy = {'numpy', 'msgspec', 'google', 'tensorrt', 'onnxruntime'} & set(sys.modules)\n"
+            "sys.exit(f'imported: {heavy}' if heavy else 0)\n",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_help_says_what_is_done_and_what_each_exit_code_means(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        run_command(["plan", "--help"])
+    text = capsys.readouterr().out
+    for said in ("build", "inspect", "verify", "exit codes: 0", "69 no GPU"):
+        assert said in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["build", "nobody"], 78, "no model 'nobody' in "),
+        (["inspect", "net"], 78, "model.plan: missing; run `edge-server plan build net`"),
+        (["verify", "net", "--version", "3"], 78, "no version 3; there are: 1"),
+        (["build", "net"], 78, "model.onnx: missing; a plan is built from an ONNX file"),
+        (["build", "ensemble"], 78, "an ensemble has no plan of its own"),
+        (["build", "none.onnx"], 78, "none.onnx: missing"),
+    ],
+)
+def test_what_is_not_there_is_told(
+    arguments: list[str],
+    code: int,
+    said: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "net" / "1").mkdir(parents=True)
+    (tmp_path / "net" / "config.pbtxt").write_text('platform: "tensorrt_plan"')
+    (tmp_path / "ensemble" / "1").mkdir(parents=True)
+    (tmp_path / "ensemble" / "config.pbtxt").write_text('platform: "ensemble"')
+    assert run_command(["plan", *arguments, "--model-repository", str(tmp_path)]) == code
+    assert said in capsys.readouterr().err
+
+
+def test_names_are_looked_for_where_the_daemon_has_its_models(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.toml").write_text(f"[repository]\npaths = ['{tmp_path}/elsewhere']\n")
+    (tmp_path / "elsewhere").mkdir()
+    assert run_command(["plan", "inspect", "net", "--config", f"{tmp_path}/config.toml"]) == 78
+    assert f"no model 'net' in {tmp_path}/elsewhere" in capsys.readouterr().err
+
+
+def wish(*arguments: str, configured: PlanWish | None = None) -> PlanWish:
+    import argparse
+
+    parser = argparse.ArgumentParser()
+    add_verbs(parser)
+    return wish_for(configured or PlanWish(), parser.parse_args(["build", "m", *arguments]))
+
+
+def test_what_a_person_says_wins_over_the_configuration(tmp_path: Path) -> None:
+    configured = PlanWish(
+        "int8", max_batch_size=4, dims={"x": (-1,)}, dla_core=0, max_gpu_layers=3, workspace_mib=9
+    )
+    assert wish(configured=configured) == configured
+    changed = wish(
+        *("--fp16", "--dla-core", "1", "--no-gpu-fallback", "--max-gpu-layers", "0"),
+        *("--workspace", "64", "--strongly-typed", "--opt", "x:1", "--opt", "x:2", "--max", "x:4"),
+        configured=configured,
+    )
+    assert changed == PlanWish(
+        "fp16",
+        strongly_typed=True,
+        max_batch_size=4,
+        dims={"x": (-1,)},
+        profiles=(GivenShapes({}, {"x": (1,)}, {"x": (4,)}), GivenShapes({}, {"x": (2,)}, {})),
+        dla_core=1,
+        gpu_fallback=False,
+        max_gpu_layers=0,
+        workspace_mib=64,
+    )
+    assert wish("--gpu", configured=configured).dla_core is None
+    assert wish("--int8", "--calibration", str(tmp_path)).calibration == str(tmp_path)
+
+
+def test_flags_that_exclude_each_other_are_told() -> None:
+    with pytest.raises(InvalidRequest, match="--int8 lets layers calculate in FP16 too"):
+        wish("--fp16", "--int8")
+    with pytest.raises(InvalidRequest, match="--gpu and --dla-core"):
+        wish("--gpu", "--dla-core", "0")
+
+
+@pytest.mark.parametrize("flag", ["--dla-core=-1", "--workspace=0", "--version=x"])
+def test_a_number_is_a_number(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        run_command(["plan", "build", "m", flag])
+    assert caught.value.code == 2
+    assert "give " in capsys.readouterr().err
+
+
+def test_a_terminal_gets_one_line_that_is_written_over() -> None:
+    ours, theirs = os.openpty()
+    now = [0.0]
+    with os.fdopen(theirs, "w") as terminal:
+        bar = BuildBar(verbose=False, file=terminal, now=lambda: now[0])
+        bar(Step("building"))
+        bar(Progressed(0.5, "Building engine"))
+        bar(Working())
+        now[0] = 61.0
+        bar(Said("WARNING", "slow"))
+        bar(Working())
+        bar.close()
+        shown = ""
+        while shown.count("\033[K") < 4:  # a terminal gives what it has
+            shown += os.read(ours, 4096).decode()
+    os.close(ours)
+    assert shown == (
+        "\r\x1b[Kbuilding, 0 s"
+        "\r\x1b[K[############............]  50 % building engine, 0 s"
+        "\r\x1b[K[############............]  50 % building engine, 61 s"
+        "\r\x1b[K"
+    )
+    assert bar.warnings == 1
+
+
+def test_a_log_gets_a_line_a_step_and_what_tensorrt_says_on_request(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("w") as file:
+        bar = BuildBar(verbose=True, file=file)
+        bar(Step("building"))
+        bar(Progressed(0.5, "Building engine"))
+        bar(Said("INFO", "hello"))
+        bar.close()
+    assert (tmp_path / "log").read_text() == "building …\nTensorRT INFO: hello\n"

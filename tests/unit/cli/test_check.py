@@ -1,0 +1,202 @@
+"""`check` finds what `run` would trip over, all of it in one go."""
+
+from __future__ import annotations
+
+import socket
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from edge_server.cli.check import Findings, check
+from edge_server.settings import read_settings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.conftest import Authority
+    from tests.unit.conftest import WriteModel
+
+IDENTITY = """
+backend: "identity"
+input { name: "x" data_type: TYPE_FP32 dims: [ 4 ] }
+output { name: "x" data_type: TYPE_FP32 dims: [ 4 ] }
+"""
+
+
+# Any port: the usual ones may be taken on this machine.
+PORTS: dict[str, Any] = {"grpc": {"port": 0}, "metrics": {"port": 0}}
+
+
+def checked(**sections: Any) -> Findings:
+    for name, keys in PORTS.items():
+        sections[name] = {**keys, **sections.get(name, {})}
+    return check(read_settings(None, sections))
+
+
+def check_with(repository: Path, **sections: Any) -> list[str]:
+    findings = checked(repository={"paths": [str(repository)]}, **sections)
+    assert not findings.faults
+    assert not findings.unavailable
+    return findings.well
+
+
+def faults_of(repository: Path, **sections: Any) -> list[str]:
+    return checked(repository={"paths": [str(repository)]}, **sections).faults
+
+
+@pytest.mark.parametrize("paths", [["nothing"], []])
+def test_a_repository_without_models_is_told(tmp_path: Path, paths: list[str]) -> None:
+    folders = [tmp_path / path for path in paths]
+    for folder in folders:
+        folder.mkdir()
+    (line,) = checked(repository={"paths": [str(folder) for folder in folders]}).well
+    assert line.startswith("warning: no models in ")
+    assert all(str(folder) in line for folder in folders)
+
+
+def test_faults_of_every_kind_are_told_together(repository: Path, write_model: WriteModel) -> None:
+    write_model("broken", "no such field")
+    write_model("echo", IDENTITY)
+    faults = faults_of(
+        repository,
+        cameras={
+            "front": {"uri": "nowhere.mp4", "model": "echo"},
+            "rear": {"uri": "synthetic://road", "model": "absent"},
+        },
+        mqtt={"host": "localhost", "password_file": "secret"},
+    )
+    model, front_model, front_uri, rear_model, mqtt = faults
+    assert "broken" in model
+    assert front_model.startswith("cameras.front.model: 'echo' gives no lanes: ")
+    assert front_uri.startswith("cameras.front.uri: ")
+    assert rear_model.startswith("cameras.rear.model: 'absent' gives no lanes: ")
+    assert rear_model.endswith(
+        "; put it into a repository, and in mode explicit into repository.load (--load-model)"
+    )
+    assert mqtt == "mqtt: password_file needs a username beside it"
+
+
+def test_a_camera_is_not_blamed_for_a_model_that_is_faulty_itself(
+    repository: Path, write_model: WriteModel
+) -> None:
+    write_model("broken", "no such field")
+    faults = faults_of(
+        repository, cameras={"front": {"uri": "synthetic://road", "model": "broken"}}
+    )
+    assert len(faults) == 1
+
+
+def test_a_camera_is_not_blamed_for_a_repository_that_is_not_there(tmp_path: Path) -> None:
+    (fault,) = faults_of(tmp_path / "absent", cameras={"front": {"uri": "synthetic://road"}})
+    assert "model repository cannot be read" in fault
+
+
+@pytest.mark.parametrize(
+    ("files", "says"),
+    [
+        ({"username": "me", "password_file": "absent"}, "mqtt.password_file: "),
+        ({"username": "me", "password_file": "latin1"}, "mqtt.password_file: "),
+        ({"ca_file": "absent"}, "mqtt.ca_file: "),
+        ({"ca_file": "latin1"}, "mqtt.ca_file: "),
+        (
+            {"ca_file": "ca", "cert_file": "absent", "key_file": "latin1"},
+            "mqtt.cert_file, mqtt.key_",
+        ),
+        (
+            {"ca_file": "ca", "cert_file": "ca", "key_file": "latin1"},
+            "mqtt.cert_file, mqtt.key_file: ",
+        ),
+    ],
+)
+def test_the_brokers_files_are_read(
+    tmp_path: Path, authority: Authority, files: dict[str, str], says: str
+) -> None:
+    (tmp_path / "latin1").write_bytes(b"\xe4")
+    (tmp_path / "ca").write_bytes(authority.ca.read_bytes())
+    (tmp_path / "models").mkdir()
+    mqtt = {k: str(tmp_path / v) if k.endswith("_file") else v for k, v in files.items()}
+    (fault,) = faults_of(tmp_path / "models", mqtt={"host": "localhost", **mqtt})
+    assert fault.startswith(says)
+    assert str(tmp_path) in fault
+
+
+def test_good_models_are_told_beside_a_faulty_one(
+    repository: Path, write_model: WriteModel
+) -> None:
+    write_model("echo", IDENTITY)
+    write_model("broken", "no such field")
+    findings = checked(repository={"paths": [str(repository)]})
+    assert findings.well == ["model echo version 1: READY"]
+    (fault,) = findings.faults
+    assert "broken" in fault
+
+
+def test_a_broker_that_is_away_is_a_warning(repository: Path, write_model: WriteModel) -> None:
+    write_model("echo", IDENTITY)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    model, broker = check_with(repository, mqtt={"host": "127.0.0.1", "port": port})
+    assert model == "model echo version 1: READY"
+    assert broker.startswith(f"warning: mqtt 127.0.0.1:{port}: Connection refused; ")
+
+
+def test_a_taken_port_is_told(repository: Path) -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as grpc,
+        socket.create_server(("127.0.0.1", 0)) as metrics,
+    ):
+        ports = [each.getsockname()[1] for each in (grpc, metrics)]
+        findings = checked(
+            repository={"paths": [str(repository)]},
+            grpc={"port": ports[0]},
+            metrics={"port": ports[1]},
+        )
+    told_grpc, told_metrics = findings.unavailable
+    assert told_grpc.startswith(f"gRPC cannot listen on 127.0.0.1:{ports[0]}: Address already in")
+    assert told_metrics.startswith(f"metrics cannot listen on 127.0.0.1:{ports[1]}: Address alr")
+
+
+def test_certificates_are_tried(repository: Path, authority: Authority, tmp_path: Path) -> None:
+    certificate, key = authority.issue("server")
+    tls = {"enabled": True, "certificate": str(certificate), "key": str(key)}
+    found = check_with(repository, grpc={"tls": tls})
+    assert f"grpc: {certificate} is shown to clients" in found
+    tls["key"] = str(tmp_path / "gone")
+    (fault,) = faults_of(repository, grpc={"tls": tls})
+    assert fault.startswith(f"grpc.tls.key: {tmp_path}/gone: cannot be read")
+
+
+def test_where_traces_cannot_be_written_is_told(
+    repository: Path, write_model: WriteModel, tmp_path: Path
+) -> None:
+    write_model("echo", IDENTITY)
+    (fault,) = faults_of(repository, trace={"file": str(tmp_path)})
+    assert fault.startswith(f"trace.file: {tmp_path}: Is a directory; ")
+    path = tmp_path / "trace.json"
+    lines = check_with(repository, trace={"file": str(path)})
+    assert f"trace: {path} can be written" in lines
+    assert not path.exists()
+
+
+def test_only_the_models_of_the_start_are_loaded(repository: Path, write_model: WriteModel) -> None:
+    write_model("echo", IDENTITY)
+    write_model("broken", "no such field")
+    settings = {"paths": [str(repository)], "mode": "explicit"}
+    (line,) = checked(repository={**settings, "load": ["echo"]}).well
+    assert line == "model echo version 1: READY"
+    (line,) = checked(repository=settings).well
+    assert line.startswith("warning: mode explicit and no --load-model")
+    for load, name in (("absent", "absent"), ("*", "broken")):
+        (fault,) = checked(repository={**settings, "load": [load]}).faults
+        assert name in fault
+
+
+def test_what_a_configuration_may_leave_out_is_as_chosen(
+    repository: Path, write_model: WriteModel, write_onnx: Callable[..., None]
+) -> None:
+    write_onnx(write_model("add", "") / "1" / "model.onnx")
+    settings = {"paths": [str(repository)]}
+    assert not checked(repository=settings).faults
+    (fault,) = checked(repository={**settings, "auto_complete": False}).faults
+    assert "add" in fault

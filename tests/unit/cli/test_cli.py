@@ -1,0 +1,270 @@
+"""The command line is light, and each kind of failure has its exit code."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from edge_server import errors
+from edge_server.cli.flags.table import GROUPS
+from edge_server.cli.main import _tell, run_command
+
+LANES = Path(__file__).parents[3] / "models/laneDetect_model"
+_HEAVY = "heavy = {'numpy', 'grpc', 'cv2', 'paho', 'msgspec', 'google'} & set(sys.modules)\n"
+
+
+def python(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def test_help_imports_neither_numpy_nor_grpc() -> None:
+    done = python(
+        "import sys\n"
+        "from edge_server.cli.main import run_command\n"
+        "try: run_command(['--help'])\n"
+        "except SystemExit: pass\n"
+        f"{_HEAVY}"
+        "sys.exit(f'imported: {heavy}' if heavy else 0)\n"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "exit codes:" in done.stdout
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run_command(["--version"])
+    assert ended.value.code == 0
+    assert re.fullmatch(r"edge-server \d+\.\d+\.\d+\S*\n", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("verb", ["run", "demo"])
+def test_a_signal_is_heeded_before_anything_heavy_is_imported(verb: str) -> None:
+    done = python(
+        "import signal, sys\n"
+        "from edge_server.cli.main import run_command\n"
+        "def see(*_):\n"
+        f"    {_HEAVY}"
+        "    sys.exit(f'imported: {heavy}' if heavy else 0)\n"
+        "signal.signal = see\n"
+        f"run_command(['{verb}'])\n"
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+def test_the_first_signal_asks_and_the_second_one_ends_the_process(name: str) -> None:
+    done = python(
+        "import os, signal\n"
+        "from edge_server.cli.main import _stop_on_signals\n"
+        "stop = _stop_on_signals()\n"
+        f"os.kill(os.getpid(), signal.{name})\n"
+        "assert stop.wait(10)\n"
+        "print('asked', flush=True)\n"
+        f"os.kill(os.getpid(), signal.{name})\n"
+        "signal.pause()\n"
+    )
+    assert (done.stdout, done.stderr) == ("asked\n", "")
+    assert done.returncode == -{"SIGTERM": 15, "SIGINT": 2}[name]
+
+
+def test_a_wrong_flag_is_a_usage_error_and_names_the_nearest(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for arguments, says in (
+        (["run", "--grpc-prot", "1"], "did you mean --grpc-port?"),
+        (["run", "--model-repo=/m"], "did you mean --model-repository?"),
+        (["demo", "--fames", "1"], "did you mean --frames?"),
+        (["check", "8001"], "unknown argument 8001"),
+        (["demo", "--frames", "0"], "--frames: 0: give a whole number, 1 or above"),
+        (["demo", "--frames", "many"], "--frames: many: give a whole number, 1 or above"),
+    ):
+        with pytest.raises(SystemExit) as caught:
+            run_command(arguments)
+        assert caught.value.code == 2
+        assert says in capsys.readouterr().err
+
+
+def help_of(verb: str, flag: str, capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit) as ended:
+        run_command([verb, flag])
+    assert ended.value.code == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("verb", ["run", "check"])
+def test_help_groups_what_can_be_chosen_with_defaults_and_an_example(
+    verb: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    text = help_of(verb, "--help", capsys)
+    for said in ("Model repository:", "gRPC:", "Metrics:", "(default: 8001)", "(default: none)"):
+        assert said in text
+    assert f"edge-server {verb} --model-repository models --camera front=road.mp4" in text
+    assert "no effect: " not in text
+    assert "--http-port" not in text
+    assert "Deprecated:" not in text
+    assert len(text.splitlines()) < 120
+
+
+def test_the_rest_of_tritonservers_flags_has_a_help_of_its_own(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    text = help_of("run", "--help-triton", capsys)
+    for said in ("--http-port", "no effect: ", "refused: ", "Deprecated:", "(default: 8001)"):
+        assert said in text
+    for flags in GROUPS.values():
+        for flag in flags:
+            assert f"--{flag.name}" in text
+
+
+def test_check_tells_of_flags_without_effect(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ports = ["--grpc-port=0", "--metrics-port=0"]
+    arguments = ["--model-repository", str(tmp_path), "--backend-directory", "/opt", *ports]
+    assert run_command(["check", *arguments]) == 0
+    assert "note: --backend-directory=/opt has no effect: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["check", "--config", "/nowhere.toml"], 78, "/nowhere.toml: cannot be read"),
+        (["check", "--model-repository", "/nowhere"], 78, "model repository cannot be read"),
+        (["check", "--camera", "front"], 78, "give it as NAME=URI"),
+        (["check", "--camera", "a=x", "--camera", "a=y"], 78, "camera 'a' is given twice"),
+        (["check", "--mqtt="], 78, "--mqtt : give it as HOST"),
+        (["check", "--mqtt", "host:port"], 78, "--mqtt host:port: give it as HOST"),
+        (["demo", "--mqtt", ":1883"], 78, "--mqtt :1883: give it as HOST"),
+        (["demo", "--mqtt", "broker:99999"], 78, "--mqtt broker:99999: give it as HOST, HOST:PORT"),
+        (["demo", "--mqtt", "broker:0"], 78, "mqtt: port must be 1 to 65535"),
+        (["plan", "build", str(LANES), "--fp16", "--int8"], 78, "give one of the two"),
+        (["check", "--http-port", "8000"], 78, "there is no HTTP front end"),
+        (["check", "--grpc-port", "http"], 78, "--grpc-port=http: give it as a whole number"),
+        (["check", "--load-model=*", "--load-model=a"], 78, "Wildcard model name '*' must be"),
+        (
+            ["check", "--grpc-address", "host:1"],
+            78,
+            "--grpc-address=host:1: the port has a flag of its own",
+        ),
+    ],
+)
+def test_each_kind_of_failure_has_its_exit_code(
+    arguments: list[str], code: int, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(arguments) == code
+    assert says in capsys.readouterr().err
+
+
+# systemd restarts the daemon after every code but 2 and 78.
+CODES = {
+    "EdgeServerError": 1,
+    "SettingsError": 78,
+    "ModelConfigError": 78,
+    "ModelLoadError": 69,
+    "InvalidRequest": 78,
+    "NotFound": 1,
+    "Unavailable": 69,
+    "Unsupported": 78,
+    "AlreadyExists": 1,
+    "DeadlineExceeded": 1,
+    "Cancelled": 1,
+    "InternalError": 1,
+    "AlreadyRunning": 75,
+    "SourceError": 69,
+    "SourceUriError": 78,
+    "StageStuck": 87,
+    "DeviceLost": 86,
+}
+
+
+def test_every_kind_of_error_has_its_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
+    kinds = {k: v for k, v in vars(errors).items() if isinstance(v, type)}
+    assert {name: _tell(kind("why")) for name, kind in kinds.items()} == CODES
+    assert capsys.readouterr().err == "edge-server: why\n" * len(CODES)
+
+
+def test_what_stays_and_what_may_pass_agree_with_the_exit_codes() -> None:
+    for name, code in CODES.items():
+        if name != "EdgeServerError":
+            assert errors.may_pass(getattr(errors, name)()) is (code != 78), name
+
+
+def test_an_error_of_a_room_has_the_code_of_its_kind() -> None:
+    class TornModel(errors.ModelLoadError):
+        pass
+
+    assert _tell(TornModel("torn")) == 69
+
+
+def test_the_unit_restarts_after_every_code_but_those_that_stay() -> None:
+    unit = (Path(__file__).parents[3] / "systemd/edge-server.service").read_text()
+    assert "\nRestart=on-failure\n" in unit
+    assert "\nRestartPreventExitStatus=2 78\n" in unit
+    assert "\nStartLimitIntervalSec=0\n" in unit
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("broker", {"host": "broker"}),
+        ("broker:1884", {"host": "broker", "port": 1884}),
+        ("10.0.0.2:1", {"host": "10.0.0.2", "port": 1}),
+        ("::1", {"host": "::1"}),
+        ("fe80::1%eth0", {"host": "fe80::1%eth0"}),
+        ("[::1]", {"host": "::1"}),
+        ("[::1]:1884", {"host": "::1", "port": 1884}),
+    ],
+)
+def test_an_address_is_a_host_and_perhaps_a_port(text: str, address: dict[str, object]) -> None:
+    from edge_server.cli.flags import texts
+
+    assert texts.address(text) == address
+
+
+@pytest.mark.parametrize("text", ["", ":1", "host:", "host:1:2", "[::1", "[]:1", "::1]:1", "[a]1"])
+def test_what_is_no_address_is_refused(text: str) -> None:
+    from edge_server.cli.flags import texts
+
+    with pytest.raises(ValueError, match="give it as HOST, HOST:PORT or"):
+        texts.address(text)
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ('device = "truck-7"', "device: "),
+        ("repository = 5", "repository: "),
+        ("grpc = 5", "grpc: "),
+        ("log = true", "log: "),
+        ("cameras = 3", "cameras: "),
+    ],
+)
+@pytest.mark.parametrize("flags", [[], ["--device-id", "a", "--grpc-port", "1", "--camera", "a=b"]])
+def test_a_value_in_the_place_of_a_table_is_a_fault_whatever_the_flags(
+    tmp_path: Path, line: str, says: str, flags: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text(line)
+    arguments = ["check", "--config", str(path), "--model-repository", str(tmp_path), *flags]
+    assert run_command(arguments) == 78
+    assert f"{path}: {says}expected a table" in capsys.readouterr().err
+
+
+def test_a_flag_is_not_blamed_on_the_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text("[grpc]\nport = 9001\n")
+    assert run_command(["check", "--config", str(path), "--grpc-port", "99999"]) == 78
+    assert (
+        "command line: grpc.port: expected a whole number <= 65535; got 99999"
+        in capsys.readouterr().err
+    )

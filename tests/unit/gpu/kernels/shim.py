@@ -1,0 +1,198 @@
+"""The kernels on this CPU, and frames in memory that ends where they end."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from integer_colours import bgr_by_integers
+
+from edge_server.backends.vision.preprocess_cpu import UndistortionMap, bgr_of, scale_frame
+from edge_server.gpu.kernels.preprocess import (
+    FrameAddress,
+    FrameLayout,
+    FramePreprocess,
+    Launch,
+    PixelFormat,
+    Region,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+_NO_ACCESS = 0
+
+
+class Guarded:
+    """Bytes at the end (or the beginning) of memory whose neighbours cannot be touched.
+
+    A kernel that reads or writes one byte beyond dies on the spot.
+    """
+
+    def __init__(self, size_bytes: int, *, at_end: bool = True) -> None:
+        page = mmap.PAGESIZE
+        pages = -(-size_bytes // page)
+        self._memory = mmap.mmap(-1, (pages + 2) * page)
+        whole = np.frombuffer(self._memory, np.uint8)
+        start = whole.ctypes.data
+        for guard in (start, start + (pages + 1) * page):
+            assert _libc.mprotect(guard, page, _NO_ACCESS) == 0
+        first = (pages + 1) * page - size_bytes if at_end else page
+        self.bytes = whole[first : first + size_bytes]
+        self.address = start + first
+
+
+class Plane:
+    """Rows of bytes with junk between them, guarded on both sides."""
+
+    def __init__(self, rows: np.ndarray, gap_bytes: int, *, at_end: bool) -> None:
+        height, row_bytes = rows.shape
+        self.stride_bytes = row_bytes + gap_bytes
+        # The last row has no gap after it.
+        self._memory = Guarded(self.stride_bytes * height - gap_bytes, at_end=at_end)
+        self._memory.bytes[:] = 0xEE
+        self.view = np.lib.stride_tricks.as_strided(
+            self._memory.bytes, (height, row_bytes), (self.stride_bytes, 1)
+        )
+        self.view[:] = rows
+        self.address = self._memory.address
+
+
+class CameraFrame:
+    """A frame as a camera gives it; the same bytes for the kernel and for who checks it."""
+
+    def __init__(
+        self,
+        pixel_format: PixelFormat,
+        pixels: np.ndarray,
+        chroma: np.ndarray | None = None,
+        *,
+        gap_bytes: int = 0,
+        at_end: bool = True,
+    ) -> None:
+        self._format = pixel_format
+        self._shape = pixels.shape
+        self._pixels = Plane(pixels.reshape(len(pixels), -1), gap_bytes, at_end=at_end)
+        self._chroma = None if chroma is None else Plane(chroma, gap_bytes, at_end=at_end)
+        chroma_stride = self._chroma.stride_bytes if self._chroma else 0
+        height, width = pixels.shape[:2]
+        self.layout = FrameLayout(
+            pixel_format, width, height, self._pixels.stride_bytes, chroma_stride
+        )
+        self.address = FrameAddress(
+            self._pixels.address, self._chroma.address if self._chroma else 0
+        )
+
+    def bgr(self) -> np.ndarray:
+        pixels = np.ascontiguousarray(self._pixels.view).reshape(self._shape)
+        chroma = None if self._chroma is None else self._chroma.view
+        return bgr_by_integers(self._format, pixels, chroma)
+
+    def bgr_by_opencv(self) -> np.ndarray:
+        """As the backend has it on the CPU, by the OpenCV that is here."""
+        pixels = np.ascontiguousarray(self._pixels.view).reshape(self._shape)
+        return bgr_of(self._format, pixels, None if self._chroma is None else self._chroma.view)
+
+    @classmethod
+    def random(
+        cls,
+        pixel_format: PixelFormat,
+        width: int,
+        height: int,
+        seed: int = 0,
+        *,
+        gap_bytes: int = 0,
+        at_end: bool = True,
+    ) -> CameraFrame:
+        random = np.random.default_rng(seed)
+        channels = {PixelFormat.BGR: (3,), PixelFormat.NV12: (), PixelFormat.YUY2: (2,)}
+        pixels = random.integers(0, 256, (height, width, *channels[pixel_format]), np.uint8)
+        chroma = None
+        if pixel_format is PixelFormat.NV12:
+            chroma = random.integers(0, 256, (height // 2, width), np.uint8)
+        return cls(pixel_format, pixels, chroma, gap_bytes=gap_bytes, at_end=at_end)
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What is made of a frame."""
+
+    width: int
+    height: int
+    scale: float = 1 / 255
+    half: bool = False
+    region: Region | None = None
+    undistortion: UndistortionMap | None = None
+    # Bytes by which the output misses an alignment to 16.
+    out_offset_bytes: int = 0
+
+    @property
+    def dtype(self) -> type[np.float16] | type[np.float32]:
+        return np.float16 if self.half else np.float32
+
+
+def by_opencv(frame: CameraFrame, wish: Wish) -> np.ndarray:
+    """(3, H, W) as the CPU path defines it: colours in whole numbers, then OpenCV."""
+    image = frame.bgr()
+    if wish.region:
+        r = wish.region
+        image = image[r.y : r.y + r.height, r.x : r.x + r.width]
+    out = np.empty((3, wish.height, wish.width), wish.dtype)
+    scale_frame(image, np.float32(wish.scale), out, wish.undistortion)
+    return out
+
+
+class Shim:
+    """`preprocess.cu` on this CPU."""
+
+    def __init__(self, library: Path) -> None:
+        self._library = ctypes.CDLL(str(library))
+        self._library.take_copied_bytes.restype = ctypes.c_uint64
+
+    def launch(self, launch: Launch) -> None:
+        """As cuLaunchKernel takes it: kernelParams, one pointer per parameter."""
+        args = ctypes.create_string_buffer(launch.args, len(launch.args))
+        params = (ctypes.c_void_p * 1)(ctypes.addressof(args))
+        run = getattr(self._library, f"launch_{launch.kernel}")
+        run.restype = None
+        run(params, *launch.grid, *launch.block)
+
+    def take_copied_bytes(self) -> int:
+        """What was read from frames in 16-byte words since the last call."""
+        taken = self._library.take_copied_bytes()
+        assert isinstance(taken, int)
+        return taken
+
+    def run(self, frames: list[CameraFrame], wish: Wish) -> np.ndarray:
+        """(frames, 3, H, W), as the kernel writes it."""
+        undistortion = None
+        if wish.undistortion is not None:
+            positions = np.ascontiguousarray(wish.undistortion.positions)
+            fractions = np.ascontiguousarray(wish.undistortion.fractions)
+            undistortion = (positions.ctypes.data, fractions.ctypes.data)
+        preprocess = FramePreprocess(
+            frames[0].layout,
+            wish.width,
+            wish.height,
+            scale=wish.scale,
+            half=wish.half,
+            region=wish.region,
+            undistortion=undistortion,
+        )
+        shape = (len(frames), 3, wish.height, wish.width)
+        size_bytes = int(np.prod(shape)) * np.dtype(wish.dtype).itemsize
+        # Rounded up: what is not the output's must keep its bytes.
+        memory = Guarded(-(-(size_bytes + wish.out_offset_bytes) // 16) * 16, at_end=True)
+        memory.bytes[:] = 0x5A
+        first = wish.out_offset_bytes
+        addresses = [frame.address for frame in frames]
+        self.launch(preprocess.launch(addresses, memory.address + first))
+        assert (memory.bytes[:first] == 0x5A).all()
+        assert (memory.bytes[first + size_bytes :] == 0x5A).all()
+        made = memory.bytes[first : first + size_bytes].copy()
+        return made.view(wish.dtype).reshape(shape)

@@ -1,0 +1,134 @@
+"""What a launch is told, and what cannot be launched."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge_server.errors import InvalidRequest
+from edge_server.gpu.kernels import preprocess
+from edge_server.gpu.kernels.preprocess import (
+    MAX_FRAMES,
+    FrameAddress,
+    FrameLayout,
+    FramePreprocess,
+    PixelFormat,
+    PreprocessArgs,
+    Region,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+HD = FrameLayout.packed(PixelFormat.NV12, 1920, 1080)
+
+
+def test_the_struct_is_the_headers(tmp_path: Path, kernels: Path, compiler: str) -> None:
+    """Size and every field's offset, as a compiler lays the header's struct out."""
+    fields = [name for name, _ in PreprocessArgs._fields_]
+    prints = "".join(
+        f'std::printf("%zu %zu\\n", offsetof(PreprocessArgs, {name}), '
+        f"sizeof(PreprocessArgs::{name}));"
+        for name in fields
+    )
+    program = tmp_path / "layout.cpp"
+    program.write_text(
+        '#include <cstddef>\n#include <cstdio>\n#include "preprocess_args.h"\n'
+        f"int main() {{ {prints} "
+        'std::printf("%zu %d\\n", sizeof(PreprocessArgs), PREPROCESS_MAX_FRAMES);'
+        'std::printf("%d %d %d %d", PREPROCESS_LANES, PREPROCESS_STAGED_BYTES, '
+        "PREPROCESS_MAX_TILE_WIDTH, PREPROCESS_MAX_TILE_HEIGHT); }"
+    )
+    subprocess.run([compiler, "-I", kernels, program, "-o", tmp_path / "layout"], check=True)
+    told = subprocess.run([tmp_path / "layout"], capture_output=True, text=True, check=True)
+    expected = [
+        f"{getattr(PreprocessArgs, name).offset} {getattr(PreprocessArgs, name).size}"
+        for name in fields
+    ]
+    expected.append(f"{ctypes.sizeof(PreprocessArgs)} {MAX_FRAMES}")
+    tile = f"{preprocess._TILE_WIDTHS[0]} {preprocess._TILE_HEIGHTS[0]}"
+    expected.append(f"{preprocess._LANES} {preprocess._STAGED_BYTES} {tile}")
+    assert told.stdout.splitlines() == expected
+    assert sum(getattr(PreprocessArgs, name).size for name in fields) == ctypes.sizeof(
+        PreprocessArgs
+    )
+
+
+def test_a_launch_names_kernel_grid_block_and_arguments() -> None:
+    made = FramePreprocess(HD, 640, 360, scale=0.5, half=True)
+    launch = made.launch([FrameAddress(4096, 8192)] * 2, 65536)
+    assert launch.kernel == "nv12_to_nchw"
+    assert launch.grid == (5, 45, 2)
+    assert launch.block == (32, 8, 1)
+    args = PreprocessArgs.from_buffer_copy(launch.args)
+    assert (args.out, args.pixels[1], args.chroma[1], args.pixels[2]) == (65536, 4096, 8192, 0)
+    assert (args.step_x, args.step_y) == (3.0, 3.0)
+    assert (args.region_width, args.region_height) == (1920, 1080)
+    assert (args.scale, args.out_is_half) == (0.5, 1)
+
+
+def test_with_a_map_the_kernel_is_another() -> None:
+    made = FramePreprocess(HD, 640, 360, scale=1, undistortion=(16, 32))
+    launch = made.launch([FrameAddress(4096, 8192)], 65536)
+    assert launch.kernel == "nv12_to_nchw_undistorted"
+    args = PreprocessArgs.from_buffer_copy(launch.args)
+    assert (args.map_position, args.map_fraction) == (16, 32)
+
+
+@given(
+    st.sampled_from(PixelFormat),
+    st.integers(1, 16383).map(lambda half: 2 * half),
+    st.integers(1, 32767),
+)
+def test_every_scale_has_a_tile(pixel_format: PixelFormat, width: int, out_width: int) -> None:
+    frame = FrameLayout.packed(pixel_format, width, 2)
+    launch = FramePreprocess(frame, out_width, 2, scale=1).launch(
+        [FrameAddress(16, 32 if pixel_format is PixelFormat.NV12 else 0)], 64
+    )
+    args = PreprocessArgs.from_buffer_copy(launch.args)
+    assert launch.grid[0] * args.tile_width >= out_width > (launch.grid[0] - 1) * args.tile_width
+    assert launch.grid[1] * launch.block[1] >= 2
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: FrameLayout.packed(PixelFormat.NV12, 641, 480), "its width is even"),
+        (lambda: FrameLayout.packed(PixelFormat.YUY2, 641, 480), "its width is even"),
+        (lambda: FrameLayout.packed(PixelFormat.NV12, 640, 481), "its height is even"),
+        (lambda: FrameLayout.packed(PixelFormat.BGR, 0, 480), "each side is 1 to 32767 px"),
+        (lambda: FrameLayout.packed(PixelFormat.BGR, 640, 40000), "each side is 1 to 32767 px"),
+        (lambda: FrameLayout(PixelFormat.BGR, 640, 480, 1919), "has 1920 bytes in a row"),
+        (lambda: FrameLayout(PixelFormat.NV12, 640, 480, 640, 639), "its chroma stride is 639"),
+        (lambda: FramePreprocess(HD, 0, 360, scale=1), "a network input of 0x360 px"),
+        (
+            lambda: FramePreprocess(HD, 64, 36, scale=1, region=Region(1900, 0, 21, 5)),
+            "region 21x5 px at 1900,0 is not within the frame of 1920x1080 px",
+        ),
+        (
+            lambda: FramePreprocess(HD, 64, 36, scale=1, region=Region(0, 0, 0, 5)),
+            "region 0x5 px",
+        ),
+        (
+            lambda: FramePreprocess(HD, 64, 36, scale=1, region=Region(-1, 0, 5, 5)),
+            "region 5x5 px at -1,0",
+        ),
+    ],
+)
+def test_what_has_no_meaning_is_refused(make: object, text: str) -> None:
+    assert callable(make)
+    with pytest.raises(InvalidRequest, match=text):
+        make()
+
+
+@pytest.mark.parametrize(
+    "frames", [[], [FrameAddress(16, 32)] * 17, [FrameAddress(16)], [FrameAddress(0, 16)]]
+)
+def test_addresses_must_fit_the_format(frames: list[FrameAddress]) -> None:
+    with pytest.raises(ValueError, match="frame"):
+        FramePreprocess(HD, 64, 36, scale=1).launch(frames, 64)

@@ -1,0 +1,288 @@
+"""Opening a GPU, its primary context, and what becomes of its errors."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from edge_server.errors import DeviceLost, InternalError, Unavailable
+from edge_server.gpu.device import open_device
+from edge_server.gpu.devices import Devices
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from edge_server.gpu.device import Device
+
+    from ...conftest import SimulatedGpu
+
+SAY_REASON = "from edge_server.gpu.devices import Devices; print(Devices().reason)"
+
+
+def reason(environment: dict[str, str]) -> str:
+    """What a process of its own says of its GPUs."""
+    command = [sys.executable, "-W", "error", "-c", SAY_REASON]
+    return subprocess.run(
+        command, env=environment, check=True, capture_output=True, text=True
+    ).stdout.strip()
+
+
+def test_without_a_driver_the_reason_is_told(simulated_libcuda: SimulatedGpu) -> None:
+    environment = simulated_libcuda.environment()
+    del environment["LD_LIBRARY_PATH"]
+    assert reason(environment) == (
+        "no CUDA driver: libcuda.so.1 is not on this machine; install NVIDIA's driver "
+        "(on a Jetson: apt install nvidia-l4t-cuda)"
+    )
+
+
+def test_without_pycuda_the_reason_is_told(simulated_libcuda: SimulatedGpu, tmp_path: Path) -> None:
+    (tmp_path / "pycuda.py").write_text("raise ModuleNotFoundError(name='pycuda')")
+    environment = simulated_libcuda.environment()
+    environment["PYTHONPATH"] = f"{tmp_path}:{environment['PYTHONPATH']}"
+    assert reason(environment) == (
+        "no pycuda: the CUDA driver is here, Python's way to it is not; "
+        "build it with scripts/install_pycuda"
+    )
+
+
+def test_a_pycuda_for_another_driver_is_told(
+    simulated_libcuda: SimulatedGpu, tmp_path: Path
+) -> None:
+    (tmp_path / "pycuda").mkdir()
+    (tmp_path / "pycuda/__init__.py").touch()
+    (tmp_path / "pycuda/driver.py").write_text(
+        "import warnings\n"
+        "warnings.warn('the version of your CUDA header does not match')\n"
+        "raise ImportError('undefined symbol: cuCtxCreate_v4')"
+    )
+    environment = simulated_libcuda.environment("driver=12060")
+    environment["PYTHONPATH"] = f"{tmp_path}:{environment['PYTHONPATH']}"
+    assert reason(environment) == (
+        "pycuda does not fit this driver (CUDA 12.6): undefined symbol: cuCtxCreate_v4; "
+        "build it anew with scripts/install_pycuda"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("init=100", r"^no CUDA device: cuInit answers 100 \(no CUDA-capable device is detected\)"),
+        ("devices=0", r"video and render$"),
+        ("init=801", r"801 .*video and render$"),
+        ("init=803", r"803 .*restart the machine$"),
+        ("init=999", r"999 .*video and render.*nvidia-modprobe -u .*restart the machine$"),
+        ("init=34", r"CUDA driver is a stub library.*LD_LIBRARY_PATH$"),
+        ("init=7", r"answers 7 .*kernel's log"),
+        ("driver=10020", r"too old: it speaks CUDA 10\.2, 11\.4 is needed"),
+        ("fail=cuDevicePrimaryCtxRetain:2:0", r"^GPU 0 cannot be used: .*out of memory"),
+        ("fail=cuDeviceGet:46:0", r"^GPU 0 cannot be used: .*busy or unavailable"),
+    ],
+)
+def test_a_gpu_that_cannot_be_used_says_why(
+    simulated_gpu: SimulatedGpu, words: str, told: str
+) -> None:
+    simulated_gpu.set(words)
+    with pytest.raises(Unavailable, match=told):
+        open_device()
+
+
+@pytest.mark.parametrize(
+    ("here", "asked", "told"),
+    [(1, 1, "there is no GPU 1: this machine has only GPU 0"), (2, -1, "has GPU 0 to 1")],
+)
+def test_a_gpu_that_is_not_there_is_told(
+    simulated_gpu: SimulatedGpu, here: int, asked: int, told: str
+) -> None:
+    simulated_gpu.set(f"devices={here}")
+    with pytest.raises(Unavailable, match=told):
+        open_device(asked)
+
+
+def test_it_says_what_it_is(simulated_gpu: SimulatedGpu) -> None:
+    simulated_gpu.set("compute=87,integrated=1,memory=1000000")
+    device = open_device()
+    assert (device.name, device.compute_capability) == ("Simulated GPU 0", (8, 7))
+    assert (device.integrated, device.can_map_host_memory) == (True, True)
+    assert (device.total_memory_bytes, str(device)) == (1000000, "GPU 0")
+    device.close()
+
+
+def test_it_is_current_inside_only_and_again_after_a_closer_circle(device: Device) -> None:
+    allocate = device.driver.mem_alloc
+    with device.current():
+        with device.current():
+            allocate(16)
+        allocate(16)
+    with pytest.raises(device.driver.Error, match="context"):
+        allocate(16)
+
+
+def test_it_is_current_again_inside_another_gpus_circle(simulated_gpu: SimulatedGpu) -> None:
+    simulated_gpu.set("devices=2")
+    first, second = devices = open_device(0), open_device(1)
+
+    def current() -> int:
+        index = ctypes.c_int()
+        first.libcuda.call("cuCtxGetDevice", ctypes.byref(index))
+        return index.value
+
+    with first.current(), second.current():
+        with first.current():
+            assert current() == 0
+        assert current() == 1
+    for device in devices:
+        device.close()
+
+
+def test_every_thread_may_use_it_and_drop_what_is_on_it(
+    device: Device, simulated_gpu: SimulatedGpu
+) -> None:
+    things = [
+        device.memory(64),
+        device.stream(),
+        device.event(),
+        device.pinned((4,), np.uint8),
+        device.mapped((4,), np.uint8),
+        device.module(b"image"),
+    ]
+    worker = threading.Thread(target=lambda: (things.append(device.memory(32)), things.clear()))
+    worker.start()
+    worker.join()
+    gc.collect()
+    # pycuda warns of what it cannot free, and here warnings are errors.
+    assert simulated_gpu.comes_to(0)
+
+
+def test_pinned_memory_lives_as_long_as_any_view(device: Device) -> None:
+    row = device.pinned((4, 6), np.float32)[2:3]
+    row[:] = 5.0
+    gc.collect()
+    assert row.tolist() == [[5.0] * 6]
+
+
+def test_memory_that_is_short_is_told_with_its_size(
+    device: Device, simulated_gpu: SimulatedGpu
+) -> None:
+    simulated_gpu.set("memory=1000")
+    with pytest.raises(
+        Unavailable, match=r"^GPU 0: allocate 1001 bytes: cuMemAlloc failed: out of memory: fewer"
+    ):
+        device.memory(1001)
+    device.memory(1000)
+
+
+def test_an_error_says_what_was_tried(device: Device, simulated_gpu: SimulatedGpu) -> None:
+    simulated_gpu.set("fail=cuStreamCreate:400:0")
+    with pytest.raises(
+        InternalError, match=r"^GPU 0: make a stream: cuStreamCreate failed: invalid resource"
+    ):
+        device.stream()
+    device.stream()
+
+
+@pytest.mark.parametrize("code", [214, 700, 702, 709, 710, 714, 718, 719, 999])
+def test_a_sticky_error_is_a_lost_device(simulated_gpu: SimulatedGpu, code: int) -> None:
+    lost: list[DeviceLost] = []
+    device = open_device(on_lost=lost.append)
+    stream = device.stream()
+    simulated_gpu.set(f"fail=kernel:{code}:0")
+    stream.launch(device.module(b"").kernel("k", "P"), (1,), (1,), device.memory(8))
+    with pytest.raises(DeviceLost, match=rf"synchronize: .*CUDA error {code}\): the process must"):
+        stream.synchronize()
+    assert str(code) in str(lost[0])
+    # So it stays.
+    with pytest.raises(DeviceLost):
+        device.memory(8)
+    with pytest.raises(DeviceLost):
+        device.check()
+    device.close()
+
+
+def test_a_lost_context_is_a_lost_device_already_where_it_is_made_current(
+    simulated_gpu: SimulatedGpu,
+) -> None:
+    device = open_device()
+    simulated_gpu.set("fail=cuCtxPushCurrent_v2:709:0")
+    with pytest.raises(DeviceLost, match="context is destroyed"):
+        device.memory(8)
+    device.close()
+
+
+def test_a_lost_context_that_cannot_be_left_is_on_no_threads_stack(
+    device: Device, simulated_gpu: SimulatedGpu
+) -> None:
+    # pycuda ends the whole process with a thread that has one there.
+    with pytest.raises(DeviceLost, match="cuCtxPopCurrent failed"), device.current():
+        simulated_gpu.set("fail=cuCtxPopCurrent_v2:719:0")
+    assert device.driver.Context.get_current() is None
+
+
+def test_what_went_wrong_inside_is_told_before_what_hindered_leaving(
+    simulated_gpu: SimulatedGpu,
+) -> None:
+    lost: list[DeviceLost] = []
+    device = open_device(on_lost=lost.append)
+    simulated_gpu.set("fail=cuCtxPopCurrent_v2:719:0")
+    with pytest.raises(DeviceLost, match="allocate"), device.current("allocate"):
+        raise device.driver.Error("cuMemAlloc failed: unspecified launch failure")
+    assert "cuMemAlloc" in str(lost[0])
+    device.close()
+
+
+def test_what_is_dropped_after_the_device_was_closed_is_no_error(
+    simulated_gpu: SimulatedGpu,
+) -> None:
+    device = open_device()
+    things = [device.stream(), device.memory(8), device.pinned((8,), np.int8)]
+    device.close()
+    device.close()
+    things.clear()
+    gc.collect()
+
+
+def test_gpus_are_opened_once(simulated_gpu: SimulatedGpu) -> None:
+    simulated_gpu.set("devices=2")
+    devices = Devices()
+    assert (devices.count, devices.reason) == (2, "")
+    assert devices.gpu(1) is devices.gpu(1) is not devices.gpu(0)
+    devices.close()
+
+
+def test_without_a_gpu_each_wish_says_why(simulated_gpu: SimulatedGpu) -> None:
+    simulated_gpu.set("devices=0")
+    devices = Devices()
+    assert devices.count == 0
+    assert "no CUDA-capable device" in devices.reason
+    with pytest.raises(Unavailable, match="no CUDA-capable device"):
+        devices.gpu()
+    devices.check()
+    devices.close()
+
+
+def test_whichever_thread_meets_a_lost_gpu_all_hear_of_it(simulated_gpu: SimulatedGpu) -> None:
+    devices = Devices()
+    device = devices.gpu()
+    simulated_gpu.set("fail=cuMemAlloc_v2:700:0")
+    failures: list[DeviceLost] = []
+
+    def request() -> None:
+        with pytest.raises(DeviceLost) as caught:
+            device.memory(8)
+        failures.append(caught.value)
+
+    devices.check()
+    worker = threading.Thread(target=request)
+    worker.start()
+    worker.join()
+    with pytest.raises(DeviceLost, match="illegal memory access") as caught:
+        devices.check()
+    assert caught.value is failures[0]
+    devices.close()

@@ -1,0 +1,104 @@
+"""Memory is freed without a thread waiting that has something else to do.
+
+The simulated driver frees, as the real one, once the GPU is idle; here it is busy until somebody in
+Python has seen that and says so, or gives up by itself.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from edge_server.errors import Unavailable
+from edge_server.gpu.buffer_pool import BufferPool
+from edge_server.gpu.device import open_device
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from edge_server.gpu.device import Device
+
+    from ...conftest import SimulatedGpu
+
+LONG_MS = 30_000
+SHORT_MS = 200
+
+
+def drop_memory(device: Device) -> None:
+    device.memory(512)
+
+
+def drop_pinned(device: Device) -> None:
+    device.pinned((512,), np.uint8)
+
+
+def make_room_in_a_pool(device: Device) -> None:
+    pool = BufferPool(device, 2048, "test")
+    stream = device.stream()
+    pool.take(stream, (2048,), np.uint8)
+    pool.take(stream, (1,), np.uint8)
+
+
+@pytest.mark.parametrize("drop", [drop_memory, drop_pinned, make_room_in_a_pool])
+def test_who_drops_memory_goes_on_while_the_gpu_is_busy(
+    device: Device, simulated_gpu: SimulatedGpu, drop: Callable[[Device], None]
+) -> None:
+    simulated_gpu.keep_busy(LONG_MS)
+    drop(device)
+    ends = threading.Timer(LONG_MS / 1e3, lambda: None)
+    ends.start()
+    # Had this thread waited, nobody would wait any more.
+    assert simulated_gpu.let_go_on(ends.is_alive)
+    ends.cancel()
+    assert simulated_gpu.comes_to(0)
+
+
+@pytest.mark.parametrize("held", [True, False], ids=["pycuda", "ours"])
+def test_other_threads_stand_still_while_pycuda_frees_and_do_not_while_we_do(
+    device: Device, simulated_gpu: SimulatedGpu, held: bool
+) -> None:
+    memory: list[Any] = []
+
+    def drop() -> None:
+        # As `Freeing` does it, or with pycuda's own allocation.
+        with device.current():
+            if held:
+                memory.append(device.driver.mem_alloc(512))
+                simulated_gpu.keep_busy(SHORT_MS)
+                memory.clear()
+            else:
+                simulated_gpu.keep_busy(LONG_MS)
+                device.memory(512).close()
+                device._freeing.wait()
+
+    dropping = threading.Thread(target=drop)
+    dropping.start()
+    assert simulated_gpu.let_go_on(dropping.is_alive) is not held
+    dropping.join()
+
+
+def test_memory_that_is_short_is_waited_for_where_some_is_garbage(
+    device: Device, simulated_gpu: SimulatedGpu
+) -> None:
+    simulated_gpu.set("memory=1000")
+    for _ in range(20):
+        # What the last round dropped may not be free yet.
+        device.memory(1000)
+    held = device.memory(1000)
+    with pytest.raises(Unavailable, match="out of memory"):
+        device.memory(1)
+    held.close()
+    device.memory(1)
+
+
+def test_a_device_that_is_closed_has_freed_what_was_dropped(simulated_gpu: SimulatedGpu) -> None:
+    device = open_device()
+    for _ in range(50):
+        device.memory(512)
+        device.pinned((512,), np.uint8)
+    device.close()
+    assert simulated_gpu.device_bytes == 0
+    assert not device._freeing._thread.is_alive()

@@ -1,0 +1,98 @@
+"""Graphs: recorded once, run as often as wanted; absent, they are a reason.
+
+Where cuda-bindings is installed, the real one runs over the simulated driver.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from edge_server.errors import DeviceLost, InternalError, Unavailable
+from edge_server.gpu.graph import no_graphs_because, record_graph
+
+if TYPE_CHECKING:
+    from edge_server.gpu.device import Device
+
+    from ...conftest import SimulatedGpu
+
+with_bindings = pytest.mark.skipif(bool(no_graphs_because()), reason="no cuda-bindings here")
+
+
+def test_without_cuda_bindings_the_reason_is_told(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("cuda", "cuda.bindings"):
+        monkeypatch.setitem(sys.modules, name, None)
+    assert no_graphs_because().endswith(
+        "; pip install cuda-bindings, of the driver's major version"
+    )
+    with pytest.raises(Unavailable, match="no CUDA graphs"):
+        record_graph(device.stream(), lambda: None)
+
+
+@with_bindings
+def test_recorded_work_runs_with_every_launch_and_not_before(device: Device) -> None:
+    stream, memory, back = device.stream(), device.memory(4), device.pinned((4,), np.uint8)
+    stream.fill(memory, 1)
+
+    def work() -> None:
+        stream.to_host(back, memory)
+        stream.fill(memory, 2)
+
+    graph = record_graph(stream, work)
+    back[:] = 0
+    stream.synchronize()
+    assert back.tolist() == [0] * 4
+    for expected in (1, 2):
+        graph.launch(stream)
+        stream.synchronize()
+        assert back.tolist() == [expected] * 4
+    graph.close()
+
+
+@with_bindings
+def test_a_stream_records_no_longer_after_work_that_failed(device: Device) -> None:
+    stream, memory = device.stream(), device.memory(4)
+    with pytest.raises(ZeroDivisionError):
+        record_graph(stream, lambda: 1 / 0)
+    back = np.zeros(4, np.uint8)
+    stream.fill(memory, 3)
+    stream.to_host(back, memory)
+    stream.synchronize()
+    assert back.tolist() == [3] * 4
+
+
+@with_bindings
+def test_memory_that_is_freed_while_work_is_recorded_does_not_spoil_it(device: Device) -> None:
+    stream, memory, garbage = device.stream(), device.memory(4), [device.memory(4)]
+
+    def work() -> None:
+        garbage.clear()
+        stream.fill(memory, 1)
+
+    record_graph(stream, work).launch(stream)
+    stream.synchronize()
+
+
+@with_bindings
+@pytest.mark.parametrize(
+    ("code", "error"), [(900, InternalError), (801, InternalError), (719, DeviceLost)]
+)
+def test_what_cannot_be_recorded_is_told(
+    device: Device, simulated_gpu: SimulatedGpu, code: int, error: type[Exception]
+) -> None:
+    stream = device.stream()
+    simulated_gpu.set(f"fail=cuGraphInstantiateWithFlags:{code}:0")
+    with pytest.raises(error, match="GPU 0: record a graph: cuGraphInstantiate failed"):
+        record_graph(stream, lambda: None)
+
+
+@with_bindings
+def test_a_graph_may_be_dropped(device: Device) -> None:
+    record_graph(device.stream(), lambda: None)
+    gc.collect()

@@ -1,0 +1,231 @@
+"""Ensembles and their members for tests: members that run, that queue, and that stream."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2 as pb
+
+from edge_server.backends.contract import TensorModel
+from edge_server.inference.ensemble import EnsembleScheduler
+from edge_server.inference.scheduling import Scheduling
+from edge_server.inference.snapshot import LoadedModel, ModelEntry, ModelState, Snapshot
+from edge_server.inference.statistics import ModelStatistics
+from edge_server.inference.step_threads import StepThreads
+from edge_server.model_config.config import ModelConfig
+from edge_server.model_config.ensemble_graph import resolve_graph
+from edge_server.requests import InferResponse, StepTiming
+from edge_server.tensors import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from edge_server.backends.contract import Run, Tensors
+    from edge_server.inference.snapshot import Scheduler
+    from edge_server.requests import Answer, InferRequest, Respond
+
+PATIENCE_S = 10.0
+
+
+def config(name: str, inputs: str, outputs: str, extra: str = "") -> ModelConfig:
+    """Tensors separated by blanks, all FP32 of any length."""
+    text = f'name: "{name}" backend: "identity" instance_group {{ name: "{name}" count: 1 }}'
+    for kind, names in (("input", inputs), ("output", outputs)):
+        for tensor in names.split():
+            text += f'{kind} {{ name: "{tensor}" data_type: TYPE_FP32 dims: -1 }}\n'
+    return ModelConfig.of(text_format.Parse(text + extra, pb.ModelConfig()))
+
+
+def ensemble_config(
+    name: str, inputs: str, outputs: str, *steps: str, max_inflight: int = 0, extra: str = ""
+) -> ModelConfig:
+    """Steps as `model in=tensor ... > out=tensor ...`."""
+    text = ""
+    for step in steps:
+        model, _, maps = step.partition(" ")
+        reads, _, writes = maps.partition(">")
+        text += f'step {{ model_name: "{model}" model_version: -1 '
+        for kind, pairs in (("input_map", reads), ("output_map", writes)):
+            for pair in pairs.split():
+                key, value = pair.split("=")
+                text += f'{kind} {{ key: "{key}" value: "{value}" }} '
+        text += "}\n"
+    text = f"ensemble_scheduling {{ {text} max_inflight_requests: {max_inflight} }}"
+    return config(name, inputs, outputs, f'platform: "ensemble" {text} {extra}')
+
+
+def value(*numbers: float) -> Tensor:
+    return Tensor(np.array(numbers, np.float32))
+
+
+def entry_of(model_config: ModelConfig, scheduler: Scheduler) -> ModelEntry:
+    loaded = LoadedModel(model_config, 1, scheduler, ModelStatistics())
+    return ModelEntry(model_config.name, 1, ModelState.READY, loaded=loaded)
+
+
+def running(
+    name: str, run: Run, inputs: str = "a", outputs: str = "b", extra: str = ""
+) -> ModelEntry:
+    """A directly scheduled model of one instance."""
+    loaded = Scheduling().model(config(name, inputs, outputs, extra), 1, TensorModel(run))
+    return ModelEntry(name, 1, ModelState.READY, loaded=loaded)
+
+
+def plus(number: float) -> Run:
+    """b = the sum of the inputs + number."""
+
+    def run(inputs: Tensors, outputs: frozenset[str]) -> Tensors:
+        total = sum(tensor.array for tensor in inputs.values())
+        return dict.fromkeys(outputs, Tensor(np.asarray(total + number, np.float32)))
+
+    return run
+
+
+class Queueing:
+    """A scheduler that only keeps what is submitted, until the test answers."""
+
+    def __init__(self) -> None:
+        self.jobs: deque[tuple[InferRequest, Respond]] = deque()
+        self.came = threading.Semaphore(0)
+        self.closed = threading.Event()
+
+    def submit(self, request: InferRequest, snapshot: Snapshot, respond: Respond) -> None:
+        self.jobs.append((request, respond))
+        self.came.release()
+
+    def next(self) -> tuple[InferRequest, Respond]:
+        """The oldest that has not been taken, once it is there."""
+        assert self.came.acquire(timeout=PATIENCE_S)
+        return self.jobs.popleft()
+
+    def longest_run_s(self, now: float) -> float:
+        return 0.0
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+def queueing(name: str, scheduler: Queueing, inputs: str = "a", outputs: str = "b") -> ModelEntry:
+    return entry_of(config(name, inputs, outputs, "dynamic_batching { }"), scheduler)
+
+
+class Streaming:
+    """A decoupled model: `tell` answers on the thread that submits."""
+
+    def __init__(self, tell: Callable[[InferRequest, Respond], None]) -> None:
+        self._tell = tell
+
+    def submit(self, request: InferRequest, snapshot: Snapshot, respond: Respond) -> None:
+        self._tell(request, respond)
+
+    def longest_run_s(self, now: float) -> float:
+        return 0.0
+
+    def close(self) -> None: ...
+
+
+def streaming(
+    name: str,
+    tell: Callable[[InferRequest, Respond], None],
+    outputs: str = "b",
+    extra: str = "",
+) -> ModelEntry:
+    text = f"model_transaction_policy {{ decoupled: true }} {extra}"
+    return entry_of(config(name, "a", outputs, text), Streaming(tell))
+
+
+def counting(count: int, *, end: bool = False) -> Callable[[InferRequest, Respond], None]:
+    """Answers a+0, a+1, ...; the last is final, or where `end`, is followed by the mere end."""
+
+    def tell(request: InferRequest, respond: Respond) -> None:
+        for index in range(count):
+            given = request.inputs["a"].array + np.float32(index)
+            respond(answer_to(request, b=Tensor(given)), not end and index == count - 1)
+        if end or not count:
+            respond(None, True)
+
+    return tell
+
+
+def answer_to(request: InferRequest, **outputs: Tensor) -> InferResponse:
+    return InferResponse(
+        request.model_name, "1", request.id, outputs, (StepTiming(request.model_name, "", 1),)
+    )
+
+
+def world(ensemble: ModelConfig, *members: ModelEntry, threads: StepThreads | None = None) -> World:
+    return World((ensemble,), members, threads or StepThreads())
+
+
+class World:
+    """Ensembles, inner ones first, their members, and the threads of their steps."""
+
+    def __init__(
+        self,
+        ensembles: tuple[ModelConfig, ...],
+        members: tuple[ModelEntry, ...],
+        threads: StepThreads,
+    ) -> None:
+        self.threads = threads
+        entries = {member.name: member for member in members}
+        for given in ensembles:
+            resolved = resolve_graph(
+                given, Path(given.name), lambda step: entries[step.model_name].loaded.config
+            )
+            statistics = ModelStatistics()
+            scheduler = EnsembleScheduler(resolved, 1, statistics, threads)
+            loaded = LoadedModel(resolved, 1, scheduler, statistics)
+            entries[given.name] = ModelEntry(given.name, 1, ModelState.READY, loaded=loaded)
+        self.entries = entries
+        self.snapshot = Snapshot({(e.name, e.version): e for e in entries.values()})
+
+    def statistics(self, name: str) -> ModelStatistics:
+        return self.snapshot.find(name).statistics
+
+
+class Heard:
+    """A `Respond` that keeps all it hears, and complains of what no caller may hear."""
+
+    def __init__(self) -> None:
+        self.answers: list[tuple[Answer, bool]] = []
+        self.over = threading.Event()
+        self.came = threading.Semaphore(0)
+        self._inside = threading.Lock()
+        self.faults: list[str] = []
+
+    def __call__(self, answer: Answer, final: bool) -> None:
+        if not self._inside.acquire(blocking=False):
+            self.faults.append("two answers at once")
+            return
+        if self.over.is_set():
+            self.faults.append("an answer after the last")
+        self.answers.append((answer, final))
+        self._inside.release()
+        self.came.release()
+        if final:
+            self.over.set()
+
+    def wait(self) -> list[Answer]:
+        """All answers, once the last is there."""
+        assert self.over.wait(PATIENCE_S)
+        assert self.faults == []
+        return [answer for answer, _ in self.answers]
+
+    def numbers(self, output: str) -> list[list[float]]:
+        """What each response says of `output`, once the last is there."""
+        return [
+            answer.outputs[output].array.tolist()
+            for answer in self.wait()
+            if isinstance(answer, InferResponse)
+        ]
+
+
+def submitted(snapshot_of: World, request: InferRequest) -> Heard:
+    heard = Heard()
+    snapshot_of.snapshot.submit(request, heard)
+    return heard

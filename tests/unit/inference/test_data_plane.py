@@ -1,0 +1,150 @@
+"""The one door: when the server is ready, what a client is told, and which run takes long."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2 as pb
+
+from edge_server.errors import InvalidRequest, NotFound
+from edge_server.inference.data_plane import DataPlane
+from edge_server.inference.registry import ModelRegistry
+from edge_server.inference.snapshot import LoadedModel, ModelEntry, ModelState, Snapshot
+from edge_server.inference.statistics import ModelStatistics
+from edge_server.model_config.config import ModelConfig
+from edge_server.requests import Answer, InferRequest, InferResponse, Respond
+
+CONFIG = ModelConfig.of(text_format.Parse('name: "m" backend: "identity"', pb.ModelConfig()))
+
+
+class RunsFor:
+    """A scheduler that says how long its oldest run takes."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self._seconds = seconds
+
+    def submit(self, request: InferRequest, snapshot: Snapshot, respond: Respond) -> None:
+        respond(InferResponse(request.model_name, "1", request.id, {}), True)
+
+    def longest_run_s(self, now: float) -> float:
+        return self._seconds
+
+    def close(self) -> None: ...
+
+
+def ready(name: str, version: int = 1, seconds: float = 0.0) -> ModelEntry:
+    loaded = LoadedModel(replace(CONFIG, name=name), version, RunsFor(seconds), ModelStatistics())
+    return ModelEntry(name, version, ModelState.READY, loaded=loaded)
+
+
+@pytest.fixture
+def registry() -> ModelRegistry:
+    return ModelRegistry()
+
+
+def test_ready_is_open_with_every_model_ready(registry: ModelRegistry) -> None:
+    door = DataPlane(registry)
+    registry.replace("m", [ready("m")])
+    assert not door.server_ready()
+    door.open()
+    assert door.server_ready()
+    registry.replace("n", [ModelEntry("n", 0, ModelState.LOADING)])
+    assert not door.server_ready()
+    registry.replace("n", [ready("n")])
+    door.shut()
+    assert not door.server_ready()
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "is_ready"),
+    [
+        (ModelState.LOADING, "", False),
+        (ModelState.UNAVAILABLE, "it fails", False),
+        (ModelState.UNAVAILABLE, "unloaded", True),
+        (ModelState.UNLOADING, "", True),
+    ],
+)
+def test_what_was_unloaded_is_nobodys_wish_and_lenient_readiness_counts_nothing(
+    registry: ModelRegistry, state: ModelState, reason: str, is_ready: bool
+) -> None:
+    registry.replace("m", [ready("m"), ModelEntry("m", 2, state, reason)])
+    strict, lenient = DataPlane(registry), DataPlane(registry, strict_readiness=False)
+    assert not lenient.server_ready()
+    for door in (strict, lenient):
+        door.open()
+    assert (strict.server_ready(), lenient.server_ready()) == (is_ready, True)
+
+
+def test_who_asks_after_the_door_is_shut_is_still_answered(registry: ModelRegistry) -> None:
+    registry.replace("m", [ready("m")])
+    door = DataPlane(registry)
+    door.shut()
+    assert door.infer(InferRequest("m", {}, id="7")).id == "7"
+
+
+def test_an_unknown_model_is_not_ready_which_is_no_error(registry: ModelRegistry) -> None:
+    registry.replace("m", [ready("m"), ModelEntry("m", 2, ModelState.LOADING)])
+    door = DataPlane(registry)
+    assert door.model_ready("m", "")
+    assert door.model_ready("m", "1")
+    assert not door.model_ready("m", "2")
+    assert not door.model_ready("m", "3")
+    assert not door.model_ready("unknown", "")
+    with pytest.raises(InvalidRequest):
+        door.model_ready("m", "x")
+
+
+def test_metadata_names_the_ready_versions_or_the_one_that_was_asked_for(
+    registry: ModelRegistry,
+) -> None:
+    registry.replace("m", [ready("m"), ready("m", 3), ModelEntry("m", 4, ModelState.LOADING)])
+    door = DataPlane(registry)
+    assert door.metadata("m", "").versions == (1, 3)
+    assert door.metadata("m", "1").versions == (1,)
+    with pytest.raises(NotFound):
+        door.metadata("unknown", "")
+
+
+def test_the_index_tells_all_or_only_what_is_ready(registry: ModelRegistry) -> None:
+    registry.replace("m", [ready("m")])
+    registry.replace("a", [ModelEntry("a", 0, ModelState.UNAVAILABLE, "why")])
+    door = DataPlane(registry)
+    assert [entry.name for entry in door.index(only_ready=False)] == ["a", "m"]
+    assert [entry.name for entry in door.index(only_ready=True)] == ["m"]
+
+
+def test_the_longest_run_names_its_model(registry: ModelRegistry) -> None:
+    door = DataPlane(registry)
+    assert door.longest_run(0.0) == ("", 0.0)
+    registry.replace("m", [ready("m", seconds=1.0)])
+    registry.replace("slow", [ready("slow", seconds=70.0)])
+    assert door.longest_run(0.0) == ("slow", 70.0)
+
+
+def test_a_run_on_a_model_that_was_replaced_is_still_told(registry: ModelRegistry) -> None:
+    door = DataPlane(registry)
+    registry.replace("m", [ready("m", seconds=70.0)])
+    request = registry.lease()
+    registry.replace("m", [ready("m", version=2, seconds=1.0)])
+    assert door.longest_run(0.0) == ("m", 70.0)
+    request.release()
+    assert door.longest_run(0.0) == ("m", 1.0)
+
+
+def test_a_caller_who_raises_ends_neither_the_model_nor_another_s_lease(
+    registry: ModelRegistry,
+) -> None:
+    door = DataPlane(registry)
+    registry.replace("m", [ready("m")])
+    lease = registry.lease()
+
+    def deaf(answer: Answer, final: bool) -> None:
+        raise ValueError("deaf")
+
+    door.submit(InferRequest("m", {}), deaf)
+    registry.replace("m", [])
+    assert not registry.wait_closed(0.0)
+    lease.release()
+    assert registry.wait_closed(30.0)

@@ -1,0 +1,129 @@
+"""Direct scheduling runs on the caller's thread."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2 as pb
+
+from edge_server.backends.contract import TensorModel
+from edge_server.errors import InternalError, Unavailable
+from edge_server.inference.scheduling import Scheduling
+from edge_server.inference.snapshot import ModelEntry, ModelState, Snapshot
+from edge_server.model_config.config import ModelConfig, Placement
+from edge_server.requests import InferRequest
+from edge_server.tensors import Tensor
+
+if TYPE_CHECKING:
+    from edge_server.backends.contract import Tensors
+
+
+def config(name: str, inputs: str, outputs: str, extra: str = "") -> ModelConfig:
+    text = f'name: "{name}" backend: "identity" instance_group {{ name: "{name}" count: 1 }}'
+    for kind, names in (("input", inputs), ("output", outputs)):
+        for tensor in names.split():
+            text += f'{kind} {{ name: "{tensor}" data_type: TYPE_FP32 dims: -1 }}\n'
+    return ModelConfig.of(text_format.Parse(text + extra, pb.ModelConfig()))
+
+
+def world(model: TensorModel) -> Snapshot:
+    """Of one model, `m`: a → b."""
+    loaded = Scheduling().model(config("m", "a", "b"), 1, model)
+    return Snapshot({("m", 1): ModelEntry("m", 1, ModelState.READY, loaded=loaded)})
+
+
+VALUE = Tensor(np.arange(3, dtype=np.float32))
+
+
+def test_there_is_no_thread_hop() -> None:
+    ran_on: list[int] = []
+
+    def run(inputs: Tensors, outputs: frozenset[str]) -> Tensors:
+        ran_on.append(threading.get_ident())
+        return {"b": inputs["a"]}
+
+    world(TensorModel(run)).infer(InferRequest("m", {"a": VALUE}))
+    assert ran_on == [threading.get_ident()]
+
+
+def test_one_instance_runs_one_request_at_a_time() -> None:
+    entered: list[threading.Event] = [threading.Event(), threading.Event()]
+    release = threading.Event()
+    turn = iter(entered)
+
+    def run(inputs: Tensors, outputs: frozenset[str]) -> Tensors:
+        next(turn).set()
+        release.wait(5)
+        return {"b": inputs["a"]}
+
+    snapshot = world(TensorModel(run))
+    threads = [
+        threading.Thread(target=snapshot.infer, args=(InferRequest("m", {"a": VALUE}),))
+        for _ in entered
+    ]
+    for thread in threads:
+        thread.start()
+    assert entered[0].wait(5)
+    assert not entered[1].wait(0.05)
+    release.set()
+    for thread in threads:
+        thread.join(5)
+    assert entered[1].is_set()
+
+
+def test_who_would_be_answered_too_late_is_turned_away_while_the_model_runs() -> None:
+    begun, release = threading.Semaphore(0), threading.Event()
+
+    def run(inputs: Tensors, outputs: frozenset[str]) -> Tensors:
+        begun.release()
+        release.wait(0.3)
+        return {"b": inputs["a"]}
+
+    snapshot = world(TensorModel(run))
+    # A run takes 0.3 s, as far as anybody knows.
+    snapshot.infer(InferRequest("m", {"a": VALUE}))
+    busy = threading.Thread(target=snapshot.infer, args=(InferRequest("m", {"a": VALUE}),))
+    assert begun.acquire(timeout=5)
+    busy.start()
+    assert begun.acquire(timeout=5)
+    hurried = InferRequest("m", {"a": VALUE}, deadline=time.monotonic() + 0.25)
+    with pytest.raises(Unavailable, match="would not be answered before its deadline"):
+        snapshot.infer(hurried)
+    release.set()
+    busy.join(5)
+    patient = InferRequest("m", {"a": VALUE}, deadline=time.monotonic() + 60)
+    assert snapshot.infer(patient).outputs["b"] is VALUE
+
+
+def test_a_failing_model_costs_its_request_and_gives_the_instance_back() -> None:
+    def run(inputs: Tensors, outputs: frozenset[str]) -> Tensors:
+        raise InternalError("broken")
+
+    snapshot = world(TensorModel(run))
+    for _ in range(3):
+        with pytest.raises(InternalError, match="broken"):
+            snapshot.infer(InferRequest("m", {"a": VALUE}))
+
+
+def test_what_an_instance_raises_unforeseen_is_an_internal_error_by_name(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Raises:
+        def execute(self, requests: object) -> None:
+            raise ValueError("odd")
+
+        def close(self) -> None: ...
+
+    class Odd(TensorModel):
+        def make_instance(self, name: str, placement: Placement) -> Raises:  # type: ignore[override]
+            return Raises()
+
+    snapshot = world(Odd(lambda i, o: {}))
+    with pytest.raises(InternalError, match=r"model 'm' failed: ValueError\('odd'\)"):
+        snapshot.infer(InferRequest("m", {"a": VALUE}))
+    assert "an instance raised" in caplog.text

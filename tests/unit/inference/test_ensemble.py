@@ -1,0 +1,436 @@
+"""An ensemble runs what its outputs need, as soon as it can, and answers once or in order."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edge_server.errors import Cancelled, DeadlineExceeded, InternalError, NotFound, Unavailable
+from edge_server.inference.data_plane import DataPlane
+from edge_server.inference.registry import ModelRegistry
+from edge_server.inference.statistics import Failure
+from edge_server.inference.step_threads import StepThreads
+from edge_server.requests import InferRequest, InferResponse, SequencePlace
+from edge_server.tensors import Tensor
+from tests.unit.inference.ensembles import (
+    PATIENCE_S,
+    Heard,
+    Queueing,
+    World,
+    answer_to,
+    ensemble_config,
+    plus,
+    queueing,
+    running,
+    streaming,
+    submitted,
+    value,
+    world,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from edge_server.backends.contract import Run, Tensors
+    from edge_server.requests import Respond
+
+VALUE = value(0, 1, 2)
+
+
+def passing_on(calls: list[tuple[str, frozenset[str]]], name: str) -> Run:
+    def run(inputs: Tensors, outputs: frozenset[str]) -> Tensors:
+        calls.append((name, outputs))
+        return dict.fromkeys(outputs, inputs["a"])
+
+    return run
+
+
+def two_branches(calls: list[tuple[str, frozenset[str]]]) -> World:
+    """`e`: x → left → y; x → right → z. Each member notes its calls and passes its input on."""
+    return world(
+        ensemble_config("e", "x", "y z", "left a=x > b=y", "right a=x > b=z"),
+        running("left", passing_on(calls, "left"), outputs="b unwanted"),
+        running("right", passing_on(calls, "right")),
+        threads=StepThreads(0),
+    )
+
+
+def chain(length: int, run: Run) -> World:
+    steps = [f"m a=t{index} > b=t{index + 1}" for index in range(length)]
+    return world(ensemble_config("e", "t0", f"t{length}", *steps), running("m", run))
+
+
+def test_steps_hand_each_other_tensors_without_a_copy() -> None:
+    response = two_branches([]).snapshot.infer(InferRequest("e", {"x": VALUE}))
+    assert response.outputs["y"].array is VALUE.array
+    assert [timing.model_name for timing in response.timings] == ["left", "right"]
+
+
+def test_only_the_steps_that_the_wanted_outputs_need_run() -> None:
+    calls: list[tuple[str, frozenset[str]]] = []
+    response = two_branches(calls).snapshot.infer(InferRequest("e", {"x": VALUE}, outputs=("z",)))
+    assert list(response.outputs) == ["z"]
+    assert calls == [("right", frozenset({"b"}))]
+
+
+def test_a_step_is_asked_only_for_outputs_that_something_reads() -> None:
+    calls: list[tuple[str, frozenset[str]]] = []
+    two_branches(calls).snapshot.infer(InferRequest("e", {"x": VALUE}, outputs=("y",)))
+    assert calls == [("left", frozenset({"b"}))]
+
+
+def test_outputs_come_in_the_order_of_the_request() -> None:
+    response = two_branches([]).snapshot.infer(InferRequest("e", {"x": VALUE}, outputs=("z", "y")))
+    assert list(response.outputs) == ["z", "y"]
+
+
+def test_an_output_that_is_an_input_needs_no_step() -> None:
+    calls: list[tuple[str, frozenset[str]]] = []
+    ensemble = ensemble_config("e", "x", "x y", "m a=x > b=y")
+    response = world(ensemble, running("m", passing_on(calls, "m"))).snapshot.infer(
+        InferRequest("e", {"x": VALUE}, outputs=("x",))
+    )
+    assert response.outputs["x"].array is VALUE.array
+    assert calls == []
+
+
+def test_a_chain_runs_on_the_callers_thread_at_one_depth_however_long_it_is() -> None:
+    ran_on: set[int] = set()
+
+    def run(inputs: Tensors, outputs: frozenset[str]) -> Tensors:
+        ran_on.add(threading.get_ident())
+        return {"b": inputs["a"]}
+
+    response = chain(300, run).snapshot.infer(InferRequest("e", {"t0": VALUE}))
+    assert response.outputs["t300"].array is VALUE.array
+    assert ran_on == {threading.get_ident()}
+
+
+def test_steps_that_are_ready_together_run_side_by_side() -> None:
+    together = threading.Barrier(3)
+
+    def run(inputs: Tensors, outputs: frozenset[str]) -> Tensors:
+        together.wait(PATIENCE_S)
+        return {"b": inputs["a"]}
+
+    steps = [f"m{index} a=x > b=y{index}" for index in range(3)]
+    ensemble = ensemble_config("e", "x", "y0 y1 y2", *steps)
+    models = world(ensemble, *(running(f"m{index}", run) for index in range(3)))
+    assert models.snapshot.infer(InferRequest("e", {"x": VALUE})).outputs.keys() == {
+        "y0",
+        "y1",
+        "y2",
+    }
+    models.threads.close()
+
+
+def test_a_member_that_queues_needs_no_thread_to_run_beside_another() -> None:
+    queue, ran = Queueing(), threading.Event()
+
+    def run(inputs: Tensors, outputs: frozenset[str]) -> Tensors:
+        request, respond = queue.next()
+        respond(answer_to(request, b=request.inputs["a"]), True)
+        ran.set()
+        return {"b": inputs["a"]}
+
+    ensemble = ensemble_config("e", "x", "y z", "runs a=x > b=y", "queues a=x > b=z")
+    models = world(
+        ensemble, running("runs", run), queueing("queues", queue), threads=StepThreads(0)
+    )
+    models.snapshot.infer(InferRequest("e", {"x": VALUE}))
+    assert ran.is_set()
+
+
+def test_what_an_answer_from_another_thread_makes_ready_does_not_run_on_that_thread() -> None:
+    queue, ran_on = Queueing(), list[int]()
+
+    def run(inputs: Tensors, outputs: frozenset[str]) -> Tensors:
+        ran_on.append(threading.get_ident())
+        return {"b": inputs["a"]}
+
+    ensemble = ensemble_config("e", "x", "y", "queues a=x > b=t", "runs a=t > b=y")
+    models = world(ensemble, queueing("queues", queue), running("runs", run))
+    heard = submitted(models, InferRequest("e", {"x": VALUE}))
+    request, respond = queue.next()
+    respond(answer_to(request, b=VALUE), True)
+    assert heard.numbers("y") == [[0, 1, 2]]
+    assert threading.get_ident() not in ran_on
+    models.threads.close()
+
+
+@pytest.mark.parametrize("limit", [0, 1, 2])
+def test_nested_ensembles_end_however_few_threads_there_are(limit: int) -> None:
+    inner = ensemble_config("inner", "x", "y z", "m a=x > b=y", "n a=x > b=z")
+    outer = ensemble_config(
+        "outer", "x", "s", "inner x=x > y=p z=q", "inner x=x > y=r z=t", "sum a=p c=q d=r e=t > b=s"
+    )
+    members = (
+        running("m", plus(1)),
+        running("n", plus(2)),
+        running("sum", plus(0), "a c d e"),
+    )
+    models = World((inner, outer), members, StepThreads(limit))
+    heard = [Heard() for _ in range(8)]
+    callers = [
+        threading.Thread(
+            target=models.snapshot.submit, args=(InferRequest("outer", {"x": value(index)}), each)
+        )
+        for index, each in enumerate(heard)
+    ]
+    for caller in callers:
+        caller.start()
+    assert [each.numbers("s") for each in heard] == [[[4 * index + 6]] for index in range(8)]
+    for caller in callers:
+        caller.join(PATIENCE_S)
+    models.threads.close()
+
+
+def test_the_first_error_is_the_answer_at_once_and_nothing_later_is_heard() -> None:
+    slow, broken = Queueing(), Queueing()
+    ensemble = ensemble_config("e", "x", "y z", "slow a=x > b=y", "broken a=x > b=z")
+    models = world(ensemble, queueing("slow", slow), queueing("broken", broken))
+    heard = submitted(models, InferRequest("e", {"x": VALUE}))
+    _, respond = broken.next()
+    respond(Unavailable("out of order"), True)
+    (answer,) = heard.wait()
+    assert isinstance(answer, Unavailable)
+    request, respond = slow.next()
+    respond(answer_to(request, b=VALUE), True)
+    assert len(heard.wait()) == 1
+    assert models.statistics("e").counts().failures[Failure.OTHER] == 1
+    assert models.statistics("e").counts().execution_count == 0
+
+
+def test_a_step_that_still_runs_after_an_error_keeps_its_model_open() -> None:
+    slow, broken = Queueing(), Queueing()
+    ensemble = ensemble_config("e", "x", "y z", "slow a=x > b=y", "broken a=x > b=z")
+    models = world(ensemble, queueing("slow", slow), queueing("broken", broken))
+    registry, heard = ModelRegistry(), Heard()
+    for entry in models.entries.values():
+        registry.replace(entry.name, [entry])
+    DataPlane(registry).submit(InferRequest("e", {"x": VALUE}), heard)
+    registry.clear()
+    _, respond = broken.next()
+    respond(Unavailable("out of order"), True)
+    heard.wait()
+    assert not slow.closed.is_set()
+    request, respond = slow.next()
+    respond(answer_to(request, b=VALUE), True)
+    assert slow.closed.wait(PATIENCE_S)
+
+
+def test_a_member_that_is_gone_or_raises_is_an_answer_too() -> None:
+    models = chain(2, plus(1))
+    del models.entries["m"]
+    gone = World((), tuple(models.entries.values()), models.threads)
+    with pytest.raises(NotFound, match="unknown model: 'm' is not found"):
+        gone.snapshot.infer(InferRequest("e", {"t0": VALUE}))
+
+
+def test_what_a_scheduler_raises_unforeseen_is_an_internal_error_by_name(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def tell(request: InferRequest, respond: Respond) -> None:
+        raise ValueError("odd")
+
+    models = world(ensemble_config("e", "x", "y", "m a=x > b=y"), streaming("m", tell))
+    with pytest.raises(InternalError, match=r"model 'm' failed: ValueError\('odd'\)"):
+        models.snapshot.infer(InferRequest("e", {"x": VALUE}))
+    assert "model m raised" in caplog.text
+
+
+def test_a_step_that_ends_without_its_one_answer_is_a_deadlock_in_the_contracts_words() -> None:
+    queue = Queueing()
+    models = world(ensemble_config("e", "x", "y", "m a=x > b=y"), queueing("m", queue))
+    heard = submitted(models, InferRequest("e", {"x": VALUE}, id="7"))
+    queue.next()[1](None, True)
+    (answer,) = heard.wait()
+    assert str(answer) == (
+        "in ensemble 'e', [request id: 7] unexpected deadlock, at least one output is not set "
+        "while no more ensemble steps can be made"
+    )
+
+
+def test_a_step_that_leaves_an_output_out_is_a_deadlock_only_where_that_is_needed() -> None:
+    queue = Queueing()
+    ensemble = ensemble_config("e", "x", "y z", "m a=x > b=s c=z", "n a=s > b=y")
+    members = (queueing("m", queue, outputs="b c"), running("n", plus(1)))
+    models = world(ensemble, *members)
+    for outputs, over in ((("z",), False), (("y",), True), ((), True)):
+        heard = submitted(models, InferRequest("e", {"x": VALUE}, outputs=outputs))
+        request, respond = queue.next()
+        respond(answer_to(request, c=VALUE), True)
+        (answer,) = heard.wait()
+        assert ("unexpected deadlock" in str(answer)) is over
+
+
+def test_a_response_of_a_decoupled_step_without_tensors_is_no_response() -> None:
+    def tell(request: InferRequest, respond: Respond) -> None:
+        respond(answer_to(request), False)
+        respond(answer_to(request, b=VALUE), False)
+        respond(answer_to(request), True)
+
+    models = world(ensemble_config("e", "x", "y", "m a=x > b=y"), streaming("m", tell))
+    heard = submitted(models, InferRequest("e", {"x": VALUE}))
+    assert heard.numbers("y") == [VALUE.array.tolist()]
+
+
+class Switch:
+    """A caller that can go."""
+
+    cancelled = False
+
+    def when_cancelled(self, callback: Callable[[], None]) -> None: ...
+
+
+def test_steps_know_all_of_the_request_but_its_tensors() -> None:
+    queue, switch = Queueing(), Switch()
+    models = world(ensemble_config("e", "x", "y", "m a=x > b=y"), queueing("m", queue))
+    request = InferRequest(
+        "e",
+        {"x": VALUE},
+        id="7",
+        deadline=time.monotonic() + 60,
+        urgent=True,
+        priority=2,
+        timeout_us=5,
+        sequence=SequencePlace(9, start=True),
+        parameters={"k": 1},
+        cancellation=switch,
+    )
+    submitted(models, request)
+    step, _ = queue.next()
+    same = ("id", "deadline", "urgent", "priority", "timeout_us", "sequence", "parameters")
+    assert {n: getattr(step, n) for n in same} == {n: getattr(request, n) for n in same}
+    assert step.cancellation is switch
+
+
+def test_work_that_nobody_waits_for_is_not_begun() -> None:
+    switch, calls = Switch(), list[int]()
+
+    def run(inputs: Tensors, outputs: frozenset[str]) -> Tensors:
+        calls.append(1)
+        switch.cancelled = True
+        return {"b": inputs["a"]}
+
+    heard = submitted(chain(3, run), InferRequest("e", {"t0": VALUE}, cancellation=switch))
+    (answer,) = heard.wait()
+    assert isinstance(answer, Cancelled)
+    assert calls == [1]
+
+
+def test_a_deadline_that_has_passed_names_the_step_that_did_not_begin() -> None:
+    queue, deadline = Queueing(), time.monotonic() + 0.5
+    ensemble = ensemble_config("e", "x", "y", "q a=x > b=t", "m a=t > b=y")
+    models = world(ensemble, queueing("q", queue), running("m", plus(0)))
+    heard = submitted(models, InferRequest("e", {"x": VALUE}, deadline=deadline))
+    request, respond = queue.next()
+    threading.Event().wait(max(0.0, deadline - time.monotonic()))
+    respond(answer_to(request, b=VALUE), True)
+    (answer,) = heard.wait()
+    assert isinstance(answer, DeadlineExceeded)
+    assert "before model 'm' of ensemble 'e' began" in str(answer)
+    models.threads.close()
+
+
+def test_an_ensemble_counts_its_own_executions_and_batch_elements() -> None:
+    ensemble = ensemble_config("e", "x", "y", "m a=x > b=y", extra="max_batch_size: 4")
+    models = world(ensemble, running("m", plus(0), extra="max_batch_size: 4"))
+    models.snapshot.infer(InferRequest("e", {"x": Tensor(np.zeros((3, 2), np.float32))}))
+    counts = models.statistics("e").counts()
+    assert (counts.inference_count, counts.execution_count) == (3, 1)
+    assert (counts.success.count, counts.queue.count, counts.fail.count) == (1, 1, 0)
+
+
+def test_the_ensembles_own_reshapes_lie_between_its_callers_and_its_steps() -> None:
+    seen: list[tuple[int, ...]] = []
+
+    def run(inputs: Tensors, outputs: frozenset[str]) -> Tensors:
+        seen.append(inputs["a"].shape)
+        return {"b": inputs["a"]}
+
+    def tensor(kind: str, name: str, said: str) -> str:
+        return f'{kind} {{ name: "{name}" data_type: TYPE_FP32 {said} }} '
+
+    reshaped, batched = "dims: [ 4 ] reshape { shape: [ 2, 2 ] }", "max_batch_size: 4 "
+    ensemble = ensemble_config(
+        "e",
+        "",
+        "",
+        "m a=x > b=y",
+        extra=batched + tensor("input", "x", reshaped) + tensor("output", "y", reshaped),
+    )
+    square = tensor("input", "a", "dims: [ 2, 2 ]") + tensor("output", "b", "dims: [ 2, 2 ]")
+    models = world(ensemble, running("m", run, "", "", batched + square))
+    response = models.snapshot.infer(InferRequest("e", {"x": Tensor(np.zeros((3, 4), np.float32))}))
+    assert seen == [(3, 2, 2)]
+    assert response.outputs["y"].shape == (3, 4)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_any_graph_gives_what_its_steps_say_in_whatever_order_they_answer(
+    data: st.DataObject,
+) -> None:
+    count = data.draw(st.integers(1, 7))
+    reads = [
+        data.draw(st.lists(st.integers(0, index), min_size=1, max_size=3, unique=True))
+        for index in range(count)
+    ]
+    queued = data.draw(st.lists(st.booleans(), min_size=count, max_size=count))
+    read = {tensor for each in reads for tensor in each}
+    ends = [index + 1 for index in range(count) if index + 1 not in read]
+    outputs = sorted({*ends, *data.draw(st.sets(st.sampled_from(range(1, count + 1))))})
+    wanted = data.draw(st.lists(st.sampled_from(outputs), min_size=1, unique=True))
+    queue, calls = Queueing(), list[int]()
+
+    def step(index: int) -> Run:
+        def run(inputs: Tensors, names: frozenset[str]) -> Tensors:
+            calls.append(index)
+            return plus(index)(inputs, names)
+
+        return run
+
+    letters = "acd"
+    members = [
+        queueing(f"m{i}", queue, " ".join(letters[: len(reads[i])]))
+        if queued[i]
+        else running(f"m{i}", step(i), " ".join(letters[: len(reads[i])]))
+        for i in range(count)
+    ]
+    maps = [
+        " ".join(f"{name}=t{tensor}" for name, tensor in zip(letters, each, strict=False))
+        for each in reads
+    ]
+    steps = [f"m{i} {maps[i]} > b=t{i + 1}" for i in data.draw(st.permutations(range(count)))]
+    ensemble = ensemble_config("e", "t0", " ".join(f"t{n}" for n in outputs), *steps)
+    models = world(ensemble, *members, threads=StepThreads(data.draw(st.integers(1, 2))))
+    heard = submitted(
+        models, InferRequest("e", {"t0": value(1)}, outputs=tuple(f"t{n}" for n in wanted))
+    )
+    while not heard.over.is_set():
+        if queue.came.acquire(timeout=0.01):
+            at = data.draw(st.integers(0, len(queue.jobs) - 1))
+            queue.jobs.rotate(-at)
+            request, respond = queue.jobs.popleft()
+            index = int(request.model_name[1:])
+            respond(answer_to(request, **step(index)(request.inputs, frozenset("b"))), True)
+    expected = {0: 1.0}
+    for index in range(count):
+        expected[index + 1] = sum(expected[tensor] for tensor in reads[index]) + index
+    needed = set(wanted)
+    for index in reversed(range(count)):
+        needed |= set(reads[index]) if index + 1 in needed else set()
+    assert sorted(calls) == sorted(tensor - 1 for tensor in needed if tensor)
+    (answer,) = heard.wait()
+    assert isinstance(answer, InferResponse)
+    assert {n: t.array.tolist() for n, t in answer.outputs.items()} == {
+        f"t{n}": [expected[n]] for n in wanted
+    }
+    models.threads.close()

@@ -1,0 +1,119 @@
+"""A model is not closed while it runs, and what it answers is counted one by one."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import numpy as np
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2 as pb
+
+from edge_server.inference.data_plane import DataPlane
+from edge_server.inference.registry import ModelRegistry
+from edge_server.inference.scheduling import Scheduling
+from edge_server.inference.snapshot import ModelEntry, ModelState
+from edge_server.model_config.config import ModelConfig, Placement
+from edge_server.requests import InferRequest
+from edge_server.tensors import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from edge_server.backends.contract import ExecuteRequest
+
+PATIENCE_S = 30.0
+CONFIG = ModelConfig.of(
+    text_format.Parse(
+        """name: "m" backend: "python" instance_group { name: "m" count: 1 }
+        model_transaction_policy { decoupled: true }
+        input { name: "x" data_type: TYPE_FP32 dims: 1 }
+        output { name: "x" data_type: TYPE_FP32 dims: 1 }""",
+        pb.ModelConfig(),
+    )
+)
+
+
+class GoesOn:
+    """A decoupled model, and its instance, that goes on for a while after its last answer."""
+
+    def __init__(self) -> None:
+        self.go_on = threading.Event()
+        self.inside = False
+        self.closed_inside: list[bool] = []
+
+    def make_instance(self, name: str, placement: Placement) -> GoesOn:
+        return self
+
+    def execute(self, requests: Sequence[ExecuteRequest]) -> None:
+        self.inside = True
+        for request in requests:
+            request.respond(request.inputs, True)
+        assert self.go_on.wait(PATIENCE_S)
+        self.inside = False
+
+    def trouble(self) -> str:
+        return ""
+
+    def metrics(self) -> tuple[()]:
+        return ()
+
+    def close(self) -> None:
+        self.closed_inside.append(self.inside)
+
+
+def test_an_instance_is_not_closed_before_it_has_returned_from_its_last_answer() -> None:
+    model, registry = GoesOn(), ModelRegistry()
+    loaded = Scheduling().model(CONFIG, 1, model)
+    registry.replace("m", [ModelEntry("m", 1, ModelState.READY, loaded=loaded)])
+    request = InferRequest("m", {"x": Tensor(np.zeros(1, np.float32))})
+    answered = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        run = pool.submit(
+            DataPlane(registry).submit, request, lambda _, final: final and answered.set()
+        )
+        assert answered.wait(PATIENCE_S)
+        registry.replace("m", [])
+        assert not registry.wait_closed(0.1)
+        model.go_on.set()
+        run.result(PATIENCE_S)
+    assert registry.wait_closed(PATIENCE_S)
+    assert model.closed_inside == [False, False]
+
+
+class Twice:
+    """A decoupled model that works, and then answers twice."""
+
+    def make_instance(self, name: str, placement: Placement) -> Twice:
+        return self
+
+    def execute(self, requests: Sequence[ExecuteRequest]) -> None:
+        for request in requests:
+            until_ns = time.monotonic_ns() + 5_000_000
+            while time.monotonic_ns() < until_ns:
+                pass
+            request.respond(request.inputs, False)
+            request.respond(request.inputs, True)
+
+    def trouble(self) -> str:
+        return ""
+
+    def metrics(self) -> tuple[()]:
+        return ()
+
+    def close(self) -> None: ...
+
+
+def test_a_response_takes_as_long_as_it_came_after_the_one_before() -> None:
+    registry = ModelRegistry()
+    loaded = Scheduling().model(CONFIG, 1, Twice())
+    registry.replace("m", [ModelEntry("m", 1, ModelState.READY, loaded=loaded)])
+    request = InferRequest("m", {"x": Tensor(np.zeros(1, np.float32))})
+    DataPlane(registry).submit(request, lambda _, final: None)
+    counts = loaded.statistics.counts()
+    assert set(counts.responses) == {"0", "1"}
+    in_all_ns = sum(each.compute_infer.ns for each in counts.responses.values())
+    assert in_all_ns <= counts.batches[1].compute_infer.ns
+    registry.clear()

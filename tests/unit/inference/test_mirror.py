@@ -1,0 +1,306 @@
+"""What a new version was given its predecessor is given too, and nobody else notices."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2 as pb
+
+from edge_server.backends.contract import TensorModel, Tensors
+from edge_server.errors import EdgeServerError, InternalError
+from edge_server.inference.mirror import Mirror, Pairs
+from edge_server.inference.scheduling import Scheduling
+from edge_server.inference.snapshot import LoadedModel, Snapshot
+from edge_server.inference.statistics import ModelStatistics
+from edge_server.inference.watch import Fault
+from edge_server.model_config.config import ModelConfig
+from edge_server.requests import InferRequest, InferResponse
+from edge_server.tensors import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from edge_server.requests import Respond
+
+PATIENCE_S = 30.0
+IO = (
+    'input { name: "a" data_type: TYPE_FP32 dims: -1 } '
+    'output { name: "b" data_type: TYPE_FP32 dims: -1 } '
+)
+GOOD = InferResponse("m", "2", "", {"b": Tensor(np.ones(1, "<f4"))})
+
+
+def config(extra: str = "", backend: str = "onnxruntime", name: str = "m") -> ModelConfig:
+    text = f'name: "{name}" backend: "{backend}" {IO} {extra}'
+    return ModelConfig.of(text_format.Parse(text, pb.ModelConfig()))
+
+
+def request(array: Any = None, name: str = "m") -> InferRequest:
+    return InferRequest(name, {"a": Tensor(np.ones(2, "<f4") if array is None else array)})
+
+
+class Model:
+    """A model that adds one, and keeps what it was given."""
+
+    def __init__(self, name: str = "m", extra: str = "", backend: str = "onnxruntime") -> None:
+        self.given: list[Any] = []
+        self.error: EdgeServerError | None = None
+        self.may_run = threading.Event()
+        self.may_run.set()
+        self.running = threading.Event()
+        self.closed = threading.Event()
+        self.loaded = Scheduling().model(
+            config(f"instance_group {{ count: 1 }} {extra}", backend, name),
+            1,
+            TensorModel(self._run),
+        )
+        self.loaded.model.close = self.closed.set  # type: ignore[union-attr,method-assign]
+
+    def _run(self, inputs: Tensors, outputs: frozenset[str]) -> Tensors:
+        self.running.set()
+        assert self.may_run.wait(PATIENCE_S)
+        self.given.append(inputs["a"].array)
+        if self.error is not None:
+            raise self.error
+        return {"b": Tensor(inputs["a"].array + np.float32(1))}
+
+
+@pytest.fixture
+def old() -> Model:
+    return Model()
+
+
+def mirror_of(old: LoadedModel, new: ModelConfig | None = None, *members: LoadedModel) -> Mirror:
+    new_model = LoadedModel(new or old.config, 2, old.scheduler, ModelStatistics())
+    made = Mirror.of(new_model, old, members)
+    assert made is not None
+    return made
+
+
+@pytest.fixture
+def mirror(old: Model) -> Iterator[Mirror]:
+    made = mirror_of(old.loaded)
+    yield made
+    made.stop()
+
+
+def test_a_doubtful_request_is_given_to_the_predecessor_and_counts_nowhere(
+    old: Model, mirror: Mirror
+) -> None:
+    mirror.doubt(request(), Fault.FAILED)
+    assert mirror.has_doubts
+    assert mirror.step()
+    assert not mirror.has_doubts
+    assert mirror.better(Fault.FAILED) == (1, 1)
+    assert mirror.better(Fault.NOT_FINITE) == (0, 0)
+    old.error = InternalError("no")
+    mirror.doubt(request(), Fault.FAILED)
+    mirror.step()
+    assert mirror.better(Fault.FAILED) == (1, 2)
+    assert len(old.given) == 2
+    counts = old.loaded.statistics.counts()
+    assert (counts.success.count, sum(counts.failures.values())) == (0, 0)
+    assert not old.loaded.statistics.counts().batches
+
+
+def test_times_are_compared_of_what_both_calculated(old: Model, mirror: Mirror) -> None:
+    lease = old.loaded.scheduler
+    heard: list[Any] = []
+    lease.submit(request(), Snapshot({}), lambda answer, _: heard.append(answer))
+    mirror.sample(request(), heard[0])
+    mirror.step()
+    pairs = mirror.pairs()
+    assert (pairs.requests, pairs.new_ms > 0, pairs.old_ms > 0) == (1, True, True)
+    # An answer that nobody calculated tells nothing.
+    mirror.sample(request(), GOOD)
+    mirror.step()
+    assert (mirror.pairs().requests, mirror.sampled) == (1, 2)
+    assert Pairs() == Pairs(0, 0, 0.0, 0.0)
+
+
+def test_the_caller_may_write_into_his_inputs_once_he_has_the_answer(
+    old: Model, mirror: Mirror
+) -> None:
+    his = np.ones(2, "<f4")
+    mirror.doubt(request(his), Fault.FAILED)
+    his[:] = 7
+    # What lies in a message is not copied.
+    message = np.frombuffer(np.ones(2, "<f4").tobytes(), "<f4")
+    mirror.doubt(request(message), Fault.FAILED)
+    mirror.step()
+    mirror.step()
+    assert old.given[0].tolist() == [1, 1]
+    assert old.given[1] is message
+
+
+def test_what_waits_is_bounded_in_number_and_in_bytes(old: Model, mirror: Mirror) -> None:
+    large = np.ones(12 << 20, "<f4")
+    large.flags.writeable = False
+    for _ in range(2):
+        mirror.doubt(request(large), Fault.FAILED)
+    for _ in range(20):
+        mirror.doubt(request(), Fault.FAILED)
+    replayed = 0
+    while mirror.step():
+        replayed += 1
+    assert replayed == 8
+    assert sum(given.nbytes for given in old.given) == large.nbytes + 7 * 8
+    mirror.doubt(request(large), Fault.FAILED)
+    assert mirror.step()
+
+
+def test_after_a_sample_there_is_a_rest(mirror: Mirror) -> None:
+    assert mirror.wants_sample()
+    mirror.sample(request(), GOOD)
+    assert not mirror.wants_sample()
+    mirror._samples_from_s = 0.0
+    mirror.step()
+    assert mirror._samples_from_s > 0
+    mirror._samples_from_s = 0.0
+    assert mirror.wants_sample()
+
+
+def test_a_sample_goes_before_doubtful_requests_and_there_is_one_at_a_time(
+    old: Model, mirror: Mirror
+) -> None:
+    for _ in range(8):
+        mirror.doubt(request(), Fault.FAILED)
+    assert mirror.wants_sample()
+    mirror.sample(request(np.full(2, 5, "<f4")), GOOD)
+    mirror._samples_from_s = 0.0
+    assert not mirror.wants_sample()
+    mirror.step()
+    assert old.given[0].tolist() == [5, 5]
+    mirror._samples_from_s = 0.0
+    assert mirror.wants_sample()
+
+
+class OnDevice:
+    """An array that says that it is on a GPU."""
+
+    shape = (2,)
+    dtype = np.dtype("<f4")
+    nbytes = 8
+
+    def on_host(self) -> Any:
+        return np.full(2, 9, "<f4")
+
+
+def test_of_what_is_on_a_device_only_doubtful_requests_are_copied(
+    old: Model, mirror: Mirror
+) -> None:
+    asked = request(OnDevice())
+    mirror.sample(asked, GOOD)
+    assert not mirror.step()
+    assert not mirror.timed
+    mirror.doubt(asked, Fault.FAILED)
+    mirror.step()
+    assert old.given[0].tolist() == [9, 9]
+
+
+def test_what_only_calculates_is_sampled_and_code_of_others_is_not() -> None:
+    python = Model(backend="python")
+    mirror = mirror_of(python.loaded)
+    assert not mirror.wants_sample()
+    mirror.doubt(request(), Fault.FAILED)
+    mirror.step()
+    assert mirror.better(Fault.FAILED) == (1, 1)
+    mirror.stop()
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("sequence_batching {}", ""),
+        ("", "sequence_batching {}"),
+        ("model_transaction_policy { decoupled: true }", ""),
+        ("", "max_batch_size: 4"),
+    ],
+)
+def test_what_keeps_state_or_is_called_otherwise_is_not_asked_again(
+    before: str, after: str
+) -> None:
+    old = LoadedModel(config(before), 1, Model().loaded.scheduler, ModelStatistics())
+    new = LoadedModel(config(after), 2, old.scheduler, ModelStatistics())
+    assert Mirror.of(new, old, ()) is None
+
+
+class AsksOthers:
+    """A scheduler whose model asks another one."""
+
+    def __init__(self, world: list[Snapshot]) -> None:
+        self.world = world
+
+    def submit(self, request: InferRequest, snapshot: Snapshot, respond: Respond) -> None:
+        assert snapshot.model_ready("other", "")
+        try:
+            snapshot.submit(InferRequest("other", {}), lambda *_: None)
+        except EdgeServerError as error:
+            respond(error, True)
+
+    def pending(self) -> int:
+        return 0
+
+    def longest_run_s(self, now: float) -> float:
+        return 0.0
+
+    def close(self) -> None: ...
+
+
+def test_a_model_that_asks_others_is_not_compared_any_more() -> None:
+    before = LoadedModel(config(backend="python"), 1, AsksOthers([]), ModelStatistics())
+    mirror = mirror_of(before)
+    mirror.doubt(request(), Fault.FAILED)
+    mirror.step()
+    assert not mirror.comparable
+    assert mirror.better(Fault.FAILED) == (0, 0)
+    mirror.doubt(request(), Fault.FAILED)
+    assert not mirror.step()
+    mirror.stop()
+
+
+def test_an_ensemble_is_asked_again_with_the_members_that_it_had() -> None:
+    member = Model("inner")
+    text = (
+        f'name: "e" platform: "ensemble" {IO} ensemble_scheduling {{ step {{ '
+        'model_name: "inner" model_version: -1 input_map { key: "a" value: "a" } '
+        'output_map { key: "b" value: "b" } } }'
+    )
+    scheduling = Scheduling()
+    ensemble = scheduling.ensemble(ModelConfig.of(text_format.Parse(text, pb.ModelConfig())), 1)
+    fresh = LoadedModel(ensemble.config, 2, ensemble.scheduler, ModelStatistics())
+    assert Mirror.of(fresh, ensemble, ()) is None
+    mirror = mirror_of(ensemble, None, member.loaded)
+    assert mirror.samples
+    mirror.doubt(request(name="e"), Fault.NOT_FINITE)
+    mirror.step()
+    assert mirror.better(Fault.NOT_FINITE) == (1, 1)
+    assert member.loaded.statistics.counts().success.count == 0
+    assert ensemble.statistics.counts().success.count == 0
+    mirror.stop()
+    member.loaded.close()
+    assert member.closed.is_set()
+    scheduling.close()
+
+
+def test_the_predecessor_is_closed_when_its_last_replay_has_ended(old: Model) -> None:
+    mirror = mirror_of(old.loaded)
+    mirror.start()
+    old.may_run.clear()
+    mirror.doubt(request(), Fault.FAILED)
+    assert old.running.wait(PATIENCE_S)
+    old.loaded.close()
+    mirror.stop(timeout_s=0.05)
+    assert not old.closed.is_set()
+    old.may_run.set()
+    assert old.closed.wait(PATIENCE_S)
+
+
+def test_a_predecessor_that_is_closed_already_is_not_asked(old: Model) -> None:
+    old.loaded.close()
+    new = LoadedModel(old.loaded.config, 2, old.loaded.scheduler, ModelStatistics())
+    assert Mirror.of(new, old.loaded, ()) is None

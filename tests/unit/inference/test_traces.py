@@ -1,0 +1,144 @@
+"""What is traced of a request on its way to an instance and back, and of what it starts."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from edge_server.backends.contract import TensorModel
+from edge_server.errors import InternalError, InvalidRequest, NotFound
+from edge_server.inference.scheduling import Scheduling
+from edge_server.inference.snapshot import ModelEntry, ModelState, Snapshot
+from edge_server.inference.tracing.sampling import Sampler, TraceRule
+from edge_server.inference.tracing.traced_request import TracedRequest
+from edge_server.requests import InferRequest
+from edge_server.tensors import Tensor
+from tests.unit.inference.ensembles import (
+    Heard,
+    config,
+    counting,
+    ensemble_config,
+    plus,
+    running,
+    streaming,
+    value,
+    world,
+)
+
+if TYPE_CHECKING:
+    from edge_server.requests import Trace
+
+QUEUED = ["REQUEST_START", "QUEUE_START"]
+COMPUTED = ["COMPUTE_START", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", "COMPUTE_END"]
+
+
+class Traces:
+    """Traces of requests, as a list of what was written."""
+
+    def __init__(self) -> None:
+        self._ids = itertools.count(1)
+        self.told: list[TracedRequest] = []
+
+    def of(self, model_name: str) -> Trace:
+        request = TracedRequest(Sampler(TraceRule()), self._ids, self.told.append)
+        trace = request.trace(model_name, "")
+        assert trace is not None
+        return trace
+
+    def request(self, model_name: str, tensor: Tensor | None = None) -> InferRequest:
+        return InferRequest(
+            model_name, {"a": tensor or value(1, 2)}, id="7", trace=self.of(model_name)
+        )
+
+    def names(self) -> dict[str, list[str]]:
+        """The names of the moments of each model of the one that was told of."""
+        (request,) = self.told
+        elements: list[dict[str, Any]] = json.loads(b"[" + request.written() + b"]")
+        models = {each["id"]: each["model_name"] for each in elements if "model_name" in each}
+        return {
+            models[each["id"]]: [moment["name"] for moment in each["timestamps"]]
+            for each in elements
+            if "timestamps" in each
+        }
+
+    def parents(self) -> dict[str, str]:
+        """The model that asked, by the one that was asked."""
+        (request,) = self.told
+        elements: list[dict[str, Any]] = json.loads(b"[" + request.written() + b"]")
+        models = {each["id"]: each["model_name"] for each in elements if "model_name" in each}
+        return {
+            each["model_name"]: models[each["parent_id"]]
+            for each in elements
+            if "parent_id" in each
+        }
+
+
+@pytest.fixture
+def traces() -> Traces:
+    return Traces()
+
+
+@pytest.mark.parametrize("extra", ["", "dynamic_batching { } max_batch_size: 4"])
+def test_a_request_is_queued_computed_and_answered(traces: Traces, extra: str) -> None:
+    entry = running("m", plus(1), extra=extra)
+    snapshot = Snapshot({("m", 1): entry})
+    tensor = Tensor(np.ones((1, 2), np.float32)) if extra else value(1, 2)
+    snapshot.infer(traces.request("m", tensor))
+    assert traces.names() == {"m": [*QUEUED, *COMPUTED, "INFER_RESPONSE_COMPLETE", "REQUEST_END"]}
+    assert entry.loaded is not None
+    entry.loaded.close()
+
+
+def test_one_that_fails_is_traced_to_its_end(traces: Traces) -> None:
+    def fail(*_: object) -> Any:
+        raise InternalError("broken")
+
+    with pytest.raises(InternalError):
+        Snapshot({("m", 1): running("m", fail)}).infer(traces.request("m"))
+    assert traces.names()["m"][-2:] == ["INFER_RESPONSE_COMPLETE", "REQUEST_END"]
+
+
+def test_one_that_no_model_was_found_for_is_not_traced(traces: Traces) -> None:
+    with pytest.raises(NotFound):
+        Snapshot({}).infer(traces.request("m"))
+    assert traces.told == []
+
+
+def test_one_that_its_scheduler_does_not_take_is_over(traces: Traces) -> None:
+    text = "sequence_batching { } max_batch_size: 2"
+    loaded = Scheduling().model(config("m", "a", "b", text), 1, TensorModel(plus(1)))
+    snapshot = Snapshot({("m", 1): ModelEntry("m", 1, ModelState.READY, loaded=loaded)})
+    with pytest.raises(InvalidRequest, match="must specify a non-zero or non-empty correlation ID"):
+        snapshot.infer(traces.request("m", Tensor(np.ones((1, 2), np.float32))))
+    assert traces.names() == {"m": [*QUEUED, "REQUEST_END"]}
+    loaded.close()
+
+
+def test_members_of_an_ensemble_have_traces_of_their_own(traces: Traces) -> None:
+    inner = ensemble_config("inner", "a", "b", "one a=a > b=b")
+    outer = ensemble_config("outer", "a", "c", "inner a=a > b=mid", "two a=mid > b=c")
+    made = world(inner, running("one", plus(1)), running("two", plus(2)))
+    made = type(made)((inner, outer), (made.entries["one"], made.entries["two"]), made.threads)
+    made.snapshot.infer(traces.request("outer"))
+    ended = ["INFER_RESPONSE_COMPLETE", "REQUEST_END"]
+    assert traces.names() == {
+        "outer": ["REQUEST_START", *ended],
+        "inner": ["REQUEST_START", "REQUEST_END"],
+        "one": [*QUEUED, *COMPUTED, "REQUEST_END"],
+        "two": [*QUEUED, *COMPUTED, "REQUEST_END"],
+    }
+    assert traces.parents() == {"inner": "outer", "one": "inner", "two": "outer"}
+
+
+def test_every_step_behind_a_decoupled_member_is_traced(traces: Traces) -> None:
+    ensemble = ensemble_config("e", "a", "c", "many a=a > b=mid", "one a=mid > b=c")
+    made = world(ensemble, streaming("many", counting(3)), running("one", plus(1)))
+    heard = Heard()
+    made.snapshot.submit(traces.request("e"), heard)
+    assert len(heard.wait()) == 3
+    (request,) = traces.told
+    assert len(request) == 1 + 1 + 3

@@ -1,0 +1,133 @@
+"""A traced request is told of once, with all that it started, when all of that is over."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge_server.inference.tracing.sampling import Sampler, TraceRule
+from edge_server.inference.tracing.traced_request import ModelTrace, TracedRequest
+
+if TYPE_CHECKING:
+    from edge_server.requests import Answer
+
+
+class Told(list[TracedRequest]):
+    """What was told, and a way to begin."""
+
+    def root(self, model_name: str = "m", request_id: str = "") -> ModelTrace:
+        request = TracedRequest(Sampler(TraceRule()), itertools.count(1), self.append)
+        trace = request.trace(model_name, request_id)
+        assert trace is not None
+        return trace
+
+
+@pytest.fixture
+def told() -> Told:
+    return Told()
+
+
+def nobody(answer: Answer, final: bool) -> None: ...
+
+
+def elements(request: TracedRequest) -> list[dict[str, Any]]:
+    return json.loads(b"[" + request.written() + b"]")
+
+
+def child_of(trace: ModelTrace, name: str, request_id: str = "") -> ModelTrace:
+    child = trace.child(name, request_id)
+    assert child is not None
+    return child
+
+
+def test_it_is_written_as_triton_does(told: Told) -> None:
+    root = told.root("whole", 'say "7"')
+    respond = root.begin(3, nobody)
+    child = child_of(root, "part")
+    child_respond = child.begin(1, nobody)
+    child.mark("COMPUTE_START", 5)
+    child_respond(None, True)
+    respond(None, True)
+    head, times, child_head, child_times = elements(told[0])
+    assert list(head.items()) == [
+        ("id", 1),
+        ("model_name", "whole"),
+        ("model_version", 3),
+        ("request_id", 'say "7"'),
+    ]
+    assert child_head == {"id": 2, "model_name": "part", "model_version": 1, "parent_id": 1}
+    assert (times["id"], [each["name"] for each in times["timestamps"]]) == (
+        1,
+        ["REQUEST_START", "INFER_RESPONSE_COMPLETE", "REQUEST_END"],
+    )
+    assert child_times["timestamps"][0] == {"name": "COMPUTE_START", "ns": 5}
+    assert [each["name"] for each in child_times["timestamps"]] == [
+        "COMPUTE_START",
+        "REQUEST_START",
+        "REQUEST_END",
+    ]
+
+
+@given(st.lists(st.integers(0, 50), max_size=8))
+def test_moments_are_written_in_their_order(moments: list[int]) -> None:
+    told = Told()
+    root = told.root()
+    respond = root.begin(1, nobody)
+    for moment in moments:
+        root.mark(f"at {moment}", moment)
+    respond(None, True)
+    times = [each["ns"] for each in elements(told[0])[1]["timestamps"]]
+    assert times == sorted(times)
+
+
+@given(st.permutations(["root", "child", "call"]))
+def test_it_is_told_when_the_last_of_it_is_over(order: list[str]) -> None:
+    told = Told()
+    root = told.root()
+    root.request.hold()
+    end = {"root": root.begin(1, nobody), "call": lambda *_: root.request.release()}
+    end["child"] = child_of(root, "c").begin(1, nobody)
+    for name in order:
+        assert not told
+        end[name](None, True)
+    (request,) = told
+    assert len(request) == 2
+
+
+def test_only_the_first_of_several_answers_is_a_moment(told: Told) -> None:
+    respond = told.root().begin(1, nobody)
+    for final in (False, False, True):
+        respond(None, final)
+    names = [each["name"] for each in elements(told[0])[1]["timestamps"]]
+    assert names == ["REQUEST_START", "INFER_RESPONSE_COMPLETE", "REQUEST_END"]
+
+
+def test_what_begins_after_the_end_is_not_told(told: Told) -> None:
+    root = told.root()
+    respond = root.begin(1, nobody)
+    late = child_of(root, "late")
+    respond(None, True)
+    late.begin(1, nobody)(None, True)
+    assert len(told) == 1
+
+
+def test_one_that_no_model_took_is_not_told(told: Told) -> None:
+    root = told.root()
+    root.request.hold()
+    root.request.release()
+    assert not told
+
+
+def test_a_request_that_makes_ever_more_does_not_fill_the_memory(told: Told) -> None:
+    root = told.root("m", "x" * 5000)
+    respond = root.begin(1, nobody)
+    children = [root.child("c", "") for _ in range(2000)]
+    assert children[0] is not None
+    assert children[-1] is None
+    respond(None, True)
+    assert len(elements(told[0])[0]["request_id"]) == 1024

@@ -1,0 +1,92 @@
+"""A board that models are delivered to, with what mode POLL loads and keeps them with."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from edge_server.inference.registry import ModelRegistry
+from edge_server.lifecycle.budget import MemoryBudget
+from edge_server.lifecycle.interface_rule import InterfaceRule
+from edge_server.lifecycle.ledger import Ledger
+from edge_server.lifecycle.loader import RepositoryLoader
+from edge_server.lifecycle.updates import Updates
+from edge_server.repository.beliefs import Change
+from edge_server.repository.source import AcceptedModels
+from edge_server.repository.store import ModelStore
+from edge_server.repository.tree import look
+from edge_server.repository.verdicts import Verdicts
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.unit.conftest import WriteModel
+
+PATIENCE_S = 30.0
+CONFIG = (
+    'backend: "counted" input { name: "a" data_type: TYPE_FP32 dims: 1 } '
+    'output { name: "b" data_type: TYPE_FP32 dims: 1 }'
+)
+MAY_BREAK = 'parameters { key: "allow_interface_change" value { string_value: "true" } } '
+LATER_S = 1e6
+
+
+class Board:
+    """Its memory is what a test says; `folder` stands for its root."""
+
+    def __init__(self, folder: Path, repository: Path, write_model: WriteModel) -> None:
+        self.folder = folder
+        self.repository = repository
+        self.write_model = write_model
+        self.open()
+
+    def open(self) -> None:
+        self.registry = ModelRegistry()
+        accepted = AcceptedModels()
+        self.store = ModelStore(self.folder / "store")
+        self.ledger = Ledger(accepted, self.store, Verdicts(self.store.directory, []))
+        self.budget = MemoryBudget(0, self.folder)
+        self.loader = RepositoryLoader(
+            self.registry,
+            accepted,
+            budget=self.budget,
+            interface=InterfaceRule(has_served=self.ledger.has_served),
+        )
+        self.updates = Updates(self.loader, self.ledger, self.store, budget=self.budget)
+        self.updates.load_last_good(None)
+
+    def close(self) -> None:
+        self.updates.close()
+        self.loader.close(PATIENCE_S)
+        self.store.close()
+
+    def start_again(self) -> None:
+        self.close()
+        self.open()
+
+    def memory(self, kib: int) -> None:
+        (self.folder / "proc").mkdir(exist_ok=True)
+        (self.folder / "proc/meminfo").write_text(f"MemAvailable: {kib} kB\n")
+
+    def deliver(self, number: int, config: str = CONFIG, name: str = "m") -> None:
+        directory = self.write_model(name, config)
+        (directory / "1" / "add").write_text(f"{number}")
+        self.carry_out(Change(name, look(self.repository, name)))
+
+    def carry_out(self, change: Change) -> None:
+        assert self.updates.carry_out([change]) == []
+        assert self.updates.wait_idle(PATIENCE_S)
+
+    def retry(self, after_s: float = LATER_S) -> None:
+        self.updates.retry(time.monotonic() + after_s)
+        assert self.updates.wait_idle(PATIENCE_S)
+
+    def serving(self) -> float | None:
+        """The number of the model that serves."""
+        if not self.registry.snapshot.ready_versions("m"):
+            return None
+        number: float = self.registry.snapshot.find("m").model.number  # type: ignore[union-attr]
+        return number
+
+    def reasons(self) -> list[str]:
+        return [entry.reason for entry in self.registry.snapshot.entries.values()]

@@ -1,0 +1,133 @@
+"""A configuration and files of the client's own, in place of those in the repository."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from edge_server.errors import InternalError, InvalidRequest, ModelConfigError
+from tests.unit.lifecycle.control.world import COUNTED, PATIENCE_S, World, ensemble, set_number
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.unit.conftest import WriteModel
+    from tests.unit.lifecycle.conftest import CountedBackend
+
+OVERRIDE = {
+    "backend": "counted",
+    "input": [{"name": "a", "data_type": "TYPE_FP32", "dims": [-1]}],
+    "output": [{"name": "b", "data_type": "TYPE_FP32", "dims": [-1]}],
+}
+
+
+def test_a_configuration_of_the_clients_serves_until_the_next_plain_load(
+    world: World, write_model: WriteModel, counted: CountedBackend
+) -> None:
+    model = write_model("m", COUNTED)
+    set_number(model, 2, version=2)
+    override = {**OVERRIDE, "version_policy": {"specific": {"versions": [1]}}}
+    for _ in range(2):
+        world.control.load("m", config=json.dumps(override))
+        assert world.registry.snapshot.ready_versions("m") == [1]
+    assert counted.loads["m"] == 2
+    world.control.load("m")
+    assert world.registry.snapshot.ready_versions("m") == [2]
+
+
+def test_files_of_the_clients_stand_for_the_whole_directory_as_long_as_they_serve(
+    world: World, write_model: WriteModel, counted: CountedBackend
+) -> None:
+    model = write_model("m", COUNTED)
+    set_number(model, 1)
+    world.control.load("m", config=json.dumps(OVERRIDE), files={"7/add": b"5"})
+    assert world.registry.snapshot.ready_versions("m") == [7]
+    assert world.ask("m") == 5
+    (root,) = roots(world)
+    (clients,) = root.iterdir()
+    lease = world.registry.lease()
+    world.control.load("m")
+    assert world.ask("m") == 1
+    assert clients.exists()
+    lease.release()
+    assert world.registry.wait_closed(PATIENCE_S)
+    assert not clients.exists()
+    world.control.load("new", config=json.dumps(OVERRIDE), files={"1/add": b"3"})
+    assert world.ask("new") == 3
+    world.control.close(PATIENCE_S)
+    assert not root.exists()
+
+
+def test_an_ensemble_leaves_an_overridden_member_as_it_is(
+    world: World, write_model: WriteModel, counted: CountedBackend
+) -> None:
+    write_model("e", ensemble("m"))
+    world.control.load("m", config=json.dumps(OVERRIDE), files={"1/add": b"5"})
+    world.control.load("e")
+    assert world.ask("e", tensor="x") == 5
+
+
+@pytest.mark.parametrize(
+    ("config", "files", "says"),
+    [
+        (
+            None,
+            {"1/add": b""},
+            "^Load parameter 'config' must be specified for model file override$",
+        ),
+        ("{", {}, "^Invalid config override: "),
+        ('{"no_such_field": 1}', {}, "^Invalid config override: "),
+        (
+            json.dumps(OVERRIDE),
+            {"../x": b""},
+            r"^Invalid file parameter 'file:../x' with normalized path '../x' must stay within "
+            r"model directory\.$",
+        ),
+        (
+            json.dumps({**OVERRIDE, "name": "n"}),
+            {},
+            "config override: unexpected directory name 'm' for model 'n'",
+        ),
+    ],
+)
+@pytest.mark.usefixtures("counted")
+def test_an_override_that_is_wrong_is_told_and_what_serves_stays(
+    world: World,
+    write_model: WriteModel,
+    config: str | None,
+    files: dict[str, bytes],
+    says: str,
+) -> None:
+    set_number(write_model("m", COUNTED), 2)
+    world.control.load("m")
+    with pytest.raises((InvalidRequest, ModelConfigError, InternalError), match=says):
+        world.control.load("m", config=config, files=files)
+    assert world.ask("m") == 2
+
+
+@pytest.mark.usefixtures("counted")
+def test_of_a_configuration_that_is_wrong_little_is_kept(
+    world: World, write_model: WriteModel
+) -> None:
+    write_model("m", COUNTED)
+    world.control.load("m")
+    with pytest.raises((ModelConfigError, InternalError)):
+        world.control.load("m", config=json.dumps({"backend": "x" * 100_000}))
+    (entry,) = world.control.index(only_ready=False)
+    assert 0 < len(entry.reason) <= 4000
+
+
+def test_a_failed_load_leaves_none_of_the_clients_files(
+    world: World, counted: CountedBackend
+) -> None:
+    with pytest.raises(ModelConfigError, match="load failed for model 'm'"):
+        world.control.load("m", config=json.dumps(OVERRIDE), files={"1/add": b"-1"})
+    (root,) = roots(world)
+    assert not list(root.iterdir())
+
+
+def roots(world: World) -> list[Path]:
+    root = world.control._private._root
+    return [] if root is None else [root]

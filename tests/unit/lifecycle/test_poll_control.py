@@ -1,0 +1,94 @@
+"""The first start of a daemon that follows repositories, before anything has served."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from edge_server.errors import ModelConfigError
+from edge_server.inference.registry import ModelRegistry
+from edge_server.lifecycle.ledger import Ledger
+from edge_server.lifecycle.loader import RepositoryLoader
+from edge_server.lifecycle.poll_control import PollControl
+from edge_server.repository.source import AcceptedModels
+from edge_server.repository.store import ModelStore
+from edge_server.repository.verdicts import Verdicts
+from tests.unit.lifecycle.board import CONFIG, PATIENCE_S
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.unit.conftest import WriteModel
+    from tests.unit.lifecycle.conftest import CountedBackend
+
+
+@pytest.fixture
+def control(repository: Path, tmp_path: Path, counted: CountedBackend) -> Iterator[PollControl]:
+    registry, accepted = ModelRegistry(), AcceptedModels()
+    store = ModelStore(tmp_path / "store")
+    ledger = Ledger(accepted, store, Verdicts(store.directory, [repository]))
+    control = PollControl(
+        RepositoryLoader(registry, accepted),
+        ledger,
+        store,
+        registry,
+        [repository],
+        poll_s=0.2,
+        settle_s=0.2,
+    )
+    yield control
+    control.close(PATIENCE_S)
+
+
+def states(control: PollControl) -> dict[str, str]:
+    return {entry.name: entry.state.value for entry in control.index(only_ready=False)}
+
+
+def test_a_directory_that_never_settles_keeps_no_start_waiting(
+    control: PollControl, write_model: WriteModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_model("m", CONFIG)
+    log = write_model("busy", CONFIG) / "1" / "log"
+    over = threading.Event()
+
+    def write_on() -> None:
+        for line in range(1_000_000):
+            log.write_text("x" * (line % 1000))
+            if over.wait(0.01):
+                return
+
+    writer = threading.Thread(target=write_on)
+    writer.start()
+    try:
+        starting = threading.Thread(target=control.start, daemon=True)
+        starting.start()
+        starting.join(PATIENCE_S)
+        assert not starting.is_alive()
+        assert states(control) == {"m": "READY"}
+        assert "model busy: its files keep changing" in caplog.text
+    finally:
+        over.set()
+        writer.join()
+    for _ in range(1000):
+        if "busy" in states(control):
+            break
+        over.clear()
+        over.wait(0.03)
+    assert "busy" in states(control)
+
+
+def test_a_name_that_is_no_text_is_on_the_index_as_one_that_can_be_told(
+    control: PollControl, write_model: WriteModel, repository: Path
+) -> None:
+    write_model("m", CONFIG)
+    (write_model("n", CONFIG) / "1" / "\udcff").touch()
+    (repository / "\udcff").mkdir()
+    with pytest.raises(ModelConfigError, match=r"models that cannot be loaded: n$"):
+        control.start()
+    reasons = {entry.name: entry.reason for entry in control.index(only_ready=False)}
+    assert reasons["m"] == ""
+    assert r"1/\xff: the name is not UTF-8; rename it" in reasons["n"]
+    assert r"'\xff' is no model" in reasons[r"\xff"]

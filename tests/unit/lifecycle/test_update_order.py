@@ -1,0 +1,134 @@
+"""Of an update nothing counts before its time: loaded is what was believed, good what has passed,
+and what failed is in nobody's way."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from edge_server.inference.data_plane import DataPlane
+from edge_server.inference.probation import ProbationTerms
+from edge_server.inference.registry import ModelRegistry
+from edge_server.lifecycle.ledger import Ledger
+from edge_server.lifecycle.loader import RepositoryLoader
+from edge_server.lifecycle.updates import Updates
+from edge_server.repository.beliefs import Change
+from edge_server.repository.source import AcceptedModels
+from edge_server.repository.store import ModelStore
+from edge_server.repository.tree import look
+from edge_server.repository.verdicts import Verdicts
+from edge_server.requests import InferRequest
+from edge_server.tensors import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from edge_server.lifecycle.draft import Draft
+    from tests.unit.lifecycle.conftest import CountedBackend, Gate
+
+PATIENCE_S = 30.0
+COUNTED = 'backend: "counted"'
+TENSORS = (
+    'input { name: "a" data_type: TYPE_FP32 dims: 1 } '
+    'output { name: "b" data_type: TYPE_FP32 dims: 1 } '
+)
+STEP = (
+    'model_name: "m" model_version: -1 '
+    'input_map { key: "a" value: "a" } output_map { key: "b" value: "b" }'
+)
+
+
+class Bench:
+    """A repository, and what carries out what is believed of it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.repository = folder / "repository"
+        self.store = ModelStore(folder / "store", boot="1")
+        registry, accepted = ModelRegistry(), AcceptedModels()
+        ledger = Ledger(accepted, self.store, Verdicts(self.store.directory, []))
+        self.passed = threading.Event()
+
+        def pass_on(draft: Draft) -> None:
+            ledger.passed(draft)
+            self.passed.set()
+
+        self.loader = RepositoryLoader(
+            registry,
+            accepted,
+            probation=ProbationTerms(requests=10, least_s=0.0),
+            on_rolled_back=ledger.rolled_back,
+            on_passed=pass_on,
+        )
+        self.updates = Updates(self.loader, ledger, self.store)
+        self._plane = DataPlane(registry)
+
+    def change(self, name: str, config: str, number: str) -> None:
+        """Put a model there, and let it be believed; it is staged when this returns."""
+        directory = self.repository / name
+        (directory / "1").mkdir(parents=True, exist_ok=True)
+        (directory / "config.pbtxt").write_text(TENSORS + config)
+        (directory / "1" / "add").write_text(number)
+        assert not self.updates.carry_out([Change(name, look(self.repository, name))])
+
+    def changed(self, name: str, config: str, number: str) -> None:
+        self.change(name, config, number)
+        assert self.updates.wait_idle(PATIENCE_S)
+
+    def ask(self, name: str) -> float:
+        request = InferRequest(name, {"a": Tensor(np.zeros(1, np.float32))})
+        return float(self._plane.infer(request).outputs["b"].array[0])
+
+    def last_good(self) -> str:
+        return (self.store.last_good()["m"].directory / "1" / "add").read_text()
+
+    def close(self) -> None:
+        self.updates.close()
+        self.loader.close(PATIENCE_S)
+        self.store.close()
+
+
+@pytest.fixture
+def bench(counted: CountedBackend, tmp_path: Path) -> Iterator[Bench]:
+    made = Bench(tmp_path)
+    yield made
+    made.close()
+
+
+def test_what_is_loaded_is_what_was_believed_whatever_became_of_the_repository(
+    bench: Bench, gate: Callable[[str], Gate]
+) -> None:
+    before_load = gate("m")
+    bench.change("m", COUNTED, "7")
+    assert before_load.reached.wait(PATIENCE_S)
+    shutil.rmtree(bench.repository)
+    before_load.open()
+    assert bench.updates.wait_idle(PATIENCE_S)
+    assert bench.ask("m") == 7
+
+
+def test_what_is_on_probation_is_not_yet_the_last_known_good(bench: Bench) -> None:
+    bench.changed("m", COUNTED, "7")
+    bench.changed("m", COUNTED, "8")
+    assert bench.ask("m") == 8
+    assert bench.last_good() == "7"
+    for _ in range(10):
+        bench.ask("m")
+    assert bench.passed.wait(PATIENCE_S)
+    assert bench.last_good() == "8"
+
+
+def test_an_ensemble_that_comes_later_uses_what_serves_and_not_what_failed(
+    bench: Bench, counted: CountedBackend
+) -> None:
+    bench.changed("m", COUNTED, "7")
+    bench.changed("m", COUNTED, "-1")
+    begun = counted.loads["m"]
+    bench.changed("e", f'platform: "ensemble" ensemble_scheduling {{ step {{ {STEP} }} }}', "")
+    # Nor is that tried again for it.
+    assert counted.loads["m"] == begun
+    assert bench.ask("e") == 7

@@ -1,0 +1,247 @@
+"""The camera loop: newest frame in, LaneFrame out, and a failing model costs only its frames."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2 as pb
+
+from edge_server.backends.contract import TensorModel
+from edge_server.cameras.frame import Frame
+from edge_server.errors import InternalError, SettingsError, Unavailable
+from edge_server.inference.data_plane import MODEL_STUCK_S, DataPlane
+from edge_server.inference.registry import ModelRegistry
+from edge_server.inference.scheduling import Scheduling
+from edge_server.inference.snapshot import ModelEntry, ModelState
+from edge_server.model_config.config import ModelConfig
+from edge_server.pipeline.lane_pipeline import FRAME_DEADLINE_S, LanePipeline
+from edge_server.requests import InferRequest
+from edge_server.tensors import Tensor
+
+if TYPE_CHECKING:
+    from edge_server.backends.contract import Tensors
+    from edge_server.lanes.types import LaneFrame
+
+LANES = np.full((1, 2, 72, 2), -2, np.float32)
+LANES[0, 0, 10:20] = 100
+LANES[0, 1, 5] = 7  # a single point is no lane
+
+
+class OneCamera:
+    """A camera that was filled beforehand."""
+
+    name = "front"
+    dropped = 3
+    ended = True
+
+    def __init__(self, *frames: Frame) -> None:
+        self._frames = list(frames)
+
+    def next_frame(self, timeout_s: float) -> Frame | None:
+        return self._frames.pop(0) if self._frames else None
+
+
+class LaneModel:
+    """Gives LANES for any image, or fails while `broken`."""
+
+    def __init__(self) -> None:
+        self.broken = False
+
+    def run(self, inputs: Tensors, outputs: frozenset[str]) -> Tensors:
+        if self.broken:
+            raise InternalError("broken")
+        return {
+            "lane_points": Tensor(LANES),
+            "lane_scores": Tensor(np.array([[0.9, 0.8]], np.float32)),
+        }
+
+
+def data_plane(model: LaneModel, output: str = "lane_points") -> DataPlane:
+    text = (
+        'name: "lane_detection" backend: "identity" max_batch_size: 1 instance_group { count: 1 } '
+        'input { name: "image" data_type: TYPE_UINT8 dims: [-1, -1, 3] } '
+        f'output {{ name: "{output}" data_type: TYPE_FP32 dims: [-1, 72, 2] }} '
+        'output { name: "lane_scores" data_type: TYPE_FP32 dims: -1 } '
+    )
+    config = ModelConfig.of(text_format.Parse(text, pb.ModelConfig()))
+    registry = ModelRegistry()
+    loaded = Scheduling().model(config, 4, TensorModel(model.run))
+    registry.replace(
+        "lane_detection", [ModelEntry("lane_detection", 4, ModelState.READY, loaded=loaded)]
+    )
+    return DataPlane(registry)
+
+
+def frame(number: int) -> Frame:
+    return Frame(number, np.zeros((9, 16, 3), np.uint8), time.monotonic_ns(), time.time_ns())
+
+
+def pipeline(
+    model: LaneModel, *frames: Frame, output: str = "lane_points"
+) -> tuple[LanePipeline, list[LaneFrame]]:
+    told: list[LaneFrame] = []
+    listeners = [lambda lane_frame, _frame: told.append(lane_frame)]
+    camera = OneCamera(*frames)
+    return LanePipeline(camera, data_plane(model, output), "lane_detection", listeners), told  # type: ignore[arg-type]
+
+
+def test_a_lane_frame_carries_what_a_consumer_needs() -> None:
+    captured = frame(41)
+    loop, told = pipeline(LaneModel(), captured)
+    assert loop.tick(0.0)
+    (lane_frame,) = told
+    assert (lane_frame.camera, lane_frame.frame_id, lane_frame.dropped) == ("front", 41, 3)
+    assert lane_frame.capture_mono_ns == captured.capture_mono_ns
+    assert lane_frame.capture_epoch_ns == captured.capture_epoch_ns
+    assert (lane_frame.width, lane_frame.height) == (16, 9)
+    assert (lane_frame.model_name, lane_frame.model_version) == ("lane_detection", "4")
+    assert lane_frame.latency_us.queue >= 0
+    assert lane_frame.age_ns(captured.capture_mono_ns + 5) == 5
+
+
+def test_rows_without_a_point_are_no_part_of_a_lane() -> None:
+    loop, told = pipeline(LaneModel(), frame(0))
+    loop.tick(0.0)
+    (lane,) = told[0].lanes
+    assert lane.points.shape == (10, 2)
+    assert lane.score == pytest.approx(0.9)
+
+
+def test_the_loop_ends_with_its_camera() -> None:
+    loop, _ = pipeline(LaneModel())
+    assert not loop.tick(0.0)
+
+
+def test_a_failing_model_costs_its_frames_and_is_told_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model = LaneModel()
+    loop, told = pipeline(model, *(frame(n) for n in range(4)))
+    with caplog.at_level(logging.INFO, "edge_server.pipeline.lane_pipeline"):
+        model.broken = True
+        assert [loop.tick(0.0) for _ in range(3)] == [True] * 3
+        model.broken = False
+        loop.tick(0.0)
+    assert [(each.frame_id, each.failure) for each in told] == [
+        (0, "broken"),
+        (1, "broken"),
+        (2, "broken"),
+        (3, ""),
+    ]
+    assert not told[0].lanes
+    assert told[3].lanes
+    assert loop.failed_frames == 3
+    assert [record.levelname for record in caplog.records] == ["ERROR", "INFO"]
+
+
+def test_why_there_are_no_lanes_is_known_until_there_are_again() -> None:
+    model = LaneModel()
+    loop, _ = pipeline(model, frame(0), frame(1))
+    model.broken = True
+    loop.tick(0.0)
+    assert loop.failure == "broken"
+    model.broken = False
+    loop.tick(0.0)
+    assert loop.failure == ""
+
+
+@pytest.mark.parametrize(
+    "points",
+    [LANES[:0], np.concatenate([LANES, LANES]), LANES.astype(np.int32), LANES.astype(object)],
+    ids=["empty", "two", "whole-numbers", "texts"],
+)
+def test_what_is_no_lanes_costs_its_frame_and_not_the_loop(points: np.ndarray) -> None:
+    class Other(LaneModel):
+        def run(self, inputs: Tensors, outputs: frozenset[str]) -> Tensors:
+            return {**super().run(inputs, outputs), "lane_points": Tensor(points)}
+
+    loop, told = pipeline(Other(), frame(0))
+    assert loop.tick(0.0)
+    assert "lanes are (1, K, 72, 2)" in told[0].failure
+
+
+def test_a_model_that_gives_no_lanes_is_refused_by_name() -> None:
+    loop, _ = pipeline(LaneModel(), output="something_else")
+    with pytest.raises(SettingsError, match=r"cameras\.front\.model: 'lane_detection' gives no"):
+        loop.prove()
+
+
+def test_a_model_that_gives_something_else_under_the_same_names_is_refused_too() -> None:
+    class Other(LaneModel):
+        def run(self, inputs: Tensors, outputs: frozenset[str]) -> Tensors:
+            return {**super().run(inputs, outputs), "lane_points": Tensor(LANES[0, 0])}
+
+    loop, _ = pipeline(Other())
+    with pytest.raises(SettingsError, match=r"lanes are \(1, K, 72, 2\) and \(1, K\)"):
+        loop.prove()
+
+
+def test_a_frame_behind_somebody_s_slow_request_ends_at_its_deadline_and_the_loop_goes_on() -> None:
+    class Slow(LaneModel):
+        """Waits, but only for the one who says so."""
+
+        begun, let_go = threading.Event(), threading.Event()
+
+        def run(self, inputs: Tensors, outputs: frozenset[str]) -> Tensors:
+            self.begun.set()
+            assert self.let_go.wait(60)
+            return super().run(inputs, outputs)
+
+    model = Slow()
+    door = data_plane(model)
+    request = InferRequest("lane_detection", {"image": Tensor(np.zeros((1, 9, 16, 3), np.uint8))})
+    client = threading.Thread(target=door.infer, args=(request,))
+    client.start()
+    assert model.begun.wait(60)
+    camera = OneCamera(frame(0), frame(1))
+    told: list[LaneFrame] = []
+    loop = LanePipeline(
+        camera,  # type: ignore[arg-type]
+        door,
+        "lane_detection",
+        [lambda lane_frame, _frame: told.append(lane_frame) if lane_frame.lanes else None],
+        frame_deadline_s=0.05,
+    )
+    assert loop.tick(0.0)
+    assert (loop.failed_frames, told) == (1, [])
+    model.let_go.set()
+    client.join(60)
+    assert loop.tick(0.0)
+    assert [lane_frame.frame_id for lane_frame in told] == [1]
+
+
+def test_to_wait_for_an_answer_is_no_hang() -> None:
+    class Patient(LaneModel):
+        """Looks at the loop's worker while the loop waits for it."""
+
+        limits_s: list[float]
+
+        def run(self, inputs: Tensors, outputs: frozenset[str]) -> Tensors:
+            self.limits_s = [loop.worker.limit_s]
+            return super().run(inputs, outputs)
+
+    model = Patient()
+    loop, _ = pipeline(model, frame(0))
+    loop.tick(0.0)
+    (limit_s,) = model.limits_s
+    assert limit_s > FRAME_DEADLINE_S + MODEL_STUCK_S
+    assert loop.worker.limit_s == loop.worker.deadline_s
+
+
+def test_a_model_that_is_not_there_or_fails_may_be_there_at_the_next_start() -> None:
+    model = LaneModel()
+    model.broken = True
+    loop, _ = pipeline(model)
+    with pytest.raises(
+        Unavailable, match=r"cameras\.front\.model: 'lane_detection' gives no lanes"
+    ):
+        loop.prove()
+    absent = LanePipeline(OneCamera(), DataPlane(ModelRegistry()), "lane_detection", ())  # type: ignore[arg-type]
+    with pytest.raises(Unavailable, match="put it into a repository"):
+        absent.prove()

@@ -1,0 +1,170 @@
+"""Lines go where they were asked for, in the form and of the levels that were chosen."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from edge_server.process.log_switches import LogSettings
+from edge_server.process.logs import set_up_logging
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+log = logging.getLogger("tested")
+
+
+@pytest.fixture
+def root() -> Iterator[logging.Logger]:
+    """The root logger, as it was afterwards."""
+    logger = logging.getLogger()
+    before, level = logger.handlers[:], logger.level
+    yield logger
+    for handler in logger.handlers:
+        handler.close()
+    logger.handlers[:] = before
+    logger.setLevel(level)
+
+
+@pytest.fixture
+def told(root: logging.Logger, tmp_path: Path) -> Any:
+    """Sets logging up with a file and these choices, logs a line of each level; the lines."""
+
+    def tell(**chosen: Any) -> list[str]:
+        path = tmp_path / "log"
+        set_up_logging(chosen.pop("verbose", 0), path=str(path), **chosen)
+        for number in (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR):
+            log.log(number, "it is %s", logging.getLevelName(number))
+        return path.read_text().splitlines()
+
+    return tell
+
+
+def levels(lines: list[str]) -> list[str]:
+    return [line.rpartition(" ")[2] for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "expected"),
+    [
+        ({}, ["INFO", "WARNING", "ERROR"]),
+        ({"verbose": 1}, ["DEBUG", "INFO", "WARNING", "ERROR"]),
+        ({"info": False}, ["WARNING", "ERROR"]),
+        ({"warning": False}, ["INFO", "ERROR"]),
+        ({"error": False, "info": False}, ["WARNING"]),
+    ],
+)
+def test_a_level_can_be_left_out(told: Any, chosen: dict, expected: list[str]) -> None:
+    assert levels(told(**chosen)) == expected
+
+
+def test_iso8601_has_the_date_in_utc_and_the_severity(told: Any) -> None:
+    for line in told(iso8601=True):
+        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ [IWE] it is [A-Z]+", line)
+
+
+def test_a_file_that_is_there_is_added_to(told: Any, tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("before\n")
+    assert told()[0] == "before"
+
+
+def test_a_file_that_cannot_be_opened_is_told(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        set_up_logging(0, path=str(tmp_path / "gone" / "log"))
+
+
+def test_what_was_chosen_at_the_start_is_told_and_can_be_changed(
+    root: logging.Logger, tmp_path: Path
+) -> None:
+    path = tmp_path / "log"
+    switches = set_up_logging(3, info=False, warning=False, iso8601=True, path=str(path))
+    assert switches.settings == LogSettings(
+        info=False, warning=False, error=True, verbose_level=3, iso8601=True
+    )
+    assert switches.file == str(path)
+    log.info("silent")
+    switches.change(info=True, iso8601=False)
+    log.info("told")
+    (line,) = path.read_text().splitlines()
+    assert re.fullmatch(r"\d\d:\d\d:\d\d INFO    told", line)
+
+
+@pytest.mark.parametrize("iso8601", [False, True])
+def test_the_journal_gets_a_priority_on_every_line(
+    root: logging.Logger,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    iso8601: bool,
+) -> None:
+    monkeypatch.setenv("JOURNAL_STREAM", "8:1")
+    set_up_logging(0, iso8601=iso8601)
+    log.warning("one\ntwo")
+    assert [line[:3] for line in capsys.readouterr().err.splitlines()] == ["<4>", "<4>"]
+
+
+FORGED = "refused: \n12:00:00 ERROR   forged\r<3>forged\x1b[2J\x85forged"
+
+
+@pytest.mark.parametrize("iso8601", [False, True])
+@pytest.mark.parametrize("journal", [False, True])
+def test_what_a_client_sent_forges_no_line_and_steers_no_terminal(
+    root: logging.Logger,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    iso8601: bool,
+    journal: bool,
+) -> None:
+    monkeypatch.setenv("JOURNAL_STREAM", "8:1" if journal else "")
+    set_up_logging(0, iso8601=iso8601)
+    log.error("%s", FORGED)
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.endswith("refused: ")
+    assert second.removeprefix("<3>") == (
+        r"    12:00:00 ERROR   forged\x0d<3>forged\x1b[2J\x85forged"
+    )
+
+
+def test_what_a_client_sent_does_not_fill_the_disk(told: Any, tmp_path: Path) -> None:
+    told()
+    log.error("x" * 1_000_000)
+    (line,) = [x for x in (tmp_path / "log").read_text().splitlines() if "xxx" in x]
+    assert len(line) < 20_000
+    assert line.endswith(" characters more")
+
+
+def test_json_is_an_object_for_each_line_whatever_it_quotes(root: Any, tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    switches = set_up_logging(0, json=True, path=str(path))
+    log.info("it says %s", 'two\nlines, "quotes" and \x1b[31m')
+    try:
+        int("why")
+    except ValueError:
+        log.exception("it failed")
+    # A client that asks for whole times has them already.
+    switches.change(iso8601=True)
+    log.warning("x" * 100_000)
+    lines = path.read_text().splitlines()
+    first, second, third = map(json.loads, lines)
+    assert first["text"] == 'it says two\nlines, "quotes" and \x1b[31m'
+    assert (first["level"], first["logger"], first["thread"]) == ("info", "tested", "MainThread")
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", first["time"])
+    assert second["text"] == "it failed"
+    assert second["traceback"].endswith("'why'")
+    assert third["text"].endswith("characters more")
+    assert not any("\x1b" in line for line in lines)
+
+
+def test_json_in_the_journal_has_its_priority(
+    root: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("JOURNAL_STREAM", "1:2")
+    set_up_logging(0, json=True).change(iso8601=True)
+    log.warning("it warns")
+    said = capsys.readouterr().err
+    assert said.startswith('<4>{"time": ')
+    assert json.loads(said[3:])["text"] == "it warns"

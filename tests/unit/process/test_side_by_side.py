@@ -1,0 +1,50 @@
+"""Work that waits is done together, and one that fails costs the others nothing."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from edge_server.process.side_by_side import side_by_side
+
+if TYPE_CHECKING:
+    import pytest
+
+
+def test_all_run_at_the_same_time_and_are_waited_for() -> None:
+    # None of them gets on before all have begun.
+    together = threading.Barrier(8, timeout=30)
+    done: list[int] = []
+
+    def work(number: int) -> None:
+        together.wait()
+        done.append(number)
+
+    side_by_side([lambda n=n: work(n) for n in range(8)], "work")  # type: ignore[misc]
+    assert sorted(done) == list(range(8))
+
+
+def test_what_one_raises_is_logged_and_the_others_are_done(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    done: list[int] = []
+
+    def fail() -> None:
+        raise ValueError("as asked")
+
+    side_by_side([fail, lambda: done.append(1), fail, lambda: done.append(2)], "close-model")
+    assert sorted(done) == [1, 2]
+    assert caplog.text.count("close-model: failed") == 2
+    assert "as asked" in caplog.text
+
+
+def test_without_room_for_threads_the_work_is_done_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    done: list[int] = []
+    side_by_side([lambda: done.append(1), lambda: done.append(2)], "work")
+    assert done == [1, 2]

@@ -1,0 +1,133 @@
+"""What is in quarantine is seen, and let out, whether a daemon runs or not."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from edge_server.cli.main import run_command
+from edge_server.cli.models.inspection import Inspection, rows
+from edge_server.cli.models.push import push
+from edge_server.errors import InternalError, NotFound
+from edge_server.repository.store import ModelStore
+from edge_server.repository.transfer.local import LocalRepository
+from edge_server.repository.transfer.quarantine import held_back, release
+from edge_server.repository.tree import look
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.unit.repository.transfer.conftest import MakeModel
+
+PATIENCE_S = 30.0
+BAD, WORSE = "0" * 64, "01" + "f" * 62
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    """Of a daemon that has ended, with two digests of `m` in quarantine and one of `n`."""
+    directory = tmp_path / "store"
+    opened = ModelStore(directory)
+    opened.quarantine(BAD, "rolled back: slow", "m")
+    opened.quarantine(WORSE, "rolled back: nan", "m")
+    opened.quarantine("2" * 64, "rolled back: slow", "n")
+    opened.close()
+    return directory
+
+
+def in_quarantine(directory: Path) -> set[str]:
+    """What a daemon that opens the store will not load."""
+    opened = ModelStore(directory)
+    opened.close()
+    return {digest for digest in (BAD, WORSE, "2" * 64) if opened.quarantined(digest)}
+
+
+def test_without_a_daemon_the_next_one_lets_it_out(store: Path) -> None:
+    assert release(store, "m", patience_s=0.0) == {BAD: False, WORSE: False}
+    # What is noted is as good as done.
+    assert [held.name for held in held_back(store)] == ["n"]
+    assert in_quarantine(store) == {"2" * 64}
+    assert in_quarantine(store) == {"2" * 64}
+    assert [held.name for held in held_back(store)] == ["n"]
+
+
+def test_a_daemon_that_runs_lets_it_out_at_its_next_look(store: Path) -> None:
+    daemon = ModelStore(store)
+    over = threading.Event()
+
+    def look_again() -> set[str]:
+        while not over.wait(0.01):
+            if released := daemon.release_noted():
+                return released
+        return set()
+
+    looking = threading.Thread(target=look_again)
+    looking.start()
+    try:
+        assert release(store, "m", BAD[:12], patience_s=PATIENCE_S) == {BAD: True}
+    finally:
+        over.set()
+        looking.join(PATIENCE_S)
+        daemon.close()
+    assert not daemon.quarantined(BAD)
+    assert in_quarantine(store) == {WORSE, "2" * 64}
+
+
+def test_only_what_is_in_quarantine_under_that_name_is_let_out(store: Path) -> None:
+    for name, digest in (("x", ""), ("n", BAD[:12]), ("m", "f")):
+        with pytest.raises(NotFound, match=f"{name}: nothing.* is in quarantine in "):
+            release(store, name, digest, patience_s=0.0)
+    assert in_quarantine(store) == {BAD, WORSE, "2" * 64}
+
+
+def test_what_was_quarantined_without_a_name_is_let_out_by_its_digest(tmp_path: Path) -> None:
+    """As by a daemon that noted none."""
+    opened = ModelStore(tmp_path / "store")
+    opened.quarantine(BAD, "old")
+    opened.close()
+    with pytest.raises(NotFound):
+        release(tmp_path / "store", "m", patience_s=0.0)
+    assert release(tmp_path / "store", "m", "0000", patience_s=0.0) == {BAD: False}
+
+
+def test_a_store_that_knows_no_notes_is_told_of(store: Path) -> None:
+    (store / "releases").rmdir()
+    with pytest.raises(InternalError, match="no daemon of this version has opened it"):
+        release(store, "m", patience_s=0.0)
+
+
+def test_where_there_is_no_store_nothing_is_in_quarantine(tmp_path: Path) -> None:
+    assert held_back(tmp_path / "none") == []
+
+
+def test_what_else_lies_among_the_notes_is_left_alone(store: Path) -> None:
+    (store / "releases" / "README").write_text("hello")
+    assert in_quarantine(store) == {BAD, WORSE, "2" * 64}
+    assert (store / "releases" / "README").exists()
+
+
+def test_the_list_tells_what_is_in_quarantine_and_why(
+    repository: Path, make_model: MakeModel, store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    local = LocalRepository(repository)
+    push(make_model("p"), local)
+    daemon = ModelStore(store)
+    daemon.quarantine(daemon.stage(look(repository, "p")).digest, "rolled back: 3 failed", "p")
+    daemon.close()
+    held = {each.digest: each.reason for each in held_back(store)}
+    (row,) = rows(local, Inspection([], held))
+    assert row["quarantine"] == "rolled back: 3 failed"
+    assert run_command(["models", "list", str(repository), "--store", str(store)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert f"p: {row['digest'][:12]} is in quarantine: rolled back: 3 failed" in lines
+    assert f"m: {BAD[:12]} is in quarantine: rolled back: slow" in lines
+
+
+@pytest.mark.parametrize("digest", ["", "xyz", "AB", "0" * 65])
+def test_a_digest_is_hexadecimal(digest: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        run_command(["models", "release", "m", f"--digest={digest}"])
+    assert caught.value.code == 2
+    assert "a digest is hexadecimal" in capsys.readouterr().err

@@ -1,0 +1,120 @@
+"""What a daemon says of each model is heard of the daemon that runs, and of nobody else."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from edge_server.errors import SettingsError
+from edge_server.repository.transfer.verdict import (
+    ENDED,
+    NOBODY,
+    SILENT,
+    TOLD,
+    Wanted,
+    followed,
+    models_told,
+    wait_for,
+)
+from edge_server.repository.verdicts import GOOD, LOADING, REFUSED, Verdicts, read_report
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    place = tmp_path / "store"
+    place.mkdir()
+    return place
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    place = tmp_path / "models"
+    place.mkdir()
+    return place
+
+
+def wanted(store: Path, patience_s: float, since_ns: int = 0, *, passed: bool = False) -> Wanted:
+    return Wanted("m", "d1", since_ns, passed, patience_s, str(store))
+
+
+def test_what_was_told_is_read(store: Path, repository: Path) -> None:
+    verdicts = Verdicts(store, [repository])
+    verdicts.is_good("m", "d0", store / "copies" / "key" / "m")
+    verdicts.tell("m", REFUSED, "d1", "it is broken")
+    told = models_told(repository, str(store))
+    assert told is not None
+    assert told["m"][:3] == (REFUSED, "d1", "it is broken")
+    assert told["m"][4:] == ("d0", "d0", "copies/key/m")
+    verdicts.gone("m")
+    assert models_told(repository, str(store)) == {}
+
+
+def test_another_repository_is_followed_by_nobody(store: Path, repository: Path) -> None:
+    Verdicts(store, [repository / "other"])
+    assert followed(repository, str(store)) is None
+    assert wait_for(repository, wanted(store, 5.0))[0] == NOBODY
+
+
+def test_a_process_that_ended_says_nothing_even_where_its_number_is_another_ones(
+    store: Path, repository: Path
+) -> None:
+    Verdicts(store, [repository])
+    path = store / "verdicts.json"
+    fields = json.loads(path.read_text())
+    assert fields["pid"] == os.getpid()
+    path.write_text(json.dumps({**fields, "started": str(int(fields["started"]) - 1)}))
+    report = read_report(store)
+    assert report is not None
+    assert not report.runs
+    assert wait_for(repository, wanted(store, 5.0))[0] == NOBODY
+
+
+def test_words_from_before_the_push_do_not_count(store: Path, repository: Path) -> None:
+    verdicts = Verdicts(store, [repository])
+    verdicts.tell("m", REFUSED, "d1", "old")
+    since_ns = time.monotonic_ns()
+    assert wait_for(repository, wanted(store, 0.3, since_ns))[0] == SILENT
+    assert wait_for(repository, wanted(store, 0.3))[0] == TOLD
+    verdicts.tell("m", LOADING, "d1")
+    timer = threading.Timer(0.2, verdicts.serves, ["m", "d1"], {"on_trial": True})
+    timer.start()
+    ended, verdict = wait_for(repository, wanted(store, 60.0, since_ns))
+    timer.join()
+    assert (ended, verdict.serves) == (TOLD, "d1")
+    # Of other content nothing is concluded.
+    ended, verdict = wait_for(repository, wanted(store, 0.3, since_ns, passed=True))
+    assert ended == SILENT
+    verdicts.is_good("m", "d1", store / "copies" / "key" / "m")
+    ended, verdict = wait_for(repository, wanted(store, 0.3, since_ns, passed=True))
+    assert (ended, verdict.outcome) == (TOLD, GOOD)
+
+
+def test_a_daemon_that_ends_meanwhile_is_told(store: Path, repository: Path) -> None:
+    Verdicts(store, [repository])
+    timer = threading.Timer(0.2, (store / "verdicts.json").unlink)
+    timer.start()
+    assert wait_for(repository, wanted(store, 60.0))[0] == ENDED
+    timer.join()
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"models": 1}', '{"models": {"m": {"x": 1}}}'])
+def test_what_is_no_report_is_none(store: Path, text: str) -> None:
+    (store / "verdicts.json").write_text(text)
+    assert read_report(store) is None
+
+
+def test_a_store_that_may_not_be_read_is_told_with_the_remedy(
+    repository: Path, tmp_path: Path
+) -> None:
+    # Also for root, who may read everything.
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    with pytest.raises(SettingsError, match="run this as root or the daemon's user"):
+        followed(repository, str(tmp_path / "loop"))
