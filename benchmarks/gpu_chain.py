@@ -21,7 +21,7 @@ from gpu_timing import host_ms
 from edge_server.cameras.source import open_source
 from edge_server.errors import Unavailable
 from edge_server.gpu.buffer_pool import BufferPool
-from edge_server.gpu.device_array import DeviceArray
+from edge_server.gpu.device_array import CudaArray
 from edge_server.inference.registry import ModelRegistry
 from edge_server.inference.scheduling import Scheduling
 from edge_server.inference.snapshot import ModelEntry, ModelState, Snapshot
@@ -145,7 +145,7 @@ class Network:
         self.stream: Stream = device.stream()
         self.pool = BufferPool(device, 64 << 20, self.name)
 
-    def run(self, planes: DeviceArray) -> DeviceArray:
+    def run(self, planes: CudaArray) -> CudaArray:
         """(1, ROWS, COLUMNS), given to `stream`, which waits for `planes` already."""
         raise NotImplementedError
 
@@ -162,13 +162,13 @@ class Network:
                 planes = self.pool.take(self.stream, tensor.shape, tensor.array.dtype)
                 self.stream.to_device(planes, tensor.array)
                 planes.written(self.stream)
-            assert isinstance(planes, DeviceArray)
+            assert isinstance(planes, CudaArray)
             self.stream.wait(planes.ready)
             made = self.run(planes)
             planes.read_by(self.stream.record())
             request.respond({"predict_lanes": Tensor(made)}, True)
 
-    def trouble(self) -> str:
+    def not_ready_reason(self) -> str:
         return ""
 
     def metrics(self) -> tuple[()]:
@@ -182,7 +182,7 @@ class Copying(Network):
 
     name = "a copy on the device"
 
-    def run(self, planes: DeviceArray) -> DeviceArray:
+    def run(self, planes: CudaArray) -> CudaArray:
         made = self.pool.take(self.stream, (1, ROWS, COLUMNS), np.float32)
         self.stream.copy(made, planes.reshape(-1)[: ROWS * COLUMNS])
         made.written(self.stream)
@@ -209,11 +209,11 @@ class TorchNetwork(Network):
         self._layers = nn.Sequential(*layers).cuda().eval()
         torch.cuda.synchronize()
 
-    def run(self, planes: DeviceArray) -> DeviceArray:
+    def run(self, planes: CudaArray) -> CudaArray:
         with self._torch.cuda.stream(self._torch_stream), self._torch.no_grad():
             made = self._layers(self._torch.from_dlpack(planes))
             made = made.flatten(2)[:, :, :ROWS].transpose(1, 2).contiguous()
-        return DeviceArray.of(made, self.stream)
+        return CudaArray.of(made, self.stream)
 
 
 class OnnxNetwork(Network):
@@ -235,7 +235,7 @@ class OnnxNetwork(Network):
             MODELS / NETWORK / "1" / "model.onnx", providers=[("CUDAExecutionProvider", cuda)]
         )
 
-    def run(self, planes: DeviceArray) -> DeviceArray:
+    def run(self, planes: CudaArray) -> CudaArray:
         made = self.pool.take(self.stream, (1, ROWS, COLUMNS), np.float32)
         binding = self._session.io_binding()
         place = ("cuda", self.device.index, np.float32)

@@ -35,7 +35,7 @@ def run_section(program: str, about: str, measure: Measure) -> int:
     try:
         for found in measure(devices, arguments.quick):
             if arguments.json:
-                write_whole(arguments.json, json.dumps(found, indent=1))
+                atomic_write(arguments.json, json.dumps(found, indent=1))
     except EdgeServerError as error:
         print(f"{program}: {error}", file=sys.stderr)
         return NOT_POSSIBLE if isinstance(error, Unavailable) else 1
@@ -44,7 +44,7 @@ def run_section(program: str, about: str, measure: Measure) -> int:
     return 0
 
 
-def write_whole(path: Path, text: str) -> None:
+def atomic_write(path: Path, text: str) -> None:
     """So that nobody reads a part, also when this process is ended now."""
     beside = path.with_name(f"{path.name}.part")
     beside.write_text(text)

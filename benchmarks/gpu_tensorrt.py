@@ -28,10 +28,10 @@ from gpu_section import run_section
 from gpu_timing import host_ms
 from tiny_onnx import relu_of_product
 
+from edge_server.backends.tensorrt.build.build_options import wish_of
 from edge_server.backends.tensorrt.build.facts import version_of
 from edge_server.backends.tensorrt.build.making import make_plan
 from edge_server.backends.tensorrt.build.process import build
-from edge_server.backends.tensorrt.build.wish import wish_of
 from edge_server.cameras.source import open_source
 from edge_server.cli.plan.verification import TOLERANCES
 from edge_server.errors import DeviceLost, EdgeServerError, Unavailable
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from edge_server.gpu.device_array import DeviceArray
+    from edge_server.gpu.device_array import CudaArray
 
 RTX_AS_TENSORRT = Path(__file__).parent.parent / "tests" / "rtx_as_tensorrt"
 CHAIN = "lane_detection"
@@ -315,7 +315,7 @@ class Tried:
             lanes = snapshot.infer(InferRequest(CHAIN, {"image": self._frame}))
             self._lanes = lanes.outputs["lane_points"].array.copy()
 
-    def _on_device(self, array: NDArray[Any]) -> DeviceArray:
+    def _on_device(self, array: NDArray[Any]) -> CudaArray:
         there = self._pool.take(self._stream, array.shape, array.dtype)
         self._stream.to_device(there, array)
         there.written(self._stream)

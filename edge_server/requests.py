@@ -150,5 +150,5 @@ class InferResponse(msgspec.Struct, frozen=True, eq=False):
 # once for one request. It returns at once, unless it holds a decoupled model back: a stream does so
 # for some seconds while its client does not read, an ensemble with `max_inflight_requests` while
 # its later steps are behind.
-Answer = InferResponse | EdgeServerError | None
-Respond = Callable[[Answer, bool], None]
+ResponseCallback = InferResponse | EdgeServerError | None
+Respond = Callable[[ResponseCallback, bool], None]

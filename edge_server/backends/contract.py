@@ -21,14 +21,14 @@ from edge_server.tensors import Tensor
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from edge_server.backends.surroundings import Surroundings
+    from edge_server.backends.server_context import ServerContext
     from edge_server.gpu.devices import Devices
     from edge_server.model_config.config import ModelConfig, Placement
     from edge_server.model_config.files import ModelFiles
 
 Tensors = Mapping[str, Tensor]
 Run = Callable[[Tensors, frozenset[str]], Tensors]
-Tell = Callable[[str], None]
+ProgressCallback = Callable[[str], None]
 CopyDirection = Literal["to_host", "to_device"]
 
 
@@ -42,8 +42,8 @@ def not_counted(direction: CopyDirection, n_bytes: int) -> None:
     """A `Copied` for what no model's statistics shall show."""
 
 
-def untold(text: str) -> None:
-    """A `Tell` for a load that nobody watches."""
+def no_progress(text: str) -> None:
+    """A `ProgressCallback` for a load that nobody watches."""
 
 
 def on_host(tensor: Tensor, copied: Copied) -> Tensor:
@@ -72,7 +72,7 @@ class RespondTensors(Protocol):
         ...
 
 
-class World(Protocol):
+class ModelResolver(Protocol):
     """The models beside the one that runs, as its request sees them."""
 
     def submit(self, request: InferRequest, respond: Respond) -> None:
@@ -105,7 +105,7 @@ class ExecuteRequest(msgspec.Struct, frozen=True, eq=False):
     outputs: frozenset[str]
     respond: RespondTensors
     request: InferRequest
-    world: World
+    world: ModelResolver
     copied: Copied = not_counted
 
     def host_inputs(self) -> Tensors:
@@ -183,7 +183,7 @@ class Model(Protocol):
         """
         ...
 
-    def trouble(self) -> str:
+    def not_ready_reason(self) -> str:
         """Why it cannot answer at this moment (a model process that restarts); empty where it
         can."""
         ...
@@ -211,8 +211,8 @@ class Backend(Protocol):
         directory: Path,
         config: ModelConfig,
         devices: Devices,
-        tell: Tell,
-        surroundings: Surroundings,
+        tell: ProgressCallback,
+        surroundings: ServerContext,
     ) -> Model:
         """The model in the version directory, ready to make instances where it is asked to.
 
@@ -307,7 +307,7 @@ class TensorModel:
         del name, placement  # all of them are alike
         return TensorInstance(self._run)
 
-    def trouble(self) -> str:
+    def not_ready_reason(self) -> str:
         return ""
 
     def metrics(self) -> Sequence[ModelMetric]:

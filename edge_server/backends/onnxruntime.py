@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from edge_server.backends.contract import Tell
-    from edge_server.backends.surroundings import Surroundings
+    from edge_server.backends.contract import ProgressCallback
+    from edge_server.backends.server_context import ServerContext
     from edge_server.gpu.devices import Devices
     from edge_server.model_config.config import ModelConfig, Placement
     from edge_server.model_config.files import ModelFiles
@@ -130,8 +130,8 @@ def load(
     directory: Path,
     config: ModelConfig,
     devices: Devices,
-    tell: Tell,
-    surroundings: Surroundings,
+    tell: ProgressCallback,
+    surroundings: ServerContext,
 ) -> OnnxModel:
     del devices, tell, surroundings
     options = ort.SessionOptions()
@@ -176,7 +176,7 @@ class OnnxModel:
         del name, placement  # all of them are alike, on the CPU
         return TensorInstance(self._run)
 
-    def trouble(self) -> str:
+    def not_ready_reason(self) -> str:
         return ""
 
     def metrics(self) -> tuple[()]:

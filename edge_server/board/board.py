@@ -14,7 +14,7 @@ from edge_server.board.heat import Heat, read_heat
 from edge_server.board.jetpack import JetPack, L4tRelease, jetpack_of
 from edge_server.board.jetson_module import OrinModule, chip_of, module_of
 from edge_server.board.kernel_files import is_there, listed, read_text
-from edge_server.board.limits import GroupLimits, Memory, read_group_limits, read_memory
+from edge_server.board.limits import BoardMemory, GroupLimits, read_group_limits, read_memory
 from edge_server.board.power_mode import PowerModes, read_power_modes
 from edge_server.board.unit_file import UnitFile, find_unit_file, systemd_runs
 from edge_server.board.wall_clock import WallClock, read_wall_clock
@@ -54,7 +54,7 @@ class BoardFacts:
     kernel: str | None
     cuda: str | None
     nvdla_compiler: str | None
-    memory: Memory
+    memory: BoardMemory
     limits: GroupLimits
     power_modes: PowerModes | None
     clock_rates: tuple[ClockRate, ...]

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Memory:
+class BoardMemory:
     """Of the board: on a Jetson, CPU and GPU share it. None is what the kernel does not tell."""
 
     total_bytes: int | None = None
@@ -29,7 +29,7 @@ class GroupLimits:
     processors: float | None = None
 
 
-def read_memory(root: Path) -> Memory:
+def read_memory(root: Path) -> BoardMemory:
     """From /proc/meminfo below `root`."""
     kib: dict[str, int] = {}
     for line in (read_text(root / "proc/meminfo") or "").splitlines():
@@ -38,7 +38,7 @@ def read_memory(root: Path) -> Memory:
         if words and words[0].isdecimal():
             kib[name] = int(words[0])
     total, available = kib.get("MemTotal"), kib.get("MemAvailable")
-    return Memory(
+    return BoardMemory(
         None if total is None else total * 1024, None if available is None else available * 1024
     )
 

@@ -14,7 +14,7 @@ CATCH_UP_S = 0.25
 
 
 class Pace:
-    """Releases its caller `fps` times a second, without drift.
+    """QuarantineReleases its caller `fps` times a second, without drift.
 
     The first `wait` returns at once; each later one is due one period after the one before was
     due, however late the caller came. A caller more than `CATCH_UP_S` late starts a new schedule.

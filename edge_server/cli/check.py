@@ -164,7 +164,7 @@ def _nothing(repository: chosen.Repository) -> str:
 
 
 def _check_camera(
-    name: str, settings: chosen.Camera, data_plane: DataPlane, faulty_models: set[str] | None
+    name: str, settings: chosen.CameraSection, data_plane: DataPlane, faulty_models: set[str] | None
 ) -> list[str]:
     """The camera's faults; one of its model's own has been told with the model."""
     faults = []

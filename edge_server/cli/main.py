@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from edge_server.process.log_switches import LogSwitches
-    from edge_server.settings import Log, Settings
+    from edge_server.settings import LogSection, Settings
 
 log = logging.getLogger(__name__)
 
@@ -171,7 +171,7 @@ def _settings(arguments: argparse.Namespace) -> tuple[Settings, list[str]]:
     return settings, chosen.notes + settings.without_effect()
 
 
-def _log_to(log: Log) -> LogSwitches:
+def _log_to(log: LogSection) -> LogSwitches:
     try:
         return set_up_logging(
             log.verbose,

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from edge_server.lifecycle.control import RepositoryControl
     from edge_server.pipeline.lane_pipeline import Listener
     from edge_server.process.log_switches import LogSwitches
-    from edge_server.settings import Settings, Trace
+    from edge_server.settings import Settings, TraceSection
 
 log = logging.getLogger(__name__)
 
@@ -387,7 +387,7 @@ class Daemon:
             return "cannot be told"
 
 
-def _trace_rule(settings: Trace) -> TraceRule:
+def _trace_rule(settings: TraceSection) -> TraceRule:
     """As it is at the start."""
     return TraceRule(
         "TIMESTAMPS" in settings.level, settings.rate, settings.count, settings.log_frequency

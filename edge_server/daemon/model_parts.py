@@ -11,14 +11,14 @@ import msgspec
 from edge_server.board.state_directory import state_directory
 from edge_server.errors import SettingsError
 from edge_server.inference.bounded_control import BoundedControl
+from edge_server.inference.canary_monitor import CanaryTerms
 from edge_server.inference.live_models import LiveModels
-from edge_server.inference.probation import ProbationTerms
 from edge_server.inference.rate_limiter import RateLimiter, ResourceLimit
 from edge_server.inference.scheduling import Scheduling
 from edge_server.lifecycle.budget import MemoryBudget
 from edge_server.lifecycle.control import RepositoryControl
+from edge_server.lifecycle.deployment_state import DeploymentState
 from edge_server.lifecycle.interface_rule import InterfaceRule
-from edge_server.lifecycle.ledger import Ledger
 from edge_server.lifecycle.loader import RepositoryLoader
 from edge_server.lifecycle.poll_control import PollControl
 from edge_server.model_config.config import Completion
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from edge_server.gpu.devices import Devices
     from edge_server.inference.registry import ModelRegistry
-    from edge_server.settings import Camera, Repository, Serving, Settings
+    from edge_server.settings import CameraSection, Repository, Serving, Settings
 
 # Models that load others wait in threads of theirs; what they load may load others again.
 _LOADS_BY_MODELS = 16
@@ -99,7 +99,7 @@ def chosen_control(
     settings: Repository,
     *,
     python: Python = _ANY_PYTHON,
-    cameras: Mapping[str, Camera] = MappingProxyType({}),
+    cameras: Mapping[str, CameraSection] = MappingProxyType({}),
 ) -> RepositoryControl:
     """What loads models into `registry`, at the start and on request.
 
@@ -145,7 +145,7 @@ def _store_directory(settings: Repository) -> Path:
     return Path(settings.store) if settings.store else state_directory() / "store"
 
 
-def _of_cameras(cameras: Mapping[str, Camera]) -> dict[str, frozenset[str]]:
+def _of_cameras(cameras: Mapping[str, CameraSection]) -> dict[str, frozenset[str]]:
     return {camera.model: LANE_TENSORS for camera in cameras.values()}
 
 
@@ -161,7 +161,7 @@ def following_control(
     settings: Repository,
     *,
     python: Python = _ANY_PYTHON,
-    cameras: Mapping[str, Camera] = MappingProxyType({}),
+    cameras: Mapping[str, CameraSection] = MappingProxyType({}),
 ) -> PollControl:
     """What keeps `registry` as the repositories are; see `chosen_control`."""
     accepted = AcceptedModels()
@@ -173,9 +173,9 @@ def following_control(
         signatures=signatures,
         repositories=paths,
     )
-    ledger = Ledger(accepted, store, Verdicts(store.directory, paths))
+    ledger = DeploymentState(accepted, store, Verdicts(store.directory, paths))
     budget = MemoryBudget(settings.memory_reserve_bytes)
-    terms = ProbationTerms(settings.probation_requests, settings.probation_s)
+    terms = CanaryTerms(settings.probation_requests, settings.probation_s)
     loader = RepositoryLoader(
         registry,
         accepted,

@@ -11,7 +11,7 @@ import numpy as np
 
 from edge_server.errors import Unavailable
 from edge_server.gpu.buffer import Buffer
-from edge_server.gpu.device_array import DeviceArray
+from edge_server.gpu.device_array import CudaArray
 from edge_server.gpu.memory import DeviceMemory
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class BufferPool:
         """Device memory that this has allocated, in use or idle."""
         return self._held_bytes
 
-    def take(self, stream: Stream, shape: Sequence[int], dtype: DTypeLike) -> DeviceArray:
+    def take(self, stream: Stream, shape: Sequence[int], dtype: DTypeLike) -> CudaArray:
         """An array whose content is undefined, to be written by what `stream` is given from now
         on; say `written` on it then.
 
@@ -64,7 +64,7 @@ class BufferPool:
         with self._lock:
             buffer = self._fitting(need_bytes) or self._new(need_bytes)
         buffer.reuse(stream)
-        return DeviceArray(buffer, tuple(shape), dtype, lease=_Lease(self, buffer))
+        return CudaArray(buffer, tuple(shape), dtype, lease=_Lease(self, buffer))
 
     def give_back(self, buffer: Buffer) -> None:
         """Nothing refers to it any more; for leases only."""

@@ -22,7 +22,7 @@ _LEGACY_STREAM = 1
 _NO_WAITING = -1
 
 
-class DeviceArray:
+class CudaArray:
     """A C-contiguous array in device memory; it is never copied to the host unasked.
 
     Who reads it first lets its stream wait for `ready`, and says with `read_by` when it is
@@ -49,7 +49,7 @@ class DeviceArray:
         self._lease = lease
 
     @staticmethod
-    def of(thing: Any, stream: Stream) -> DeviceArray:
+    def of(thing: Any, stream: Stream) -> CudaArray:
         """A view on what another library holds on the device of `stream`; nothing is copied.
 
         Args:
@@ -64,7 +64,7 @@ class DeviceArray:
         nbytes = math.prod(shape) * dtype.itemsize
         buffer = Buffer(stream.device, pointer, nbytes, owner)
         buffer.written(stream)
-        return DeviceArray(buffer, shape, dtype)
+        return CudaArray(buffer, shape, dtype)
 
     @property
     def device(self) -> Device:
@@ -102,7 +102,7 @@ class DeviceArray:
         """Note that a reader is through after `event`."""
         self.buffer.read_by(event)
 
-    def reshape(self, shape: tuple[int, ...]) -> DeviceArray:
+    def reshape(self, shape: tuple[int, ...]) -> CudaArray:
         """The same memory in another shape; one dimension may be -1.
 
         Raises:
@@ -112,7 +112,7 @@ class DeviceArray:
         new = np.broadcast_to(np.int8(0), self.shape).reshape(shape).shape
         return self._view(new, self.pointer)
 
-    def __getitem__(self, rows: slice) -> DeviceArray:
+    def __getitem__(self, rows: slice) -> CudaArray:
         """Some rows of the first axis, in the same memory.
 
         Raises:
@@ -178,7 +178,7 @@ class DeviceArray:
         raise TypeError("this array lies on the device; on_host() copies it")
 
     def __repr__(self) -> str:
-        return f"DeviceArray({list(self.shape)}, {self.dtype}, on {self.device})"
+        return f"CudaArray({list(self.shape)}, {self.dtype}, on {self.device})"
 
-    def _view(self, shape: tuple[int, ...], pointer: int) -> DeviceArray:
-        return DeviceArray(self.buffer, shape, self.dtype, pointer=pointer, lease=self._lease)
+    def _view(self, shape: tuple[int, ...], pointer: int) -> CudaArray:
+        return CudaArray(self.buffer, shape, self.dtype, pointer=pointer, lease=self._lease)

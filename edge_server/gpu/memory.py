@@ -62,7 +62,7 @@ class MappedMemory:
         return self.array.nbytes
 
 
-class _Pinned:
+class _PinnedMemory:
     """What owns pinned memory, and what numpy keeps alive with every view on it."""
 
     def __init__(
@@ -99,7 +99,7 @@ def host_memory(
     device: Device, shape: tuple[int, ...], dtype: np.dtype[Any], *, mapped: bool
 ) -> MappedMemory:
     """Pinned host memory, reachable by kernels where it is `mapped`."""
-    owner = _Pinned(device, shape, dtype, _PORTABLE | (_DEVICE_MAP if mapped else 0))
+    owner = _PinnedMemory(device, shape, dtype, _PORTABLE | (_DEVICE_MAP if mapped else 0))
     return MappedMemory(np.asarray(owner).view(dtype).reshape(shape), owner.pointer)
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Batch:
+class OpenBatch:
     """The next batch as it stands.
 
     Attributes:
@@ -45,7 +45,7 @@ class BatchRule:
             not spec.optional and -1 not in spec.shape for spec in config.inputs
         )
 
-    def batch(self, line: Iterable[Job], now_ns: int) -> Batch:
+    def batch(self, line: Iterable[Job], now_ns: int) -> OpenBatch:
         """The batch that the head of `line` makes at `now_ns` (`time.monotonic_ns()`)."""
         first: Job | None = None
         count = size = preferred_count = 0
@@ -67,12 +67,12 @@ class BatchRule:
                 break
         due_ns = oldest_ns + self._delay_ns
         if self._delay_ns and due_ns <= now_ns:
-            return Batch(count, due_ns)
+            return OpenBatch(count, due_ns)
         if preferred_count:
-            return Batch(preferred_count, now_ns)
+            return OpenBatch(preferred_count, now_ns)
         if not can_grow or size >= self._most_preferred:
-            return Batch(count, now_ns)
-        return Batch(count, due_ns)
+            return OpenBatch(count, now_ns)
+        return OpenBatch(count, due_ns)
 
     def _alike(self, one: Job, other: Job) -> bool:
         return self._alike_by_config or _alike(one.inputs, other.inputs)

@@ -6,14 +6,14 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from edge_server.inference.pending import PendingAnswer
+from edge_server.inference.response_future import ResponseFuture
 from edge_server.inference.snapshot import UNLOADED, ModelState
 
 if TYPE_CHECKING:
     from edge_server.inference.registry import ModelRegistry
     from edge_server.inference.snapshot import LoadedModel, ModelEntry
     from edge_server.model_config.config import ModelConfig
-    from edge_server.requests import Answer, InferRequest, InferResponse, Respond
+    from edge_server.requests import InferRequest, InferResponse, Respond, ResponseCallback
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class DataPlane:
             EdgeServerError: as `submit` says, or that was the answer.
             DeadlineExceeded, Cancelled: nobody waits for it any more.
         """
-        pending = PendingAnswer()
+        pending = ResponseFuture()
         self.submit(request, pending)
         return pending.wait(request)
 
@@ -63,7 +63,7 @@ class DataPlane:
         """
         lease = self._registry.lease()
 
-        def pass_on(answer: Answer, final: bool) -> None:
+        def pass_on(answer: ResponseCallback, final: bool) -> None:
             if final:
                 lease.release()
             try:

@@ -11,7 +11,7 @@ from edge_server.errors import DeadlineExceeded, EdgeServerError, InternalError,
 from edge_server.inference.batching import BatchRule
 from edge_server.inference.expected_wait import ExpectedWait
 from edge_server.inference.job import Job
-from edge_server.inference.ordered_answers import OrderedAnswers
+from edge_server.inference.ordered_responses import OrderedResponses
 from edge_server.inference.policy_queue import PolicyQueue
 from edge_server.process.worker import Worker
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from edge_server.inference.execution import Executor
     from edge_server.inference.instance_pool import InstancePool
     from edge_server.inference.line_watch import LineWatch
-    from edge_server.inference.policy_queue import Refused
+    from edge_server.inference.policy_queue import DroppedJob
     from edge_server.inference.snapshot import Snapshot
     from edge_server.model_config.scheduling import DynamicBatching
     from edge_server.requests import InferRequest, Respond
@@ -66,7 +66,7 @@ class DynamicBatchScheduler:
         self._queue = PolicyQueue[Job](batching)
         self._expected_wait = ExpectedWait(len(pool), config.max_batch_size)
         self._running = 0
-        self._order = OrderedAnswers() if batching.preserve_ordering else None
+        self._order = OrderedResponses() if batching.preserve_ordering else None
         lock = threading.Lock()
         self._work = threading.Condition(lock)
         self._company = threading.Condition(lock)
@@ -230,7 +230,7 @@ class DynamicBatchScheduler:
         soon = time.monotonic() + _LOOK_S
         return soon if expiry_ns is None else min(soon, expiry_ns / 1e9)
 
-    def _take_batch(self) -> tuple[list[Job], list[Refused[Job]]]:
+    def _take_batch(self) -> tuple[list[Job], list[DroppedJob[Job]]]:
         with self._work:
             now_ns = time.monotonic_ns()
             self._queue.settle(now_ns)
@@ -243,7 +243,7 @@ class DynamicBatchScheduler:
             if self._queue:
                 self._work.notify()
 
-    def _refuse(self, refused: Iterable[Refused[Job]]) -> None:
+    def _refuse(self, refused: Iterable[DroppedJob[Job]]) -> None:
         for each in refused:
             self._executor.refuse(each.job, each.error)
 

@@ -11,7 +11,7 @@ from edge_server.errors import EdgeServerError
 from edge_server.inference.ensemble_plan import plan_of
 from edge_server.inference.ensemble_run import EnsembleRun
 from edge_server.inference.execution import in_shape
-from edge_server.inference.statistics import Failure
+from edge_server.inference.statistics import FailureReason
 from edge_server.inference.step_slots import StepSlots
 from edge_server.requests import InferResponse
 
@@ -62,7 +62,7 @@ class EnsembleScheduler:
 
     def submit(self, request: InferRequest, snapshot: Snapshot, respond: Respond) -> None:
         names = request.outputs or self._output_names
-        answers = _Answers(self.config, self._version, self._statistics, request, respond)
+        answers = _EnsembleResponses(self.config, self._version, self._statistics, request, respond)
         run = EnsembleRun(
             self._plan(frozenset(names)),
             request,
@@ -90,7 +90,7 @@ class EnsembleScheduler:
                 self._watch.remove(slots)
 
 
-class _Answers:
+class _EnsembleResponses:
     """Turns what a run gives into responses, and counts them before the caller hears."""
 
     def __init__(
@@ -163,7 +163,7 @@ class _Answers:
         if self._request.replayed:
             pass
         elif isinstance(response, EdgeServerError):
-            self._statistics.failed(Failure.OTHER, now_ns - self._began_ns)
+            self._statistics.failed(FailureReason.OTHER, now_ns - self._began_ns)
         elif final:
             phases = Phases(0, now_ns - self._began_ns, 0)
             self._statistics.executed(max(1, self._batch_size), phases)

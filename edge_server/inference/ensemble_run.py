@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 
     from edge_server.inference.data_flow import DataSet
     from edge_server.inference.ensemble_plan import Plan, PlannedStep
-    from edge_server.inference.snapshot import Kept, Snapshot
+    from edge_server.inference.snapshot import RetainedSnapshot, Snapshot
     from edge_server.inference.step_slots import StepSlots
     from edge_server.inference.step_threads import StepThreads
     from edge_server.model_config.config import ModelConfig
-    from edge_server.requests import Answer, StepTiming
+    from edge_server.requests import ResponseCallback, StepTiming
     from edge_server.tensors import Tensor
 
 log = logging.getLogger(__name__)
 
 
-class Leave(Protocol):
+class ResponseSink(Protocol):
     """Takes the answers of a run: tensors with who computed them, an error, or the mere end."""
 
     def __call__(
@@ -87,7 +87,7 @@ class EnsembleRun:
         names: Sequence[str],
         threads: StepThreads,
         slots: Sequence[StepSlots],
-        leave: Leave,
+        leave: ResponseSink,
     ) -> None:
         self._ensemble = ensemble
         self._plan = plan
@@ -104,7 +104,7 @@ class EnsembleRun:
         self._flow = DataFlow(plan, tensors)
         self._over = False
         self._in_flight = 0
-        self._kept: Kept | None = None
+        self._kept: RetainedSnapshot | None = None
 
     def start(self) -> None:
         if not self._plan.steps:
@@ -244,7 +244,7 @@ class EnsembleRun:
             replayed=request.replayed,
         )
 
-    def answered(self, call: _Call, answer: Answer, *, final: bool) -> None:
+    def answered(self, call: _Call, answer: ResponseCallback, *, final: bool) -> None:
         """Take what a step says; on any thread."""
         step = call.step
         if final and self._slots:
@@ -358,10 +358,10 @@ class EnsembleRun:
         """Hear nothing more; under `_lock`, and before the caller's own lease ends."""
         self._over = True
         if self._in_flight:
-            self._kept = self._snapshot.keep()
+            self._kept = self._snapshot.retain()
 
 
-def _is_bare(answer: Answer) -> bool:
+def _is_bare(answer: ResponseCallback) -> bool:
     return isinstance(answer, InferResponse) and not answer.outputs
 
 
@@ -402,7 +402,7 @@ class _Call:
         self.thread = threading.get_ident()
         self.over = False
 
-    def __call__(self, answer: Answer, final: bool) -> None:
+    def __call__(self, answer: ResponseCallback, final: bool) -> None:
         # What a scheduler raises after the last answer shall give back no second slot.
         if not self.over:
             self.over = final

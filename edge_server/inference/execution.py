@@ -14,7 +14,7 @@ from edge_server.errors import (
     InternalError,
     Unavailable,
 )
-from edge_server.inference.statistics import Failure
+from edge_server.inference.statistics import FailureReason
 from edge_server.requests import NO_PARAMETERS, InferResponse, StepTiming
 from edge_server.tensors import Tensor
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from edge_server.inference.job import Job
     from edge_server.inference.statistics import ModelStatistics
     from edge_server.model_config.config import ModelConfig
-    from edge_server.requests import Answer, Parameters, Trace
+    from edge_server.requests import Parameters, ResponseCallback, Trace
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class Executor:
         """Run `jobs` as one batch; all but decoupled ones are answered when this returns."""
         # A decoupled request may have its last answer, and so lose its lease, while the model is
         # still inside `execute`.
-        kept = [job.snapshot.keep() for job in jobs] if self.config.decoupled else ()
+        kept = [job.snapshot.retain() for job in jobs] if self.config.decoupled else ()
         try:
             self._run(instance, jobs)
         finally:
@@ -60,7 +60,7 @@ class Executor:
                     lease.release()
 
     def _run(self, instance: Instance, jobs: Sequence[Job]) -> None:
-        turns = [_Turn(self, job) for job in jobs]
+        turns = [Execution(self, job) for job in jobs]
         began_ns = time.monotonic_ns()
         failure: EdgeServerError | None = None
         phases = None
@@ -78,12 +78,12 @@ class Executor:
             turn.end(failure, phases)
 
     def refuse(self, job: Job, error: EdgeServerError) -> None:
-        """Answer a job that is not going to run, or that failed; count it."""
+        """ResponseCallback a job that is not going to run, or that failed; count it."""
         if not job.request.replayed:
             self.statistics.failed(_reason(error), time.monotonic_ns() - job.queued_at_ns)
         self.tell(job, error, final=True)
 
-    def tell(self, job: Job, answer: Answer, *, final: bool) -> None:
+    def tell(self, job: Job, answer: ResponseCallback, *, final: bool) -> None:
         """Give the caller an answer; what that raises is logged, and no other job's affair."""
         try:
             job.respond(answer, final)
@@ -132,7 +132,7 @@ class Executor:
         return {name: on_host(tensor, copied) for name, tensor in tensors.items()}
 
 
-class _Turn:
+class Execution:
     """One job while it runs: what its instance calls `respond`."""
 
     __slots__ = ("_began_ns", "_executor", "_held", "_job", "_last_ns", "_over", "_responses")
@@ -256,12 +256,12 @@ class _Turn:
         )
 
 
-def _reason(error: EdgeServerError) -> Failure:
+def _reason(error: EdgeServerError) -> FailureReason:
     if isinstance(error, Cancelled):
-        return Failure.CANCELED
+        return FailureReason.CANCELED
     if isinstance(error, (Unavailable, DeadlineExceeded)):
-        return Failure.REJECTED
-    return Failure.BACKEND
+        return FailureReason.REJECTED
+    return FailureReason.BACKEND
 
 
 def in_shape(tensor: Tensor, shape: tuple[int, ...] | None, batch_size: int) -> Tensor:

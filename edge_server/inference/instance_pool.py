@@ -119,7 +119,7 @@ class InstancePool:
         """
         instance = self._take_now(urgent=urgent, deadline=deadline)
         if instance is None:
-            gone = _Gone(self._lock, self._for_urgent if urgent else self._for_others)
+            gone = _CancelWaiter(self._lock, self._for_urgent if urgent else self._for_others)
             if cancellation is not None:
                 cancellation.when_cancelled(gone)
             instance = self._take_idle(gone, urgent=urgent, deadline=deadline)
@@ -140,7 +140,7 @@ class InstancePool:
                 return self._idle.pop()
         return None
 
-    def _take_idle(self, gone: _Gone, *, urgent: bool, deadline: float | None) -> Instance:
+    def _take_idle(self, gone: _CancelWaiter, *, urgent: bool, deadline: float | None) -> Instance:
         with self._lock:
             self._urgent_waiting += urgent
             self._waiting += 1
@@ -196,7 +196,7 @@ class InstancePool:
             (self._for_urgent if self._urgent_waiting else self._for_others).notify()
 
 
-class _Gone:
+class _CancelWaiter:
     """Hears that a caller who waits for his `turn` has gone, and wakes him."""
 
     __slots__ = ("_lock", "is_so", "turn", "waits")

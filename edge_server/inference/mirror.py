@@ -21,10 +21,10 @@ from edge_server.errors import (
     InvalidRequest,
     Unavailable,
 )
+from edge_server.inference.canary_window import Fault, WatchedScheduler, all_finite
 from edge_server.inference.request_check import check_request
 from edge_server.inference.response_cache import uncached
 from edge_server.inference.snapshot import ModelEntry, ModelState, Snapshot
-from edge_server.inference.watch import Fault, WatchedScheduler, all_finite
 from edge_server.model_config.interface import interface_break
 from edge_server.process.worker import Worker
 from edge_server.requests import InferResponse
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from edge_server.inference.snapshot import LoadedModel, Scheduler
-    from edge_server.requests import Answer, InferRequest, Respond
+    from edge_server.requests import InferRequest, Respond, ResponseCallback
 
 log = logging.getLogger(__name__)
 
@@ -243,9 +243,9 @@ class Mirror:
             statistics.median(old_ns for _, old_ns in pairs) / 1e6,
         )
 
-    def trouble(self) -> str:
+    def not_ready_reason(self) -> str:
         """What keeps the predecessor from answering; empty where nothing does."""
-        return next((text for model in self._held if (text := model.trouble())), "")
+        return next((text for model in self._held if (text := model.not_ready_reason())), "")
 
     def step(self) -> bool:
         """Replay what waits for longest; whether there was something."""
@@ -348,7 +348,7 @@ class Mirror:
             with self._lock:
                 self._doubts[replay.fault].append(better)
 
-    def _ask(self, request: InferRequest) -> Answer:
+    def _ask(self, request: InferRequest) -> ResponseCallback:
         # Not the caller's any more, and as patient as there is.
         replayed = replace(
             request,
@@ -394,10 +394,10 @@ class _Over:
     """A `Respond` that keeps the answer and tells when it was the last."""
 
     def __init__(self) -> None:
-        self.answer: Answer = None
+        self.answer: ResponseCallback = None
         self.event = threading.Event()
 
-    def __call__(self, answer: Answer, final: bool) -> None:
+    def __call__(self, answer: ResponseCallback, final: bool) -> None:
         if answer is not None:
             self.answer = answer
         if final:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from edge_server.requests import InferRequest
 
 
-class Waiting(Protocol):
+class QueuedJob(Protocol):
     """What may stand in the line."""
 
     @property
@@ -35,11 +35,11 @@ _EMPTY_LEVELS = 8
 # Before the first level.
 _URGENT = 0
 
-W = TypeVar("W", bound=Waiting)
+W = TypeVar("W", bound=QueuedJob)
 
 
 @dataclass(frozen=True)
-class Refused(Generic[W]):
+class DroppedJob(Generic[W]):
     """What has left the line unserved, and why."""
 
     job: W
@@ -63,7 +63,7 @@ class PolicyQueue(Generic[W]):
         self._default = default if 1 <= default <= self._most_levels else 1
         # By priority, and in that order.
         self._levels: dict[int, _Level[W]] = {}
-        self._refused: list[Refused[W]] = []
+        self._refused: list[DroppedJob[W]] = []
 
     def __len__(self) -> int:
         """How many stand in the line, whether somebody still waits for them or not."""
@@ -125,7 +125,7 @@ class PolicyQueue(Generic[W]):
         expiries = [level.head_expires_ns for level in self._levels.values()]
         return min((at for at in expiries if at is not None), default=None)
 
-    def take_refused(self) -> list[Refused[W]]:
+    def take_refused(self) -> list[DroppedJob[W]]:
         """Those that died in the line, each of them once."""
         refused, self._refused = self._refused, []
         return refused
@@ -187,14 +187,14 @@ class _Level(Generic[W]):
     def pop(self) -> W:
         return self._line.popleft()[0] if self._line else self._late.popleft()
 
-    def settle(self, now_ns: int, refused: list[Refused[W]]) -> None:
+    def settle(self, now_ns: int, refused: list[DroppedJob[W]]) -> None:
         next(self.walk(now_ns, refused), None)
 
-    def search(self, now_ns: int, refused: list[Refused[W]]) -> None:
+    def search(self, now_ns: int, refused: list[DroppedJob[W]]) -> None:
         left = sum(1 for _ in self.walk(now_ns, refused))
         self.searched_from = max(_SEARCHED_FROM, 2 * left)
 
-    def walk(self, now_ns: int, refused: list[Refused[W]]) -> Iterator[W]:
+    def walk(self, now_ns: int, refused: list[DroppedJob[W]]) -> Iterator[W]:
         at = 0
         while at < len(self._line):
             job, expires_ns = self._line[at]
@@ -208,7 +208,7 @@ class _Level(Generic[W]):
             if error is None and self._policy.delay_expired:
                 self._late.append(job)
             else:
-                refused.append(Refused(job, error or Unavailable("Request timeout expired")))
+                refused.append(DroppedJob(job, error or Unavailable("Request timeout expired")))
         at = 0
         while at < len(self._late):
             job = self._late[at]
@@ -218,4 +218,4 @@ class _Level(Generic[W]):
                 at += 1
             else:
                 del self._late[at]
-                refused.append(Refused(job, error))
+                refused.append(DroppedJob(job, error))

@@ -38,8 +38,8 @@ class ModelRegistry:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._none_left = threading.Condition(self._lock)
-        self._current = _Pinned(Snapshot({}))
-        self._superseded: list[_Pinned] = []
+        self._current = _PinnedSnapshot(Snapshot({}))
+        self._superseded: list[_PinnedSnapshot] = []
         self._leaving: dict[int, ModelEntry] = {}
         self._to_close: list[LoadedModel] = []
         self._closing = 0
@@ -119,7 +119,7 @@ class ModelRegistry:
         with self._lock:
             self._leaving.clear()
             self._superseded.append(self._current)
-            self._current = _Pinned(Snapshot({}))
+            self._current = _PinnedSnapshot(Snapshot({}))
             released = [*self._to_close, *self._released()]
             self._to_close = []
             self._closing += 1
@@ -144,7 +144,7 @@ class ModelRegistry:
 
     def _supersede(self, entries: Entries) -> None:
         self._superseded.append(self._current)
-        self._current = _Pinned(Snapshot(entries, self._keep))
+        self._current = _PinnedSnapshot(Snapshot(entries, self._keep))
         self._release()
 
     def _release(self) -> None:
@@ -203,9 +203,9 @@ class Lease:
 
     __slots__ = ("_registry", "pinned", "snapshot")
 
-    def __init__(self, registry: ModelRegistry, pinned: _Pinned) -> None:
+    def __init__(self, registry: ModelRegistry, pinned: _PinnedSnapshot) -> None:
         self._registry = registry
-        self.pinned: _Pinned | None = pinned
+        self.pinned: _PinnedSnapshot | None = pinned
         self.snapshot = pinned.snapshot
 
     def release(self) -> None:
@@ -213,7 +213,7 @@ class Lease:
         self._registry.end(self)
 
 
-class _Pinned:
+class _PinnedSnapshot:
     """A snapshot and how many leases are on it."""
 
     def __init__(self, snapshot: Snapshot) -> None:

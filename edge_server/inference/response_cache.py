@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from edge_server.inference.snapshot import Scheduler, Snapshot
     from edge_server.inference.statistics import ModelStatistics
     from edge_server.model_config.config import ModelConfig
-    from edge_server.requests import Answer, InferRequest, Parameters, Respond
+    from edge_server.requests import InferRequest, Parameters, Respond, ResponseCallback
 
 # What an entry and each of its tensors take beside their elements, about.
 _ENTRY_BYTES = 400
@@ -146,7 +146,7 @@ class CachingScheduler:
             )
             return
 
-        def keep(answer: Answer, final: bool) -> None:
+        def keep(answer: ResponseCallback, final: bool) -> None:
             try:
                 if isinstance(answer, InferResponse):
                     insert_ns = time.monotonic_ns()

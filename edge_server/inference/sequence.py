@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from edge_server.inference.execution import Executor
     from edge_server.inference.line_watch import LineWatch
     from edge_server.inference.rate_limiter import RateLimiter
-    from edge_server.inference.sequence_book import Waiting
+    from edge_server.inference.sequence_book import WaitingRequest
     from edge_server.inference.sequence_strategy import Strategy
     from edge_server.inference.snapshot import Snapshot
     from edge_server.model_config.config import ModelConfig
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from edge_server.requests import Respond, SequencePlace
 
     BookedSequence = sequence_book.Sequence[Job]
-    _Begun = tuple[BookedSequence, Waiting[Job]]
+    _Begun = tuple[BookedSequence, WaitingRequest[Job]]
     _Dead = tuple[Job, EdgeServerError]
 
 log = logging.getLogger(__name__)
@@ -295,7 +295,7 @@ class SequenceScheduler:
         real = next(filter(None, jobs))
         return [self._padding_like(real) if job is None else job for job in jobs]
 
-    def _job(self, sequence: BookedSequence, waiting: Waiting[Job]) -> Job:
+    def _job(self, sequence: BookedSequence, waiting: WaitingRequest[Job]) -> Job:
         if waiting.place.start:
             sequence.states = self._states.initial
         job = waiting.item

@@ -23,7 +23,7 @@ class Slot(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Waiting(Generic[T]):
+class WaitingRequest(Generic[T]):
     """A request that has not begun."""
 
     item: T
@@ -47,7 +47,7 @@ class Sequence(Generic[T]):
     """
 
     id: int | str
-    waiting: deque[Waiting[T]] = field(default_factory=deque)
+    waiting: deque[WaitingRequest[T]] = field(default_factory=deque)
     slot: Slot | None = None
     running: bool = False
     open: bool = True
@@ -132,7 +132,7 @@ class SequenceBook(Generic[T]):
                 self._seat(sequence, slot)
             else:
                 self._backlog.append(sequence)
-        sequence.waiting.append(Waiting(item, place))
+        sequence.waiting.append(WaitingRequest(item, place))
         self._waiting += 1
         if place.end:
             self._shut(sequence)
@@ -149,7 +149,7 @@ class SequenceBook(Generic[T]):
             if sequence.waiting and not sequence.running
         }
 
-    def begin(self, sequence: Sequence[T]) -> Waiting[T]:
+    def begin(self, sequence: Sequence[T]) -> WaitingRequest[T]:
         """The first request of a ready sequence; it runs until `end`."""
         sequence.running = True
         self._waiting -= 1

@@ -9,9 +9,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
 from edge_server.errors import InvalidRequest, NotFound, Unavailable
-from edge_server.inference.pending import PendingAnswer
+from edge_server.inference.ref_count import RefCount
 from edge_server.inference.request_check import check_request
-from edge_server.inference.uses import Uses
+from edge_server.inference.response_future import ResponseFuture
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -86,8 +86,8 @@ class LoadedModel:
     model: Model | None = None
     after_close: Callable[[], None] | None = None
     load_s: float = 0.0
-    scheduler_uses: Uses = field(default_factory=Uses)
-    model_uses: Uses = field(default_factory=Uses)
+    scheduler_uses: RefCount = field(default_factory=RefCount)
+    model_uses: RefCount = field(default_factory=RefCount)
 
     @property
     def name(self) -> str:
@@ -105,9 +105,9 @@ class LoadedModel:
         self.model_uses.more()
         return replace(self, config=config)
 
-    def trouble(self) -> str:
+    def not_ready_reason(self) -> str:
         """Why it cannot answer at this moment; empty where it can."""
-        return "" if self.model is None else self.model.trouble()
+        return "" if self.model is None else self.model.not_ready_reason()
 
     def metrics(self) -> Sequence[ModelMetric]:
         """What the model measures of its own accord."""
@@ -152,7 +152,7 @@ class ModelEntry:
     may_pass: bool = False
 
 
-class Kept(Protocol):
+class RetainedSnapshot(Protocol):
     """A right to go on using the models of a snapshot."""
 
     def release(self) -> None:
@@ -170,7 +170,7 @@ class Snapshot:
     def __init__(
         self,
         entries: Mapping[tuple[str, int], ModelEntry],
-        keep: Callable[[Snapshot], Kept] | None = None,
+        keep: Callable[[Snapshot], RetainedSnapshot] | None = None,
     ) -> None:
         self._keep = keep
         self.entries = MappingProxyType(dict(entries))
@@ -206,11 +206,11 @@ class Snapshot:
         Raises:
             EdgeServerError: as `submit` says, or that was the answer.
         """
-        pending = PendingAnswer()
+        pending = ResponseFuture()
         self.submit(request, pending)
         return pending.wait(request)
 
-    def keep(self) -> Kept | None:
+    def retain(self) -> RetainedSnapshot | None:
         """Keep its models open beyond the lease that the caller runs under."""
         return None if self._keep is None else self._keep(self)
 
@@ -246,7 +246,7 @@ class Snapshot:
             InvalidRequest: `version` is not a version number.
         """
         try:
-            return not self.find(name, version).trouble()
+            return not self.find(name, version).not_ready_reason()
         except (NotFound, Unavailable):
             return False
 

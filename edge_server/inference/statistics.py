@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _MOST_RESPONSES = 1000
 
 
-class Failure(Enum):
+class FailureReason(Enum):
     """Why a request failed; the values are the metric's."""
 
     REJECTED = "REJECTED"
@@ -41,7 +41,7 @@ class Duration:
 
 
 @dataclass
-class Copies:
+class CopyCount:
     """How many tensors were copied between host and device in one direction, and their size."""
 
     count: int = 0
@@ -101,11 +101,13 @@ class Counts:
     compute_output: Duration = field(default_factory=Duration)
     cache_hit: Duration = field(default_factory=Duration)
     cache_miss: Duration = field(default_factory=Duration)
-    failures: dict[Failure, int] = field(default_factory=lambda: dict.fromkeys(Failure, 0))
+    failures: dict[FailureReason, int] = field(
+        default_factory=lambda: dict.fromkeys(FailureReason, 0)
+    )
     batches: dict[int, BatchStatistics] = field(default_factory=dict)
     responses: dict[str, ResponseStatistics] = field(default_factory=dict)
-    copies: dict[CopyDirection, Copies] = field(
-        default_factory=lambda: {"to_host": Copies(), "to_device": Copies()}
+    copies: dict[CopyDirection, CopyCount] = field(
+        default_factory=lambda: {"to_host": CopyCount(), "to_device": CopyCount()}
     )
 
 
@@ -174,7 +176,7 @@ class ModelStatistics:
         with self._lock:
             self._counts.cache_miss.add(ns)
 
-    def failed(self, reason: Failure, total_ns: int) -> None:
+    def failed(self, reason: FailureReason, total_ns: int) -> None:
         with self._lock:
             self._counts.fail.add(total_ns)
             self._counts.failures[reason] += 1

@@ -100,8 +100,8 @@ class _WarmingModel:
             raise
         return instance
 
-    def trouble(self) -> str:
-        return self._model.trouble()
+    def not_ready_reason(self) -> str:
+        return self._model.not_ready_reason()
 
     def metrics(self) -> Sequence[ModelMetric]:
         return self._model.metrics()

@@ -13,7 +13,7 @@ from edge_server.model_config.files import reading
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from edge_server.lifecycle.draft import Draft
+    from edge_server.lifecycle.model_spec import ModelSpec
     from edge_server.model_config.config import ModelConfig
 
 _MIB = 1 << 20
@@ -54,7 +54,7 @@ class MemoryBudget:
         self._lock = threading.Lock()
         self._lacked: dict[str, int] = {}
 
-    def check(self, draft: Draft, versions: Collection[int]) -> None:
+    def check(self, draft: ModelSpec, versions: Collection[int]) -> None:
         """To be called before `versions` of `draft` are loaded, beside what serves.
 
         Raises:
@@ -96,7 +96,7 @@ def shortage(needed_bytes: int, available_bytes: int, reserve_bytes: int) -> str
     )
 
 
-def needed_bytes(draft: Draft, versions: Collection[int]) -> int:
+def needed_bytes(draft: ModelSpec, versions: Collection[int]) -> int:
     """About how much more memory there is in use while these versions are loaded.
 
     Raises:

@@ -9,25 +9,25 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from edge_server.backends import find_backend
-from edge_server.backends.contract import untold
-from edge_server.backends.surroundings import ALONE
+from edge_server.backends.contract import no_progress
+from edge_server.backends.server_context import STANDALONE
 from edge_server.errors import EdgeServerError, InternalError, ModelLoadError
 from edge_server.gpu.devices import Devices
 from edge_server.lifecycle.fit import Part
-from edge_server.lifecycle.patience import Hangs, patiently
-from edge_server.lifecycle.proof import prove
+from edge_server.lifecycle.model_validation import prove
 from edge_server.lifecycle.reuse import Reuse, renewed, reuse
+from edge_server.lifecycle.timeouts import Hangs, run_with_timeout
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from edge_server.backends.contract import Tell
-    from edge_server.backends.surroundings import Surroundings
+    from edge_server.backends.contract import ProgressCallback
+    from edge_server.backends.server_context import ServerContext
     from edge_server.inference.scheduling import Scheduling
     from edge_server.inference.snapshot import LoadedModel
     from edge_server.inference.statistics import ModelStatistics
     from edge_server.lifecycle.budget import MemoryBudget
-    from edge_server.lifecycle.draft import Draft
+    from edge_server.lifecycle.model_spec import ModelSpec
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ PROOF_PATIENCE_S = 90.0
 
 
 @dataclass(frozen=True)
-class Failure:
+class LoadFailure:
     """Why a model could not be loaded.
 
     Attributes:
@@ -48,23 +48,23 @@ class Failure:
 
     error: EdgeServerError
     version: int = 0
-    draft: Draft | None = None
+    draft: ModelSpec | None = None
     misfit: bool = False
 
     @staticmethod
     def of(
-        error: BaseException, name: str, version: int = 0, draft: Draft | None = None
-    ) -> Failure:
+        error: BaseException, name: str, version: int = 0, draft: ModelSpec | None = None
+    ) -> LoadFailure:
         """Whatever was raised while model `name` was loaded; what nobody foresaw is logged."""
         if isinstance(error, EdgeServerError):
-            return Failure(error, version, draft)
+            return LoadFailure(error, version, draft)
         text = f"model '{name}': unexpected {type(error).__name__}: {error}; see the log"
         log.error("model %s: loading failed", name, exc_info=error)
-        return Failure(InternalError(text), version, draft)
+        return LoadFailure(InternalError(text), version, draft)
 
 
 @dataclass(frozen=True, eq=False)
-class Built:
+class LoadedVersions:
     """All versions of a model that its draft asks for, loaded, known to nobody yet.
 
     An ensemble's come to be when it is known to fit its members.
@@ -73,7 +73,7 @@ class Built:
         kept: the versions that are the same as before, but perhaps for their instances.
     """
 
-    draft: Draft
+    draft: ModelSpec
     models: tuple[LoadedModel, ...] = ()
     took_s: float = 0.0
     kept: frozenset[int] = frozenset()
@@ -109,7 +109,7 @@ class Build:
         scheduling: Scheduling,
         budget: MemoryBudget | None = None,
         devices: Devices | None = None,
-        surroundings: Surroundings = ALONE,
+        surroundings: ServerContext = STANDALONE,
         *,
         patience_s: float = PROOF_PATIENCE_S,
     ) -> None:
@@ -120,8 +120,11 @@ class Build:
         self._patience_s = patience_s
 
     def model(
-        self, draft: Draft, serving: Built | None = None, tell: Tell = untold
-    ) -> Built | Failure:
+        self,
+        draft: ModelSpec,
+        serving: LoadedVersions | None = None,
+        tell: ProgressCallback = no_progress,
+    ) -> LoadedVersions | LoadFailure:
         """Every version that `draft` asks for, or why one of them failed; then none is left open.
 
         Whatever a backend raises is this model's failure and nobody else's.
@@ -134,7 +137,7 @@ class Build:
         try:
             self._afford(draft, serving)
         except EdgeServerError as error:
-            return Failure(error, draft=draft)
+            return LoadFailure(error, draft=draft)
         made: list[LoadedModel] = []
         kept: set[int] = set()
         for version in draft.versions:
@@ -145,23 +148,23 @@ class Build:
                 made.append(loaded or self._anew(draft, version, tell))
             # A backend may raise anything, and a model may call sys.exit().
             except (Exception, SystemExit) as error:  # noqa: BLE001
-                Built(draft, tuple(made)).close()
-                return Failure.of(error, draft.name, version, draft)
-        return Built(draft, tuple(made), time.monotonic() - began, frozenset(kept))
+                LoadedVersions(draft, tuple(made)).close()
+                return LoadFailure.of(error, draft.name, version, draft)
+        return LoadedVersions(draft, tuple(made), time.monotonic() - began, frozenset(kept))
 
-    def ensemble(self, part: Part) -> Built:
+    def ensemble(self, part: Part) -> LoadedVersions:
         """Every version of an ensemble that fits its members."""
         models = [self._scheduling.ensemble(c, version) for version, c in part.configs.items()]
-        return Built(part.draft, tuple(models))
+        return LoadedVersions(part.draft, tuple(models))
 
-    def _afford(self, draft: Draft, serving: Built | None) -> None:
+    def _afford(self, draft: ModelSpec, serving: LoadedVersions | None) -> None:
         """Raises: Unavailable: there is no memory for the models that are to be made."""
         if self._budget is not None:
             made = [v for v in draft.versions if _reuse(draft, v, serving)[0] < Reuse.MODEL]
             self._budget.check(draft, made)
 
     def _kept(
-        self, draft: Draft, version: int, serving: Built | None, tell: Tell
+        self, draft: ModelSpec, version: int, serving: LoadedVersions | None, tell: ProgressCallback
     ) -> LoadedModel | None:
         """The version as it serves, with other instances where others are wanted."""
         what, like = _reuse(draft, version, serving)
@@ -175,12 +178,16 @@ class Build:
         return self._scheduling.with_instances(like, config, draft.files.directory)
 
     def _anew(
-        self, draft: Draft, version: int, tell: Tell, statistics: ModelStatistics | None = None
+        self,
+        draft: ModelSpec,
+        version: int,
+        tell: ProgressCallback,
+        statistics: ModelStatistics | None = None,
     ) -> LoadedModel:
         """The version, loaded and proven; the proof counts only in statistics that go on."""
         loaded = self._version(draft, version, tell, statistics)
         try:
-            patiently(
+            run_with_timeout(
                 f"prove-{draft.name}",
                 partial(prove, loaded, draft.files.directory),
                 self._patience_s,
@@ -199,7 +206,11 @@ class Build:
         return loaded
 
     def _version(
-        self, draft: Draft, version: int, tell: Tell, statistics: ModelStatistics | None
+        self,
+        draft: ModelSpec,
+        version: int,
+        tell: ProgressCallback,
+        statistics: ModelStatistics | None,
     ) -> LoadedModel:
         began = time.monotonic()
         files = draft.files
@@ -231,7 +242,9 @@ def _holding(held: object) -> Callable[[], None]:
     return let_go
 
 
-def _reuse(draft: Draft, version: int, serving: Built | None) -> tuple[Reuse, LoadedModel | None]:
+def _reuse(
+    draft: ModelSpec, version: int, serving: LoadedVersions | None
+) -> tuple[Reuse, LoadedModel | None]:
     """What of the version is used on, and the one that it is of; None where it is nothing."""
     if serving is None:
         return Reuse.NOTHING, None

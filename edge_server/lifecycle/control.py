@@ -19,7 +19,7 @@ from edge_server.errors import (
 )
 from edge_server.inference.control import NO_FILES, NOT_ALLOWED
 from edge_server.inference.snapshot import ModelEntry, ModelState
-from edge_server.lifecycle.draft import Override
+from edge_server.lifecycle.model_spec import Override
 from edge_server.lifecycle.staging import StagedFiles
 from edge_server.model_config.parse import parse_model_config_json
 from edge_server.repository.private_directory import PrivateDirectory
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from edge_server.inference.registry import ModelRegistry
-    from edge_server.lifecycle.build import Failure
+    from edge_server.lifecycle.build import LoadFailure
     from edge_server.lifecycle.loader import RepositoryLoader
 
 log = logging.getLogger(__name__)
@@ -168,7 +168,7 @@ class RepositoryControl:
 
     def _load(
         self, name: str, config: str | None, files: Mapping[str, bytes], within: str
-    ) -> Mapping[str, Failure]:
+    ) -> Mapping[str, LoadFailure]:
         if config is None:
             return self._loader.load(name, within=within)
         message = parse_model_config_json(config, name)
@@ -210,7 +210,7 @@ def _not_polled(name: str, reason: str = "") -> InternalError:
     return InternalError(f"{text}: {reason}" if reason else text)
 
 
-def _load_error(name: str, failures: Mapping[str, Failure]) -> EdgeServerError:
+def _load_error(name: str, failures: Mapping[str, LoadFailure]) -> EdgeServerError:
     """What the caller is told of them, `name` first, a line for each model."""
     mine = failures.get(name)
     if mine is not None and mine.draft is None:
@@ -219,7 +219,7 @@ def _load_error(name: str, failures: Mapping[str, Failure]) -> EdgeServerError:
     return ModelConfigError("".join(_line(model, failure) for model, failure in lines))
 
 
-def _line(name: str, failure: Failure) -> str:
+def _line(name: str, failure: LoadFailure) -> str:
     text = f"load failed for model '{name}': "
     if failure.draft is not None:
         version = failure.version or failure.draft.versions[-1]

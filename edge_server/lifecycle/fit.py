@@ -6,20 +6,20 @@ from graphlib import TopologicalSorter
 from typing import TYPE_CHECKING, NamedTuple
 
 from edge_server.errors import ModelConfigError, ModelLoadError
-from edge_server.lifecycle.circle import circle_through
+from edge_server.lifecycle.dependency_cycle import circle_through
 from edge_server.model_config.ensemble_graph import resolve_graph
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from edge_server.lifecycle.draft import Draft
+    from edge_server.lifecycle.model_spec import ModelSpec
     from edge_server.model_config.config import EnsembleStep, ModelConfig
 
 
 class Part(NamedTuple):
     """A model as ensembles see it: what it was made of, and its versions' configurations."""
 
-    draft: Draft
+    draft: ModelSpec
     configs: Mapping[int, ModelConfig]
 
 
@@ -108,7 +108,7 @@ def _resolved(
     return {}, ensembles
 
 
-def _resolve(draft: Draft, world: Mapping[str, Part], reasons: Mapping[str, str]) -> Part:
+def _resolve(draft: ModelSpec, world: Mapping[str, Part], reasons: Mapping[str, str]) -> Part:
     """An ensemble held against its members."""
 
     def find_member(step: EnsembleStep) -> ModelConfig:
@@ -130,7 +130,7 @@ def _below(name: str, world: Mapping[str, Part]) -> set[str]:
 
 
 def _find_member(
-    draft: Draft, step: EnsembleStep, world: Mapping[str, Part], reasons: Mapping[str, str]
+    draft: ModelSpec, step: EnsembleStep, world: Mapping[str, Part], reasons: Mapping[str, str]
 ) -> ModelConfig:
     ensemble, path = draft.name, draft.files.shown_config_path
     member, version = step.model_name, step.model_version

@@ -16,8 +16,8 @@ from edge_server.repository.manifest import NAME, says_interface_change
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
 
-    from edge_server.lifecycle.build import Built
-    from edge_server.lifecycle.draft import Draft
+    from edge_server.lifecycle.build import LoadedVersions
+    from edge_server.lifecycle.model_spec import ModelSpec
     from edge_server.model_config.config import ModelConfig
 
 
@@ -37,12 +37,12 @@ class InterfaceRule:
     def __init__(
         self,
         of_cameras: Mapping[str, Collection[str]] = MappingProxyType({}),
-        has_served: Callable[[Draft], bool] = lambda _: False,
+        has_served: Callable[[ModelSpec], bool] = lambda _: False,
     ) -> None:
         self._of_cameras = of_cameras
         self._has_served = has_served
 
-    def refusal(self, serving: Built, new: Built) -> ModelConfigError | None:
+    def refusal(self, serving: LoadedVersions, new: LoadedVersions) -> ModelConfigError | None:
         """Why `new` is not to take the place of `serving`; None where it may."""
         draft = new.draft
         kept = self._of_cameras.get(draft.name, ())
@@ -70,7 +70,9 @@ class InterfaceRule:
 USUAL_INTERFACE_RULE = InterfaceRule()
 
 
-def _pairs(serving: Built, new: Built) -> Iterator[tuple[ModelConfig, ModelConfig]]:
+def _pairs(
+    serving: LoadedVersions, new: LoadedVersions
+) -> Iterator[tuple[ModelConfig, ModelConfig]]:
     """What callers get now and then: who asks for no version, and who asks for one."""
     old, coming = serving.as_part().configs, new.as_part().configs
     if old and coming:
@@ -79,7 +81,7 @@ def _pairs(serving: Built, new: Built) -> Iterator[tuple[ModelConfig, ModelConfi
         yield old[version], coming[version]
 
 
-def _allows(draft: Draft) -> bool:
+def _allows(draft: ModelSpec) -> bool:
     """Raises: ModelConfigError: its parameter is neither true nor false."""
     said = draft.config.parameters.get(ALLOW_INTERFACE_CHANGE)
     if said is not None and said not in ("true", "false"):

@@ -10,22 +10,22 @@ from typing import TYPE_CHECKING
 
 from edge_server.errors import ModelConfigError, Unavailable
 from edge_server.inference.snapshot import UNLOADED, ModelEntry, ModelState
-from edge_server.lifecycle.build import Built, Failure
+from edge_server.lifecycle.build import LoadedVersions, LoadFailure
+from edge_server.lifecycle.canary import Canary
 from edge_server.lifecycle.interface_rule import USUAL_INTERFACE_RULE
+from edge_server.lifecycle.model_states import ModelStates, entries_of
 from edge_server.lifecycle.rollback import find_suspects, fit_back
-from edge_server.lifecycle.standing import Standing, entries_of
-from edge_server.lifecycle.trials import Trials
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
-    from edge_server.inference.probation import ProbationTerms
+    from edge_server.inference.canary_monitor import CanaryTerms
     from edge_server.inference.registry import ModelRegistry
     from edge_server.lifecycle.build import Build
-    from edge_server.lifecycle.draft import Draft
     from edge_server.lifecycle.fit import Fit
     from edge_server.lifecycle.interface_rule import InterfaceRule
-    from edge_server.lifecycle.rollback import Suspects
+    from edge_server.lifecycle.model_spec import ModelSpec
+    from edge_server.lifecycle.rollback import RollbackSet
 
 log = logging.getLogger(__name__)
 
@@ -53,9 +53,9 @@ class ModelLifecycle:
         self,
         registry: ModelRegistry,
         build: Build,
-        probation: ProbationTerms | None = None,
-        on_rolled_back: Callable[[Draft, str], None] = lambda *_: None,
-        on_passed: Callable[[Draft], None] = lambda _: None,
+        probation: CanaryTerms | None = None,
+        on_rolled_back: Callable[[ModelSpec, str], None] = lambda *_: None,
+        on_passed: Callable[[ModelSpec], None] = lambda _: None,
         *,
         take_down: bool = False,
         interface: InterfaceRule = USUAL_INTERFACE_RULE,
@@ -63,15 +63,15 @@ class ModelLifecycle:
         self._registry = registry
         self._interface = interface
         self._take_down = take_down
-        self._trials = Trials(probation, self.roll_back, on_passed, self._tell_of_trial)
+        self._trials = Canary(probation, self.roll_back, on_passed, self._tell_of_trial)
         self._on_rolled_back = on_rolled_back
         self._build = build
         # Guards what follows and every change of the registry.
         self._lock = threading.Lock()
-        self._standing = Standing(registry)
+        self._standing = ModelStates(registry)
         self._over = False
 
-    def serves(self, name: str) -> Draft | None:
+    def serves(self, name: str) -> ModelSpec | None:
         """What the READY versions of `name` were made of."""
         with self._lock:
             return self._standing.wishes[name].serving
@@ -80,14 +80,14 @@ class ModelLifecycle:
         """Whether what serves of `name` is on probation."""
         return self._trials.has(name)
 
-    def serving(self, name: str) -> Built | None:
+    def serving(self, name: str) -> LoadedVersions | None:
         """What serves now, to be looked at and shared; nobody else closes it."""
         with self._lock:
             return self._standing.serving(name)
 
     def begin(
-        self, found: Mapping[str, Draft | Failure], explicit: Collection[str]
-    ) -> dict[str, Draft | Failure]:
+        self, found: Mapping[str, ModelSpec | LoadFailure], explicit: Collection[str]
+    ) -> dict[str, ModelSpec | LoadFailure]:
         """Those of `found` that are not what serves already; from now on they are LOADING.
 
         Args:
@@ -96,13 +96,13 @@ class ModelLifecycle:
         Raises:
             Unavailable: it is over.
         """
-        due: dict[str, Draft | Failure] = {}
+        due: dict[str, ModelSpec | LoadFailure] = {}
         changes: dict[str, list[ModelEntry]] = {}
         with self._lock:
             if self._over:
                 raise Unavailable("Server exiting")
             for name, read in found.items():
-                if isinstance(read, Failure):
+                if isinstance(read, LoadFailure):
                     due[name] = read
                     continue
                 wish = self._standing.wishes[name]
@@ -125,30 +125,32 @@ class ModelLifecycle:
             if self._standing.wishes[name].coming is not None:
                 self._registry.give_reason(name, text)
 
-    def publish(self, results: Mapping[str, Built | Failure]) -> dict[str, Failure]:
+    def publish(
+        self, results: Mapping[str, LoadedVersions | LoadFailure]
+    ) -> dict[str, LoadFailure]:
         """Make what was built serve as far as it fits, and the ensembles that waited for it.
 
         Returns:
             Those of `results` that do not serve. What served before them still does.
         """
-        outdated: dict[str, Failure] = {}
-        failed: dict[str, Failure] = {}
-        offered: dict[str, Built] = {}
+        outdated: dict[str, LoadFailure] = {}
+        failed: dict[str, LoadFailure] = {}
+        offered: dict[str, LoadedVersions] = {}
         with self._lock:
             for name, result in results.items():
                 if result.draft is not None and self._is_outdated(result.draft):
-                    outdated[name] = Failure(Unavailable(OUTDATED), draft=result.draft)
-                elif isinstance(result, Failure):
+                    outdated[name] = LoadFailure(Unavailable(OUTDATED), draft=result.draft)
+                elif isinstance(result, LoadFailure):
                     failed[name] = result
                 else:
                     offered[name] = result
             for draft in self._standing.wishes.waiting(results.keys()):
-                offered.setdefault(draft.name, Built(draft))
+                offered.setdefault(draft.name, LoadedVersions(draft))
             failed.update(self._breaking(offered))
             offered = {name: each for name, each in offered.items() if name not in failed}
             found = self._standing.fit(offered, failed, take_down=self._take_down)
             for name, error in found.refused.items():
-                failed[name] = Failure(error, draft=offered.pop(name).draft, misfit=True)
+                failed[name] = LoadFailure(error, draft=offered.pop(name).draft, misfit=True)
             former = self._former(found)
             changes = self._taken_down(found)
             for built in self._made(offered, found):
@@ -160,11 +162,11 @@ class ModelLifecycle:
                     changes[name] = self._standing.still_fails(failure, changes[name])
             self._registry.publish(changes)
         for name, result in results.items():
-            if isinstance(result, Built) and offered.get(name) is not result:
+            if isinstance(result, LoadedVersions) and offered.get(name) is not result:
                 result.close()
         return {name: f for name, f in {**failed, **outdated}.items() if name in results}
 
-    def roll_back(self, draft: Draft, reason: str) -> bool:
+    def roll_back(self, draft: ModelSpec, reason: str) -> bool:
         """Let what served before `draft` serve again, and the ensembles with it, at once.
 
         It is still open while `draft` is on probation. Of an ensemble that is what it was, the
@@ -237,24 +239,24 @@ class ModelLifecycle:
         until = time.monotonic() + timeout_s
         with self._lock:
             self._over = True
-            self._standing = Standing(self._registry)
+            self._standing = ModelStates(self._registry)
         if not self._registry.clear(timeout_s):
             log.warning("models: still closing after %.1f s", timeout_s)
         self._trials.close(max(0.0, until - time.monotonic()))
 
-    def _tell_of_trial(self, draft: Draft, news: str) -> None:
+    def _tell_of_trial(self, draft: ModelSpec, news: str) -> None:
         """Show what is known by now of what serves on probation."""
         with self._lock:
             wish = self._standing.wishes[draft.name]
             if not self._over and wish.serving is draft and wish.coming is None:
                 self._registry.publish({draft.name: self._standing.serve_on(draft.name, news)})
 
-    def _is_outdated(self, draft: Draft) -> bool:
+    def _is_outdated(self, draft: ModelSpec) -> bool:
         wish = self._standing.wishes[draft.name]
         # Another call's models may have brought a waiting ensemble along.
         return draft is not wish.coming and draft is not wish.serving
 
-    def _breaking(self, offered: Mapping[str, Built]) -> dict[str, Failure]:
+    def _breaking(self, offered: Mapping[str, LoadedVersions]) -> dict[str, LoadFailure]:
         """Those that would break the callers of what serves."""
         broken = {}
         for name, built in offered.items():
@@ -266,16 +268,16 @@ class ModelLifecycle:
             except ModelConfigError as error:
                 refusal = error
             if refusal is not None:
-                broken[name] = Failure(refusal, draft=built.draft)
+                broken[name] = LoadFailure(refusal, draft=built.draft)
         return broken
 
-    def _former(self, found: Fit) -> dict[str, Draft]:
+    def _former(self, found: Fit) -> dict[str, ModelSpec]:
         """What the ensembles that change were made of."""
         serving = self._standing.wishes.serving()
         names = found.ensembles.keys() | found.taken_down.keys()
         return {name: serving[name] for name in names if name in serving}
 
-    def _made(self, offered: Mapping[str, Built], found: Fit) -> list[Built]:
+    def _made(self, offered: Mapping[str, LoadedVersions], found: Fit) -> list[LoadedVersions]:
         """What is to serve: models, then every ensemble after its members."""
         models = [built for built in offered.values() if not built.draft.is_ensemble]
         # Those that serve are made anew with their members, too.
@@ -285,7 +287,7 @@ class ModelLifecycle:
         self._trials.forget(found.taken_down.keys())
         return self._standing.take_down(found.taken_down)
 
-    def _tried(self, built: Built, former: Mapping[str, Draft]) -> Built:
+    def _tried(self, built: LoadedVersions, former: Mapping[str, ModelSpec]) -> LoadedVersions:
         """As it is to be published; on probation where it, or what it uses, is new.
 
         Args:
@@ -299,7 +301,7 @@ class ModelLifecycle:
         members = () if serving is None else self._standing.members(serving)
         return self._trials.begin(built, serving, others, members)
 
-    def _watched_on(self, built: Built, suspects: Suspects) -> Built:
+    def _watched_on(self, built: LoadedVersions, suspects: RollbackSet) -> LoadedVersions:
         """As it is to be published when something goes back: only ensembles are made anew then."""
         draft = built.draft
         if not draft.is_ensemble:
@@ -314,13 +316,15 @@ class ModelLifecycle:
         members = () if serving is None else self._standing.members(serving)
         return self._trials.begin(built, serving, {}, members)
 
-    def _is_new(self, draft: Draft) -> bool:
+    def _is_new(self, draft: ModelSpec) -> bool:
         """Whether it has still to show what it is worth, or something that it uses has."""
         return self._trials.has_change(draft) or any(
             self._trials.has(member) for member in self._standing.wishes.below(draft)
         )
 
-    def _go_back(self, suspects: Suspects, offered: Mapping[str, Built], found: Fit) -> None:
+    def _go_back(
+        self, suspects: RollbackSet, offered: Mapping[str, LoadedVersions], found: Fit
+    ) -> None:
         back, reason = suspects.back, f"rolled back: {suspects.reason}"
         changes = self._taken_down(found)
         for built in self._made(offered, found):

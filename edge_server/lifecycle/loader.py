@@ -8,15 +8,15 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING
 
-from edge_server.backends.surroundings import ALONE
+from edge_server.backends.server_context import STANDALONE
 from edge_server.errors import ModelConfigError, NotFound
 from edge_server.inference.scheduling import Scheduling
 from edge_server.inference.snapshot import ModelState
-from edge_server.lifecycle.build import Build, Built, Failure
-from edge_server.lifecycle.draft import Draft
+from edge_server.lifecycle.build import Build, LoadedVersions, LoadFailure
 from edge_server.lifecycle.interface_rule import USUAL_INTERFACE_RULE
 from edge_server.lifecycle.lifecycle import ModelLifecycle
-from edge_server.lifecycle.turns import Turns
+from edge_server.lifecycle.model_locks import ModelLocks
+from edge_server.lifecycle.model_spec import ModelSpec
 from edge_server.model_config.config import USUAL_COMPLETION
 from edge_server.repository.scan import NAME_RULE, files_in, is_model_name
 from edge_server.repository.staged_copy import what_came_with
@@ -25,21 +25,21 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Collection, Mapping
 
-    from edge_server.backends.surroundings import Surroundings
+    from edge_server.backends.server_context import ServerContext
     from edge_server.errors import EdgeServerError
     from edge_server.gpu.devices import Devices
-    from edge_server.inference.probation import ProbationTerms
+    from edge_server.inference.canary_monitor import CanaryTerms
     from edge_server.inference.registry import ModelRegistry
     from edge_server.inference.snapshot import ModelEntry
     from edge_server.lifecycle.budget import MemoryBudget
-    from edge_server.lifecycle.draft import Override
     from edge_server.lifecycle.interface_rule import InterfaceRule
+    from edge_server.lifecycle.model_spec import Override
     from edge_server.model_config.config import Completion
     from edge_server.model_config.files import ModelFiles
     from edge_server.repository.signature import SignaturePolicy
     from edge_server.repository.source import ModelSource
 
-    Found = dict[str, Draft | Failure]
+    Found = dict[str, ModelSpec | LoadFailure]
 
 log = logging.getLogger(__name__)
 
@@ -74,10 +74,10 @@ class RepositoryLoader:
         load_threads: int = 4,
         budget: MemoryBudget | None = None,
         devices: Devices | None = None,
-        surroundings: Surroundings = ALONE,
-        probation: ProbationTerms | None = None,
-        on_rolled_back: Callable[[Draft, str], None] = lambda *_: None,
-        on_passed: Callable[[Draft], None] = lambda _: None,
+        surroundings: ServerContext = STANDALONE,
+        probation: CanaryTerms | None = None,
+        on_rolled_back: Callable[[ModelSpec, str], None] = lambda *_: None,
+        on_passed: Callable[[ModelSpec], None] = lambda _: None,
         take_down: bool = False,
         signatures: SignaturePolicy | None = None,
         interface: InterfaceRule = USUAL_INTERFACE_RULE,
@@ -97,7 +97,7 @@ class RepositoryLoader:
             take_down=take_down,
             interface=interface,
         )
-        self._turns = Turns()
+        self._turns = ModelLocks()
 
     def load_all(self, stop: threading.Event | None = None) -> list[ModelEntry]:
         """Load every model there is; see `load_named`.
@@ -122,12 +122,12 @@ class RepositoryLoader:
             The models that failed, one entry for each.
         """
         found = self._read_with_members(names)
-        absent = {n: Failure(self._absent(n)) for n in names if n not in found}
+        absent = {n: LoadFailure(self._absent(n)) for n in names if n not in found}
         return self._load_each({**found, **absent}, names, stop)
 
     def load(
         self, name: str, override: Override | None = None, *, within: str = ""
-    ) -> dict[str, Failure]:
+    ) -> dict[str, LoadFailure]:
         """Load or reload `name` and what it depends on; what has not changed stays as it is.
 
         Args:
@@ -166,9 +166,9 @@ class RepositoryLoader:
             Unavailable: the loader is closed.
         """
         with self._turns.hold({name}):
-            self._lifecycle.publish({name: Failure(error)})
+            self._lifecycle.publish({name: LoadFailure(error)})
 
-    def serves(self, name: str) -> Draft | None:
+    def serves(self, name: str) -> ModelSpec | None:
         """What the READY versions of `name` were made of."""
         return self._lifecycle.serves(name)
 
@@ -176,7 +176,7 @@ class RepositoryLoader:
         """Whether what serves of `name` is on probation."""
         return self._lifecycle.on_trial(name)
 
-    def roll_back(self, draft: Draft, reason: str) -> bool:
+    def roll_back(self, draft: ModelSpec, reason: str) -> bool:
         """See `ModelLifecycle.roll_back`."""
         return self._lifecycle.roll_back(draft, reason)
 
@@ -201,10 +201,10 @@ class RepositoryLoader:
         publish = self._lifecycle.publish
         with self._turns.hold(found):
             due = self._lifecycle.begin(found, explicit)
-            publish({name: read for name, read in due.items() if isinstance(read, Failure)})
-            models = [d for d in due.values() if isinstance(d, Draft) and not d.is_ensemble]
+            publish({name: read for name, read in due.items() if isinstance(read, LoadFailure)})
+            models = [d for d in due.values() if isinstance(d, ModelSpec) and not d.is_ensemble]
 
-            def load(draft: Draft) -> None:
+            def load(draft: ModelSpec) -> None:
                 if stop is None or not stop.is_set():
                     publish({draft.name: self._make(draft)})
 
@@ -230,18 +230,18 @@ class RepositoryLoader:
             read = self._find(name, override) if name in names else self._find_member(name)
             if read is not None:
                 found[name] = read
-            if isinstance(read, Draft):
+            if isinstance(read, ModelSpec):
                 todo += sorted(read.members)
         return found
 
-    def _find_member(self, name: str) -> Draft | Failure | None:
+    def _find_member(self, name: str) -> ModelSpec | LoadFailure | None:
         serving = self._lifecycle.serves(name)
         if serving is not None and serving.is_overridden:
             # It goes back to what is on disk when it is asked for itself.
             return serving
         return self._find(name, None)
 
-    def _find(self, name: str, override: Override | None) -> Draft | Failure | None:
+    def _find(self, name: str, override: Override | None) -> ModelSpec | LoadFailure | None:
         if override is not None and override.staged is not None:
             return self._read(name, files_in(override.staged.directory), override)
         files = self._source.find(name)
@@ -249,25 +249,25 @@ class RepositoryLoader:
 
     def _read(
         self, name: str, files: ModelFiles | ModelConfigError, override: Override | None = None
-    ) -> Draft | Failure:
+    ) -> ModelSpec | LoadFailure:
         if isinstance(files, ModelConfigError):
-            return Failure(files)
+            return LoadFailure(files)
         try:
             if self._signatures is not None:
                 # Whatever a client brings was signed by nobody, nor what it makes of the rest.
                 said = what_came_with(files.directory) if override is None else None
                 self._signatures.check_loaded(name, said)
-            return Draft.read(files, override, self._completion)
+            return ModelSpec.read(files, override, self._completion)
         except ModelConfigError as error:
-            return Failure(type(error)(files.as_shown(str(error))))
+            return LoadFailure(type(error)(files.as_shown(str(error))))
         except Exception as error:  # noqa: BLE001 - a configuration may be wrong in unforeseen ways
-            return Failure.of(error, name)
+            return LoadFailure.of(error, name)
 
-    def _make(self, read: Draft | Failure) -> Built | Failure:
-        if isinstance(read, Failure):
+    def _make(self, read: ModelSpec | LoadFailure) -> LoadedVersions | LoadFailure:
+        if isinstance(read, LoadFailure):
             return read
         if read.is_ensemble:
-            return Built(read)
+            return LoadedVersions(read)
         tell = partial(self._lifecycle.tell, read.name)
         return self._build.model(read, self._lifecycle.serving(read.name), tell)
 

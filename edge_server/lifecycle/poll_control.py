@@ -13,8 +13,8 @@ from edge_server.inference.control import NO_FILES, NOT_ALLOWED
 from edge_server.inference.snapshot import ModelState
 from edge_server.lifecycle.control import cannot_be_loaded
 from edge_server.lifecycle.updates import Updates
-from edge_server.repository.arrivals import Arrivals
-from edge_server.repository.beliefs import Beliefs
+from edge_server.repository.change_detector import ChangeDetector
+from edge_server.repository.inotify_watch import InotifyWatch
 from edge_server.repository.manifest import read_manifest
 from edge_server.repository.scan import is_model_name, model_names
 from edge_server.repository.watcher import RepositoryWatcher
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from edge_server.inference.registry import ModelRegistry
     from edge_server.inference.snapshot import ModelEntry
     from edge_server.lifecycle.budget import MemoryBudget
-    from edge_server.lifecycle.ledger import Ledger
+    from edge_server.lifecycle.deployment_state import DeploymentState
     from edge_server.lifecycle.loader import RepositoryLoader
     from edge_server.repository.store import ModelStore
 
@@ -49,7 +49,7 @@ class PollControl:
     def __init__(
         self,
         loader: RepositoryLoader,
-        ledger: Ledger,
+        ledger: DeploymentState,
         store: ModelStore,
         registry: ModelRegistry,
         repositories: Sequence[Path],
@@ -67,9 +67,9 @@ class PollControl:
         # Time for every model that nobody writes to, and for one that was just finished.
         self._first_patience_s = 2 * settle_s + 1.0
         self._ledger = ledger
-        self._beliefs = Beliefs(settle_s, read_manifest)
+        self._beliefs = ChangeDetector(settle_s, read_manifest)
         self._updates = Updates(loader, ledger, store, budget=budget)
-        self._arrivals = Arrivals(repositories)
+        self._arrivals = InotifyWatch(repositories)
         self.watcher = RepositoryWatcher(
             repositories,
             self._beliefs,

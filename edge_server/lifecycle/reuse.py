@@ -12,7 +12,7 @@ from edge_server.model_config.files import CONFIG_NAME
 from edge_server.repository.manifest import NAME, SIGNATURE_NAME
 
 if TYPE_CHECKING:
-    from edge_server.lifecycle.draft import Draft
+    from edge_server.lifecycle.model_spec import ModelSpec
     from edge_server.model_config.config import ModelConfig
     from edge_server.repository.fingerprint import Fingerprint
 
@@ -31,7 +31,7 @@ class Reuse(IntEnum):
     INSTANCES = 3
 
 
-def reuse(new: Draft, old: Draft, version: int) -> Reuse:
+def reuse(new: ModelSpec, old: ModelSpec, version: int) -> Reuse:
     """What of `version`, which serves as `old` said, is good for `new`.
 
     Only where its files are those that were loaded, and the configurations differ in nothing but
@@ -52,7 +52,7 @@ def reuse(new: Draft, old: Draft, version: int) -> Reuse:
     return Reuse.MODEL
 
 
-def renewed(config: ModelConfig, draft: Draft) -> ModelConfig:
+def renewed(config: ModelConfig, draft: ModelSpec) -> ModelConfig:
     """The configuration of a version that is reused, with the versions and instances of `draft`."""
     message = pb.ModelConfig()
     message.CopyFrom(config.message)
@@ -63,7 +63,7 @@ def renewed(config: ModelConfig, draft: Draft) -> ModelConfig:
     return replace(config, message=message, instance_groups=draft.config.instance_groups)
 
 
-def _without(draft: Draft, field: str) -> Any:
+def _without(draft: ModelSpec, field: str) -> Any:
     message = pb.ModelConfig()
     message.CopyFrom(draft.message)
     message.ClearField(field)
@@ -82,7 +82,7 @@ def _placements(message: Any) -> set[Any]:
     }
 
 
-def _same_files(new: Draft, old: Draft, version: int) -> bool:
+def _same_files(new: ModelSpec, old: ModelSpec, version: int) -> bool:
     if new.fingerprint is None or old.fingerprint is None:
         return False
     ours = _files_for(new.fingerprint, version)

@@ -9,8 +9,8 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from edge_server.errors import EdgeServerError, InternalError, ModelConfigError, Unavailable
-from edge_server.lifecycle.shortages import Shortages
-from edge_server.lifecycle.standing import told
+from edge_server.lifecycle.memory_retry import MemoryRetry
+from edge_server.lifecycle.model_states import told
 from edge_server.repository.content import TornModel
 from edge_server.repository.store import StagedModel
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from edge_server.lifecycle.budget import MemoryBudget
-    from edge_server.lifecycle.ledger import Ledger
+    from edge_server.lifecycle.deployment_state import DeploymentState
     from edge_server.lifecycle.loader import RepositoryLoader
-    from edge_server.repository.beliefs import Change
+    from edge_server.repository.change_detector import Change
     from edge_server.repository.store import ModelStore
 
 log = logging.getLogger(__name__)
@@ -48,17 +48,17 @@ class Updates:
     def __init__(
         self,
         loader: RepositoryLoader,
-        ledger: Ledger,
+        ledger: DeploymentState,
         store: ModelStore,
         *,
         budget: MemoryBudget | None = None,
         patience_s: float = LOAD_PATIENCE_S,
     ) -> None:
-        self._shortages: Shortages[StagedModel] = Shortages(budget)
+        self._shortages: MemoryRetry[StagedModel] = MemoryRetry(budget)
         self._loader = loader
         self._ledger = ledger
         self._store = store
-        self._turn = LoadTurn(patience_s)
+        self._turn = LoadSlot(patience_s)
         self._changed = threading.Condition()
         self._waiting: dict[str, _Work] = {}
         self._busy: set[str] = set()
@@ -268,7 +268,7 @@ class _Work:
         self.before = before
 
 
-class LoadTurn:
+class LoadSlot:
     """Lets one load at a time; one that has taken its time holds the next up no more."""
 
     def __init__(self, patience_s: float) -> None:

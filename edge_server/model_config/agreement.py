@@ -54,7 +54,7 @@ def complete_from(files: ModelFiles, config: ModelConfig, signature: Signature) 
     Raises:
         ModelConfigError: the two disagree.
     """
-    agreement = _Agreement(files, config, signature)
+    agreement = _SignatureCheck(files, config, signature)
     message = pb.ModelConfig()
     message.CopyFrom(config.message)
     message.max_batch_size = agreement.max_batch_size()
@@ -66,11 +66,11 @@ def complete_from(files: ModelFiles, config: ModelConfig, signature: Signature) 
         message.dynamic_batching.SetInParent()
     complete_scheduling(message)
     batched = ModelConfig.of(message, config.completion)
-    agreement = _Agreement(files, batched, signature)
+    agreement = _SignatureCheck(files, batched, signature)
     return batched.with_io(agreement.inputs(), agreement.outputs())
 
 
-class _Agreement:
+class _SignatureCheck:
     """One configuration beside one signature: each question they both answer, asked once."""
 
     def __init__(self, files: ModelFiles, config: ModelConfig, signature: Signature) -> None:

@@ -20,7 +20,7 @@ from edge_server.errors import InternalError, ModelConfigError
 from edge_server.process.places import error_of_place
 from edge_server.repository.copies import Copies
 from edge_server.repository.fingerprint import content_fingerprint
-from edge_server.repository.releases import Releases
+from edge_server.repository.quarantine_releases import QuarantineReleases
 from edge_server.repository.staged_copy import copy_model, seal, what_came_with
 from edge_server.repository.state_file import StateFile
 from edge_server.repository.store_lock import lock_store
@@ -107,7 +107,7 @@ class ModelStore:
         self._lock = threading.Lock()
         self._lent = weakref.WeakValueDictionary[int, StagedModel]()
         lock = lock_store(directory)
-        self._releases = Releases(directory)
+        self._releases = QuarantineReleases(directory)
         try:
             self._copies = Copies(directory)
             self._releases.make()
@@ -253,7 +253,7 @@ class ModelStore:
         self._note(lambda state: state.released(digest))
 
     def release_noted(self) -> set[str]:
-        """Release what somebody left a note about, see `Releases`; the models that it was."""
+        """Release what somebody left a note about, see `QuarantineReleases`; the models that it was."""
         released = set()
         for digest in self._releases.take():
             with self._lock:

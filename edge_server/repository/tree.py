@@ -48,7 +48,7 @@ class SeenFile(NamedTuple):
         return SeenFile(path, status.st_size, status.st_mtime_ns, status.st_ino, status.st_ctime_ns)
 
 
-class Sight(NamedTuple):
+class FileSet(NamedTuple):
     """What a model's directory held: two are compared for equality only."""
 
     files: tuple[SeenFile, ...]
@@ -90,15 +90,15 @@ class ModelTree:
         return empty_directories(self.directories, (file.path for file in self.files))
 
     @property
-    def sight(self) -> Sight:
-        return Sight(self.files, self.directories, self.fault)
+    def sight(self) -> FileSet:
+        return FileSet(self.files, self.directories, self.fault)
 
     def with_fault(self, fault: str) -> ModelTree:
         return replace(self, fault=fault)
 
 
 @dataclass(frozen=True)
-class Survey:
+class RepositoryScan:
     """All repositories at a moment.
 
     Attributes:
@@ -111,7 +111,7 @@ class Survey:
     blind: Mapping[Path, str]
 
 
-def survey(repositories: Sequence[Path]) -> Survey:
+def survey(repositories: Sequence[Path]) -> RepositoryScan:
     """Look at every model of every repository once."""
     models: dict[str, ModelTree] = {}
     blind: dict[Path, str] = {}
@@ -130,7 +130,7 @@ def survey(repositories: Sequence[Path]) -> Survey:
                 fault = f"{APPEARS_TWICE}: {places}; rename or remove all but one"
                 tree = ModelTree(tree.name, tree.repository, fault=fault)  # noqa: PLW2901
             models[tree.name] = tree
-    return Survey(dict(sorted(models.items())), blind)
+    return RepositoryScan(dict(sorted(models.items())), blind)
 
 
 def look(repository: Path, name: str, *, follow_links: bool = False) -> ModelTree:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
     from pathlib import Path
 
-    from edge_server.repository.beliefs import Beliefs, Change
+    from edge_server.repository.change_detector import Change, ChangeDetector
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class RepositoryWatcher:
     def __init__(
         self,
         repositories: Sequence[Path],
-        beliefs: Beliefs,
+        beliefs: ChangeDetector,
         act: Callable[[Sequence[Change]], Collection[str]],
         *,
         poll_s: float,

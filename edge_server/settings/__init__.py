@@ -2,24 +2,31 @@
 
 from edge_server.settings.python import Python
 from edge_server.settings.read import read_settings
-from edge_server.settings.sections import Camera, Device, Log, Mqtt, Repository, Settings
-from edge_server.settings.serving import Metrics, RateLimitResource, Serving, Trace
+from edge_server.settings.sections import (
+    CameraSection,
+    DeviceSection,
+    LogSection,
+    Mqtt,
+    Repository,
+    Settings,
+)
+from edge_server.settings.serving import Metrics, RateLimitResourceSection, Serving, TraceSection
 from edge_server.settings.transport import Grpc, Restriction, Tls
 
 __all__ = [
-    "Camera",
-    "Device",
+    "CameraSection",
+    "DeviceSection",
     "Grpc",
-    "Log",
+    "LogSection",
     "Metrics",
     "Mqtt",
     "Python",
-    "RateLimitResource",
+    "RateLimitResourceSection",
     "Repository",
     "Restriction",
     "Serving",
     "Settings",
     "Tls",
-    "Trace",
+    "TraceSection",
     "read_settings",
 ]

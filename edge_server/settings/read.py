@@ -12,8 +12,16 @@ import msgspec
 from edge_server.errors import SettingsError
 from edge_server.settings.mistakes import in_words
 from edge_server.settings.python import Python
-from edge_server.settings.sections import NAME, Camera, Device, Log, Mqtt, Repository, Settings
-from edge_server.settings.serving import Metrics, RateLimitResource, Serving, Trace
+from edge_server.settings.sections import (
+    NAME,
+    CameraSection,
+    DeviceSection,
+    LogSection,
+    Mqtt,
+    Repository,
+    Settings,
+)
+from edge_server.settings.serving import Metrics, RateLimitResourceSection, Serving, TraceSection
 from edge_server.settings.transport import Grpc, Restriction, Tls
 
 if sys.version_info >= (3, 11):
@@ -115,7 +123,7 @@ def _first_faulty(cameras: Mapping[str, Any]) -> str:
     """The camera that msgspec means, which does not say so."""
     for name, table in cameras.items():
         try:
-            msgspec.convert(table, Camera, strict=True)
+            msgspec.convert(table, CameraSection, strict=True)
         except msgspec.ValidationError:
             return name
     return "*"
@@ -135,17 +143,17 @@ def _words(path: str) -> tuple[str, ...]:
 _NAME_IN_WORDS = "at most 64 of a-z, 0-9, '_' and '-'"
 
 _KEYS: dict[str, type[Section]] = {
-    "device": Device,
+    "device": DeviceSection,
     "repository": Repository,
     "serving": Serving,
     "python": Python,
-    "serving.rate_limit_resources": RateLimitResource,
+    "serving.rate_limit_resources": RateLimitResourceSection,
     "grpc": Grpc,
     "grpc.tls": Tls,
     "grpc.restricted": Restriction,
     "metrics": Metrics,
-    "trace": Trace,
+    "trace": TraceSection,
     "mqtt": Mqtt,
-    "cameras": Camera,
-    "log": Log,
+    "cameras": CameraSection,
+    "log": LogSection,
 }

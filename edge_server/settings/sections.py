@@ -10,7 +10,7 @@ import msgspec
 
 from edge_server.settings.python import Python
 from edge_server.settings.section import Count, Port, Positive, Section, is_loopback
-from edge_server.settings.serving import Metrics, Serving, Trace
+from edge_server.settings.serving import Metrics, Serving, TraceSection
 from edge_server.settings.transport import Grpc, Tls
 
 NAME = r"^[a-z0-9_-]{1,64}$"
@@ -22,7 +22,7 @@ def _host_name() -> str:
     return re.sub(r"[^a-z0-9_-]+", "-", socket.gethostname().lower())[:64] or "edge"
 
 
-class Device(Section, frozen=True):
+class DeviceSection(Section, frozen=True):
     """`[device]`: who this appliance is; its id is part of every topic."""
 
     id: Name = msgspec.field(default_factory=_host_name)
@@ -113,14 +113,14 @@ class Mqtt(Section, frozen=True):
             )
 
 
-class Camera(Section, frozen=True):
+class CameraSection(Section, frozen=True):
     """`[cameras.NAME]`: where frames come from and which model sees lanes in them."""
 
     uri: str
     model: str = "lane_detection"
 
 
-class Log(Section, frozen=True):
+class LogSection(Section, frozen=True):
     """`[log]`: what is told and where; `verbose` 1 and more adds debug lines.
 
     Attributes:
@@ -141,16 +141,16 @@ class Log(Section, frozen=True):
 class Settings(Section, frozen=True):
     """Everything that can be chosen."""
 
-    device: Device = Device()
+    device: DeviceSection = DeviceSection()
     repository: Repository = Repository()
     serving: Serving = Serving()
     python: Python = Python()
     grpc: Grpc = Grpc()
     metrics: Metrics = Metrics()
-    trace: Trace = Trace()
+    trace: TraceSection = TraceSection()
     mqtt: Mqtt | None = None
-    cameras: dict[Name, Camera] = msgspec.field(default_factory=dict)
-    log: Log = Log()
+    cameras: dict[Name, CameraSection] = msgspec.field(default_factory=dict)
+    log: LogSection = LogSection()
 
     def __post_init__(self) -> None:
         port = self.grpc.port

@@ -9,7 +9,7 @@ import msgspec
 from edge_server.settings.section import Count, Port, Positive, Section, is_loopback
 
 
-class RateLimitResource(Section, frozen=True):
+class RateLimitResourceSection(Section, frozen=True):
     """So many of a resource there are; `device` -1 says it of each device."""
 
     name: str
@@ -33,11 +33,11 @@ class Serving(Section, frozen=True):
     exit_timeout_s: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 3.0
     client_shared_memory: bool = False
     rate_limit: Literal["off", "execution_count"] = "off"
-    rate_limit_resources: tuple[RateLimitResource, ...] = ()
+    rate_limit_resources: tuple[RateLimitResourceSection, ...] = ()
     cache_bytes: Count = 0
 
 
-class Trace(Section, frozen=True):
+class TraceSection(Section, frozen=True):
     """`[trace]`: Triton's trace settings as they are at start; clients change all but the file.
 
     Attributes:

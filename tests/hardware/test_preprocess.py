@@ -15,19 +15,19 @@ from google.protobuf import text_format
 from integer_colours import bgr_by_integers
 from tritonclient.grpc import model_config_pb2 as pb
 
-from edge_server.backends.contract import untold
-from edge_server.backends.surroundings import ALONE
+from edge_server.backends.contract import no_progress
+from edge_server.backends.server_context import STANDALONE
 from edge_server.backends.vision import image_preprocess
 from edge_server.backends.vision.preprocess_cpu import UndistortionMap, scale_frame
 from edge_server.gpu.buffer_pool import BufferPool
-from edge_server.gpu.device_array import DeviceArray
+from edge_server.gpu.device_array import CudaArray
 from edge_server.gpu.kernels.preprocess import (
+    CropRegion,
     FrameAddress,
     FrameLayout,
     FramePreprocess,
     PixelFormat,
     PreprocessArgs,
-    Region,
 )
 from edge_server.gpu.kernels.shipped import kernel_image
 from edge_server.inference.scheduling import Scheduling
@@ -100,7 +100,7 @@ def test_resized(
     mapped: bool,
 ) -> None:
     width, height, out_width, out_height, taken = sizes
-    region = Region(*taken) if taken else Region(0, 0, width, height)
+    region = CropRegion(*taken) if taken else CropRegion(0, 0, width, height)
     frame = CameraFrame(pixel_format, width, height)
     geometry = FramePreprocess(
         frame.layout,
@@ -209,7 +209,7 @@ def snapshot(text: str, devices: Devices) -> Snapshot:
     files = ModelFiles("p", Path("p"), {1: Path("p/1")})
     config = ModelConfig.of(text_format.Parse(text, pb.ModelConfig()))
     config = image_preprocess.complete(files, 1, config)
-    model = image_preprocess.load(Path("p/1"), config, devices, untold, ALONE)
+    model = image_preprocess.load(Path("p/1"), config, devices, no_progress, STANDALONE)
     loaded = Scheduling().model(config, 1, model)
     return Snapshot({("p", 1): ModelEntry("p", 1, ModelState.READY, loaded=loaded)})
 
@@ -225,10 +225,10 @@ def by_opencv(images: np.ndarray) -> np.ndarray:
     return made
 
 
-def ask(preprocess: Snapshot, image: np.ndarray | DeviceArray) -> DeviceArray:
+def ask(preprocess: Snapshot, image: np.ndarray | CudaArray) -> CudaArray:
     request = InferRequest("p", {"image": Tensor(image)}, on_device=True)
     array = preprocess.infer(request).outputs["input"].on_device
-    assert isinstance(array, DeviceArray)
+    assert isinstance(array, CudaArray)
     return array
 
 
@@ -271,7 +271,7 @@ def test_a_cameras_format_and_lens_are_those_of_the_cpu(devices: Devices) -> Non
     images = np.random.default_rng(0).integers(0, 256, (2, 1620, 1920), np.uint8)
     camera = np.array([[1010.0, 0, 957], [0, 1005, 541], [0, 0, 1]])
     distortion = np.array([-0.31, 0.11, 0.001, -0.002, -0.02])
-    lens = UndistortionMap.of_camera(camera, distortion, Region(61, 301, 1801, 701), 640, 360)
+    lens = UndistortionMap.of_camera(camera, distortion, CropRegion(61, 301, 1801, 701), 640, 360)
     expected = np.empty((2, 3, 360, 640), np.float16)
     for image, out in zip(images, expected, strict=True):
         bgr = bgr_by_integers(PixelFormat.NV12, image[:1080], image[1080:])

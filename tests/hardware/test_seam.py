@@ -12,7 +12,7 @@ import pytest
 
 from edge_server.errors import Unavailable
 from edge_server.gpu.buffer_pool import BufferPool
-from edge_server.gpu.device_array import DeviceArray
+from edge_server.gpu.device_array import CudaArray
 from edge_server.gpu.graph import no_graphs_because, record_graph
 
 if TYPE_CHECKING:
@@ -171,5 +171,5 @@ def test_arrays_go_to_other_libraries_and_back_in_order(device: Device, library:
         array.written(stream)
         # It waits for the fill by itself, as we do for its sum.
         theirs = other.from_dlpack(array)
-        back = DeviceArray.of(theirs + 1, stream)
+        back = CudaArray.of(theirs + 1, stream)
         assert (back.on_host() == byte + 1).all()

@@ -19,7 +19,7 @@ from edge_server.inference.data_plane import DataPlane
 from edge_server.inference.registry import ModelRegistry
 from edge_server.lifecycle.loader import RepositoryLoader
 from edge_server.repository.source import Repositories
-from edge_server.requests import Answer, InferRequest, InferResponse
+from edge_server.requests import InferRequest, InferResponse, ResponseCallback
 from edge_server.tensors import Tensor
 
 if TYPE_CHECKING:
@@ -207,7 +207,7 @@ class InProcess:
         self.registry = ModelRegistry()
         assert RepositoryLoader(self.registry, Repositories([repository])).load_all() == []
         self._data_plane = DataPlane(self.registry)
-        self.answered: queue.Queue[tuple[str, Answer]] = queue.Queue()
+        self.answered: queue.Queue[tuple[str, ResponseCallback]] = queue.Queue()
         self.loaded = self.registry.snapshot.find("counting")
 
     def ask(self, name: str, value: int, **fields: object) -> None:
@@ -223,7 +223,7 @@ class InProcess:
             assert time.monotonic() < until
             time.sleep(0.005)
 
-    def answers(self, count: int) -> list[tuple[str, Answer]]:
+    def answers(self, count: int) -> list[tuple[str, ResponseCallback]]:
         return [self.answered.get(timeout=PATIENCE_S) for _ in range(count)]
 
 

@@ -22,24 +22,30 @@ import pytest
 
 from edge_server import errors
 from edge_server.backends.tensorrt.build import process
+from edge_server.backends.tensorrt.build.build_lock import build_turn
+from edge_server.backends.tensorrt.build.build_options import BuildOptions, GivenShapes
 from edge_server.backends.tensorrt.build.layers import Placed
-from edge_server.backends.tensorrt.build.messages import BuildJob, LookJob, Progressed, Said, Step
-from edge_server.backends.tensorrt.build.process import Limits
+from edge_server.backends.tensorrt.build.messages import (
+    BuildJob,
+    LookJob,
+    Progressed,
+    Step,
+    TrtMessage,
+)
+from edge_server.backends.tensorrt.build.process import BuildLimits
 from edge_server.backends.tensorrt.build.profiles import Range
 from edge_server.backends.tensorrt.build.timing import timing_path
-from edge_server.backends.tensorrt.build.turn import build_turn
-from edge_server.backends.tensorrt.build.wish import GivenShapes, PlanWish
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from edge_server.backends.tensorrt.build.messages import Built, Event
+    from edge_server.backends.tensorrt.build.messages import Event, PlanBuilt
 
 ROOT = Path(__file__).parents[2]
 SIMULATED = ROOT / "tests" / "simulated_builder"
 VERSIONS = ("8.5", "8.6", "10.3", "10.16", "11.4")
 UP_TO_10 = VERSIONS[:-1]
-BATCH = PlanWish(max_batch_size=4, dims={"x": (-1, 3, 4)})
+BATCH = BuildOptions(max_batch_size=4, dims={"x": (-1, 3, 4)})
 
 
 @pytest.fixture(scope="session")
@@ -75,7 +81,7 @@ class Site:
         self.out = folder / "out.plan"
         self.events: list[Event] = []
 
-    def build(self, wish: PlanWish = BATCH, name: str = "net", **how: Any) -> Built:
+    def build(self, wish: BuildOptions = BATCH, name: str = "net", **how: Any) -> PlanBuilt:
         onnx = self.folder / f"{name}.onnx"
         onnx.write_bytes(b"onnx")
         job = BuildJob(str(onnx), str(self.out), wish, str(self.folder / "timing"))
@@ -122,7 +128,7 @@ def test_what_every_profile_fixes_is_fixed_in_the_side_car_as_in_the_engine(
     site: Site, tensorrt: Callable[..., None]
 ) -> None:
     tensorrt("10.3")
-    built = site.build(PlanWish(max_batch_size=1, dims={"x": (-1, 3, 4)}))
+    built = site.build(BuildOptions(max_batch_size=1, dims={"x": (-1, 3, 4)}))
     assert [t.shape for t in built.tensors] == [(1, 3, 4), (1, 3, 4)]
 
 
@@ -144,21 +150,21 @@ def test_precision_is_a_flag_up_to_10(
     version: str, site: Site, tensorrt: Callable[..., None]
 ) -> None:
     tensorrt(version)
-    assert site.build(PlanWish("fp16"), "fixed").precision == "fp16"
+    assert site.build(BuildOptions("fp16"), "fixed").precision == "fp16"
     assert site.flags == ["FP16"]
-    assert site.build(PlanWish("int8"), "fixed quantised").precision == "int8"
+    assert site.build(BuildOptions("int8"), "fixed quantised").precision == "int8"
     assert site.flags == ["FP16", "INT8"]
 
 
 def test_11_takes_its_types_from_the_onnx_file(site: Site, tensorrt: Callable[..., None]) -> None:
     tensorrt("11.4")
     with pytest.raises(errors.Unsupported, match=r"TensorRT 11\.4 takes no --fp16: give an ONNX"):
-        site.build(PlanWish("fp16"), "fixed")
-    built = site.build(PlanWish("int8"), "fixed quantised")
+        site.build(BuildOptions("fp16"), "fixed")
+    built = site.build(BuildOptions("int8"), "fixed quantised")
     assert built.precision == "as the ONNX file"
     assert site.flags == []
     with pytest.raises(errors.Unsupported, match=r"TensorRT 11\.4 is not calibrated: give"):
-        site.build(PlanWish("int8", calibration="samples"), "fixed")
+        site.build(BuildOptions("int8", calibration="samples"), "fixed")
 
 
 @pytest.mark.parametrize("version", ["10.3", "10.16"])
@@ -166,10 +172,10 @@ def test_a_strongly_typed_network_is_a_choice_on_10(
     version: str, site: Site, tensorrt: Callable[..., None]
 ) -> None:
     tensorrt(version)
-    assert site.build(PlanWish(strongly_typed=True), "fixed").precision == "as the ONNX file"
+    assert site.build(BuildOptions(strongly_typed=True), "fixed").precision == "as the ONNX file"
     assert site.plan["flags"] > 0
     with pytest.raises(errors.Unsupported, match="a strongly typed network takes no --fp16"):
-        site.build(PlanWish("fp16", strongly_typed=True), "fixed")
+        site.build(BuildOptions("fp16", strongly_typed=True), "fixed")
 
 
 @pytest.mark.parametrize("version", ["8.5", "8.6"])
@@ -178,7 +184,7 @@ def test_8_knows_no_strongly_typed_network(
 ) -> None:
     tensorrt(version)
     with pytest.raises(errors.Unsupported, match=f"TensorRT {version} has no strongly typed"):
-        site.build(PlanWish(strongly_typed=True), "fixed")
+        site.build(BuildOptions(strongly_typed=True), "fixed")
 
 
 @pytest.mark.parametrize("version", UP_TO_10)
@@ -191,7 +197,7 @@ def test_an_fp16_typed_file_needs_a_word_up_to_10_and_is_told_which(
 ) -> None:
     tensorrt(version)
     with pytest.raises(errors.InvalidRequest) as caught:
-        site.build(PlanWish(), name)
+        site.build(BuildOptions(), name)
     may_be_typed = version.startswith("10")
     keep = "--strongly-typed (plan_strongly_typed: true) to keep its types, or "
     assert str(caught.value).endswith(
@@ -200,9 +206,9 @@ def test_an_fp16_typed_file_needs_a_word_up_to_10_and_is_told_which(
     )
     assert Step("building") not in site.events
     assert not site.out.exists()
-    assert site.build(PlanWish("fp16"), name).precision == "fp16"
+    assert site.build(BuildOptions("fp16"), name).precision == "fp16"
     if may_be_typed:
-        assert site.build(PlanWish(strongly_typed=True), name).precision == "as the ONNX file"
+        assert site.build(BuildOptions(strongly_typed=True), name).precision == "as the ONNX file"
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -210,9 +216,9 @@ def test_fp16_weights_alone_need_none_and_11_needs_none_for_any(
     version: str, site: Site, tensorrt: Callable[..., None]
 ) -> None:
     tensorrt(version)
-    site.build(PlanWish(), "half weights fixed")
+    site.build(BuildOptions(), "half weights fixed")
     if version == "11.4":
-        site.build(PlanWish(), "half input fixed")
+        site.build(BuildOptions(), "half input fixed")
 
 
 @pytest.mark.parametrize("version", UP_TO_10)
@@ -224,7 +230,7 @@ def test_int8_is_calibrated_with_the_samples_of_a_directory(
     samples.mkdir()
     for index in range(3):
         np.save(samples / f"{index}.npy", np.full((3, 4), index, np.float32))
-    wish = PlanWish("int8", max_batch_size=4, dims={"x": (-1, 3, 4)}, calibration=str(samples))
+    wish = BuildOptions("int8", max_batch_size=4, dims={"x": (-1, 3, 4)}, calibration=str(samples))
     site.build(wish)
     assert site.plan["samples"] == 3
     least = [1, 3, 4]
@@ -237,7 +243,7 @@ def test_int8_is_calibrated_with_the_samples_of_a_directory(
 def test_int8_without_ranges_is_refused(site: Site, tensorrt: Callable[..., None]) -> None:
     tensorrt("10.3")
     with pytest.raises(errors.InvalidRequest, match="INT8 needs the range of every tensor"):
-        site.build(PlanWish("int8"), "fixed")
+        site.build(BuildOptions("int8"), "fixed")
 
 
 @pytest.mark.parametrize("version", ["8.5", "8.6", "10.3"])
@@ -245,13 +251,13 @@ def test_nvdla_takes_what_it_can_and_the_rest_is_told(
     version: str, site: Site, tensorrt: Callable[..., None]
 ) -> None:
     tensorrt(version)
-    built = site.build(PlanWish("fp16", dla_core=1), "fixed")
+    built = site.build(BuildOptions("fp16", dla_core=1), "fixed")
     assert ["device", "DLA"] in site.plan["said"]
     assert ["core", 1] in site.plan["said"]
     assert site.flags == ["FP16", "GPU_FALLBACK"]
     assert site.plan["parser"] == []
     assert built.placed == Placed(("{ForeignNode[conv1...conv9]}",), ("resize", "softmax"), 1)
-    site.build(PlanWish("fp16", dla_core=0, gpu_fallback=False), "fixed")
+    site.build(BuildOptions("fp16", dla_core=0, gpu_fallback=False), "fixed")
     assert site.flags == ["FP16"]
 
 
@@ -259,7 +265,7 @@ def test_the_parser_of_10_16_writes_a_network_as_nvdla_takes_it(
     site: Site, tensorrt: Callable[..., None]
 ) -> None:
     tensorrt("10.16")
-    site.build(PlanWish("fp16", dla_core=0), "fixed")
+    site.build(BuildOptions("fp16", dla_core=0), "fixed")
     assert site.plan["parser"] == ["ADJUST_FOR_DLA"]
 
 
@@ -267,10 +273,10 @@ def test_more_layers_on_the_gpu_than_may_fail_the_build(
     site: Site, tensorrt: Callable[..., None]
 ) -> None:
     tensorrt("10.3")
-    site.build(PlanWish("fp16", dla_core=0, max_gpu_layers=2), "fixed")
+    site.build(BuildOptions("fp16", dla_core=0, max_gpu_layers=2), "fixed")
     site.out.unlink()
     with pytest.raises(errors.Unsupported, match=r"2 layers would run on the GPU, 1 may") as caught:
-        site.build(PlanWish("fp16", dla_core=0, max_gpu_layers=1), "fixed")
+        site.build(BuildOptions("fp16", dla_core=0, max_gpu_layers=1), "fixed")
     assert "\n  resize\n  softmax" in str(caught.value)
     assert not site.out.exists()
 
@@ -282,9 +288,9 @@ def test_a_core_that_is_not_there_is_told_with_where_there_is_one(
     with pytest.raises(
         errors.Unsupported, match=r"no NVDLA core 0 here: TensorRT 10\.16\.0\.30 sees 0"
     ):
-        site.build(PlanWish("fp16", dla_core=0), "fixed")
+        site.build(BuildOptions("fp16", dla_core=0), "fixed")
     with pytest.raises(errors.InvalidRequest, match="FP16 and INT8 only"):
-        site.build(PlanWish(dla_core=0), "fixed")
+        site.build(BuildOptions(dla_core=0), "fixed")
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -293,7 +299,7 @@ def test_an_input_that_holds_a_shape_gets_its_values_bounded(
 ) -> None:
     tensorrt(version)
     given = GivenShapes({"size": (1, 1)}, {"size": (2, 2), "x": (1, 3, 4)}, {"size": (8, 8)})
-    built = site.build(PlanWish(profiles=(given,)), "sized")
+    built = site.build(BuildOptions(profiles=(given,)), "sized")
     assert site.plan["profiles"][0]["values of size"] == [[1, 1], [2, 2], [8, 8]]
     assert [t.holds_shape for t in built.tensors] == [False, True, False]
 
@@ -306,7 +312,7 @@ def test_all_that_the_parser_says_is_told(
     with pytest.raises(errors.ModelConfigError) as caught:
         site.build(name="unreadable")
     assert str(caught.value).endswith(
-        f"cannot read it:\n  no such operator: Wish\n  node 7{name}: bad axis"
+        f"cannot read it:\n  no such operator: DesiredModel\n  node 7{name}: bad axis"
     )
 
 
@@ -326,7 +332,7 @@ def test_progress_is_told_where_tensorrt_has_it(
     site.build()
     told = any(isinstance(event, Progressed) for event in site.events)
     assert told is (version not in ("8.5", "8.6"))
-    assert Said("WARNING", "this is a simulation") in site.events
+    assert TrtMessage("WARNING", "this is a simulation") in site.events
     assert Step("building") in site.events
 
 
@@ -397,7 +403,7 @@ def test_the_layers_of_a_plan_are_told_by_the_device(
     site: Site, tensorrt: Callable[..., None]
 ) -> None:
     tensorrt("11.4")
-    site.build(PlanWish(dla_core=1), "fixed")
+    site.build(BuildOptions(dla_core=1), "fixed")
     said = json.loads(process.look(LookJob(str(site.out), dla_core=1)))
     assert said["I/O Tensors"] == ["x", "y"]
     site.out.write_bytes(b"garbage")
@@ -432,13 +438,13 @@ def test_a_build_that_leaves_too_little_memory_is_ended(
 ) -> None:
     tensorrt("10.3")
     with pytest.raises(errors.Unavailable, match="shall stay free"):
-        site.build(name="hang", limits=Limits(leave_free_bytes=1 << 60))
+        site.build(name="hang", limits=BuildLimits(leave_free_bytes=1 << 60))
 
 
 def test_a_build_over_its_limit_of_memory_fails(site: Site, tensorrt: Callable[..., None]) -> None:
     tensorrt("10.3")
     with pytest.raises(errors.Unavailable, match="its limit of memory was not enough"):
-        site.build(name="hungry", limits=Limits(memory_bytes=512 << 20))
+        site.build(name="hungry", limits=BuildLimits(memory_bytes=512 << 20))
 
 
 def test_a_build_gives_way_and_ends_with_who_asked_for_it(
@@ -453,8 +459,8 @@ def test_a_build_gives_way_and_ends_with_who_asked_for_it(
             "import sys\n"
             "from edge_server.backends.tensorrt.build.process import build\n"
             "from edge_server.backends.tensorrt.build.messages import BuildJob\n"
-            "from edge_server.backends.tensorrt.build.wish import PlanWish\n"
-            f"build(BuildJob({str(onnx)!r}, {str(site.out)!r}, PlanWish(max_batch_size=1, "
+            "from edge_server.backends.tensorrt.build.build_options import BuildOptions\n"
+            f"build(BuildJob({str(onnx)!r}, {str(site.out)!r}, BuildOptions(max_batch_size=1, "
             "dims={'x': (-1, 3, 4)})), lambda e: print(e, flush=True))",
         ],
         stdout=subprocess.PIPE,

@@ -23,15 +23,15 @@ from onnx import TensorProto, helper
 
 from edge_server import errors
 from edge_server.backends.tensorrt.build import process
+from edge_server.backends.tensorrt.build.build_options import BuildOptions, GivenShapes, wish_of
 from edge_server.backends.tensorrt.build.messages import BuildJob, Progressed
 from edge_server.backends.tensorrt.build.profiles import Range
 from edge_server.backends.tensorrt.build.side_car import read_side_car, sha256_of
-from edge_server.backends.tensorrt.build.wish import GivenShapes, PlanWish, wish_of
 from edge_server.model_config.config import ModelConfig
 from edge_server.model_config.parse import read_model_config
 
 if TYPE_CHECKING:
-    from edge_server.backends.tensorrt.build.messages import Built, Event
+    from edge_server.backends.tensorrt.build.messages import Event, PlanBuilt
 
 ROOT = Path(__file__).parents[2]
 MODEL = ROOT / "models" / "laneDetect_model"
@@ -67,7 +67,7 @@ def write_network(path: Path, shape: list[Any], datatype: int = TensorProto.FLOA
     return path
 
 
-def build(path: Path, wish: PlanWish, events: list[Event] | None = None) -> Built:
+def build(path: Path, wish: BuildOptions, events: list[Event] | None = None) -> PlanBuilt:
     job = BuildJob(str(path), str(path.with_suffix(".plan")), wish, str(path.parent / "timing"))
     return process.build(job, (events if events is not None else []).append)
 
@@ -95,7 +95,7 @@ def test_the_shipped_network_has_the_tensors_that_its_configuration_says(tmp_pat
 
 def test_a_batching_network_gets_its_profile_from_the_configuration(tmp_path: Path) -> None:
     path = write_network(tmp_path / "net.onnx", ["n", 3, 32, 32])
-    built = build(path, PlanWish(max_batch_size=4, dims={"x": (-1, 3, 32, 32)}))
+    built = build(path, BuildOptions(max_batch_size=4, dims={"x": (-1, 3, 32, 32)}))
     most = (4, 3, 32, 32)
     assert built.profiles == ({"x": Range((1, 3, 32, 32), most, most)},)
     assert built.tensors[0].shape == (-1, 3, 32, 32)
@@ -105,7 +105,7 @@ def test_several_profiles_are_taken(tmp_path: Path) -> None:
     path = write_network(tmp_path / "net.onnx", ["n", 3, "h", "w"])
     small, large = (1, 3, 32, 32), (2, 3, 64, 64)
     given = (GivenShapes({}, {"x": small}, {}), GivenShapes({"x": small}, {}, {"x": large}))
-    assert build(path, PlanWish(profiles=given)).profiles == (
+    assert build(path, BuildOptions(profiles=given)).profiles == (
         {"x": Range(small, small, small)},
         {"x": Range(small, large, large)},
     )
@@ -113,7 +113,7 @@ def test_several_profiles_are_taken(tmp_path: Path) -> None:
 
 def test_an_fp16_typed_file_keeps_its_types(tmp_path: Path) -> None:
     path = write_network(tmp_path / "net.onnx", [1, 3, 32, 32], TensorProto.FLOAT16)
-    built = build(path, PlanWish())
+    built = build(path, BuildOptions())
     assert built.precision == "as the ONNX file"
     assert {tensor.datatype for tensor in built.tensors} == {"FP16"}
 
@@ -123,13 +123,13 @@ import sys
 from pathlib import Path
 import tensorrt as trt
 from edge_server.backends.tensorrt.build.precision import check_types
-from edge_server.backends.tensorrt.build.wish import PlanWish
+from edge_server.backends.tensorrt.build.build_options import BuildOptions
 onnx = Path(sys.argv[1])
 builder = trt.Builder(logger := trt.Logger())
 network = builder.create_network(0)
 parser = trt.OnnxParser(network, logger)
 assert parser.parse_from_file(str(onnx))
-check_types(network, onnx, PlanWish(), (10, 3))
+check_types(network, onnx, BuildOptions(), (10, 3))
 """
 
 
@@ -170,7 +170,7 @@ def test_the_real_parser_tells_what_of_a_file_is_typed_fp16(
 def test_a_quantised_file_is_int8_as_it_says(tmp_path: Path) -> None:
     path = write_network(tmp_path / "net.onnx", [1, 3, 32, 32])
     with pytest.raises(errors.InvalidRequest, match="INT8 needs the range of every tensor"):
-        build(path, PlanWish("int8"))
+        build(path, BuildOptions("int8"))
     model = onnx.load(path)
     model.graph.initializer.extend(
         [
@@ -185,22 +185,22 @@ def test_a_quantised_file_is_int8_as_it_says(tmp_path: Path) -> None:
         model.graph.node.insert(0, quantise)
     model.graph.node[-1].input[:] = ["xd", "wd"]
     onnx.save(model, path)
-    assert build(path, PlanWish("int8")).precision == "as the ONNX file"
+    assert build(path, BuildOptions("int8")).precision == "as the ONNX file"
 
 
 def test_what_the_real_parser_says_is_told(tmp_path: Path) -> None:
     path = write_network(tmp_path / "net.onnx", [1, 3, 32, 32])
     model = onnx.load(path)
-    model.graph.node[0].op_type = "Wish"
+    model.graph.node[0].op_type = "DesiredModel"
     onnx.save(model, path)
     with pytest.raises(
         errors.ModelConfigError, match=r"net\.onnx: TensorRT 11\.4\.0 cannot read"
     ) as caught:
-        build(path, PlanWish())
-    assert "(Wish): " in str(caught.value)
+        build(path, BuildOptions())
+    assert "(DesiredModel): " in str(caught.value)
     path.write_bytes(b"no network")
     with pytest.raises(errors.ModelConfigError, match="Failed to parse the ONNX model"):
-        build(path, PlanWish())
+        build(path, BuildOptions())
 
 
 def test_the_verbs_build_and_inspect_and_say_what_verify_lacks(tmp_path: Path) -> None:

@@ -29,8 +29,8 @@ from tritonclient.utils import InferenceServerException
 from edge_server.api.grpc.admission import Admission
 from edge_server.api.grpc.shared_memory import SharedMemory
 from edge_server.api.grpc.triton import TritonServicer, answer_with
-from edge_server.backends.contract import ExecuteRequest, TensorModel, untold
-from edge_server.backends.surroundings import ALONE
+from edge_server.backends.contract import ExecuteRequest, TensorModel, no_progress
+from edge_server.backends.server_context import STANDALONE
 from edge_server.backends.vision import identity
 from edge_server.errors import InternalError
 from edge_server.inference.data_plane import DataPlane
@@ -82,7 +82,7 @@ class Repeats:
                 request.respond({"b0": Tensor(np.array([index], np.int32))}, False)
             request.respond(None, True)
 
-    def trouble(self) -> str:
+    def not_ready_reason(self) -> str:
         return ""
 
     def metrics(self) -> tuple[()]:
@@ -118,7 +118,7 @@ class Server:
             config("brain", ["BF16"]),
             config("half", ["FP16"]),
         ):
-            self.add(model_config, identity.load(None, model_config, None, untold, ALONE))  # type: ignore[arg-type]
+            self.add(model_config, identity.load(None, model_config, None, no_progress, STANDALONE))  # type: ignore[arg-type]
         self.add(config("waits", ["INT32"]), self.waits)
         self.add(
             config("repeats", ["INT32"], "model_transaction_policy { decoupled: true }"), Repeats()

@@ -20,7 +20,7 @@ DERIVED = """
 import os
 from edge_server.backends.tensorrt import engine
 from edge_server.backends.tensorrt.allocator import OutputAllocator
-from edge_server.backends.tensorrt.said import said
+from edge_server.backends.tensorrt.trt_log import said
 from edge_server.errors import Unavailable
 import tensorrt as trt
 

@@ -16,8 +16,8 @@ from tensorrt_api import real_bindings
 
 from edge_server import errors
 from edge_server.backends.tensorrt.build import process
+from edge_server.backends.tensorrt.build.build_options import BuildOptions
 from edge_server.backends.tensorrt.build.messages import BuildJob
-from edge_server.backends.tensorrt.build.wish import PlanWish
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "build" / "tensorrt_bindings"
@@ -75,7 +75,7 @@ def test_the_real_builder_without_a_driver_is_told_in_a_sentence(
     version: str, tmp_path: Path
 ) -> None:
     (tmp_path / "net.onnx").write_bytes(b"onnx")
-    job = BuildJob(str(tmp_path / "net.onnx"), str(tmp_path / "net.plan"), PlanWish())
+    job = BuildJob(str(tmp_path / "net.onnx"), str(tmp_path / "net.plan"), BuildOptions())
     with pytest.raises(
         errors.InternalError, match=rf"TensorRT {version}[.\d]* cannot build here: "
     ):

@@ -38,7 +38,7 @@ class CallThreads(Executor):
         self._moments = moments
         self._name = name
         self._lock = threading.Lock()
-        self._idle: list[_Desk] = []
+        self._idle: list[_WorkerSlot] = []
         self._waiting: deque[_Task] = deque()
         self._threads: list[threading.Thread] = []
         self._ended = False
@@ -66,7 +66,7 @@ class CallThreads(Executor):
             else:
                 name = f"{self._name}_{len(self._threads)}"
                 thread = threading.Thread(
-                    target=self._work, args=(_Desk(task),), name=name, daemon=True
+                    target=self._work, args=(_WorkerSlot(task),), name=name, daemon=True
                 )
                 # It may raise, and is counted only then.
                 thread.start()
@@ -90,7 +90,7 @@ class CallThreads(Executor):
             for thread in self._threads:
                 thread.join()
 
-    def _work(self, desk: _Desk) -> None:
+    def _work(self, desk: _WorkerSlot) -> None:
         while (task := desk.task) is not None:
             if self._moments is not None:
                 self._moments.taken_ns = task.taken_ns
@@ -110,7 +110,7 @@ class CallThreads(Executor):
             desk.wake.acquire()
 
 
-class _Desk:
+class _WorkerSlot:
     """Where a thread finds its next task; none is the end."""
 
     __slots__ = ("task", "wake")

@@ -40,7 +40,7 @@ _MOST_REGIONS = 256
 _LONGEST_NAME = 1024
 
 
-class Region:
+class SharedRegion:
     """A registered part of a shared memory object, open as long as somebody holds the region."""
 
     def __init__(self, name: str, key: str, offset: int, byte_size: int, path: Path) -> None:
@@ -110,13 +110,13 @@ class Region:
 class RegionSlice:
     """Where in a region a request has one of its tensors; within the region's bounds."""
 
-    region: Region
+    region: SharedRegion
     offset: int
     byte_size: int
     of: SharedMemory
 
     def read(self) -> memoryview:
-        """See `Region.read`.
+        """See `SharedRegion.read`.
 
         Raises:
             InvalidRequest: it is longer than a tensor may be, or the object is smaller by now.
@@ -161,7 +161,7 @@ class SharedMemory:
         self._budget = budget or ByteBudget()
         self._longest_bytes = longest_bytes
         self._lock = threading.Lock()
-        self._regions: dict[str, Region] = {}
+        self._regions: dict[str, SharedRegion] = {}
 
     def register(self, name: str, key: str, offset: int, byte_size: int) -> None:
         """Make the object that clients call `key` usable as `name`.
@@ -195,7 +195,7 @@ class SharedMemory:
                     f"{_MOST_REGIONS} shared memory regions are registered already; unregister "
                     "those that are not used"
                 )
-            self._regions[name] = Region(name, key, offset, byte_size, self._directory / file)
+            self._regions[name] = SharedRegion(name, key, offset, byte_size, self._directory / file)
 
     def unregister(self, name: str) -> None:
         """Forget a region, or all where `name` is empty; an unknown one is no error."""
@@ -205,7 +205,7 @@ class SharedMemory:
             else:
                 self._regions.clear()
 
-    def regions(self, name: str) -> list[Region]:
+    def regions(self, name: str) -> list[SharedRegion]:
         """That region, or all where `name` is empty.
 
         Raises:

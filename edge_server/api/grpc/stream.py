@@ -17,13 +17,13 @@ import grpc
 
 from edge_server.api.grpc.admission import SHUTTING_DOWN
 from edge_server.api.grpc.byte_budget import ByteBudget
-from edge_server.api.grpc.exchange import Exchange
+from edge_server.api.grpc.stream_request import StreamRequest
 from edge_server.errors import EdgeServerError, InternalError, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from edge_server.requests import Answer
+    from edge_server.requests import ResponseCallback
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ _SLOW_READER_S = 10.0
 class Submit(Protocol):
     """Starts one request of a stream."""
 
-    def __call__(self, data: bytes, exchange: Exchange) -> None:
+    def __call__(self, data: bytes, exchange: StreamRequest) -> None:
         """Read `data`, tell `exchange` about it, take its place, submit it with its `respond`.
 
         Raises:
@@ -76,9 +76,9 @@ class InferStream:
         self._slow_reader_s = slow_reader_s
         self._changed = threading.Condition()
         # What is to be written: the first is its request's turn, the second may go at once.
-        self._in_order: deque[Exchange] = deque()
-        self._at_once: deque[tuple[Exchange, Answer, bool]] = deque()
-        self._open: set[Exchange] = set()
+        self._in_order: deque[StreamRequest] = deque()
+        self._at_once: deque[tuple[StreamRequest, ResponseCallback, bool]] = deque()
+        self._open: set[StreamRequest] = set()
         self._read_to_end = False
         self._closing = False
         self._failure: EdgeServerError | None = None
@@ -127,7 +127,7 @@ class InferStream:
         for callback in callbacks:
             callback()
 
-    def when_over(self, exchange: Exchange, callback: Callable[[], None]) -> None:
+    def when_over(self, exchange: StreamRequest, callback: Callable[[], None]) -> None:
         """Call `callback` when the stream ends before `exchange` has its last answer."""
         with self._changed:
             if not self.over:
@@ -135,7 +135,7 @@ class InferStream:
                 return
         callback()
 
-    def give(self, exchange: Exchange, answer: Answer, *, final: bool) -> None:
+    def give(self, exchange: StreamRequest, answer: ResponseCallback, *, final: bool) -> None:
         """Take an answer from a model, to be written in its turn; after the end it is dropped."""
         queued = False
         with self._changed:
@@ -158,7 +158,7 @@ class InferStream:
             # Or each model of the stream would wait as long again, for every further answer.
             self.end()
 
-    def _written(self, exchange: Exchange, answer: Answer, *, final: bool) -> bytes:
+    def _written(self, exchange: StreamRequest, answer: ResponseCallback, *, final: bool) -> bytes:
         try:
             return exchange.written(answer, final=final)
         except EdgeServerError as error:
@@ -166,7 +166,7 @@ class InferStream:
                 raise
             return exchange.told(error)
 
-    def _release(self, exchange: Exchange) -> None:
+    def _release(self, exchange: StreamRequest) -> None:
         """Its request counts no more."""
         with self._changed:
             size_bytes, exchange.size_bytes = exchange.size_bytes, 0
@@ -185,7 +185,7 @@ class InferStream:
     def _read(self, requests: Iterator[bytes]) -> None:
         try:
             for data in requests:
-                exchange = Exchange(self, len(data))
+                exchange = StreamRequest(self, len(data))
                 if not self._has_room() or not self._budget.take_when_it_fits(
                     exchange.size_bytes, lambda: self.over
                 ):
@@ -211,7 +211,7 @@ class InferStream:
             )
             return not (self.over or self._closing)
 
-    def _start(self, exchange: Exchange, data: bytes) -> None:
+    def _start(self, exchange: StreamRequest, data: bytes) -> None:
         try:
             self._submit(data, exchange)
         except EdgeServerError as error:
@@ -221,20 +221,20 @@ class InferStream:
             text = f"{type(error).__name__}: {error}"
             self._refuse(exchange, InternalError(text[:_LONGEST_TEXT]))
 
-    def admit(self, exchange: Exchange) -> None:
+    def admit(self, exchange: StreamRequest) -> None:
         """From now on `exchange` has its place among the answers."""
         with self._changed:
             self._open.add(exchange)
             if not exchange.decoupled:
                 self._in_order.append(exchange)
 
-    def _refuse(self, exchange: Exchange, error: EdgeServerError) -> None:
+    def _refuse(self, exchange: StreamRequest, error: EdgeServerError) -> None:
         if exchange not in self._open:
             exchange.decoupled = False
             self.admit(exchange)
         exchange.respond(error, True)
 
-    def _take(self) -> tuple[Exchange, Answer, bool] | None:
+    def _take(self) -> tuple[StreamRequest, ResponseCallback, bool] | None:
         """The next answer to write; None when there will be none.
 
         Raises:
@@ -246,7 +246,7 @@ class InferStream:
                 raise self._failure
             if self.over:
                 return None
-            taken: tuple[Exchange, Answer, bool] | None = None
+            taken: tuple[StreamRequest, ResponseCallback, bool] | None = None
             if self._at_once:
                 taken = self._at_once.popleft()
             elif self._in_order and self._in_order[0].answered:
@@ -268,5 +268,5 @@ class InferStream:
         )
 
 
-def _without_answer(exchange: Exchange) -> EdgeServerError:
+def _without_answer(exchange: StreamRequest) -> EdgeServerError:
     return InternalError(f"model '{exchange.model_name}' ended without an answer")

@@ -42,9 +42,9 @@ if TYPE_CHECKING:
 
     from edge_server.api.grpc.admission import Admission
     from edge_server.api.grpc.call_traces import UnaryTrace
-    from edge_server.api.grpc.exchange import Exchange
     from edge_server.api.grpc.methods import Handler
     from edge_server.api.grpc.shared_memory import SharedMemory
+    from edge_server.api.grpc.stream_request import StreamRequest
     from edge_server.api.grpc.traffic import Traffic
     from edge_server.inference.control import ModelControl
     from edge_server.inference.data_plane import DataPlane
@@ -194,7 +194,7 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
             yield from stream.answers(requests)
 
     def _submit(
-        self, data: bytes, exchange: Exchange, context: Any, requests: Iterator[bytes]
+        self, data: bytes, exchange: StreamRequest, context: Any, requests: Iterator[bytes]
     ) -> None:
         """One of a stream's requests; see `Submit`."""
         message, raw = read_request(data)

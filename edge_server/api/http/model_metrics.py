@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from prometheus_client import Metric
 from prometheus_client.core import GaugeMetricFamily
 
-from edge_server.inference.statistics import Failure
+from edge_server.inference.statistics import FailureReason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -98,7 +98,7 @@ class ModelMetrics:
             yield metric
         metric = Metric(FAILURES, "Number of failed inference requests, all batch sizes", "unknown")
         for labels, counts in counted:
-            for reason in Failure:
+            for reason in FailureReason:
                 metric.add_sample(
                     FAILURES, {**labels, "reason": reason.value}, counts.failures[reason]
                 )

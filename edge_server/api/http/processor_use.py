@@ -8,7 +8,7 @@ from typing import NamedTuple
 _KIB = 1024
 
 
-class Memory(NamedTuple):
+class MemoryUse(NamedTuple):
     """Of the board, in bytes."""
 
     total_bytes: int
@@ -34,7 +34,7 @@ class ProcessorUse:
         total = self._before[0] - before[0]
         return min(1.0, max(0.0, (self._before[1] - before[1]) / total)) if total > 0 else 0.0
 
-    def memory(self) -> Memory | None:
+    def memory(self) -> MemoryUse | None:
         """Used is what could not be given to somebody new; None where not known."""
         try:
             lines = (self._proc / "meminfo").read_text(encoding="ascii").splitlines()
@@ -42,7 +42,7 @@ class ProcessorUse:
                 name: int(rest.split()[0]) for name, _, rest in (x.partition(":") for x in lines)
             }
             total = kib["MemTotal"] * _KIB
-            return Memory(total, total - kib["MemAvailable"] * _KIB)
+            return MemoryUse(total, total - kib["MemAvailable"] * _KIB)
         except (OSError, ValueError, LookupError):
             return None
 

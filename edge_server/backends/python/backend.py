@@ -36,7 +36,7 @@ from edge_server.backends.python.arena import MIB
 from edge_server.backends.python.channel import ChannelClosed
 from edge_server.backends.python.codes import shortened
 from edge_server.backends.python.config_json import config_of
-from edge_server.backends.python.instance import Limits
+from edge_server.backends.python.instance import ChildLimits
 from edge_server.backends.python.messages import LogLine, Started
 from edge_server.backends.python.model import PythonModel, start_message
 from edge_server.backends.python.model_log import ModelLog
@@ -52,8 +52,8 @@ from edge_server.settings.mistakes import value_mistake
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from edge_server.backends.contract import Tell
-    from edge_server.backends.surroundings import Surroundings
+    from edge_server.backends.contract import ProgressCallback
+    from edge_server.backends.server_context import ServerContext
     from edge_server.gpu.devices import Devices
     from edge_server.model_config.files import ModelFiles
 
@@ -102,8 +102,8 @@ def load(
     directory: Path,
     config: ModelConfig,
     devices: Devices,
-    tell: Tell,
-    surroundings: Surroundings,
+    tell: ProgressCallback,
+    surroundings: ServerContext,
 ) -> PythonModel:
     """The model; nothing runs before its first instance is made."""
     del devices, tell
@@ -126,7 +126,7 @@ def _lacking(config: ModelConfig) -> list[str]:
     return [] if config.completion.python.sandbox == "off" else offered().lacks()
 
 
-def _limits(files: ModelFiles, config: ModelConfig) -> Limits:
+def _limits(files: ModelFiles, config: ModelConfig) -> ChildLimits:
     """Raises: ModelConfigError: a parameter is not what it may be; names the file."""
     where = f"{files.config_path}: parameters"
     if "EXECUTION_ENV_PATH" in config.parameters:
@@ -151,17 +151,17 @@ def _limits(files: ModelFiles, config: ModelConfig) -> Limits:
     return limits
 
 
-def _limits_of(config: ModelConfig) -> Limits:
+def _limits_of(config: ModelConfig) -> ChildLimits:
     ours = {k: v for k, v in config.parameters.items() if k in PythonParameters.__struct_fields__}
     parameters = msgspec.convert(ours, PythonParameters, strict=False)
-    return Limits(
+    return ChildLimits(
         parameters.execution_timeout_s,
         parameters.initialize_timeout_s,
         parameters.shared_memory_limit_mib * MIB,
     )
 
 
-def _auto_complete(directory: Path, config: ModelConfig, limits: Limits) -> str:
+def _auto_complete(directory: Path, config: ModelConfig, limits: ChildLimits) -> str:
     """The completed configuration as JSON; empty where the model does not complete it."""
     path = directory / config.default_model_filename
     _check_offer(path, config)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from edge_server.backends.contract import ExecuteRequest
 
 
-class CallCancellation:
+class NestedCallCancellation:
     """Cancelled by the model that called, or when its own caller is gone."""
 
     def __init__(self, caller: ExecuteRequest) -> None:

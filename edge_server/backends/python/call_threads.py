@@ -14,7 +14,7 @@ _MOST_THREADS = 16
 _MOST_WORK = 1024
 
 
-class CallThreads:
+class NestedCallThreads:
     """A thread for each piece of work that is not done yet, made as needed, at most 16.
 
     Args:

@@ -8,17 +8,17 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from edge_server.backends.python.arena import ArenaFull
-from edge_server.backends.python.call_cancellation import CallCancellation
-from edge_server.backends.python.call_threads import CallThreads
+from edge_server.backends.python.call_cancellation import NestedCallCancellation
+from edge_server.backends.python.call_threads import NestedCallThreads
 from edge_server.backends.python.channel import ChannelClosed
 from edge_server.backends.python.codes import Code, code_of
 from edge_server.backends.python.messages import (
-    Answer,
     AskModelReady,
     CallAnswered,
     CallModel,
     CallReturned,
-    Failure,
+    ChildError,
+    ChildResponse,
     LoadModel,
     UnloadModel,
 )
@@ -30,9 +30,9 @@ from edge_server.tensors import Tensor
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from edge_server.backends.contract import ExecuteRequest, Tensors, World
+    from edge_server.backends.contract import ExecuteRequest, ModelResolver, Tensors
     from edge_server.backends.python.process import ChildProcess
-    from edge_server.backends.surroundings import Surroundings
+    from edge_server.backends.server_context import ServerContext
     from edge_server.requests import InferResponse, Trace
 
 log = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ class ModelCalls:
     """
 
     def __init__(
-        self, name: str, model: str, process: ChildProcess, surroundings: Surroundings
+        self, name: str, model: str, process: ChildProcess, surroundings: ServerContext
     ) -> None:
         self._name = name
         self._model = model
@@ -70,8 +70,8 @@ class ModelCalls:
         self._has_changed_models = False
         self._loading: list[str] = []
         self._lock = threading.Lock()
-        self._threads = CallThreads(name)
-        self._calls: dict[int, CallCancellation] = {}
+        self._threads = NestedCallThreads(name)
+        self._calls: dict[int, NestedCallCancellation] = {}
 
     def call(self, message: CallModel, callers: Sequence[ExecuteRequest]) -> None:
         """Begin a call, made while `callers` run."""
@@ -91,7 +91,7 @@ class ModelCalls:
                 "exists in request",
             )
             return
-        cancellation = CallCancellation(callers[0])
+        cancellation = NestedCallCancellation(callers[0])
         with self._lock:
             self._calls[number] = cancellation
         if not self._threads.run(lambda: self._submit(message, inputs, callers, cancellation)):
@@ -151,8 +151,8 @@ class ModelCalls:
             cancellation.cancel()
 
     def refuse(self, number: int, text: str) -> None:
-        """Answer a call that cannot be made."""
-        self._answer(number, Answer(failure=Failure(Code.INTERNAL, text)), final=True)
+        """ChildResponse a call that cannot be made."""
+        self._answer(number, ChildResponse(failure=ChildError(Code.INTERNAL, text)), final=True)
 
     def close(self) -> None:
         """Take back every call; threads that still run a model end when it has."""
@@ -164,7 +164,7 @@ class ModelCalls:
 
     def _world_with(
         self, name: str, version: str, callers: Sequence[ExecuteRequest]
-    ) -> World | None:
+    ) -> ModelResolver | None:
         """The world in which that model is ready for a call; None where it is in none.
 
         Raises:
@@ -197,7 +197,7 @@ class ModelCalls:
         message: CallModel,
         inputs: Tensors,
         callers: Sequence[ExecuteRequest],
-        cancellation: CallCancellation,
+        cancellation: NestedCallCancellation,
     ) -> None:
         asked = message.request
         name, version = asked.model_name, asked.model_version
@@ -248,14 +248,16 @@ class ModelCalls:
             text = f"the outputs of model '{response.model_name}': {error}"
             self.refuse(number, text)
             return False
-        answer = Answer(places, parameters=dict(response.parameters))
+        answer = ChildResponse(places, parameters=dict(response.parameters))
         self._answer(number, answer, final=final)
         return not final
 
     def fail(self, number: int, error: EdgeServerError) -> None:
-        self._answer(number, Answer(failure=Failure(code_of(error), str(error))), final=True)
+        self._answer(
+            number, ChildResponse(failure=ChildError(code_of(error), str(error))), final=True
+        )
 
-    def _answer(self, number: int, answer: Answer | None, *, final: bool) -> None:
+    def _answer(self, number: int, answer: ChildResponse | None, *, final: bool) -> None:
         if final:
             with self._lock:
                 self._calls.pop(number, None)

@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from edge_server.backends.python.life import ChildLife, latest_deadline, unhealthy
+from edge_server.backends.python.child_session import ChildSession, latest_deadline, unhealthy
 from edge_server.backends.python.model_log import ModelLog
 from edge_server.backends.python.process import ChildProcess
 from edge_server.errors import DeadlineExceeded, EdgeServerError, ModelLoadError
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from edge_server.backends.contract import ExecuteRequest, Phases
+    from edge_server.backends.python.instance_arbiter import InstanceArbiter
     from edge_server.backends.python.messages import Start
     from edge_server.backends.python.metrics import MetricBook
-    from edge_server.backends.python.turns import Turns
-    from edge_server.backends.surroundings import Surroundings
+    from edge_server.backends.server_context import ServerContext
     from edge_server.model_config.config import ModelConfig
 
 log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ LONGEST_TURN_S = 55.0
 
 
 @dataclass(frozen=True)
-class Limits:
+class ChildLimits:
     """How long somebody's code may take, and how much shared memory each direction has."""
 
     execution_s: float
@@ -69,10 +69,10 @@ class PythonInstance:
         config: ModelConfig,
         version: str,
         *,
-        limits: Limits,
+        limits: ChildLimits,
         metrics: MetricBook,
-        turns: Turns[PythonInstance],
-        surroundings: Surroundings,
+        turns: InstanceArbiter[PythonInstance],
+        surroundings: ServerContext,
     ) -> None:
         self._name = name
         self._start = start
@@ -87,8 +87,8 @@ class PythonInstance:
         self._lock = threading.Lock()
         self._closed = False
         # The one that lives now, and the one that can execute; in that order.
-        self._current: ChildLife | None = None
-        self._life: ChildLife | None = None
+        self._current: ChildSession | None = None
+        self._life: ChildSession | None = None
         self._why_away = "it has not started yet"
         self._first_tried = threading.Event()
         # The kernel's ties between processes and the thread that starts them want one that stays.
@@ -149,10 +149,10 @@ class PythonInstance:
         life = self._life
         return self._why_away if life is None else life.why_over
 
-    def trouble(self) -> str:
+    def not_ready_reason(self) -> str:
         """Why it cannot execute now; empty where it can."""
         life = self._life
-        why = self._why_away if life is None else life.trouble()
+        why = self._why_away if life is None else life.not_ready_reason()
         return why and f"instance '{self._name}': {why}"
 
     def close(self) -> None:
@@ -194,7 +194,7 @@ class PythonInstance:
         return None
 
     def _live(self, process: ChildProcess) -> str:
-        life = ChildLife(
+        life = ChildSession(
             self._name,
             self._config.name,
             self._version,

@@ -27,18 +27,18 @@ class TensorPlace(msgspec.Struct, frozen=True, array_like=True):
     size_bytes: int
 
 
-class Failure(msgspec.Struct, frozen=True, array_like=True):
+class ChildError(msgspec.Struct, frozen=True, array_like=True):
     """An error in the protocol's codes; see `codes`."""
 
     code: int
     text: str
 
 
-class Answer(msgspec.Struct, frozen=True, array_like=True):
+class ChildResponse(msgspec.Struct, frozen=True, array_like=True):
     """One answer of a model; a failure has no outputs."""
 
     outputs: list[TensorPlace] = []
-    failure: Failure | None = None
+    failure: ChildError | None = None
     parameters: dict[str, Value] = {}
 
 
@@ -134,7 +134,7 @@ class CallAnswered(Message, frozen=True):
     """One answer of another model; None is nothing but the end."""
 
     call: int
-    answer: Answer | None
+    answer: ChildResponse | None
     final: bool
 
 
@@ -171,7 +171,7 @@ class Answered(Message, frozen=True):
     """One answer to request `number`; None is nothing but the end."""
 
     number: int
-    answer: Answer | None
+    answer: ChildResponse | None
     final: bool
 
 

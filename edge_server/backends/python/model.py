@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING
 
 from edge_server.backends.python.config_json import config_json
 from edge_server.backends.python.instance import PythonInstance
+from edge_server.backends.python.instance_arbiter import InstanceArbiter
 from edge_server.backends.python.messages import Start
 from edge_server.backends.python.metrics import MetricBook
 from edge_server.backends.python.offer import offered, rules_of
-from edge_server.backends.python.turns import Turns
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from edge_server.backends.contract import ModelMetric
-    from edge_server.backends.python.instance import Limits
-    from edge_server.backends.surroundings import Surroundings
+    from edge_server.backends.python.instance import ChildLimits
+    from edge_server.backends.server_context import ServerContext
     from edge_server.model_config.config import ModelConfig, Placement
 
 
@@ -32,14 +32,16 @@ class PythonModel:
     """
 
     def __init__(
-        self, directory: Path, config: ModelConfig, limits: Limits, surroundings: Surroundings
+        self, directory: Path, config: ModelConfig, limits: ChildLimits, surroundings: ServerContext
     ) -> None:
         self._directory = directory
         self._config = config
         self._limits = limits
         self._surroundings = surroundings
         self._metrics = MetricBook()
-        self._turns: Turns[PythonInstance] = Turns(stand_in=config.sequence_batching is None)
+        self._turns: InstanceArbiter[PythonInstance] = InstanceArbiter(
+            stand_in=config.sequence_batching is None
+        )
         self._instances: list[PythonInstance] = []
 
     def make_instance(self, name: str, placement: Placement) -> PythonInstance:
@@ -60,11 +62,11 @@ class PythonModel:
         self._instances.append(instance)
         return instance
 
-    def trouble(self) -> str:
+    def not_ready_reason(self) -> str:
         """Why none of its instances can execute now; empty where one can."""
         reasons = []
         for instance in self._instances:
-            if not (reason := instance.trouble()):
+            if not (reason := instance.not_ready_reason()):
                 return ""
             reasons.append(reason)
         return "; ".join(reasons)

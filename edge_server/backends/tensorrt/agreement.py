@@ -30,7 +30,7 @@ def agreed(files: ModelFiles, config: ModelConfig, io: PlanIO) -> ModelConfig:
     Raises:
         ModelConfigError: the two disagree, or the plan has what this server does not support.
     """
-    return _Agreement(files, config, io).config()
+    return _PlanCheck(files, config, io).config()
 
 
 def profiles_of(config: ModelConfig) -> tuple[int, ...]:
@@ -39,7 +39,7 @@ def profiles_of(config: ModelConfig) -> tuple[int, ...]:
     return tuple(sorted(found)) or (0,)
 
 
-class _Agreement:
+class _PlanCheck:
     def __init__(self, files: ModelFiles, config: ModelConfig, io: PlanIO) -> None:
         self._files = files
         self._config = config

@@ -38,8 +38,8 @@ from edge_server.model_config.files import require_path
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from edge_server.backends.contract import Tell
-    from edge_server.backends.surroundings import Surroundings
+    from edge_server.backends.contract import ProgressCallback
+    from edge_server.backends.server_context import ServerContext
     from edge_server.backends.tensorrt.model import PlanModel
     from edge_server.gpu.devices import Devices
     from edge_server.model_config.config import ModelConfig
@@ -76,8 +76,8 @@ def load(
     directory: Path,
     config: ModelConfig,
     devices: Devices,
-    tell: Tell,
-    surroundings: Surroundings,
+    tell: ProgressCallback,
+    surroundings: ServerContext,
 ) -> PlanModel:
     del surroundings
     # Only now, as a machine without a GPU need not have TensorRT.

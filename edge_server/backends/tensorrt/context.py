@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from edge_server.backends.tensorrt.engine import version
-from edge_server.backends.tensorrt.said import said
+from edge_server.backends.tensorrt.trt_log import said
 from edge_server.errors import DeviceLost, EdgeServerError, InternalError, InvalidRequest
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from edge_server.backends.tensorrt.build.profiles import Range
 from edge_server.backends.tensorrt.build.side_car import PlanTensor
 from edge_server.backends.tensorrt.dla import no_such_core
 from edge_server.backends.tensorrt.plan_io import PlanIO
-from edge_server.backends.tensorrt.said import said
+from edge_server.backends.tensorrt.trt_log import said
 from edge_server.errors import InternalError, ModelConfigError, Unavailable
 from edge_server.model_config.files import reading
 

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from edge_server.backends.tensorrt.engine import Engine
     from edge_server.backends.tensorrt.graph_spec import GraphShapes
+    from edge_server.backends.tensorrt.io_buffers import IoBuffers
     from edge_server.backends.tensorrt.plan_io import Shape, Shapes
-    from edge_server.backends.tensorrt.room import Room
     from edge_server.gpu.graph import Graph
     from edge_server.gpu.stream import Stream
 
@@ -66,7 +66,7 @@ def record(
     engine: Engine,
     context: Context,
     stream: Stream,
-    room: Room,
+    room: IoBuffers,
     *,
     wanted: Sequence[GraphShapes],
     name: str,
@@ -105,7 +105,7 @@ def record(
 
 
 def _recorded(
-    context: Context, stream: Stream, room: Room, wanted: GraphShapes
+    context: Context, stream: Stream, room: IoBuffers, wanted: GraphShapes
 ) -> tuple[dict[str, Shape], Graph]:
     """The shapes of the outputs, and the run that writes them."""
     context.set_shapes(wanted.profile, wanted.shapes)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from edge_server.backends.tensorrt.memory import ALIGNMENT_BYTES, as_bytes
-from edge_server.gpu.device_array import DeviceArray
+from edge_server.gpu.device_array import CudaArray
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,7 +51,7 @@ class InputSlot:
         """Set all of it to 0: what is no number, or an index from nowhere, does harm."""
         stream.fill(self._staging.span(0, self._staging.nbytes))
 
-    def in_place(self, requests: Sequence[ExecuteRequest], stream: Stream) -> DeviceArray | None:
+    def in_place(self, requests: Sequence[ExecuteRequest], stream: Stream) -> CudaArray | None:
         """The one part of the batch where it lies on the device already, and can be read there.
 
         `stream` waits for whoever writes it.
@@ -67,7 +67,7 @@ class InputSlot:
 
     def gather(
         self, requests: Sequence[ExecuteRequest], stream: Stream, into: Shape | None = None
-    ) -> list[DeviceArray]:
+    ) -> list[CudaArray]:
         """Bring all parts, one behind the other, to `pointer`.
 
         Args:
@@ -78,7 +78,7 @@ class InputSlot:
             Those that were read on the device: whoever wrote them must know when that is over.
         """
         staging = self._staging
-        read: list[DeviceArray] = []
+        read: list[CudaArray] = []
         if into is not None and self._is_inside(requests, into):
             self._put_inside(requests, stream, into)
             return read
@@ -135,9 +135,9 @@ class InputSlot:
             request.copied("to_host", array.nbytes)
         return as_bytes(array)
 
-    def _on_device(self, request: ExecuteRequest) -> DeviceArray | None:
+    def _on_device(self, request: ExecuteRequest) -> CudaArray | None:
         array = request.inputs[self.name].on_device
-        mine = isinstance(array, DeviceArray) and array.device is self._device
+        mine = isinstance(array, CudaArray) and array.device is self._device
         return array if mine else None  # type: ignore[return-value]
 
     def _flush(self, stream: Stream, begin: int, end: int) -> None:

@@ -11,8 +11,8 @@ from edge_server.backends.contract import Phases
 from edge_server.backends.tensorrt.allocator import OutputAllocator
 from edge_server.backends.tensorrt.context import Context
 from edge_server.backends.tensorrt.graphs import Graphs, record
+from edge_server.backends.tensorrt.io_buffers import allocate_io
 from edge_server.backends.tensorrt.profiles import ProfileChoice
-from edge_server.backends.tensorrt.room import make_room
 from edge_server.backends.tensorrt.run import Run
 from edge_server.errors import EdgeServerError, InternalError, Unavailable
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from edge_server.backends.tensorrt.graphs import RecordedRun
     from edge_server.backends.tensorrt.options import Options
     from edge_server.backends.tensorrt.plan_io import Shape
-    from edge_server.gpu.device_array import DeviceArray
+    from edge_server.gpu.device_array import CudaArray
 
 
 class PlanInstance:
@@ -71,7 +71,7 @@ class PlanInstance:
             self._context = Context(engine, self._stream, name, self._ahead)
             self._graphs = Graphs()
             try:
-                self._room = make_room(engine, self._context, profiles, options, name)
+                self._room = allocate_io(engine, self._context, profiles, options, name)
                 if options.graphs:
                     self._graphs = record(
                         engine, self._context, self._stream, self._room, wanted=graphs, name=name
@@ -192,7 +192,7 @@ class PlanInstance:
         # TensorRT has told the sizes by now.
         run.output_shapes.update({name: each.shape for name, each in allocators.items()})
 
-    def _kept(self, run: Run, name: str) -> DeviceArray | None:
+    def _kept(self, run: Run, name: str) -> CudaArray | None:
         """Memory for an output that stays on the device; None for one that goes to the host: it is
         wanted there, nobody wants it, or too much is kept on the device already."""
         shape = run.output_shapes[name]

@@ -26,7 +26,7 @@ class Span:
     nbytes: int
 
 
-class Staging:
+class StagingBuffer:
     """Room for one tensor on the device, with the host's way to it.
 
     Where the GPU works in the host's memory they are the same (mapped pinned memory), and nothing
@@ -60,7 +60,7 @@ class Staging:
         return Span(self.pointer + begin, nbytes)
 
 
-MakeStaging = Callable[[int], Staging]
+MakeStaging = Callable[[int], StagingBuffer]
 
 
 def as_bytes(array: NDArray[Any]) -> NDArray[np.uint8]:

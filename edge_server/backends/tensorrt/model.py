@@ -73,7 +73,7 @@ class PlanModel:
                 engine.close()
             raise
 
-    def trouble(self) -> str:
+    def not_ready_reason(self) -> str:
         return ""
 
     def metrics(self) -> tuple[()]:

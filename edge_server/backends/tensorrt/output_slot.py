@@ -11,10 +11,10 @@ from edge_server.tensors import element_count
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from edge_server.backends.tensorrt.memory import MakeStaging, Staging
+    from edge_server.backends.tensorrt.memory import MakeStaging, StagingBuffer
     from edge_server.backends.tensorrt.plan_io import Shape
     from edge_server.gpu.buffer_pool import BufferPool
-    from edge_server.gpu.device_array import DeviceArray
+    from edge_server.gpu.device_array import CudaArray
     from edge_server.gpu.stream import Stream
 
 
@@ -34,7 +34,7 @@ class OutputSlot:
         self._pool = pool
         # Graphs write to this one, which is therefore never replaced.
         self._usual = make(nbytes)
-        self._larger: Staging | None = None
+        self._larger: StagingBuffer | None = None
         self._written = self._usual
 
     @property
@@ -57,7 +57,7 @@ class OutputSlot:
             self._written = self._larger = self._make(nbytes)
         return self._written.pointer
 
-    def array(self, shape: Shape, stream: Stream) -> DeviceArray:
+    def array(self, shape: Shape, stream: Stream) -> CudaArray:
         """Memory on the device that whoever gets it keeps as long as they like.
 
         Raises:
@@ -65,7 +65,7 @@ class OutputSlot:
         """
         return self._pool.take(stream, shape, self.dtype)
 
-    def copy_to(self, array: DeviceArray, stream: Stream) -> None:
+    def copy_to(self, array: CudaArray, stream: Stream) -> None:
         """What was written at `pointer` goes to `array`."""
         if array.nbytes:
             stream.copy(array, self._written.span(0, array.nbytes))

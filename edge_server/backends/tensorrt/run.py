@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from edge_server.backends.contract import ExecuteRequest, Tensors
     from edge_server.backends.tensorrt.plan_io import Shape
-    from edge_server.gpu.device_array import DeviceArray
+    from edge_server.gpu.device_array import CudaArray
 
 
 class Run:
@@ -46,9 +46,9 @@ class Run:
         }
         self.wanted = frozenset[str]().union(*(request.outputs for request in requests))
         self.on_device = all(request.request.on_device for request in requests)
-        self.read: list[DeviceArray] = []
+        self.read: list[CudaArray] = []
         self.output_shapes: dict[str, Shape] = {}
-        self.kept: dict[str, DeviceArray] = {}
+        self.kept: dict[str, CudaArray] = {}
         self.host: dict[str, NDArray[Any]] = {}
 
     def answers(self, uncounted: frozenset[str]) -> list[Tensors]:

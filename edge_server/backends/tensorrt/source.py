@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import tensorrt as trt
 
+from edge_server.backends.tensorrt.build.build_options import wish_of
 from edge_server.backends.tensorrt.build.cache import PlanCache, ensure_plan
 from edge_server.backends.tensorrt.build.facts import DeviceFacts, full_version, l4t_release
 from edge_server.backends.tensorrt.build.process import build
@@ -17,11 +18,10 @@ from edge_server.backends.tensorrt.build.side_car import (
     compare_files,
     read_side_car,
 )
-from edge_server.backends.tensorrt.build.wish import wish_of
+from edge_server.backends.tensorrt.build_progress import BuildProgress
 from edge_server.backends.tensorrt.dla import no_such_core
 from edge_server.backends.tensorrt.options import on_gpu_alone, plan_name
-from edge_server.backends.tensorrt.said import said
-from edge_server.backends.tensorrt.told import BuildTold
+from edge_server.backends.tensorrt.trt_log import said
 from edge_server.board.state_directory import state_directory
 from edge_server.errors import ModelConfigError, Unavailable
 from edge_server.gpu.bare_gpu import BareGpu
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from edge_server.backends.contract import Tell
-    from edge_server.backends.tensorrt.build.messages import BuildJob, Built, Event
+    from edge_server.backends.contract import ProgressCallback
+    from edge_server.backends.tensorrt.build.messages import BuildJob, Event, PlanBuilt
     from edge_server.backends.tensorrt.options import TensorRtParameters
     from edge_server.gpu.device import Device
     from edge_server.model_config.config import ModelConfig, Placement
@@ -54,7 +54,11 @@ class PlanSource:
     """
 
     def __init__(
-        self, directory: Path, config: ModelConfig, parameters: TensorRtParameters, tell: Tell
+        self,
+        directory: Path,
+        config: ModelConfig,
+        parameters: TensorRtParameters,
+        tell: ProgressCallback,
     ) -> None:
         self._model = config.name
         self._config = config
@@ -145,12 +149,12 @@ class PlanSource:
         wish = replace(wish_of(self._config), dla_core=core)
         is_new = False
 
-        def build_now(job: BuildJob, on_event: Callable[[Event], None]) -> Built:
+        def build_now(job: BuildJob, on_event: Callable[[Event], None]) -> PlanBuilt:
             nonlocal is_new
             is_new = True
             return build(job, on_event)
 
-        with BuildTold(self._model, name, facts.tensorrt, self._tell) as told:
+        with BuildProgress(self._model, name, facts.tensorrt, self._tell) as told:
             plan = ensure_plan(
                 self._onnx, wish, facts, _cache(), build_now, model=self._model, on_event=told
             )

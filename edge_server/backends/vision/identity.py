@@ -14,8 +14,8 @@ from edge_server.errors import InvalidRequest, ModelConfigError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from edge_server.backends.contract import Tell
-    from edge_server.backends.surroundings import Surroundings
+    from edge_server.backends.contract import ProgressCallback
+    from edge_server.backends.server_context import ServerContext
     from edge_server.gpu.devices import Devices
     from edge_server.model_config.config import ModelConfig
     from edge_server.model_config.files import ModelFiles
@@ -39,8 +39,8 @@ def load(
     directory: Path,
     config: ModelConfig,
     devices: Devices,
-    tell: Tell,
-    surroundings: Surroundings,
+    tell: ProgressCallback,
+    surroundings: ServerContext,
 ) -> TensorModel:
     del directory, devices, tell, surroundings
     source = {o.name: i.name for i, o in zip(config.inputs, config.outputs, strict=True)}

@@ -47,8 +47,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from edge_server.backends.contract import Instance, ModelMetric, Tell, Tensors
-    from edge_server.backends.surroundings import Surroundings
+    from edge_server.backends.contract import Instance, ModelMetric, ProgressCallback, Tensors
+    from edge_server.backends.server_context import ServerContext
     from edge_server.gpu.device import Device
     from edge_server.gpu.devices import Devices
     from edge_server.gpu.module import Module
@@ -67,8 +67,8 @@ def load(
     directory: Path,
     config: ModelConfig,
     devices: Devices,
-    tell: Tell,
-    surroundings: Surroundings,
+    tell: ProgressCallback,
+    surroundings: ServerContext,
 ) -> ImagePreprocess:
     del directory, tell, surroundings
     return ImagePreprocess(Preprocessing.of(config), devices)
@@ -93,7 +93,7 @@ class ImagePreprocess:
         except EdgeServerError as error:
             raise Unavailable(f"instance {name} cannot be made: {error}") from error
 
-    def trouble(self) -> str:
+    def not_ready_reason(self) -> str:
         return ""
 
     def metrics(self) -> Sequence[ModelMetric]:

@@ -16,7 +16,7 @@ from edge_server.backends.vision.image_preprocess_parameters import (
 )
 from edge_server.backends.vision.preprocess_cpu import UndistortionMap
 from edge_server.errors import InvalidRequest, ModelConfigError
-from edge_server.gpu.kernels.preprocess import MAX_SIDE_PX, PixelFormat, Region
+from edge_server.gpu.kernels.preprocess import MAX_SIDE_PX, CropRegion, PixelFormat
 from edge_server.tensors import DataType, Tensor, TensorSpec, element_count, shape_text
 
 if TYPE_CHECKING:
@@ -110,9 +110,9 @@ class Preprocessing:
             raise InvalidRequest(f"input '{self.image}': an image of {shape_text(shape)}; {fault}")
         return FramesShape(shape[0] if self.batched else 1, height, width)
 
-    def region(self, height: int, width: int) -> Region:
+    def region(self, height: int, width: int) -> CropRegion:
         """What of such a frame is resized, in px of it (of it undistorted where a lens is)."""
-        return self.frame.crop or Region(0, 0, width, height)
+        return self.frame.crop or CropRegion(0, 0, width, height)
 
     def size_tensor(self, shape: FramesShape) -> Tensor:
         """The height and width that were resized, as many times as there are frames."""
@@ -190,7 +190,7 @@ def _undistortion(frame: FrameParameters, planes: TensorSpec) -> UndistortionMap
     return UndistortionMap.of_camera(
         np.array(lens.camera_matrix, np.float64),
         np.array(lens.distortion, np.float64),
-        frame.crop or Region(0, 0, lens.width, lens.height),
+        frame.crop or CropRegion(0, 0, lens.width, lens.height),
         width,
         height,
     )

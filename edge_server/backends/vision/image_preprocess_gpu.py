@@ -14,7 +14,7 @@ from edge_server.backends.contract import Phases, on_host
 from edge_server.backends.vision.image_preprocess_staging import FrameStaging
 from edge_server.errors import EdgeServerError
 from edge_server.gpu.buffer_pool import BufferPool
-from edge_server.gpu.device_array import DeviceArray
+from edge_server.gpu.device_array import CudaArray
 from edge_server.gpu.kernels.preprocess import (
     MAX_FRAMES,
     FrameAddress,
@@ -91,7 +91,7 @@ class GpuPreprocess:
         began_ns = staged_ns = time.monotonic_ns()
         try:
             shapes = [wanted.frames_shape(r.inputs[wanted.image].shape) for r in requests]
-            planes: DeviceArray | None = None
+            planes: CudaArray | None = None
             if any(wanted.planes.name in request.outputs for request in requests):
                 # Once around all calls of the driver.
                 with self._device.current("preprocess"):
@@ -125,11 +125,11 @@ class GpuPreprocess:
         self._pool.close()
         self._map = None
 
-    def _image(self, request: ExecuteRequest) -> DeviceArray | NDArray[np.uint8]:
+    def _image(self, request: ExecuteRequest) -> CudaArray | NDArray[np.uint8]:
         """The request's frames, on this GPU or on the host."""
         tensor = request.inputs[self._wanted.image]
         array = tensor.on_device
-        if isinstance(array, DeviceArray) and array.device is self._device:
+        if isinstance(array, CudaArray) and array.device is self._device:
             return array
         frames: NDArray[np.uint8] = on_host(tensor, request.copied).array
         if self._staging.copies:
@@ -138,7 +138,7 @@ class GpuPreprocess:
 
     def _addresses(
         self,
-        images: Sequence[DeviceArray | NDArray[np.uint8]],
+        images: Sequence[CudaArray | NDArray[np.uint8]],
         shapes: Sequence[FramesShape],
     ) -> list[FrameAddress]:
         """Where the stream's next kernel finds each frame."""
@@ -147,7 +147,7 @@ class GpuPreprocess:
         addresses: list[FrameAddress] = []
         is_nv12 = self._wanted.frame.pixel_format is PixelFormat.NV12
         for image, shape in zip(images, shapes, strict=True):
-            if isinstance(image, DeviceArray):
+            if isinstance(image, CudaArray):
                 if image.ready.stream is not self._stream:
                     self._stream.wait(image.ready)
                 first = image.pointer
@@ -165,14 +165,14 @@ class GpuPreprocess:
 
     def _preprocess(
         self,
-        images: Sequence[DeviceArray | NDArray[np.uint8]],
+        images: Sequence[CudaArray | NDArray[np.uint8]],
         addresses: Sequence[FrameAddress],
         size: FramesShape,
-    ) -> DeviceArray:
+    ) -> CudaArray:
         """(frames, 3, H, W), written by what the stream now holds; nobody waits."""
         shape = (len(addresses), *self._wanted.planes.shape)
         geometry = self._geometry(size.height, size.width)
-        on_device = [image for image in images if isinstance(image, DeviceArray)]
+        on_device = [image for image in images if isinstance(image, CudaArray)]
         try:
             planes = self._pool.take(self._stream, shape, self._dtype)
             for begin in range(0, len(addresses), MAX_FRAMES):
@@ -224,6 +224,6 @@ def _geometry(
     )
 
 
-def _tensor(array: DeviceArray) -> Tensor:
+def _tensor(array: CudaArray) -> Tensor:
     # The struct says numpy's for who did not ask for arrays on a device.
     return Tensor(array)  # type: ignore[arg-type]

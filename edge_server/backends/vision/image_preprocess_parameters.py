@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from edge_server.backends.parameters import Parameters, read_parameters
-from edge_server.gpu.kernels.preprocess import MAX_SIDE_PX, PixelFormat, Region
+from edge_server.gpu.kernels.preprocess import MAX_SIDE_PX, CropRegion, PixelFormat
 
 if TYPE_CHECKING:
     from edge_server.model_config.config import ModelConfig
@@ -48,7 +48,7 @@ class FrameParameters:
 
     scale: float
     pixel_format: PixelFormat
-    crop: Region | None
+    crop: CropRegion | None
     lens: Lens | None
 
     @staticmethod
@@ -70,7 +70,7 @@ class FrameParameters:
         return FrameParameters(said.scale, pixel_format, crop, lens)
 
 
-def fits(region: Region, width: int, height: int) -> bool:
+def fits(region: CropRegion, width: int, height: int) -> bool:
     """The whole region is within a frame of that size, in px."""
     return region.x + region.width <= width and region.y + region.height <= height
 
@@ -93,7 +93,7 @@ def _pixel_format(text: str) -> PixelFormat:
         raise ValueError(f"'pixel_format' is '{text}'; it is one of {known}") from None
 
 
-def _crop(text: str) -> Region:
+def _crop(text: str) -> CropRegion:
     try:
         x, y, width, height = (int(each) for each in text.split(","))
     except ValueError:
@@ -103,7 +103,7 @@ def _crop(text: str) -> Region:
             f"'crop' is '{text}'; it is x,y,width,height in px of the frame, for example "
             f"0,360,1920,720, and ends within {MAX_SIDE_PX} px"
         )
-    return Region(x, y, width, height)
+    return CropRegion(x, y, width, height)
 
 
 def _lens(said: ImagePreprocessParameters) -> Lens | None:

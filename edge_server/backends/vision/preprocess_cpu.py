@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import cv2
 import numpy as np
 
-from edge_server.gpu.kernels.preprocess import PixelFormat, Region
+from edge_server.gpu.kernels.preprocess import CropRegion, PixelFormat
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -43,7 +43,7 @@ class UndistortionMap:
         cls,
         camera_matrix: NDArray[np.float64],
         distortion: NDArray[np.float64],
-        region: Region,
+        region: CropRegion,
         width: int,
         height: int,
     ) -> UndistortionMap:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from edge_server.board.doctor.asking import Answer
+from edge_server.board.doctor.probe_process import ProbeResult
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from edge_server.board.disk import Disk
     from edge_server.settings import Settings
 
-_UNASKED = Answer(trouble="not asked")
+_UNASKED = ProbeResult(trouble="not asked")
 
 
 @dataclass(frozen=True)
@@ -47,11 +47,11 @@ class Evidence:
     board: BoardFacts
     configuration: Configuration
     disk: Disk | None
-    answers: Mapping[str, Answer] = field(default_factory=dict)
+    answers: Mapping[str, ProbeResult] = field(default_factory=dict)
     python: str = ""
     version: str = ""
 
-    def answer(self, probe: str) -> Answer:
+    def answer(self, probe: str) -> ProbeResult:
         return self.answers.get(probe, _UNASKED)
 
     @property

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from edge_server.board.board import read_board
 from edge_server.board.disk import read_disk
-from edge_server.board.doctor.asking import Answer, Question, ask
 from edge_server.board.doctor.checks import CHECKS
 from edge_server.board.doctor.evidence import Configuration, Evidence
 from edge_server.board.doctor.finding import Finding, Level, fault
+from edge_server.board.doctor.probe_process import Probe, ProbeResult, ask
 from edge_server.board.state_directory import state_directory
 from edge_server.errors import SettingsError
 
@@ -58,7 +58,7 @@ class Examination:
 def examine(
     config: Path | None = None,
     root: Path = Path("/"),
-    asks: Callable[[Question], Answer] = ask,
+    asks: Callable[[Probe], ProbeResult] = ask,
     now_s: float | None = None,
 ) -> Examination:
     """Look at everything; raises nothing for what it finds.
@@ -125,18 +125,18 @@ def _usual_configuration(root: Path) -> Path | None:
     return usual
 
 
-def _questions(board: BoardFacts, settings: Settings | None) -> dict[str, Question]:
-    questions = {name: Question(_PROBES + name) for name in _ALWAYS}
+def _questions(board: BoardFacts, settings: Settings | None) -> dict[str, Probe]:
+    questions = {name: Probe(_PROBES + name) for name in _ALWAYS}
     # Who may open the GPU is a matter of the user.
     questions["driver"] = replace(questions["driver"], account=board.account)
     if board.systemd and board.unit is not None:
-        questions["unit"] = Question(f"{_PROBES}unit")
+        questions["unit"] = Probe(f"{_PROBES}unit")
     if settings is not None and settings.grpc.enabled and settings.grpc.port:
         where = (settings.grpc.host, str(settings.grpc.port))
-        questions["grpc_port"] = Question(f"{_PROBES}grpc_port", where)
+        questions["grpc_port"] = Probe(f"{_PROBES}grpc_port", where)
     if settings is not None and settings.mqtt is not None:
         where = (settings.mqtt.host, str(settings.mqtt.port))
-        questions["broker"] = Question(f"{_PROBES}broker", where, _NETWORK_PATIENCE_S)
+        questions["broker"] = Probe(f"{_PROBES}broker", where, _NETWORK_PATIENCE_S)
     return questions
 
 

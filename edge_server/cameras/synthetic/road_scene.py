@@ -24,7 +24,7 @@ YELLOW: Colour = (60.0, 175.0, 225.0)
 
 
 @dataclass(frozen=True)
-class Camera:
+class PinholeCamera:
     """A pinhole camera above the road; lengths in metres, the rest as fractions of the image.
 
     Attributes:
@@ -96,7 +96,7 @@ class Vehicle:
 
 
 @dataclass(frozen=True, eq=False)
-class Surroundings:
+class Roadside:
     """What is beside, on and above the road.
 
     Attributes:
@@ -135,11 +135,11 @@ class Surroundings:
 class RoadScene:
     """A road, a camera on it and everything in view; `render` turns it into images."""
 
-    camera: Camera
+    camera: PinholeCamera
     course: Course
     lines: tuple[Line, ...]
     vehicles: tuple[Vehicle, ...]
-    surroundings: Surroundings
+    surroundings: Roadside
 
     @classmethod
     def for_camera(cls, seed: int) -> RoadScene:
@@ -147,7 +147,9 @@ class RoadScene:
         rng = np.random.default_rng(seed)
         lane_m = rng.uniform(3.5, 3.7)
         left, right = ((1, 2), (2, 1), (2, 2))[int(rng.integers(0, 3))]
-        camera = Camera(rng.uniform(0.85, 1.0), rng.uniform(0.38, 0.44), rng.uniform(1.3, 1.5), 0.0)
+        camera = PinholeCamera(
+            rng.uniform(0.85, 1.0), rng.uniform(0.38, 0.44), rng.uniform(1.3, 1.5), 0.0
+        )
         course = Course(
             curvature_per_m=rng.uniform(1 / 1500, 1 / 700) * rng.choice((-1, 1)),
             curvature_wavelength_m=rng.uniform(900, 1500),
@@ -166,7 +168,7 @@ class RoadScene:
         """Any road the network should cope with, and one in ten without a single line."""
         lane_m = rng.uniform(3.0, 3.9)
         left, right = int(rng.choice((1, 2, 3), p=(0.52, 0.33, 0.15))), int(rng.integers(1, 3))
-        camera = Camera(
+        camera = PinholeCamera(
             focal=0.5 / np.tan(np.radians(rng.uniform(50, 75)) / 2),
             horizon=rng.uniform(0.3, 0.56),
             height_m=rng.uniform(1.2, 1.9),
@@ -252,7 +254,7 @@ def _traffic(
 
 def _surroundings(
     rng: np.random.Generator, lines: tuple[Line, ...], *, mainstream: bool
-) -> Surroundings:
+) -> Roadside:
     grey = rng.uniform(85, 110) if mainstream else rng.uniform(55, 165)
     asphalt = (grey * rng.uniform(0.97, 1.05), grey, grey * rng.uniform(0.95, 1.05))
     verges = ((60.0, 120.0, 95.0), (75.0, 135.0, 150.0), (90.0, 120.0, 130.0), (70.0, 90.0, 75.0))
@@ -267,7 +269,7 @@ def _surroundings(
     has_kerb = not mainstream and rng.random() < 0.35
     has_seams = not mainstream and rng.random() < 0.35
     seam_offsets = rng.uniform(-7, 7, int(rng.integers(1, 4))) if has_seams else ()
-    return Surroundings(
+    return Roadside(
         asphalt=asphalt,
         verge=_mix(verge, (128.0, 128.0, 128.0), rng.uniform(0, 0.3)),
         shoulder=_mix(asphalt, (140.0, 145.0, 150.0), rng.uniform(0.0, 0.35)),

@@ -6,7 +6,7 @@ import difflib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from edge_server.cli.flags.flag import NoEffect, Refused, Sets
+from edge_server.cli.flags.flag import NoEffect, RefusedFlag, Sets
 from edge_server.cli.flags.table import DEPRECATED, GROUPS
 from edge_server.errors import SettingsError
 
@@ -66,7 +66,7 @@ def _apply(flag: Flag, value: str, chosen: Chosen) -> None:
     except ValueError as error:
         raise SettingsError(f"{spelt}: {error}") from None
     match verdict:
-        case Refused(why):
+        case RefusedFlag(why):
             raise SettingsError(f"{spelt}: {why}")
         case NoEffect(why):
             chosen.notes.append(f"{spelt} has no effect: {why}")

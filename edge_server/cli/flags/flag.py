@@ -28,13 +28,13 @@ class NoEffect:
 
 
 @dataclass(frozen=True)
-class Refused:
+class RefusedFlag:
     """Not accepted, since somebody would rely on it; the reason names the remedy."""
 
     why: str
 
 
-Verdict = Sets | NoEffect | Refused
+Verdict = Sets | NoEffect | RefusedFlag
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def ignored(name: str, value: str, read: Callable[[str], Any], why: str) -> Flag
 
 def refused(name: str, value: str, why: str) -> Flag:
     """A flag that asks for something that is not here."""
-    return Flag(name, value, f"refused: {why}", lambda _: Refused(why), sets_nothing=True)
+    return Flag(name, value, f"refused: {why}", lambda _: RefusedFlag(why), sets_nothing=True)
 
 
 def refused_if_on(name: str, why: str) -> Flag:
@@ -98,6 +98,6 @@ def refused_if_on(name: str, why: str) -> Flag:
         name,
         "BOOL",
         f"only false: {why}",
-        lambda given: Refused(why) if boolean(given) else NoEffect("it is off in any case"),
+        lambda given: RefusedFlag(why) if boolean(given) else NoEffect("it is off in any case"),
         sets_nothing=True,
     )

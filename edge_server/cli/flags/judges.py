@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edge_server.cli.flags.flag import NoEffect, Refused, Sets, Verdict
+from edge_server.cli.flags.flag import NoEffect, RefusedFlag, Sets, Verdict
 from edge_server.cli.flags.texts import named_setting, one_of, whole
 
 _TRACE_LEVELS = {
@@ -19,15 +19,15 @@ _TRACE_LEVELS = {
 def cache_config(given: str) -> Verdict:
     cache, setting, value = named_setting(given)
     if cache != "local":
-        return Refused("the only cache is 'local': give --cache-config=local,size=<bytes>")
+        return RefusedFlag("the only cache is 'local': give --cache-config=local,size=<bytes>")
     if setting != "size":
-        return Refused("the cache 'local' has no setting but size")
+        return RefusedFlag("the cache 'local' has no setting but size")
     return Sets("serving.cache_bytes", whole(value))
 
 
 def trace_level(given: str) -> Verdict:
     if given.lower() == "tensors":
-        return Refused("no tensors are written to traces; give TIMESTAMPS alone")
+        return RefusedFlag("no tensors are written to traces; give TIMESTAMPS alone")
     try:
         return Sets("trace.level", _TRACE_LEVELS[given.lower()], gathers=True)
     except KeyError:
@@ -37,7 +37,7 @@ def trace_level(given: str) -> Verdict:
 def trace_config(given: str) -> Verdict:
     mode, setting, value = named_setting(given)
     if "opentelemetry" in (mode.lower(), value.lower()):
-        return Refused("traces are not sent to OpenTelemetry; the only mode is triton")
+        return RefusedFlag("traces are not sent to OpenTelemetry; the only mode is triton")
     if mode.lower() not in ("", "triton"):
         raise ValueError("give it as <setting>=<value> or triton,<setting>=<value>")
     match setting:

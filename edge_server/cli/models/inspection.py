@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from edge_server.repository.transfer.inventory import Inventory
     from edge_server.repository.transfer.local import LocalRepository
     from edge_server.repository.transfer.remote import RemoteRepository
-    from edge_server.repository.transfer.stock import Stock
 
 _HEAD = ("MODEL", "VERSIONS", "SIZE", "DIGEST", "MANIFEST", "SIGNATURE", "PREVIOUS", "DAEMON")
 
@@ -39,7 +39,7 @@ class Inspection:
         self._quarantine = quarantine
         self._policy = SignaturePolicy("require", keys) if keys else None
 
-    def faults(self, stock: Stock) -> list[str]:
+    def faults(self, stock: Inventory) -> list[str]:
         """What is wrong with a model's manifest and, where there are keys, its signature.
 
         Raises:
@@ -50,7 +50,7 @@ class Inspection:
         found = [self._manifest_fault(stock), self._signature_fault(stock)]
         return [fault for fault in found if fault]
 
-    def row(self, stock: Stock) -> dict[str, Any]:
+    def row(self, stock: Inventory) -> dict[str, Any]:
         """All that is known of a model, as JSON has it.
 
         `manifest` is "none", "fits" or what does not; `signature` is "none", "unchecked", "good"
@@ -76,12 +76,12 @@ class Inspection:
             "previous": stock.has_previous,
         }
 
-    def _manifest_fault(self, stock: Stock) -> str:
+    def _manifest_fault(self, stock: Inventory) -> str:
         if stock.manifest is None:
             return f"it has no {NAME}; push it with `edge-server models push`"
         return unfit(stock.manifest, stock.name, stock.files, stock.empty)
 
-    def _signature_fault(self, stock: Stock) -> str:
+    def _signature_fault(self, stock: Inventory) -> str:
         if self._policy is None:
             return ""
         try:

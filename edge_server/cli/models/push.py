@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from edge_server.errors import InternalError, ModelConfigError
-from edge_server.lifecycle.draft import Draft
+from edge_server.lifecycle.model_spec import ModelSpec
 from edge_server.model_config.config import Completion
 from edge_server.repository.scan import files_in
 from edge_server.repository.transfer.content_list import (
@@ -19,24 +19,24 @@ from edge_server.repository.transfer.content_list import (
     manifest_of,
     unfit,
 )
-from edge_server.repository.transfer.local import LocalRepository, replaced_by, send_tree
-from edge_server.repository.transfer.stock import (
+from edge_server.repository.transfer.inventory import (
     ABOUT_CONTENT,
     MANIFEST,
     SIGNATURE,
     Source,
     about_in,
-    take_stock,
+    take_inventory,
 )
+from edge_server.repository.transfer.local import LocalRepository, replaced_by, send_tree
 from edge_server.repository.tree import empty_directories
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from edge_server.repository.transfer.incoming import Outcome
+    from edge_server.repository.transfer.inventory import FileContent, Inventory, Sink
     from edge_server.repository.transfer.keys import SigningKey
     from edge_server.repository.transfer.remote import RemoteRepository
-    from edge_server.repository.transfer.stock import Content, Sink, Stock
     from edge_server.repository.tree import ModelTree
 
     Repository = LocalRepository | RemoteRepository
@@ -79,7 +79,7 @@ def read_model(directory: Path) -> ModelTree:
         ModelConfigError: it is none, or cannot be used; all that is wrong with its configuration.
     """
     tree = model_tree(directory)
-    draft = Draft.read(files_in(tree.directory), completion=_SOMEWHERE)
+    draft = ModelSpec.read(files_in(tree.directory), completion=_SOMEWHERE)
     filename = draft.config.default_model_filename
     for version in draft.versions:
         path = draft.files.versions[version] / filename
@@ -203,7 +203,7 @@ def write_about(
         InternalError: they cannot be written.
     """
     tree = read_model(directory)
-    stock = take_stock(tree.repository, tree.name)
+    stock = take_inventory(tree.repository, tree.name)
     if stock.fault:
         raise ModelConfigError(stock.fault)
     brought = {MANIFEST: stock.manifest, SIGNATURE: stock.signature}
@@ -239,7 +239,7 @@ def _with_version(directory: Path, version: str) -> ModelTree:
     return tree
 
 
-def _cannot_be_kept(there: Stock, key: SigningKey | None) -> str:
+def _cannot_be_kept(there: Inventory, key: SigningKey | None) -> str:
     """Why a manifest of ours must not be about what is there already; empty where it may."""
     if there.fault:
         return there.fault
@@ -262,7 +262,7 @@ def _brought(tree: ModelTree) -> Mapping[str, bytes | None]:
 
 def _about(
     name: str,
-    contents: Mapping[str, Content],
+    contents: Mapping[str, FileContent],
     empty: Sequence[str],
     brought: Mapping[str, bytes | None],
     key: SigningKey | None,
@@ -288,7 +288,7 @@ def _about(
     return _About(manifest, None)
 
 
-def _send_about(sink: Sink, about: _About, mtime_ns: int) -> dict[str, Content]:
+def _send_about(sink: Sink, about: _About, mtime_ns: int) -> dict[str, FileContent]:
     sent = {}
     for path, data in ((SIGNATURE, about.signature), (MANIFEST, about.manifest)):
         if data is not None:

@@ -262,11 +262,11 @@ def _release(arguments: argparse.Namespace) -> int:
 def _verify(arguments: argparse.Namespace) -> int:
     from edge_server.cli.models.inspection import Inspection  # noqa: PLC0415
     from edge_server.cli.models.push import model_tree  # noqa: PLC0415
-    from edge_server.repository.transfer.stock import take_stock  # noqa: PLC0415
+    from edge_server.repository.transfer.inventory import take_inventory  # noqa: PLC0415
 
     inspection = Inspection(arguments.key)
     tree = model_tree(arguments.directory)
-    stock = take_stock(tree.repository, tree.name)
+    stock = take_inventory(tree.repository, tree.name)
     faults = inspection.faults(stock)
     for fault in faults:
         print(f"edge-server: {tree.directory}: {fault}", file=sys.stderr)

@@ -6,7 +6,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, TextIO
 
-from edge_server.backends.tensorrt.build.messages import Progressed, Said, Step
+from edge_server.backends.tensorrt.build.messages import Progressed, Step, TrtMessage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,7 +41,7 @@ class BuildBar:
         self.warnings = 0
 
     def __call__(self, event: Event) -> None:
-        if isinstance(event, Said):
+        if isinstance(event, TrtMessage):
             self._said(event)
             return
         if isinstance(event, Step):
@@ -58,7 +58,7 @@ class BuildBar:
         if self._on_terminal:
             print("\r\033[K", end="", file=self._file, flush=True)
 
-    def _said(self, event: Said) -> None:
+    def _said(self, event: TrtMessage) -> None:
         self.warnings += event.level == "WARNING"
         if self._verbose:
             self.close()

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from edge_server.backends.tensorrt.build.build_lock import build_turn
+from edge_server.backends.tensorrt.build.build_options import given_profiles
 from edge_server.backends.tensorrt.build.cache import PlanCache
 from edge_server.backends.tensorrt.build.making import make_plan
-from edge_server.backends.tensorrt.build.messages import BuildJob, Built, Event, Step
-from edge_server.backends.tensorrt.build.process import Limits, build
-from edge_server.backends.tensorrt.build.turn import build_turn
-from edge_server.backends.tensorrt.build.wish import given_profiles
+from edge_server.backends.tensorrt.build.messages import BuildJob, Event, PlanBuilt, Step
+from edge_server.backends.tensorrt.build.process import BuildLimits, build
 from edge_server.board.state_directory import state_directory
 from edge_server.cli.plan.bar import BuildBar
 from edge_server.cli.plan.target import require_onnx
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from edge_server.backends.tensorrt.build.build_options import BuildOptions
     from edge_server.backends.tensorrt.build.side_car import SideCar
-    from edge_server.backends.tensorrt.build.wish import PlanWish
     from edge_server.cli.plan.target import Target
 
 
@@ -35,13 +35,13 @@ def build_for_people(target: Target, arguments: argparse.Namespace) -> None:
     require_onnx(target)
     wish = wish_for(target.wish, arguments)
     plan: Path = arguments.out or target.plan
-    limits = Limits(memory_bytes=(arguments.memory_limit or 0) << 20)
+    limits = BuildLimits(memory_bytes=(arguments.memory_limit or 0) << 20)
     timing_cache = None
     if not arguments.no_timing_cache:
         timing_cache = PlanCache(state_directory() / "plans").timing_cache
     bar = BuildBar(verbose=arguments.verbose)
 
-    def run(job: BuildJob, on_event: Callable[[Event], None]) -> Built:
+    def run(job: BuildJob, on_event: Callable[[Event], None]) -> PlanBuilt:
         return build(job, on_event, limits)
 
     try:
@@ -55,7 +55,7 @@ def build_for_people(target: Target, arguments: argparse.Namespace) -> None:
         print(f"TensorRT warned {bar.warnings} times; --verbose shows it")
 
 
-def wish_for(configured: PlanWish, arguments: argparse.Namespace) -> PlanWish:
+def wish_for(configured: BuildOptions, arguments: argparse.Namespace) -> BuildOptions:
     """What the configuration wants, changed by what a person says.
 
     Raises:
@@ -90,7 +90,7 @@ def wish_for(configured: PlanWish, arguments: argparse.Namespace) -> PlanWish:
     return wish
 
 
-def _told(target: Target, plan: Path, side_car: SideCar, wish: PlanWish) -> Iterator[str]:
+def _told(target: Target, plan: Path, side_car: SideCar, wish: BuildOptions) -> Iterator[str]:
     built = side_car.built_with
     size_mib = plan.stat().st_size / (1 << 20)
     yield (

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from edge_server.backends.tensorrt.build.build_options import BuildOptions, wish_of
 from edge_server.backends.tensorrt.build.cache import PLAN_NAME
-from edge_server.backends.tensorrt.build.wish import PlanWish, wish_of
 from edge_server.errors import ModelConfigError
 from edge_server.model_config.completion import complete
 from edge_server.model_config.config import ModelConfig
@@ -37,7 +37,7 @@ class Target:
     name: str
     onnx: Path
     plan: Path
-    wish: PlanWish
+    wish: BuildOptions
     files: ModelFiles | None = None
     config: ModelConfig | None = None
     version: int = 1
@@ -51,7 +51,7 @@ def find_target(model: str, repositories: Sequence[Path], version: int | None = 
     """
     path = Path(model)
     if path.suffix == ".onnx":
-        return Target(model, path, path.with_suffix(".plan"), PlanWish())
+        return Target(model, path, path.with_suffix(".plan"), BuildOptions())
     # A name of the repository wins over a directory of that name in the current one.
     files = find_model(repositories, model) or (files_in(path) if path.is_dir() else None)
     if files is None:

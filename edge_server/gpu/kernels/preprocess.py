@@ -75,7 +75,7 @@ class Launch:
 
 
 @dataclass(frozen=True)
-class Region:
+class CropRegion:
     """A rectangle of a frame in px, whole pixels; any parity, for NV12 and YUY2 too."""
 
     x: int
@@ -172,7 +172,7 @@ class FramePreprocess:
         *,
         scale: float,
         half: bool = False,
-        region: Region | None = None,
+        region: CropRegion | None = None,
         undistortion: tuple[int, int] | None = None,
     ) -> None:
         if not (0 < out_width <= MAX_SIDE_PX and 0 < out_height <= MAX_SIDE_PX):
@@ -180,7 +180,7 @@ class FramePreprocess:
                 f"a network input of {out_width}x{out_height} px: each side is 1 to "
                 f"{MAX_SIDE_PX} px"
             )
-        region = region or Region(0, 0, frame.width, frame.height)
+        region = region or CropRegion(0, 0, frame.width, frame.height)
         if (
             min(region.x, region.y) < 0
             or min(region.width, region.height) < 1

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from edge_server.inference.tracing.sampling import Sampler
-    from edge_server.requests import Answer, Respond
+    from edge_server.requests import Respond, ResponseCallback
 
 # Of one request: a decoupled member of an ensemble may start steps without end.
 _MOST_TRACES = 1000
@@ -110,7 +110,7 @@ class ModelTrace:
         self.request.hold(self)
         self.mark("REQUEST_START")
 
-        def pass_on(answer: Answer, final: bool) -> None:
+        def pass_on(answer: ResponseCallback, final: bool) -> None:
             # Marked before it is told: who hears it may mark what comes after.
             if not self._answered and not self._parent_id:
                 self.mark("INFER_RESPONSE_COMPLETE")

@@ -9,17 +9,17 @@ import msgspec
 
 from edge_server.errors import ModelConfigError
 from edge_server.repository.manifest import NAME, Manifest, ManifestFile
-from edge_server.repository.transfer.stock import ABOUT_CONTENT
+from edge_server.repository.transfer.inventory import ABOUT_CONTENT
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
-    from edge_server.repository.transfer.stock import Content
+    from edge_server.repository.transfer.inventory import FileContent
 
 
 def manifest_of(
     name: str,
-    contents: Mapping[str, Content],
+    contents: Mapping[str, FileContent],
     empty: Iterable[str],
     *,
     allow_interface_change: bool = False,
@@ -47,7 +47,7 @@ def allows_interface_change(manifest: bytes) -> bool:
 
 
 def unfit(
-    manifest: bytes, name: str, contents: Mapping[str, Content], empty: Collection[str]
+    manifest: bytes, name: str, contents: Mapping[str, FileContent], empty: Collection[str]
 ) -> str:
     """How `contents` of model `name` differ from what `manifest` says; empty where they fit.
 
@@ -68,7 +68,7 @@ def unfit(
     return next(filter(None, faults), "") or said.differing_directory(empty)
 
 
-def digest_of(contents: Mapping[str, Content], empty: Iterable[str]) -> str:
+def digest_of(contents: Mapping[str, FileContent], empty: Iterable[str]) -> str:
     """One for all that a model is, but for its name, its manifest and its signature.
 
     Args:
@@ -83,7 +83,7 @@ def digest_of(contents: Mapping[str, Content], empty: Iterable[str]) -> str:
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
-def _difference(path: str, there: Content | None, said: ManifestFile | None) -> str:
+def _difference(path: str, there: FileContent | None, said: ManifestFile | None) -> str:
     if there is None:
         return f"{path} is missing"
     if said is None:

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 
 from edge_server.errors import ModelConfigError, NotFound
 from edge_server.repository.scan import NAME_RULE, is_model_name
-from edge_server.repository.transfer.stock import (
+from edge_server.repository.transfer.inventory import (
     ABOUT_CONTENT,
     CHUNK_BYTES,
     MANIFEST,
     SIGNATURE,
     previous,
-    take_stock,
+    take_inventory,
 )
 from edge_server.repository.transfer.swap import FILLED, lock, locked, swap, sync, tidy, writing
 from edge_server.repository.tree import (
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Literal
 
-    from edge_server.repository.transfer.stock import Content, Source
+    from edge_server.repository.transfer.inventory import FileContent, Source
 
     Outcome = Literal["new", "replaced", "unchanged"]
 
@@ -59,7 +59,7 @@ class Incoming:
         self._repository = repository
         self._name = name
         self._directories = {""}
-        self.contents: dict[str, Content] = {}
+        self.contents: dict[str, FileContent] = {}
         self.placed_ns = 0  # just before it was, by the monotonic clock here
         self._bytes = 0
         self._root = repository / f"{FILLED}{name}-{secrets.token_hex(4)}"
@@ -125,7 +125,7 @@ class Incoming:
         """Those that came with nothing in them, sorted."""
         return empty_directories(self._directories - {""}, self.contents)
 
-    def place(self, expected: Mapping[str, Content]) -> Outcome:
+    def place(self, expected: Mapping[str, FileContent]) -> Outcome:
         """Put it under its name; what was there stays as the previous one, for `roll_back`.
 
         Where the same content is there already nothing is changed, so that pushing twice does not
@@ -175,7 +175,7 @@ class Incoming:
         os.close(self._lock)
 
     def _is_there(self) -> bool:
-        there = take_stock(self._repository, self._name)
+        there = take_inventory(self._repository, self._name)
         about = {MANIFEST: there.manifest, SIGNATURE: there.signature}
         files = {path: c for path, c in self.contents.items() if path not in ABOUT_CONTENT}
         return (

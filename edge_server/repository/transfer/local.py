@@ -13,7 +13,12 @@ from typing import TYPE_CHECKING
 from edge_server.errors import ModelConfigError, NotFound
 from edge_server.repository.scan import is_model_name, shown
 from edge_server.repository.transfer.incoming import Incoming, roll_back
-from edge_server.repository.transfer.stock import ABOUT_CONTENT, look_at, source_of, take_stock
+from edge_server.repository.transfer.inventory import (
+    ABOUT_CONTENT,
+    look_at,
+    source_of,
+    take_inventory,
+)
 from edge_server.repository.transfer.verdict import followed, models_told, wait_for
 from edge_server.repository.tree import is_left_behind
 
@@ -21,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from edge_server.repository.transfer.stock import Content, Sink, Stock
+    from edge_server.repository.transfer.inventory import FileContent, Inventory, Sink
     from edge_server.repository.transfer.verdict import Wanted
     from edge_server.repository.tree import ModelTree
     from edge_server.repository.verdicts import Verdict
@@ -54,13 +59,13 @@ class LocalRepository:
                 f"{self.path}: the model repository cannot be read: {error.strerror}"
             ) from error
 
-    def stock(self, name: str) -> Stock:
+    def stock(self, name: str) -> Inventory:
         """All of model `name`, read.
 
         Raises:
             ModelConfigError: the repository cannot be read.
         """
-        return take_stock(self.path, name)
+        return take_inventory(self.path, name)
 
     def tree(self, name: str) -> ModelTree:
         """Model `name`, looked at.
@@ -97,7 +102,7 @@ class LocalRepository:
 
     def send(
         self, name: str, sink: Sink, progress: Callable[[int], None] | None = None
-    ) -> dict[str, Content]:
+    ) -> dict[str, FileContent]:
         """All files of model `name`, and what tells of them; what each consisted of.
 
         Raises:
@@ -157,7 +162,7 @@ def send_tree(
     *,
     leave_out: Callable[[str], bool] = lambda _: False,
     progress: Callable[[int], None] | None = None,
-) -> dict[str, Content]:
+) -> dict[str, FileContent]:
     """Everything in `tree`, as it was when it was looked at, or an error.
 
     Returns:

@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from edge_server.errors import InternalError, NotFound, SettingsError
-from edge_server.repository.releases import Releases
+from edge_server.repository.quarantine_releases import QuarantineReleases
 from edge_server.repository.state_file import StateFile
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def held_back(store: Path) -> list[Held]:
         SettingsError: the store may not be read.
     """
     try:
-        state, releases = StateFile(store).look(), Releases(store)
+        state, releases = StateFile(store).look(), QuarantineReleases(store)
         return [
             Held(digest, state.quarantined_as.get(digest, ""), reason)
             for digest, reason in state.quarantined.items()
@@ -63,7 +63,7 @@ def release(
     if not wanted:
         of = f" that begins with {digest}" if digest else ""
         raise NotFound(f"{name}: nothing{of} is in quarantine in {store}")
-    releases = Releases(store)
+    releases = QuarantineReleases(store)
     try:
         for held in wanted:
             releases.leave(held.digest)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import edge_server
 from edge_server import errors
-from edge_server.repository.transfer.far_side import BOOT, MODULES, REPLY, stock_from_json
 from edge_server.repository.transfer.local import LocalRepository
+from edge_server.repository.transfer.remote_agent import BOOT, MODULES, REPLY, stock_from_json
 from edge_server.repository.transfer.tar_stream import TarSink, receive
 from edge_server.repository.transfer.verdict import from_json
 from edge_server.repository.verdicts import Verdict
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from edge_server.repository.transfer.incoming import Incoming, Outcome
-    from edge_server.repository.transfer.stock import Content, Source, Stock
+    from edge_server.repository.transfer.inventory import FileContent, Inventory, Source
     from edge_server.repository.transfer.verdict import Wanted
 
 _SSH_FAILED = 255
@@ -71,7 +71,7 @@ class RemoteRepository:
         with self._asking({"do": "names"}) as talk:
             return [str(name) for name in talk.reply()["names"]]
 
-    def stock(self, name: str) -> Stock:
+    def stock(self, name: str) -> Inventory:
         """Raises: see `names`."""
         with self._asking({"do": "stock", "name": name}) as talk:
             return stock_from_json(talk.reply()["stock"])
@@ -88,7 +88,7 @@ class RemoteRepository:
 
     def send(
         self, name: str, sink: Incoming, progress: Callable[[int], None] | None = None
-    ) -> dict[str, Content]:
+    ) -> dict[str, FileContent]:
         """See `LocalRepository`. Raises: see `names`."""
         with self._asking({"do": "send", "name": name}) as talk:
             talk.reply()
@@ -202,7 +202,7 @@ class _Receiving:
         with self._heard():
             self._tar.file(path, size, mtime_ns, source)
 
-    def place(self, expected: Mapping[str, Content]) -> Outcome:
+    def place(self, expected: Mapping[str, FileContent]) -> Outcome:
         """See `Incoming`."""
         with self._heard():
             self._tar.end(expected)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from edge_server.errors import InternalError, ModelConfigError
 from edge_server.repository.scan import is_model_name
-from edge_server.repository.transfer.stock import previous
+from edge_server.repository.transfer.inventory import previous
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,7 +12,7 @@ import tarfile
 from typing import TYPE_CHECKING, BinaryIO, cast
 
 from edge_server.errors import ModelConfigError
-from edge_server.repository.transfer.stock import CHUNK_BYTES, Content, Source
+from edge_server.repository.transfer.inventory import CHUNK_BYTES, FileContent, Source
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -51,7 +51,7 @@ class TarSink:
         entry.mtime = mtime_ns // 10**9
         self._tar.addfile(entry, source)  # type: ignore[arg-type]
 
-    def end(self, contents: Mapping[str, Content]) -> None:
+    def end(self, contents: Mapping[str, FileContent]) -> None:
         """Without this the other side takes nothing."""
         data = json.dumps(contents).encode()
         self.file(_CONTENTS, len(data), 0, Source(io.BytesIO(data).read))
@@ -76,7 +76,7 @@ class _Outlet:
 
 def receive(
     stream: BinaryIO, incoming: Incoming, progress: Callable[[int], None] | None = None
-) -> dict[str, Content]:
+) -> dict[str, FileContent]:
     """Fill `incoming` from what `TarSink` wrote; the list that came at the end.
 
     Raises:
@@ -102,10 +102,10 @@ def receive(
     raise ModelConfigError(_BROKEN)
 
 
-def _parse(data: bytes) -> dict[str, Content]:
+def _parse(data: bytes) -> dict[str, FileContent]:
     try:
         return {
-            path: Content(str(sha), int(size)) for path, (sha, size) in json.loads(data).items()
+            path: FileContent(str(sha), int(size)) for path, (sha, size) in json.loads(data).items()
         }
     except (ValueError, TypeError, AttributeError) as error:
         raise ModelConfigError(_BROKEN) from error

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from edge_server.backends.vision.preprocess_cpu import UndistortionMap
-from edge_server.gpu.kernels.preprocess import PixelFormat, Region
-from tests.unit.gpu.kernels.shim import CameraFrame, Wish, by_opencv
+from edge_server.gpu.kernels.preprocess import CropRegion, PixelFormat
+from tests.unit.gpu.kernels.shim import CameraFrame, DesiredModel, by_opencv
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -58,9 +58,9 @@ def worst(shim: Shim) -> float:
     for pixel_format in PixelFormat:
         batch = [CameraFrame.random(pixel_format, 74, 58, seed, gap_bytes=10) for seed in range(2)]
         for wish in (
-            Wish(50, 30, scale=1),
-            Wish(33, 90, scale=1, region=Region(7, 5, 61, 41)),
-            Wish(50, 30, scale=1, undistortion=lens),
+            DesiredModel(50, 30, scale=1),
+            DesiredModel(33, 90, scale=1, region=CropRegion(7, 5, 61, 41)),
+            DesiredModel(50, 30, scale=1, undistortion=lens),
         ):
             expected = np.stack([by_opencv(frame, wish) for frame in batch])
             errors.append(float(np.abs(shim.run(batch, wish) - expected).max()))

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from edge_server.backends.python.model import PythonModel
     from edge_server.inference.snapshot import ModelEntry
-    from edge_server.requests import Answer
+    from edge_server.requests import ResponseCallback
 
 PATIENCE_S = 20.0
 IO = (
@@ -67,7 +67,7 @@ class Served:
     def wait_until_ready(self, name: str) -> None:
         end = time.monotonic() + PATIENCE_S
         while not self.plane.model_ready(name, ""):
-            assert time.monotonic() < end, self.model(name).trouble()
+            assert time.monotonic() < end, self.model(name).not_ready_reason()
             time.sleep(0.01)
 
 
@@ -76,7 +76,7 @@ def request_of(model: str, *values: int, **request: object) -> InferRequest:
     return InferRequest(model, {"x": tensor}, **request)  # type: ignore[arg-type]
 
 
-def y_of(answer: Answer) -> list[int]:
+def y_of(answer: ResponseCallback) -> list[int]:
     assert isinstance(answer, InferResponse), answer
     made: list[int] = answer.outputs["y"].array.tolist()
     return made
@@ -86,10 +86,10 @@ class Answers:
     """A `Respond` that keeps what it hears."""
 
     def __init__(self) -> None:
-        self.heard: list[tuple[Answer, bool]] = []
+        self.heard: list[tuple[ResponseCallback, bool]] = []
         self._change = threading.Condition()
 
-    def __call__(self, answer: Answer, final: bool) -> None:
+    def __call__(self, answer: ResponseCallback, final: bool) -> None:
         with self._change:
             self.heard.append((answer, final))
             self._change.notify_all()
@@ -98,7 +98,7 @@ class Answers:
         with self._change:
             assert self._change.wait_for(lambda: len(self.heard) >= count, PATIENCE_S), self.heard
 
-    def last(self) -> Answer:
+    def last(self) -> ResponseCallback:
         """The last answer, once it has come."""
         return self.all()[-1]
 
@@ -106,7 +106,7 @@ class Answers:
         """`y` of each answer that has one, once the last has come."""
         return [y_of(answer) for answer in self.all() if answer is not None]
 
-    def all(self) -> list[Answer]:
+    def all(self) -> list[ResponseCallback]:
         with self._change:
             assert self._change.wait_for(lambda: self.heard and self.heard[-1][1], PATIENCE_S)
         return [answer for answer, _ in self.heard]

@@ -108,7 +108,7 @@ def execute(self, requests):
 
     served.plane.submit(InferRequest("m", {"x": Tensor(np.ones(1, np.int32))}), take)
     end = time.monotonic() + PATIENCE_S
-    while "answers to a request are on their way" not in served.model("m").trouble():
+    while "answers to a request are on their way" not in served.model("m").not_ready_reason():
         assert time.monotonic() < end
         time.sleep(0.01)
     assert memory_bytes() - before < 300 << 20

@@ -63,7 +63,10 @@ def test_a_busy_loop_ends_with_its_callers_deadline(serve: Serve) -> None:
     served = serve(m=WILLING)
     with pytest.raises(DeadlineExceeded):
         served.infer("m", HANG, deadline=soon())
-    assert "it was killed: 'execute' did not return within 1.0 s" in served.model("m").trouble()
+    assert (
+        "it was killed: 'execute' did not return within 1.0 s"
+        in served.model("m").not_ready_reason()
+    )
     assert not served.plane.model_ready("m", "")
     served.wait_until_ready("m")
     served.values("m", FINE)
@@ -141,7 +144,7 @@ def test_pauses_grow_while_initialize_fails(serve: Serve, tmp_path: Path) -> Non
     with pytest.raises(InternalError):
         served.infer("m", 1)
     end = time.monotonic() + 20
-    while "still broken" not in served.model("m").trouble():
+    while "still broken" not in served.model("m").not_ready_reason():
         assert time.monotonic() < end
         time.sleep(0.01)
     marker.unlink()
@@ -177,7 +180,7 @@ def test_is_ready_is_asked(serve: Serve, tmp_path: Path) -> None:
             return os.path.exists({str(marker)!r})
         """
     )
-    assert served.model("m").trouble() == "instance 'm_0': is_ready says no"
+    assert served.model("m").not_ready_reason() == "instance 'm_0': is_ready says no"
     assert not served.plane.model_ready("m", "")
     marker.touch()
     assert served.plane.model_ready("m", "")

@@ -11,7 +11,7 @@ from edge_server.errors import ModelConfigError
 from edge_server.gpu.devices import Devices
 from edge_server.inference.registry import ModelRegistry
 from edge_server.inference.scheduling import Scheduling
-from edge_server.settings import Camera, Repository
+from edge_server.settings import CameraSection, Repository
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,7 +30,7 @@ def identity(image: str, points: str) -> str:
 def test_the_tensors_of_a_cameras_model_stay(repository: Path, write_model: WriteModel) -> None:
     scheduling, registry = Scheduling(), ModelRegistry()
     settings = Repository(paths=(str(repository),), mode="explicit")
-    cameras = {"front": Camera(uri="road", model="lanes")}
+    cameras = {"front": CameraSection(uri="road", model="lanes")}
     control = chosen_control(registry, scheduling, Devices(), settings, cameras=cameras)
     for name in ("lanes", "other"):
         write_model(name, identity("image", "lane_points"))

@@ -19,7 +19,7 @@ from edge_server.gpu.buffer_pool import BufferPool
 
 if TYPE_CHECKING:
     from edge_server.gpu.device import Device
-    from edge_server.gpu.device_array import DeviceArray
+    from edge_server.gpu.device_array import CudaArray
     from edge_server.gpu.stream import Stream
 
     from ...conftest import SimulatedGpu
@@ -102,7 +102,7 @@ def test_a_closed_pool_frees_what_is_idle_at_once_and_the_rest_with_its_arrays(
 
 
 def test_threads_share_a_pool_and_hand_arrays_on(device: Device, pool: BufferPool) -> None:
-    arrays: queue.Queue[DeviceArray | None] = queue.Queue(maxsize=4)
+    arrays: queue.Queue[CudaArray | None] = queue.Queue(maxsize=4)
     frames, seen = 100, []
 
     def write(first: int) -> None:
@@ -151,7 +151,7 @@ class Day:
     def __init__(self, device: Device, pool: BufferPool) -> None:
         self.pool = pool
         self.streams = [device.stream() for _ in range(3)]
-        self.alive: list[tuple[int, DeviceArray]] = []
+        self.alive: list[tuple[int, CudaArray]] = []
         self.read: list[tuple[int, np.ndarray]] = []
         self.device = device
         self.written = 0

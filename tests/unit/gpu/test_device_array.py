@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from edge_server.errors import InternalError
 from edge_server.gpu.buffer import Buffer
 from edge_server.gpu.buffer_pool import BufferPool
-from edge_server.gpu.device_array import DeviceArray
+from edge_server.gpu.device_array import CudaArray
 from edge_server.gpu.dlpack import make_capsule, read_capsule
 from edge_server.tensors import DataType
 
@@ -32,11 +32,11 @@ def stream(device: Device) -> Stream:
 
 
 @pytest.fixture
-def put(device: Device, stream: Stream) -> Callable[[np.ndarray], DeviceArray]:
+def put(device: Device, stream: Stream) -> Callable[[np.ndarray], CudaArray]:
     """Brings a host array onto the device."""
     pool = BufferPool(device, 1 << 20, "test")
 
-    def put(array: np.ndarray) -> DeviceArray:
+    def put(array: np.ndarray) -> CudaArray:
         there = pool.take(stream, array.shape, array.dtype)
         stream.to_device(there, array)
         there.written(stream)
@@ -62,7 +62,7 @@ def test_it_tells_what_numpy_would_tell(put: Callable) -> None:
     for what in ("shape", "dtype", "size", "ndim", "nbytes"):
         assert getattr(there, what) == getattr(host, what)
     assert len(there) == 2
-    assert repr(there) == "DeviceArray([2, 3, 4], float16, on GPU 0)"
+    assert repr(there) == "CudaArray([2, 3, 4], float16, on GPU 0)"
 
 
 def test_shapes_and_rows_are_views_of_the_same_memory(put: Callable) -> None:
@@ -134,7 +134,7 @@ def test_an_array_of_another_library_is_seen_without_a_copy_after_its_writer(
 ) -> None:
     memory, theirs = device.memory(24), device.stream()
     theirs.to_device(memory, numbers(2, 3))
-    seen = DeviceArray.of(
+    seen = CudaArray.of(
         Foreign(
             __cuda_array_interface__={
                 "shape": (2, 3),
@@ -160,21 +160,21 @@ def test_a_foreign_array_that_is_no_tensor_is_refused(
 ) -> None:
     interface = {"shape": (2, 3), "typestr": "<f4", "data": (512, False), "version": 3, **more}
     with pytest.raises(TypeError, match=told):
-        DeviceArray.of(Foreign(__cuda_array_interface__=interface), stream)
+        CudaArray.of(Foreign(__cuda_array_interface__=interface), stream)
 
 
 def test_what_is_no_array_or_lies_elsewhere_is_refused(stream: Stream) -> None:
     with pytest.raises(TypeError, match="list has neither"):
-        DeviceArray.of([1], stream)
+        CudaArray.of([1], stream)
     with pytest.raises(TypeError, match=r"device \(1, 0\), not on GPU 0"):
-        DeviceArray.of(np.zeros(2), stream)
+        CudaArray.of(np.zeros(2), stream)
 
 
 def test_dlpack_goes_out_and_in_without_a_copy(put: Callable, device: Device) -> None:
     there = put(numbers(2, 3))
     assert there.__dlpack_device__() == (2, 0)
     reader = device.stream()
-    back = DeviceArray.of(OnlyDlpack(there), reader)
+    back = CudaArray.of(OnlyDlpack(there), reader)
     assert (back.pointer, back.shape, back.dtype) == (there.pointer, (2, 3), np.float32)
     assert np.array_equal(back.on_host(), numbers(2, 3))
 
@@ -187,7 +187,7 @@ def test_who_wants_a_copy_by_dlpack_is_refused(put: Callable) -> None:
 class OnlyDlpack:
     """One that knows DLPack only."""
 
-    def __init__(self, array: DeviceArray) -> None:
+    def __init__(self, array: CudaArray) -> None:
         self.__dlpack__ = array.__dlpack__
         self.__dlpack_device__ = array.__dlpack_device__
 
@@ -220,7 +220,7 @@ def test_a_library_whose_interface_names_no_stream_is_asked_by_dlpack(
     theirs = OnlyDlpack(there)
     theirs.__cuda_array_interface__ = {**there.__cuda_array_interface__, "version": 2}
     del theirs.__cuda_array_interface__["stream"]
-    assert DeviceArray.of(theirs, taker).on_host().tolist() == [5.0, 6.0]
+    assert CudaArray.of(theirs, taker).on_host().tolist() == [5.0, 6.0]
 
 
 def test_onnxruntime_takes_it_where_it_lies_and_gives_it_back(
@@ -231,7 +231,7 @@ def test_onnxruntime_takes_it_where_it_lies_and_gives_it_back(
     pointer = there.pointer
     value = value_type.from_dlpack(there.__dlpack__(), False)
     assert (value.device_name(), value.data_ptr(), value.shape()) == ("Cuda", pointer, [2, 3])
-    back = DeviceArray.of(value, stream)
+    back = CudaArray.of(value, stream)
     assert back.pointer == pointer
     assert np.array_equal(back.on_host(), numbers(2, 3))
     # The memory is theirs for as long as they hold it.
@@ -315,7 +315,7 @@ def test_bfloat16_has_its_own_type_in_dlpack(device: Device, stream: Stream) -> 
     bfloat16 = DataType.BF16.numpy
     buffer = Buffer(device, 512, 8, None)
     buffer.written(stream)
-    capsule = DeviceArray(buffer, (4,), bfloat16).__dlpack__()
+    capsule = CudaArray(buffer, (4,), bfloat16).__dlpack__()
     assert read_capsule(capsule) == (512, (4,), bfloat16)
     with pytest.raises(BufferError, match="no type for numpy object"):
-        DeviceArray(buffer, (1,), np.dtype(object)).__dlpack__()
+        CudaArray(buffer, (1,), np.dtype(object)).__dlpack__()

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from edge_server.backends.contract import Run, Tensors
     from edge_server.inference.snapshot import Scheduler
-    from edge_server.requests import Answer, InferRequest, Respond
+    from edge_server.requests import InferRequest, Respond, ResponseCallback
 
 PATIENCE_S = 10.0
 
@@ -192,13 +192,13 @@ class Heard:
     """A `Respond` that keeps all it hears, and complains of what no caller may hear."""
 
     def __init__(self) -> None:
-        self.answers: list[tuple[Answer, bool]] = []
+        self.answers: list[tuple[ResponseCallback, bool]] = []
         self.over = threading.Event()
         self.came = threading.Semaphore(0)
         self._inside = threading.Lock()
         self.faults: list[str] = []
 
-    def __call__(self, answer: Answer, final: bool) -> None:
+    def __call__(self, answer: ResponseCallback, final: bool) -> None:
         if not self._inside.acquire(blocking=False):
             self.faults.append("two answers at once")
             return
@@ -210,7 +210,7 @@ class Heard:
         if final:
             self.over.set()
 
-    def wait(self) -> list[Answer]:
+    def wait(self) -> list[ResponseCallback]:
         """All answers, once the last is there."""
         assert self.over.wait(PATIENCE_S)
         assert self.faults == []

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.grpc import model_config_pb2 as pb
 
-from edge_server.inference.batching import Batch, BatchRule
+from edge_server.inference.batching import BatchRule, OpenBatch
 from edge_server.inference.job import Job
 from edge_server.inference.snapshot import Snapshot
 from edge_server.model_config.config import ModelConfig
@@ -49,12 +49,12 @@ def job(
     return made
 
 
-def batch(batching: DynamicBatching, *line: Job, max_batch_size: int = 8) -> Batch:
+def batch(batching: DynamicBatching, *line: Job, max_batch_size: int = 8) -> OpenBatch:
     return BatchRule(config(max_batch_size), batching).batch(line, NOW_NS)
 
 
 def test_without_delay_all_that_fits_goes_at_once() -> None:
-    assert batch(DynamicBatching(), job(3), job(1), job(2)) == Batch(3, NOW_NS)
+    assert batch(DynamicBatching(), job(3), job(1), job(2)) == OpenBatch(3, NOW_NS)
 
 
 def test_requests_are_never_split() -> None:
@@ -70,21 +70,21 @@ def test_another_shape_or_another_set_of_inputs_ends_the_batch() -> None:
 def test_a_model_without_batches_runs_requests_one_by_one() -> None:
     line = [job(max_batch_size=0), job(max_batch_size=0)]
     found = BatchRule(config(0), DynamicBatching(max_queue_delay_us=50)).batch(line, NOW_NS)
-    assert found == Batch(1, NOW_NS)
+    assert found == OpenBatch(1, NOW_NS)
 
 
 def test_the_oldest_waits_for_company_no_longer_than_the_delay() -> None:
     batching = DynamicBatching(max_queue_delay_us=50)
-    assert batch(batching, job(age_us=10), job()) == Batch(2, NOW_NS + 40 * US)
+    assert batch(batching, job(age_us=10), job()) == OpenBatch(2, NOW_NS + 40 * US)
     assert batch(batching, job(age_us=50), job()).due_ns <= NOW_NS
     # It may stand further back, where somebody has overtaken it.
-    assert batch(batching, job(), job(age_us=60)) == Batch(2, NOW_NS - 10 * US)
+    assert batch(batching, job(), job(age_us=60)) == OpenBatch(2, NOW_NS - 10 * US)
 
 
 def test_a_preferred_size_goes_at_once_and_the_largest_one_reached_counts() -> None:
     batching = DynamicBatching(preferred_batch_sizes=(2, 4), max_queue_delay_us=50)
-    assert batch(batching, job(), job()) == Batch(2, NOW_NS)
-    assert batch(batching, *[job()] * 5) == Batch(4, NOW_NS)
+    assert batch(batching, job(), job()) == OpenBatch(2, NOW_NS)
+    assert batch(batching, *[job()] * 5) == OpenBatch(4, NOW_NS)
     assert batch(batching, job()).due_ns > NOW_NS
     # Past the delay nobody is left behind for the sake of a size.
     assert batch(batching, *[job(age_us=50)] * 3).count == 3
@@ -92,10 +92,10 @@ def test_a_preferred_size_goes_at_once_and_the_largest_one_reached_counts() -> N
 
 def test_who_cannot_get_company_does_not_wait_for_it() -> None:
     batching = DynamicBatching(max_queue_delay_us=50)
-    assert batch(batching, job(), job(columns=3)) == Batch(1, NOW_NS)
-    assert batch(batching, job(8)) == Batch(1, NOW_NS)
+    assert batch(batching, job(), job(columns=3)) == OpenBatch(1, NOW_NS)
+    assert batch(batching, job(8)) == OpenBatch(1, NOW_NS)
     batching = DynamicBatching(preferred_batch_sizes=(4,), max_queue_delay_us=50)
-    assert batch(batching, job(3), job(3)) == Batch(2, NOW_NS)
+    assert batch(batching, job(3), job(3)) == OpenBatch(2, NOW_NS)
 
 
 def test_an_empty_line_has_no_batch() -> None:

@@ -14,7 +14,7 @@ from edge_server.inference.registry import ModelRegistry
 from edge_server.inference.snapshot import LoadedModel, ModelEntry, ModelState, Snapshot
 from edge_server.inference.statistics import ModelStatistics
 from edge_server.model_config.config import ModelConfig
-from edge_server.requests import Answer, InferRequest, InferResponse, Respond
+from edge_server.requests import InferRequest, InferResponse, Respond, ResponseCallback
 
 CONFIG = ModelConfig.of(text_format.Parse('name: "m" backend: "identity"', pb.ModelConfig()))
 
@@ -140,7 +140,7 @@ def test_a_caller_who_raises_ends_neither_the_model_nor_another_s_lease(
     registry.replace("m", [ready("m")])
     lease = registry.lease()
 
-    def deaf(answer: Answer, final: bool) -> None:
+    def deaf(answer: ResponseCallback, final: bool) -> None:
         raise ValueError("deaf")
 
     door.submit(InferRequest("m", {}), deaf)

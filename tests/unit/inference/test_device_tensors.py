@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from edge_server.errors import InternalError
+from edge_server.inference.canary_window import CanaryWindow, WatchedScheduler
 from edge_server.inference.response_cache import CachingScheduler, ResponseCache
 from edge_server.inference.scheduling import Scheduling
 from edge_server.inference.snapshot import ModelEntry, ModelState
-from edge_server.inference.watch import Watch, WatchedScheduler
 from edge_server.model_config.config import ModelConfig, Placement
 from edge_server.requests import InferRequest, InferResponse
 from edge_server.tensors import Tensor
@@ -88,7 +88,7 @@ class PlusOneOnDevice:
             made: Any = OnDevice(array.hidden + np.float32(1), self._broken)
             request.respond(dict.fromkeys(request.outputs, Tensor(made)), True)
 
-    def trouble(self) -> str:
+    def not_ready_reason(self) -> str:
         return ""
 
     def metrics(self) -> tuple[()]:
@@ -194,7 +194,7 @@ def test_what_is_looked_at_or_kept_is_on_the_host() -> None:
     cached = CachingScheduler(
         loaded.scheduler, ResponseCache(1 << 20), loaded.config, 1, loaded.statistics
     )
-    watch = Watch(8)
+    watch = CanaryWindow(8)
     asks = InferRequest("m", {"a": VALUE}, on_device=True)
     for scheduler in (cached, WatchedScheduler(loaded.scheduler, watch, loaded.config)):
         heard = Heard()

@@ -26,9 +26,9 @@ from edge_server.inference.rate_limiter import RateLimiter
 from edge_server.inference.registry import ModelRegistry
 from edge_server.inference.scheduling import Scheduling
 from edge_server.inference.snapshot import LoadedModel, ModelEntry, ModelState
-from edge_server.inference.statistics import Failure
+from edge_server.inference.statistics import FailureReason
 from edge_server.model_config.config import ModelConfig
-from edge_server.requests import Answer, InferRequest, InferResponse
+from edge_server.requests import InferRequest, InferResponse, ResponseCallback
 from edge_server.tensors import Tensor
 from tests.unit.inference.threads import no_more_threads
 
@@ -71,11 +71,11 @@ class Heard:
     """What one caller heard."""
 
     def __init__(self, on_answer: Callable[[], None] = lambda: None) -> None:
-        self.answers: list[tuple[Answer, bool]] = []
+        self.answers: list[tuple[ResponseCallback, bool]] = []
         self._on_answer = on_answer
         self._over = threading.Event()
 
-    def __call__(self, answer: Answer, final: bool) -> None:
+    def __call__(self, answer: ResponseCallback, final: bool) -> None:
         self.answers.append((answer, final))
         self._on_answer()
         if final:
@@ -334,7 +334,7 @@ def test_a_full_line_refuses_at_once_and_counts_it(worlds: Callable[..., World])
     assert refused.over
     assert isinstance(refused.only(), Unavailable)
     assert str(refused.only()) == "[request id: x] Exceeds maximum queue size"
-    assert world.loaded.statistics.counts().failures[Failure.REJECTED] == 1
+    assert world.loaded.statistics.counts().failures[FailureReason.REJECTED] == 1
     world.model.let_through(3)
     assert [heard.value() for heard in taken] == [1, 2]
 
@@ -354,7 +354,7 @@ def test_who_has_waited_too_long_is_refused_and_never_runs(worlds: Callable[...,
     assert str(error) == "Request timeout expired"
     world.ask(2)
     assert world.model.next_run() == [2]
-    assert world.loaded.statistics.counts().failures[Failure.REJECTED] == 1
+    assert world.loaded.statistics.counts().failures[FailureReason.REJECTED] == 1
 
 
 def test_a_time_limit_also_ends_the_wait_for_company(worlds: Callable[..., World]) -> None:
@@ -397,7 +397,7 @@ def test_who_has_gone_is_dropped_without_running(worlds: Callable[..., World]) -
     assert isinstance(late.only(), DeadlineExceeded)
     assert stays.value() == 3
     failures = world.loaded.statistics.counts().failures
-    assert (failures[Failure.CANCELED], failures[Failure.REJECTED]) == (1, 1)
+    assert (failures[FailureReason.CANCELED], failures[FailureReason.REJECTED]) == (1, 1)
 
 
 def test_who_would_be_answered_too_late_is_turned_away_while_the_model_runs(
@@ -420,7 +420,7 @@ def test_who_would_be_answered_too_late_is_turned_away_while_the_model_runs(
     world.model.let_through(2)
     assert world.model.next_run() == [3]
     assert (busy.value(), patient.value()) == (1, 3)
-    assert world.loaded.statistics.counts().failures[Failure.REJECTED] == 1
+    assert world.loaded.statistics.counts().failures[FailureReason.REJECTED] == 1
 
 
 def test_several_instances_run_several_batches_at_once(worlds: Callable[..., World]) -> None:
@@ -561,7 +561,7 @@ def test_far_above_capacity_every_request_is_answered_once_run_or_refused(
                 outcomes["refused"] += 1
     assert sum(outcomes.values()) == submitters * each_asks
     counts = world.loaded.statistics.counts()
-    assert (counts.success.count, counts.failures[Failure.REJECTED]) == (
+    assert (counts.success.count, counts.failures[FailureReason.REJECTED]) == (
         outcomes["run"],
         outcomes["refused"],
     )

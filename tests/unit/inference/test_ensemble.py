@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from edge_server.errors import Cancelled, DeadlineExceeded, InternalError, NotFound, Unavailable
 from edge_server.inference.data_plane import DataPlane
 from edge_server.inference.registry import ModelRegistry
-from edge_server.inference.statistics import Failure
+from edge_server.inference.statistics import FailureReason
 from edge_server.inference.step_threads import StepThreads
 from edge_server.requests import InferRequest, InferResponse, SequencePlace
 from edge_server.tensors import Tensor
@@ -203,7 +203,7 @@ def test_the_first_error_is_the_answer_at_once_and_nothing_later_is_heard() -> N
     request, respond = slow.next()
     respond(answer_to(request, b=VALUE), True)
     assert len(heard.wait()) == 1
-    assert models.statistics("e").counts().failures[Failure.OTHER] == 1
+    assert models.statistics("e").counts().failures[FailureReason.OTHER] == 1
     assert models.statistics("e").counts().execution_count == 0
 
 

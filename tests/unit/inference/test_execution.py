@@ -54,7 +54,7 @@ class GoesOn:
         assert self.go_on.wait(PATIENCE_S)
         self.inside = False
 
-    def trouble(self) -> str:
+    def not_ready_reason(self) -> str:
         return ""
 
     def metrics(self) -> tuple[()]:
@@ -97,7 +97,7 @@ class Twice:
             request.respond(request.inputs, False)
             request.respond(request.inputs, True)
 
-    def trouble(self) -> str:
+    def not_ready_reason(self) -> str:
         return ""
 
     def metrics(self) -> tuple[()]:

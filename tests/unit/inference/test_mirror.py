@@ -12,11 +12,11 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.backends.contract import TensorModel, Tensors
 from edge_server.errors import EdgeServerError, InternalError
+from edge_server.inference.canary_window import Fault
 from edge_server.inference.mirror import Mirror, Pairs
 from edge_server.inference.scheduling import Scheduling
 from edge_server.inference.snapshot import LoadedModel, Snapshot
 from edge_server.inference.statistics import ModelStatistics
-from edge_server.inference.watch import Fault
 from edge_server.model_config.config import ModelConfig
 from edge_server.requests import InferRequest, InferResponse
 from edge_server.tensors import Tensor

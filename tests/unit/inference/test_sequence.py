@@ -23,8 +23,8 @@ from edge_server.errors import (
     Unavailable,
 )
 from edge_server.inference.data_plane import DataPlane
-from edge_server.inference.pending import PendingAnswer
 from edge_server.inference.registry import ModelRegistry
+from edge_server.inference.response_future import ResponseFuture
 from edge_server.inference.scheduling import Scheduling
 from edge_server.inference.snapshot import ModelEntry, ModelState, Snapshot
 from edge_server.model_config.config import ModelConfig, Placement
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from edge_server.backends.contract import Tensors
     from edge_server.inference.snapshot import LoadedModel
-    from edge_server.requests import Answer
+    from edge_server.requests import ResponseCallback
 
 PATIENCE_S = 10.0
 A_MINUTE = "max_sequence_idle_microseconds: 60000000"
@@ -85,7 +85,7 @@ class Asked:
     """A request on its way."""
 
     def __init__(self, world: Snapshot, request: InferRequest) -> None:
-        self._pending = PendingAnswer()
+        self._pending = ResponseFuture()
         world.submit(request, self._pending)
 
     def outputs(self, patience_s: float = PATIENCE_S) -> dict[str, list[float]]:
@@ -490,7 +490,7 @@ def test_what_waits_and_what_runs_can_be_told(road: Callable[..., Road]) -> None
 def test_a_caller_who_fails_to_listen_stops_nobody_else(
     road: Callable[..., Road], caplog: pytest.LogCaptureFixture
 ) -> None:
-    def deaf(answer: Answer, final: bool) -> None:
+    def deaf(answer: ResponseCallback, final: bool) -> None:
         raise ValueError("deaf")
 
     m = road()
@@ -587,10 +587,10 @@ def test_the_last_answer_of_a_replaced_model_closes_it() -> None:
     loaded = Scheduling().model(model_config(A_MINUTE, 1), 1, model)
     registry = ModelRegistry()
     registry.replace("m", [ModelEntry("m", 1, ModelState.READY, loaded=loaded)])
-    answers: list[Answer] = []
+    answers: list[ResponseCallback] = []
     answered = threading.Event()
 
-    def respond(answer: Answer, final: bool) -> None:
+    def respond(answer: ResponseCallback, final: bool) -> None:
         answers.append(answer)
         answered.set()
 

@@ -63,7 +63,7 @@ class Model:
         self.instances.append(Instance(self._errors[len(self.instances)]))
         return self.instances[-1]
 
-    def trouble(self) -> str:
+    def not_ready_reason(self) -> str:
         return ""
 
     def metrics(self) -> tuple[()]:

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from edge_server.inference.registry import ModelRegistry
 from edge_server.lifecycle.budget import MemoryBudget
+from edge_server.lifecycle.deployment_state import DeploymentState
 from edge_server.lifecycle.interface_rule import InterfaceRule
-from edge_server.lifecycle.ledger import Ledger
 from edge_server.lifecycle.loader import RepositoryLoader
 from edge_server.lifecycle.updates import Updates
-from edge_server.repository.beliefs import Change
+from edge_server.repository.change_detector import Change
 from edge_server.repository.source import AcceptedModels
 from edge_server.repository.store import ModelStore
 from edge_server.repository.tree import look
@@ -44,7 +44,7 @@ class Board:
         self.registry = ModelRegistry()
         accepted = AcceptedModels()
         self.store = ModelStore(self.folder / "store")
-        self.ledger = Ledger(accepted, self.store, Verdicts(self.store.directory, []))
+        self.ledger = DeploymentState(accepted, self.store, Verdicts(self.store.directory, []))
         self.budget = MemoryBudget(0, self.folder)
         self.loader = RepositoryLoader(
             self.registry,

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from edge_server.backends.contract import Tell
-    from edge_server.backends.surroundings import Surroundings
+    from edge_server.backends.contract import ProgressCallback
+    from edge_server.backends.server_context import ServerContext
     from edge_server.gpu.devices import Devices
     from edge_server.model_config.config import ModelConfig, Placement
     from edge_server.model_config.files import ModelFiles
@@ -39,7 +39,7 @@ class Counted:
     def make_instance(self, name: str, placement: Placement) -> TensorInstance:
         return TensorInstance(self._run)
 
-    def trouble(self) -> str:
+    def not_ready_reason(self) -> str:
         return ""
 
     def metrics(self) -> tuple[()]:
@@ -84,7 +84,7 @@ class CountedBackend:
     def __init__(self) -> None:
         self.made: list[Counted] = []
         self.gates: dict[str, Gate] = {}
-        self.tell: dict[str, Tell] = {}
+        self.tell: dict[str, ProgressCallback] = {}
         self.loads: defaultdict[str, int] = defaultdict(int)
 
     def complete(self, files: ModelFiles, version: int, config: ModelConfig) -> ModelConfig:
@@ -95,8 +95,8 @@ class CountedBackend:
         directory: Path,
         config: ModelConfig,
         devices: Devices,
-        tell: Tell,
-        surroundings: Surroundings,
+        tell: ProgressCallback,
+        surroundings: ServerContext,
     ) -> Counted:
         self.loads[config.name] += 1
         self.tell[config.name] = tell

@@ -8,8 +8,8 @@ import pytest
 
 from edge_server.errors import Unavailable
 from edge_server.lifecycle.budget import MemoryBudget, needed_bytes, shortage
-from edge_server.lifecycle.draft import Draft
 from edge_server.lifecycle.memory import available_bytes
+from edge_server.lifecycle.model_spec import ModelSpec
 from edge_server.repository.scan import files_in
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def meminfo(root: Path, text: str) -> Path:
     return root
 
 
-def draft(write_model: WriteModel, backend: str, **sizes: int) -> Draft:
+def draft(write_model: WriteModel, backend: str, **sizes: int) -> ModelSpec:
     """Of a model whose version 1 has files of so many MiB, which take no space on disk."""
     directory = write_model("m", f'backend: "{backend}" instance_group {{ count: 3 }} {IO}')
     for name, size in sizes.items():
@@ -38,7 +38,7 @@ def draft(write_model: WriteModel, backend: str, **sizes: int) -> Draft:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("wb") as file:
             file.truncate(size * MIB)
-    return Draft.read(files_in(directory))
+    return ModelSpec.read(files_in(directory))
 
 
 @pytest.mark.parametrize(

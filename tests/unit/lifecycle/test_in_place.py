@@ -11,14 +11,14 @@ import pytest
 
 from edge_server.errors import NotFound
 from edge_server.inference.rate_limiter import RateLimiter, ResourceLimit
+from edge_server.inference.ref_count import RefCount
 from edge_server.inference.registry import ModelRegistry
 from edge_server.inference.scheduling import Scheduling
 from edge_server.inference.snapshot import ModelState
-from edge_server.inference.uses import Uses
 from edge_server.lifecycle.budget import MemoryBudget
-from edge_server.lifecycle.build import Build, Built, Failure
-from edge_server.lifecycle.draft import Draft
+from edge_server.lifecycle.build import Build, LoadedVersions, LoadFailure
 from edge_server.lifecycle.loader import RepositoryLoader
+from edge_server.lifecycle.model_spec import ModelSpec
 from edge_server.repository.scan import files_in
 from edge_server.repository.source import Repositories
 from edge_server.requests import InferRequest
@@ -254,14 +254,14 @@ def test_memory_is_asked_for_only_where_something_is_loaded(world: World, tmp_pa
     (tmp_path / "proc/meminfo").write_text("MemAvailable: 1024 kB")
     budget = MemoryBudget(1 << 20, tmp_path)
     build = Build(Scheduling(), budget)
-    draft = Draft.read(files_in(world.directory))
+    draft = ModelSpec.read(files_in(world.directory))
     failed = build.model(draft)
-    assert isinstance(failed, Failure)
+    assert isinstance(failed, LoadFailure)
     assert "too little memory" in str(failed.error)
-    serving = Built(draft, (world.loaded(),))
+    serving = LoadedVersions(draft, (world.loaded(),))
     world.write(config(groups=2))
-    built = build.model(Draft.read(files_in(world.directory)), serving)
-    assert isinstance(built, Built)
+    built = build.model(ModelSpec.read(files_in(world.directory)), serving)
+    assert isinstance(built, LoadedVersions)
     assert built.kept == {1}
     built.close()
     assert world.ask() == 10
@@ -275,7 +275,7 @@ def test_a_loaded_model_that_is_closed_cannot_be_shared(world: World) -> None:
 
 
 def test_the_last_use_is_told_once() -> None:
-    uses = Uses()
+    uses = RefCount()
     assert uses.more()
     assert [uses.end(), uses.end()] == [False, True]
     assert not uses.more()

@@ -9,7 +9,7 @@ import pytest
 
 from edge_server.errors import ModelConfigError
 from edge_server.inference.registry import ModelRegistry
-from edge_server.lifecycle.ledger import Ledger
+from edge_server.lifecycle.deployment_state import DeploymentState
 from edge_server.lifecycle.loader import RepositoryLoader
 from edge_server.lifecycle.poll_control import PollControl
 from edge_server.repository.source import AcceptedModels
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def control(repository: Path, tmp_path: Path, counted: CountedBackend) -> Iterator[PollControl]:
     registry, accepted = ModelRegistry(), AcceptedModels()
     store = ModelStore(tmp_path / "store")
-    ledger = Ledger(accepted, store, Verdicts(store.directory, [repository]))
+    ledger = DeploymentState(accepted, store, Verdicts(store.directory, [repository]))
     control = PollControl(
         RepositoryLoader(registry, accepted),
         ledger,

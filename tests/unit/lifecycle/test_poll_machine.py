@@ -19,13 +19,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from edge_server.errors import NotFound, Unavailable
+from edge_server.inference.canary_monitor import CanaryTerms
 from edge_server.inference.data_plane import DataPlane
-from edge_server.inference.probation import ProbationTerms
 from edge_server.inference.registry import ModelRegistry
-from edge_server.lifecycle.ledger import Ledger
+from edge_server.lifecycle.deployment_state import DeploymentState
 from edge_server.lifecycle.loader import RepositoryLoader
 from edge_server.lifecycle.updates import Updates
-from edge_server.repository.beliefs import Beliefs
+from edge_server.repository.change_detector import ChangeDetector
 from edge_server.repository.manifest import read_manifest
 from edge_server.repository.source import AcceptedModels
 from edge_server.repository.store import ModelStore
@@ -283,16 +283,16 @@ class Machine(RuleBasedStateMachine):
         self.plane = DataPlane(self.registry)
         accepted = AcceptedModels()
         self.store = ModelStore(self.folder / "store", boot="test")
-        ledger = Ledger(accepted, self.store, Verdicts(self.store.directory, []))
+        ledger = DeploymentState(accepted, self.store, Verdicts(self.store.directory, []))
         self.loader = RepositoryLoader(
             self.registry,
             accepted,
-            probation=ProbationTerms(requests=20, least_s=0.0),
+            probation=CanaryTerms(requests=20, least_s=0.0),
             on_rolled_back=ledger.rolled_back,
             on_passed=ledger.passed,
         )
         self.updates = Updates(self.loader, ledger, self.store)
-        beliefs = Beliefs(WINDOW_S, read_manifest)
+        beliefs = ChangeDetector(WINDOW_S, read_manifest)
         for name, staged in self.updates.load_last_good(None).items():
             beliefs.accept(name, staged.source)
         self.watcher = RepositoryWatcher(

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from edge_server.inference.canary_monitor import CanaryTerms
 from edge_server.inference.data_plane import DataPlane
-from edge_server.inference.probation import ProbationTerms
 from edge_server.inference.registry import ModelRegistry
-from edge_server.lifecycle.ledger import Ledger
+from edge_server.lifecycle.deployment_state import DeploymentState
 from edge_server.lifecycle.loader import RepositoryLoader
 from edge_server.lifecycle.updates import Updates
-from edge_server.repository.beliefs import Change
+from edge_server.repository.change_detector import Change
 from edge_server.repository.source import AcceptedModels
 from edge_server.repository.store import ModelStore
 from edge_server.repository.tree import look
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from edge_server.lifecycle.draft import Draft
+    from edge_server.lifecycle.model_spec import ModelSpec
     from tests.unit.lifecycle.conftest import CountedBackend, Gate
 
 PATIENCE_S = 30.0
@@ -50,17 +50,17 @@ class Bench:
         self.repository = folder / "repository"
         self.store = ModelStore(folder / "store", boot="1")
         registry, accepted = ModelRegistry(), AcceptedModels()
-        ledger = Ledger(accepted, self.store, Verdicts(self.store.directory, []))
+        ledger = DeploymentState(accepted, self.store, Verdicts(self.store.directory, []))
         self.passed = threading.Event()
 
-        def pass_on(draft: Draft) -> None:
+        def pass_on(draft: ModelSpec) -> None:
             ledger.passed(draft)
             self.passed.set()
 
         self.loader = RepositoryLoader(
             registry,
             accepted,
-            probation=ProbationTerms(requests=10, least_s=0.0),
+            probation=CanaryTerms(requests=10, least_s=0.0),
             on_rolled_back=ledger.rolled_back,
             on_passed=pass_on,
         )

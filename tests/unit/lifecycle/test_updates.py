@@ -7,7 +7,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from edge_server.lifecycle.updates import LoadTurn
+from edge_server.lifecycle.updates import LoadSlot
 
 if TYPE_CHECKING:
     import pytest
@@ -16,7 +16,7 @@ PATIENCE_S = 30.0
 
 
 def test_one_loads_at_a_time() -> None:
-    turn = LoadTurn(PATIENCE_S)
+    turn = LoadSlot(PATIENCE_S)
     inside = threading.Semaphore(1)
 
     def load(name: str) -> bool:
@@ -35,7 +35,7 @@ def test_one_loads_at_a_time() -> None:
 def test_who_hangs_is_left_behind_and_does_not_end_anothers_turn(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    turn = LoadTurn(0.02)
+    turn = LoadSlot(0.02)
     goes_on, entered = threading.Event(), threading.Event()
 
     def hang() -> None:

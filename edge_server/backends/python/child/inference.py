@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
     from edge_server.backends.python.child.link import DaemonLink
     from edge_server.backends.python.messages import (
-        Answer,
         Answered,
         CallReturned,
+        ChildResponse,
         TensorPlace,
         Value,
     )
@@ -252,7 +252,7 @@ class ResponseIterator:
             self._link.send(CancelCall(self._call))
 
 
-def _response(answer: Answer | None, link: DaemonLink) -> InferenceResponse:
+def _response(answer: ChildResponse | None, link: DaemonLink) -> InferenceResponse:
     if answer is None:
         return InferenceResponse([])
     if answer.failure is not None:

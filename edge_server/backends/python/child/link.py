@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from edge_server.backends.python.messages import FromDaemon, Message
 
 
-class Room:
+class ResponseWindow:
     """How many more answers to one request may be on their way."""
 
     def __init__(self, places: int) -> None:
@@ -78,7 +78,7 @@ class DaemonLink:
         self.unanswered: set[int] = set()
         self.cancelled: set[int] = set()
         # Of the requests to a decoupled model.
-        self.rooms: dict[int, Room] = {}
+        self.rooms: dict[int, ResponseWindow] = {}
         self._channel = channel
         self._on_end = on_end
         self._numbers = itertools.count(1)

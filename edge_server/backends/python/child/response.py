@@ -9,7 +9,7 @@ from edge_server.backends.python.child.errors import TritonError, TritonModelExc
 from edge_server.backends.python.child.given import text, whole
 from edge_server.backends.python.child.tensor import Tensor
 from edge_server.backends.python.codes import Code, shortened
-from edge_server.backends.python.messages import Answer, Failure
+from edge_server.backends.python.messages import ChildError, ChildResponse
 from edge_server.backends.python.packing import pack_for_daemon
 
 if TYPE_CHECKING:
@@ -51,22 +51,24 @@ class InferenceResponse:
     def parameters(self) -> dict[str, Value]:
         return self._parameters
 
-    def answer(self, outbox: ArenaWriter, wanted: frozenset[str]) -> Answer:
+    def answer(self, outbox: ArenaWriter, wanted: frozenset[str]) -> ChildResponse:
         """What travels to the daemon: the tensors that somebody wants, copied into `outbox`."""
         if self._error is not None:
-            return Answer(failure=Failure(self._error.code(), shortened(self._error.message())))
+            return ChildResponse(
+                failure=ChildError(self._error.code(), shortened(self._error.message()))
+            )
         try:
             places = pack_for_daemon(
                 [(t.name(), *t.content) for t in self._tensors if t.name() in wanted], outbox
             )
         except ArenaFull as error:
-            return Answer(
-                failure=Failure(
+            return ChildResponse(
+                failure=ChildError(
                     Code.INTERNAL,
                     f"the outputs: {error}; parameter 'shared_memory_limit_mib' allows more",
                 )
             )
-        return Answer(places, parameters=self._parameters)
+        return ChildResponse(places, parameters=self._parameters)
 
 
 def plain_parameters(parameters: Mapping[Any, Any]) -> dict[str, Value]:

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from edge_server.backends.python.channel import MessageTooLong
 from edge_server.backends.python.child.errors import TritonModelException
-from edge_server.backends.python.child.link import Room
+from edge_server.backends.python.child.link import ResponseWindow
 from edge_server.backends.python.codes import Code
-from edge_server.backends.python.messages import Answer, Answered, Failure
+from edge_server.backends.python.messages import Answered, ChildError, ChildResponse
 from edge_server.backends.python.packing import take_back
-from edge_server.backends.python.passing_on import MOST_WAITING
+from edge_server.backends.python.response_pump import MOST_WAITING
 
 if TYPE_CHECKING:
     from edge_server.backends.python.child.link import DaemonLink
@@ -35,7 +35,7 @@ class InferenceResponseSender:
         self._number = number
         self._outputs = outputs
         self._decoupled = decoupled
-        self._room = Room(MOST_WAITING)
+        self._room = ResponseWindow(MOST_WAITING)
         if decoupled:
             link.rooms[number] = self._room
         self._lock = threading.Lock()
@@ -64,10 +64,10 @@ class InferenceResponseSender:
                 self._link.send(message)
             except MessageTooLong as error:
                 take_back(message.answer.outputs if message.answer else (), self._link.outbox)
-                failure = Failure(Code.INTERNAL, f"an answer: {error}")
+                failure = ChildError(Code.INTERNAL, f"an answer: {error}")
                 self._closed = True
                 self._link.answered(self._number)
-                self._link.send(Answered(self._number, Answer(failure=failure), final=True))
+                self._link.send(Answered(self._number, ChildResponse(failure=failure), final=True))
 
     def last(self, response: InferenceResponse) -> Answered:
         """`response` as the last answer, for whoever sends it."""

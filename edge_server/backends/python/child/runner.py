@@ -23,12 +23,12 @@ from edge_server.backends.python.child.model_config import ModelConfig
 from edge_server.backends.python.child.response import InferenceResponse
 from edge_server.backends.python.codes import Code
 from edge_server.backends.python.messages import (
-    Answer,
     Answered,
     AskReady,
+    ChildError,
+    ChildResponse,
     Execute,
     Executed,
-    Failure,
     Finish,
     ReadyIs,
     Start,
@@ -180,7 +180,7 @@ class ModelRunner:
             try:
                 done.result()
             except BaseException as error:  # noqa: BLE001 - whatever it is, the model raised it
-                answer = Answer(failure=Failure(Code.INTERNAL, self._failure(error)))
+                answer = ChildResponse(failure=ChildError(Code.INTERNAL, self._failure(error)))
             else:
                 return
             for number in numbers:

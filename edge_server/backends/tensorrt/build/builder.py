@@ -20,7 +20,7 @@ from edge_server.backends.tensorrt.build.datatypes import datatype_name
 from edge_server.backends.tensorrt.build.engine import open_engine
 from edge_server.backends.tensorrt.build.facts import DeviceFacts, version_of
 from edge_server.backends.tensorrt.build.layers import Placed, placed
-from edge_server.backends.tensorrt.build.messages import Built, Event, Step
+from edge_server.backends.tensorrt.build.messages import PlanBuilt, Event, Step
 from edge_server.backends.tensorrt.build.monitor import set_monitor
 from edge_server.backends.tensorrt.build.precision import (
     check_precision,
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from edge_server.gpu.bare_gpu import BareGpu
-    from edge_server.backends.tensorrt.build.logger import Log
+    from edge_server.backends.tensorrt.build.logger import BuildLog
     from edge_server.backends.tensorrt.build.messages import BuildJob
-    from edge_server.backends.tensorrt.build.wish import PlanWish
+    from edge_server.backends.tensorrt.build.build_options import BuildOptions
 
 # NVIDIA's release notes; what holds is how many cores TensorRT sees.
 DLA_MATRIX = (
@@ -49,8 +49,8 @@ DLA_MATRIX = (
 
 
 def build_plan(
-    job: BuildJob, facts: DeviceFacts, gpu: BareGpu | None, log: Log, tell: Callable[[Event], None]
-) -> Built:
+    job: BuildJob, facts: DeviceFacts, gpu: BareGpu | None, log: BuildLog, tell: Callable[[Event], None]
+) -> PlanBuilt:
     """Write the plan that `job` asks for to its `out`; what its side-car shall say.
 
     Args:
@@ -93,13 +93,13 @@ def build_plan(
     if plan is None:
         raise InternalError(f"TensorRT {trt.__version__} built nothing: {log.errors()}")
     write_timings(config, timings, facts)
-    where, seen = None, dict[str, Seen]()
+    where, seen = None, dict[str, EngineTensor]()
     if gpu is not None:
         tell(Step("looking where its layers run"))
         where, seen = _look(plan, wish, log)
         _check_placed(where, wish)
     Path(job.out).write_bytes(plan)
-    return Built(
+    return PlanBuilt(
         facts,
         "as the ONNX file" if typed else wish.precision,
         profiles,
@@ -121,7 +121,7 @@ def network_flags(version: tuple[int, int], *, typed: bool) -> int:
     return 0
 
 
-def _make_builder(log: Log) -> Any:
+def _make_builder(log: BuildLog) -> Any:
     try:
         return trt.Builder(log.logger)
     except TypeError as error:
@@ -132,7 +132,7 @@ def _make_builder(log: Log) -> Any:
         ) from error
 
 
-def _parse(network: trt.INetworkDefinition, onnx: Path, wish: PlanWish, log: Log) -> Any:
+def _parse(network: trt.INetworkDefinition, onnx: Path, wish: BuildOptions, log: BuildLog) -> Any:
     """The parser, when all of `onnx` is in `network`.
 
     Raises:
@@ -165,7 +165,7 @@ def _set_profiles(
     builder: trt.Builder,
     network: trt.INetworkDefinition,
     config: trt.IBuilderConfig,
-    wish: PlanWish,
+    wish: BuildOptions,
 ) -> tuple[Profile, ...]:
     inputs = []
     for index in range(network.num_inputs):
@@ -183,7 +183,7 @@ def _set_profiles(
     return profiles
 
 
-def _set_dla(builder: trt.Builder, config: trt.IBuilderConfig, wish: PlanWish) -> None:
+def _set_dla(builder: trt.Builder, config: trt.IBuilderConfig, wish: BuildOptions) -> None:
     """Raises: Unsupported: there is no such core; says where there is one."""
     if wish.dla_core is None:
         return
@@ -199,26 +199,26 @@ def _set_dla(builder: trt.Builder, config: trt.IBuilderConfig, wish: PlanWish) -
         config.set_flag(trt.BuilderFlag.GPU_FALLBACK)
 
 
-class Seen(NamedTuple):
+class EngineTensor(NamedTuple):
     """What only the engine tells of a tensor."""
 
     shape: tuple[int, ...]
     format: str
 
 
-def _look(plan: trt.IHostMemory, wish: PlanWish, log: Log) -> tuple[Placed, dict[str, Seen]]:
+def _look(plan: trt.IHostMemory, wish: BuildOptions, log: BuildLog) -> tuple[Placed, dict[str, EngineTensor]]:
     engine: trt.ICudaEngine = open_engine(plan, wish.dla_core, log)
     inspector: trt.EngineInspector = engine.create_engine_inspector()
     said = inspector.get_engine_information(trt.LayerInformationFormat.JSON)
     names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
     # What every profile fixes is free in the network, and fixed in the engine.
     return placed(said), {
-        name: Seen(tuple(engine.get_tensor_shape(name)), engine.get_tensor_format_desc(name))
+        name: EngineTensor(tuple(engine.get_tensor_shape(name)), engine.get_tensor_format_desc(name))
         for name in names
     }
 
 
-def _check_placed(where: Placed, wish: PlanWish) -> None:
+def _check_placed(where: Placed, wish: BuildOptions) -> None:
     """Raises: Unsupported: more layers fell back to the GPU than may."""
     limit = wish.max_gpu_layers
     if wish.dla_core is None or limit is None or len(where.gpu) <= limit:
@@ -230,7 +230,7 @@ def _check_placed(where: Placed, wish: PlanWish) -> None:
     )
 
 
-def _tensors(network: trt.INetworkDefinition, seen: dict[str, Seen]) -> tuple[PlanTensor, ...]:
+def _tensors(network: trt.INetworkDefinition, seen: dict[str, EngineTensor]) -> tuple[PlanTensor, ...]:
     inputs = [network.get_input(index) for index in range(network.num_inputs)]
     outputs = [network.get_output(index) for index in range(network.num_outputs)]
     return (
@@ -239,8 +239,8 @@ def _tensors(network: trt.INetworkDefinition, seen: dict[str, Seen]) -> tuple[Pl
     )
 
 
-def _described(tensor: trt.ITensor, seen: dict[str, Seen], *, is_input: bool) -> PlanTensor:
-    found = seen.get(tensor.name, Seen(tuple(tensor.shape), ""))
+def _described(tensor: trt.ITensor, seen: dict[str, EngineTensor], *, is_input: bool) -> PlanTensor:
+    found = seen.get(tensor.name, EngineTensor(tuple(tensor.shape), ""))
     return PlanTensor(
         tensor.name,
         is_input,

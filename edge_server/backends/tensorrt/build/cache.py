@@ -18,7 +18,7 @@ from edge_server.backends.tensorrt.build.side_car import (
     sha256_of,
     side_car_path,
 )
-from edge_server.backends.tensorrt.build.turn import build_turn
+from edge_server.backends.tensorrt.build.build_lock import build_turn
 
 if TYPE_CHECKING:
     import threading
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from edge_server.backends.tensorrt.build.facts import DeviceFacts
-    from edge_server.backends.tensorrt.build.wish import PlanWish
+    from edge_server.backends.tensorrt.build.build_options import BuildOptions
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class PlanCache:
         """Where TensorRT's measurements are kept."""
         return self._folder / "timing"
 
-    def place(self, onnx: Path, wish: PlanWish, facts: DeviceFacts) -> Path:
+    def place(self, onnx: Path, wish: BuildOptions, facts: DeviceFacts) -> Path:
         """Where that plan is, or would be.
 
         Raises:
@@ -63,7 +63,7 @@ class PlanCache:
         key = hashlib.sha256("\n".join((sha256_of(onnx), wish.digest, *device)).encode())
         return self._folder / key.hexdigest()[:32] / PLAN_NAME
 
-    def find(self, onnx: Path, wish: PlanWish, facts: DeviceFacts, model: str) -> Path | None:
+    def find(self, onnx: Path, wish: BuildOptions, facts: DeviceFacts, model: str) -> Path | None:
         """That plan; None where there is none that is whole and fits.
 
         Raises:
@@ -105,7 +105,7 @@ class PlanCache:
 
 def ensure_plan(
     onnx: Path,
-    wish: PlanWish,
+    wish: BuildOptions,
     facts: DeviceFacts,
     cache: PlanCache,
     build: Build,

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from edge_server.backends.tensorrt.build.wish import Shape
+    from edge_server.backends.tensorrt.build.build_options import Shape
 
 Sample = Mapping[str, "NDArray[Any]"]
 

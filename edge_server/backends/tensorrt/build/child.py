@@ -74,7 +74,7 @@ def _work(job: Job, out: _Events) -> Event:
     # These import it for themselves.
     from edge_server.backends.tensorrt.build import builder, engine, logger  # noqa: PLC0415
 
-    log = logger.Log(out.tell)
+    log = logger.BuildLog(out.tell)
     # A Runtime that is made without a driver crashes.
     cores = engine.dla_cores(log) if gpu is not None else 0
     facts = _facts(full_version(trt.__version__), gpu, cores, no_gpu)

@@ -13,16 +13,16 @@ import tensorrt as trt
 from edge_server.errors import InternalError, Unsupported
 
 if TYPE_CHECKING:
-    from edge_server.backends.tensorrt.build.logger import Log
+    from edge_server.backends.tensorrt.build.logger import BuildLog
 
 
-def dla_cores(log: Log) -> int:
+def dla_cores(log: BuildLog) -> int:
     """How many NVDLA cores TensorRT can use here: what decides, not the name of the board."""
     runtime: trt.Runtime = trt.Runtime(log.logger)
     return int(runtime.num_DLA_cores)
 
 
-def open_engine(plan: Any, dla_core: int | None, log: Log) -> Any:
+def open_engine(plan: Any, dla_core: int | None, log: BuildLog) -> Any:
     """The engine of a plan.
 
     Raises:
@@ -41,7 +41,7 @@ def open_engine(plan: Any, dla_core: int | None, log: Log) -> Any:
     return engine
 
 
-def information(plan: Any, dla_core: int | None, log: Log) -> str:
+def information(plan: Any, dla_core: int | None, log: BuildLog) -> str:
     """What the inspector says of a plan, as JSON.
 
     Raises:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorrt as trt
 
-from edge_server.backends.tensorrt.build.messages import Said
+from edge_server.backends.tensorrt.build.messages import TrtMessage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 _KEPT = 8
 
 
-class Log:
+class BuildLog:
     """One for a process: TensorRT keeps the first logger that it is given for all.
 
     Attributes:
         logger: what TensorRT is given; it is called on threads of its own.
     """
 
-    def __init__(self, tell: Callable[[Said], None]) -> None:
+    def __init__(self, tell: Callable[[TrtMessage], None]) -> None:
         self._errors: deque[str] = deque(maxlen=_KEPT)
         levels = {
             trt.ILogger.INTERNAL_ERROR: "ERROR",
@@ -32,7 +32,7 @@ class Log:
         }
         errors = self._errors
 
-        class Logger(trt.ILogger):  # type: ignore[misc]
+        class TrtLogger(trt.ILogger):  # type: ignore[misc]
             def __init__(self) -> None:
                 super().__init__()
 
@@ -41,9 +41,9 @@ class Log:
                 if level == "ERROR":
                     errors.append(msg)
                 if level is not None:
-                    tell(Said(level, msg))
+                    tell(TrtMessage(level, msg))
 
-        self.logger: Any = Logger()
+        self.logger: Any = TrtLogger()
 
     def errors(self) -> str:
         """The last errors; a text for people where there are none."""

@@ -8,24 +8,24 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from edge_server.errors import InternalError, ModelConfigError
-from edge_server.backends.tensorrt.build.messages import BuildJob, Built, Event
+from edge_server.backends.tensorrt.build.messages import BuildJob, PlanBuilt, Event
 from edge_server.backends.tensorrt.build.side_car import SideCar, encode, sha256_of, side_car_path
 from edge_server.backends.tensorrt.build.trtexec import trtexec_line
-from edge_server.backends.tensorrt.build.writing import bring, write_whole
+from edge_server.backends.tensorrt.build.atomic_write import atomic_replace, atomic_write
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from edge_server.backends.tensorrt.build.wish import PlanWish
+    from edge_server.backends.tensorrt.build.build_options import BuildOptions
 
 # What builds: `process.build` with its limits, in life.
-Build = Callable[[BuildJob, Callable[[Event], None]], Built]
+Build = Callable[[BuildJob, Callable[[Event], None]], PlanBuilt]
 
 
 def make_plan(
     onnx: Path,
     plan: Path,
-    wish: PlanWish,
+    wish: BuildOptions,
     build: Build,
     on_event: Callable[[Event], None],
     *,
@@ -63,8 +63,8 @@ def make_plan(
             trtexec=trtexec_line(onnx, plan, wish, built.profiles, built.facts.version),
             build_s=built.build_s,
         )
-        bring(written, plan)
-        write_whole(side_car_path(plan), encode(side_car))
+        atomic_replace(written, plan)
+        atomic_write(side_car_path(plan), encode(side_car))
     except OSError as error:
         raise InternalError(
             f"{error.filename or plan}: cannot be written: {error.strerror or error}"

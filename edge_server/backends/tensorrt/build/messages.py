@@ -10,7 +10,7 @@ from edge_server.backends.tensorrt.build.facts import DeviceFacts  # noqa: TC001
 from edge_server.backends.tensorrt.build.layers import Placed  # noqa: TC001 - msgspec
 from edge_server.backends.tensorrt.build.profiles import Profile  # noqa: TC001 - msgspec
 from edge_server.backends.tensorrt.build.side_car import PlanTensor  # noqa: TC001 - msgspec
-from edge_server.backends.tensorrt.build.wish import PlanWish  # noqa: TC001 - msgspec
+from edge_server.backends.tensorrt.build.build_options import BuildOptions  # noqa: TC001 - msgspec
 
 
 class BuildJob(msgspec.Struct, frozen=True, tag="build"):
@@ -23,7 +23,7 @@ class BuildJob(msgspec.Struct, frozen=True, tag="build"):
 
     onnx: str
     out: str
-    wish: PlanWish
+    wish: BuildOptions
     timing_cache: str = ""
 
 
@@ -54,7 +54,7 @@ class Progressed(msgspec.Struct, frozen=True, tag="progress"):
     phase: str
 
 
-class Said(msgspec.Struct, frozen=True, tag="said"):
+class TrtMessage(msgspec.Struct, frozen=True, tag="said"):
     """TensorRT said something; `level` is ERROR, WARNING or INFO."""
 
     level: str
@@ -65,7 +65,7 @@ class Working(msgspec.Struct, frozen=True, tag="working"):
     """There is nothing to tell, and the process is at work."""
 
 
-class Built(msgspec.Struct, frozen=True, tag="built"):
+class PlanBuilt(msgspec.Struct, frozen=True, tag="built"):
     """The plan is there; what its side-car needs."""
 
     facts: DeviceFacts
@@ -95,4 +95,4 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     kind: str = "InternalError"
 
 
-Event = Union[Step, Progressed, Working, Said, Built, Looked, Found, Failed]  # noqa: UP007 - likewise
+Event = Union[Step, Progressed, Working, TrtMessage, PlanBuilt, Looked, Found, Failed]  # noqa: UP007 - likewise

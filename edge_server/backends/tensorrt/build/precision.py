@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from edge_server.gpu.bare_gpu import BareGpu
     from edge_server.backends.tensorrt.build.profiles import Profile
-    from edge_server.backends.tensorrt.build.wish import PlanWish, Shape
+    from edge_server.backends.tensorrt.build.build_options import BuildOptions, Shape
 
 _TYPED_HINT = (
     "give an ONNX file that is FP16-typed, or quantised with Q/DQ nodes (NVIDIA ModelOpt: AutoCast "
@@ -26,12 +26,12 @@ _TYPED_HINT = (
 )
 
 
-def is_typed(wish: PlanWish, version: tuple[int, int]) -> bool:
+def is_typed(wish: BuildOptions, version: tuple[int, int]) -> bool:
     """Whether every tensor has the type that the ONNX file gives it."""
     return version >= (11, 0) or wish.strongly_typed
 
 
-def check_precision(wish: PlanWish, version: tuple[int, int]) -> None:
+def check_precision(wish: BuildOptions, version: tuple[int, int]) -> None:
     """Raises: InvalidRequest, Unsupported: this version cannot do that; says what can be done."""
     number = ".".join(map(str, version))
     if wish.strongly_typed and version < (10, 0):
@@ -49,7 +49,7 @@ def check_precision(wish: PlanWish, version: tuple[int, int]) -> None:
 
 
 def check_types(
-    network: trt.INetworkDefinition, onnx: Path, wish: PlanWish, version: tuple[int, int]
+    network: trt.INetworkDefinition, onnx: Path, wish: BuildOptions, version: tuple[int, int]
 ) -> None:
     """Raises: InvalidRequest: `onnx` is FP16-typed, and nothing allows FP16; says what would."""
     if is_typed(wish, version) or wish.precision != "fp32":
@@ -67,7 +67,7 @@ def check_types(
 
 
 def set_precision(
-    network: trt.INetworkDefinition, config: trt.IBuilderConfig, wish: PlanWish, *, typed: bool
+    network: trt.INetworkDefinition, config: trt.IBuilderConfig, wish: BuildOptions, *, typed: bool
 ) -> None:
     """Let the layers calculate in what `wish` allows.
 

@@ -21,7 +21,7 @@ import edge_server
 from edge_server import errors
 from edge_server.backends.tensorrt.build.messages import (
     BuildJob,
-    Built,
+    PlanBuilt,
     Event,
     FactsJob,
     Failed,
@@ -45,11 +45,11 @@ _LOOK_S = 0.5
 _MEMINFO = Path("/proc/meminfo")
 
 OnEvent = Callable[[Event], None]
-_Result = TypeVar("_Result", Built, Looked, Found)
+_Result = TypeVar("_Result", PlanBuilt, Looked, Found)
 
 
 @dataclass(frozen=True)
-class Limits:
+class BuildLimits:
     """What a process may take of the board.
 
     Attributes:
@@ -62,9 +62,9 @@ class Limits:
     leave_free_bytes: int = 256 << 20
 
 
-USUAL_LIMITS = Limits()
+USUAL_LIMITS = BuildLimits()
 # A look takes little, and its caller wants an answer from a full board too.
-_NO_LIMITS = Limits(leave_free_bytes=0)
+_NO_LIMITS = BuildLimits(leave_free_bytes=0)
 # CUDA and TensorRT take seconds to start, on a board that is busy many.
 _PATIENCE_S = 120.0
 
@@ -72,9 +72,9 @@ _PATIENCE_S = 120.0
 def build(
     job: BuildJob,
     on_event: OnEvent,
-    limits: Limits = USUAL_LIMITS,
+    limits: BuildLimits = USUAL_LIMITS,
     stop: threading.Event | None = None,
-) -> Built:
+) -> PlanBuilt:
     """Build a plan; minutes.
 
     Args:
@@ -85,7 +85,7 @@ def build(
         EdgeServerError: what the process failed with.
         Cancelled: `stop` was set.
     """
-    return _run(job, Built, on_event, limits, stop=stop)
+    return _run(job, PlanBuilt, on_event, limits, stop=stop)
 
 
 def look(job: LookJob) -> str:
@@ -114,7 +114,7 @@ def _run(
     job: Job,
     result: type[_Result],
     on_event: OnEvent,
-    limits: Limits,
+    limits: BuildLimits,
     *,
     stop: threading.Event | None = None,
     patience_s: float = math.inf,
@@ -148,7 +148,7 @@ def _run(
 class _Child:
     """The process; at the latest at the end of the `with` it has ended, with all it started."""
 
-    def __init__(self, job: Job, limits: Limits) -> None:
+    def __init__(self, job: Job, limits: BuildLimits) -> None:
         with ExitStack() as stack:
             lifeline_end, lifeline = os.pipe2(os.O_CLOEXEC)
             stack.callback(os.close, lifeline)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from edge_server.errors import InvalidRequest
-from edge_server.backends.tensorrt.build.wish import GivenShapes, PlanWish, Shape
+from edge_server.backends.tensorrt.build.build_options import GivenShapes, BuildOptions, Shape
 from edge_server.tensors import shape_text
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Range:
 Profile = Mapping[str, Range]
 
 
-def profiles_for(inputs: Sequence[NetworkInput], wish: PlanWish) -> tuple[Profile, ...]:
+def profiles_for(inputs: Sequence[NetworkInput], wish: BuildOptions) -> tuple[Profile, ...]:
     """A range for every input with a free dimension, or that holds a shape; none where none has.
 
     What is not said comes from the configuration: a batch from 1 to the model's `max_batch_size`
@@ -61,7 +61,7 @@ def profiles_for(inputs: Sequence[NetworkInput], wish: PlanWish) -> tuple[Profil
     return profiles if free else ()
 
 
-def _check_names(inputs: Sequence[NetworkInput], wish: PlanWish) -> None:
+def _check_names(inputs: Sequence[NetworkInput], wish: BuildOptions) -> None:
     names = [i.name for i in inputs]
     for name in _named(wish.profiles):
         if name not in names:
@@ -78,7 +78,7 @@ def _named(profiles: Iterable[GivenShapes]) -> Iterable[str]:
             yield from shapes
 
 
-def _range(wanted: NetworkInput, given: GivenShapes, wish: PlanWish) -> Range:
+def _range(wanted: NetworkInput, given: GivenShapes, wish: BuildOptions) -> Range:
     least, best, most = (s.get(wanted.name) for s in (given.min, given.opt, given.max))
     most = most or best or least
     if most is None:
@@ -89,7 +89,7 @@ def _range(wanted: NetworkInput, given: GivenShapes, wish: PlanWish) -> Range:
     return found
 
 
-def _from_configuration(wanted: NetworkInput, wish: PlanWish) -> tuple[Shape, Shape]:
+def _from_configuration(wanted: NetworkInput, wish: BuildOptions) -> tuple[Shape, Shape]:
     dims = wish.dims.get(wanted.name, ())
     if not wanted.holds_shape and len(dims) == len(wanted.shape):
         merged = tuple(d if n == -1 else n for n, d in zip(wanted.shape, dims, strict=True))

@@ -51,7 +51,7 @@ class SideCar:
 
     Attributes:
         onnx_sha256: of the file that the plan was built of.
-        wish: the digest of what was wanted of it, see `PlanWish`.
+        wish: the digest of what was wanted of it, see `BuildOptions`.
         precision: what layers may calculate in; of a strongly typed network, `as the ONNX file`.
         dla_core: the core that was asked for; None is the GPU alone. The plan runs on any core.
         profiles: input → its range, of each.

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edge_server.backends.tensorrt.build.writing import write_whole
+from edge_server.backends.tensorrt.build.atomic_write import atomic_write
 
 if TYPE_CHECKING:
     import tensorrt as trt
@@ -45,6 +45,6 @@ def write_timings(config: trt.IBuilderConfig, folder: Path, facts: DeviceFacts) 
     data: trt.IHostMemory = cache.serialize()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_whole(timing_path(folder, facts), bytes(data))
+        atomic_write(timing_path(folder, facts), bytes(data))
     except OSError:
         return

@@ -10,11 +10,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from edge_server.backends.tensorrt.build.profiles import Profile
-    from edge_server.backends.tensorrt.build.wish import PlanWish, Shape
+    from edge_server.backends.tensorrt.build.build_options import BuildOptions, Shape
 
 
 def trtexec_line(
-    onnx: Path, plan: Path, wish: PlanWish, profiles: Sequence[Profile], version: tuple[int, int]
+    onnx: Path, plan: Path, wish: BuildOptions, profiles: Sequence[Profile], version: tuple[int, int]
 ) -> str:
     """What a person would type; calibration from samples is the one thing that trtexec cannot."""
     words = ["trtexec", f"--onnx={onnx}", f"--saveEngine={plan}"]

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from edge_server.requests import Answer
+    from edge_server.requests import ResponseCallback
 
 REQUEST = InferRequest("m", {})
 
 
-def nobody(answer: Answer, final: bool) -> None: ...
+def nobody(answer: ResponseCallback, final: bool) -> None: ...
 
 
 class Call:

@@ -20,7 +20,7 @@ from edge_server.tensors import Tensor
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from edge_server.api.grpc.exchange import Exchange
+    from edge_server.api.grpc.stream_request import StreamRequest
 
 PATIENCE_S = 10.0
 
@@ -42,10 +42,10 @@ class Models:
     """Takes requests as a stream gives them: the data is the id; `d…` is decoupled."""
 
     def __init__(self) -> None:
-        self.taken: dict[str, Exchange] = {}
+        self.taken: dict[str, StreamRequest] = {}
         self.told = threading.Condition()
 
-    def submit(self, data: bytes, exchange: Exchange) -> None:
+    def submit(self, data: bytes, exchange: StreamRequest) -> None:
         exchange.id = data.decode()
         if exchange.id.startswith("unknown"):
             raise NotFound(f"no {exchange.id}")
@@ -57,13 +57,13 @@ class Models:
             self.taken[exchange.id] = exchange
             self.told.notify_all()
 
-    def wait_for(self, *ids: str) -> list[Exchange]:
+    def wait_for(self, *ids: str) -> list[StreamRequest]:
         with self.told:
             assert self.told.wait_for(lambda: self.taken.keys() >= set(ids), PATIENCE_S)
         return [self.taken[each] for each in ids]
 
 
-def answer(exchange: Exchange) -> InferResponse:
+def answer(exchange: StreamRequest) -> InferResponse:
     return InferResponse("m", "1", exchange.id, {})
 
 
@@ -104,7 +104,7 @@ def test_a_decoupled_models_answers_wait_for_nobody(pool: ThreadPoolExecutor) ->
 def test_errors_are_told_in_their_turn_and_with_their_id() -> None:
     models = Models()
 
-    def submit(data: bytes, exchange: Exchange) -> None:
+    def submit(data: bytes, exchange: StreamRequest) -> None:
         models.submit(data, exchange)
         exchange.respond(Cancelled("") if data == b"2" else answer(exchange), True)
 
@@ -127,7 +127,7 @@ def test_the_first_error_ends_a_stream_that_wants_it_so() -> None:
 
 
 def test_a_model_that_ends_without_an_answer_is_an_error() -> None:
-    def submit(data: bytes, exchange: Exchange) -> None:
+    def submit(data: bytes, exchange: StreamRequest) -> None:
         exchange.take_place()
         exchange.respond(None, True)
 
@@ -249,7 +249,7 @@ def test_a_stream_does_not_end_while_a_last_answer_waits_for_room() -> None:
 
 
 def test_a_refusal_does_not_keep_all_that_a_client_sent() -> None:
-    def submit(data: bytes, exchange: Exchange) -> None:
+    def submit(data: bytes, exchange: StreamRequest) -> None:
         raise NotFound(data.decode())
 
     (said,) = InferStream(submit).answers(iter([b"x" * 100_000]))

@@ -19,7 +19,7 @@ from edge_server.cameras.camera import Camera
 from edge_server.inference.data_plane import DataPlane
 from edge_server.inference.registry import ModelRegistry
 from edge_server.inference.snapshot import LoadedModel, ModelEntry, ModelState
-from edge_server.inference.statistics import Failure, ModelStatistics
+from edge_server.inference.statistics import FailureReason, ModelStatistics
 from edge_server.pipeline.lane_pipeline import LanePipeline
 
 if TYPE_CHECKING:
@@ -111,8 +111,8 @@ def test_a_models_numbers_arrive_under_its_name_and_version() -> None:
     statistics = ModelStatistics()
     statistics.executed(4, Phases(1000, 2000, 3000))
     statistics.succeeded(9_000_000, 5_000, Phases(1000, 2000, 3000))
-    statistics.failed(Failure.REJECTED, 100)
-    statistics.failed(Failure.REJECTED, 100)
+    statistics.failed(FailureReason.REJECTED, 100)
+    statistics.failed(FailureReason.REJECTED, 100)
     found = samples(sources([ready("m", statistics)]))
 
     def value(name: str, **labels: str) -> float:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from edge_server.api.http.processor_use import Memory, ProcessorUse
+from edge_server.api.http.processor_use import MemoryUse, ProcessorUse
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,7 +26,7 @@ def test_utilization_is_the_busy_share_since_the_last_look(tmp_path: Path) -> No
 
 def test_memory_is_told_in_bytes(tmp_path: Path) -> None:
     (tmp_path / "meminfo").write_text("MemTotal: 1000 kB\nMemFree: 1 kB\nMemAvailable: 400 kB\n")
-    assert ProcessorUse(tmp_path).memory() == Memory(1_024_000, 614_400)
+    assert ProcessorUse(tmp_path).memory() == MemoryUse(1_024_000, 614_400)
 
 
 @pytest.mark.parametrize("text", [None, "", "nothing here", "MemTotal: x kB"])

@@ -10,8 +10,8 @@ from onnx import helper
 from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.backends import onnxruntime
-from edge_server.backends.contract import ExecuteRequest, untold
-from edge_server.backends.surroundings import ALONE
+from edge_server.backends.contract import ExecuteRequest, no_progress
+from edge_server.backends.server_context import STANDALONE
 from edge_server.gpu.devices import Devices
 from edge_server.inference.snapshot import Snapshot
 from edge_server.model_config.config import ON_CPU, USUAL_COMPLETION, Completion, ModelConfig
@@ -56,9 +56,9 @@ def answer(
     **more: np.ndarray,
 ) -> object:
     """What the model answers to `x` and the inputs in `more`."""
-    instance = onnxruntime.load(directory, model_config, Devices(), untold, ALONE).make_instance(
-        "m_0", ON_CPU
-    )
+    instance = onnxruntime.load(
+        directory, model_config, Devices(), no_progress, STANDALONE
+    ).make_instance("m_0", ON_CPU)
     answers: list[object] = []
     inputs = {name: Tensor(value) for name, value in more.items()}
     if array is not None:

@@ -11,11 +11,11 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.backends.contract import ExecuteRequest
-from edge_server.backends.python.instance import LONGEST_TURN_S, Limits, PythonInstance
+from edge_server.backends.python.instance import LONGEST_TURN_S, ChildLimits, PythonInstance
+from edge_server.backends.python.instance_arbiter import InstanceArbiter
 from edge_server.backends.python.metrics import MetricBook
 from edge_server.backends.python.model import start_message
-from edge_server.backends.python.turns import Turns
-from edge_server.backends.surroundings import ALONE
+from edge_server.backends.server_context import STANDALONE
 from edge_server.errors import Unavailable
 from edge_server.inference.snapshot import Snapshot
 from edge_server.model_config.config import ModelConfig
@@ -35,7 +35,7 @@ class Busy:
 
 
 def test_it_refuses_what_waited_too_long_for_a_process_that_stands_in() -> None:
-    turns: Turns[Any] = Turns(stand_in=True)
+    turns: InstanceArbiter[Any] = InstanceArbiter(stand_in=True)
     busy = Busy()
     turns.add(busy)
     assert turns.take(busy, inf) is busy
@@ -44,10 +44,10 @@ def test_it_refuses_what_waited_too_long_for_a_process_that_stands_in() -> None:
         start_message(Path("/models/m/1"), CONFIG, "m_0"),
         CONFIG,
         "1",
-        limits=Limits(LONGEST_TURN_S - 0.05, 1.0, 1 << 20),
+        limits=ChildLimits(LONGEST_TURN_S - 0.05, 1.0, 1 << 20),
         metrics=MetricBook(),
         turns=turns,
-        surroundings=ALONE,
+        surroundings=STANDALONE,
     )
     heard: list[object] = []
 

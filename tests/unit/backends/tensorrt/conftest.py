@@ -13,8 +13,8 @@ from onnx import TensorProto, helper
 from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.backends import find_backend
-from edge_server.backends.contract import ExecuteRequest, untold
-from edge_server.backends.surroundings import ALONE
+from edge_server.backends.contract import ExecuteRequest, no_progress
+from edge_server.backends.server_context import STANDALONE
 from edge_server.backends.tensorrt.build.side_car import SideCar, encode, sha256_of, side_car_path
 from edge_server.gpu.devices import Devices
 from edge_server.inference.scheduling import Scheduling
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from edge_server.backends.contract import Instance, Model
     from edge_server.inference.snapshot import LoadedModel
-    from edge_server.requests import Answer
+    from edge_server.requests import ResponseCallback
 
     from ....conftest import SimulatedGpu
 
@@ -145,7 +145,7 @@ class Workshop:
     def model(self, config: ModelConfig) -> Model:
         """Closed when the test ends."""
         model = find_backend("tensorrt").load(
-            self.files.versions[1], config, self.devices, untold, ALONE
+            self.files.versions[1], config, self.devices, no_progress, STANDALONE
         )
         self._loaded.append(model)
         return model
@@ -162,7 +162,7 @@ class Workshop:
         """The model with its instances, as the server has it."""
         config = self.complete(text)
         model = find_backend("tensorrt").load(
-            self.files.versions[1], config, self.devices, untold, ALONE
+            self.files.versions[1], config, self.devices, no_progress, STANDALONE
         )
         loaded = Scheduling().model(config, 1, model, self.files.directory)
         self._loaded.append(loaded)
@@ -225,9 +225,9 @@ class Asked:
         return tensor.array if tensor.on_device is None else tensor.on_device.on_host()
 
 
-def infer(loaded: LoadedModel, request: InferRequest) -> Answer:
+def infer(loaded: LoadedModel, request: InferRequest) -> ResponseCallback:
     """Through the model's scheduler, which answers before it returns."""
-    answers: list[Answer] = []
+    answers: list[ResponseCallback] = []
     loaded.scheduler.submit(request, Snapshot({}), lambda answer, final: answers.append(answer))
     (answer,) = answers
     return answer

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
-from edge_server.backends.tensorrt.room import KEPT_ANSWERS
+from edge_server.backends.tensorrt.io_buffers import KEPT_ANSWERS
 from edge_server.errors import DeviceLost, InternalError, InvalidRequest
 from edge_server.gpu.buffer_pool import BufferPool
 from edge_server.inference.snapshot import Snapshot

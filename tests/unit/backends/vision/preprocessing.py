@@ -10,8 +10,8 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
-from edge_server.backends.contract import untold
-from edge_server.backends.surroundings import ALONE
+from edge_server.backends.contract import no_progress
+from edge_server.backends.server_context import STANDALONE
 from edge_server.backends.vision import image_preprocess
 from edge_server.backends.vision.preprocess_cpu import scale_frame
 from edge_server.inference.scheduling import Scheduling
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from edge_server.gpu.device_array import DeviceArray
+    from edge_server.gpu.device_array import CudaArray
     from edge_server.gpu.devices import Devices
 
 FILES = ModelFiles("p", Path("p"), {1: Path("p/1")})
@@ -51,7 +51,7 @@ def parameter(key: str, value: str) -> str:
 
 def entry(model_config: ModelConfig, devices: Devices) -> ModelEntry:
     """The model, READY."""
-    model = image_preprocess.load(Path("p/1"), model_config, devices, untold, ALONE)
+    model = image_preprocess.load(Path("p/1"), model_config, devices, no_progress, STANDALONE)
     loaded = Scheduling().model(model_config, 1, model)
     return ModelEntry("p", 1, ModelState.READY, loaded=loaded)
 
@@ -64,14 +64,14 @@ class Preprocess:
         self.snapshot = Snapshot({("p", 1): self.entry})
 
     def run(
-        self, image: NDArray[np.uint8] | DeviceArray, *outputs: str
+        self, image: NDArray[np.uint8] | CudaArray, *outputs: str
     ) -> dict[str, NDArray[np.generic]]:
         """All answers, on the host."""
         request = InferRequest("p", {"image": Tensor(image)}, outputs=outputs)
         answer = self.snapshot.infer(request)
         return {name: tensor.array for name, tensor in answer.outputs.items()}
 
-    def stay(self, image: NDArray[np.uint8] | DeviceArray) -> DeviceArray:
+    def stay(self, image: NDArray[np.uint8] | CudaArray) -> CudaArray:
         """The planes, where the model made them."""
         request = InferRequest("p", {"image": Tensor(image)}, outputs=("input",), on_device=True)
         array = self.snapshot.infer(request).outputs["input"].on_device

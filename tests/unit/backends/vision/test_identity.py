@@ -9,8 +9,8 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
-from edge_server.backends.contract import ExecuteRequest, untold
-from edge_server.backends.surroundings import ALONE
+from edge_server.backends.contract import ExecuteRequest, no_progress
+from edge_server.backends.server_context import STANDALONE
 from edge_server.backends.vision import identity
 from edge_server.errors import InvalidRequest, ModelConfigError
 from edge_server.gpu.devices import Devices
@@ -62,7 +62,7 @@ def answer(config: ModelConfig, outputs: set[str], **arrays: np.ndarray) -> obje
         InferRequest("m", inputs),
         Snapshot({}),
     )
-    model = identity.load(Path("m"), config, Devices(), untold, ALONE)
+    model = identity.load(Path("m"), config, Devices(), no_progress, STANDALONE)
     model.make_instance("m_0", ON_CPU).execute([request])
     return answers[0]
 

@@ -11,12 +11,12 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
-from edge_server.backends.contract import ExecuteRequest, TensorModel, untold
-from edge_server.backends.surroundings import ALONE
+from edge_server.backends.contract import ExecuteRequest, TensorModel, no_progress
+from edge_server.backends.server_context import STANDALONE
 from edge_server.backends.vision import image_preprocess
 from edge_server.errors import DeviceLost, EdgeServerError, InternalError, Unavailable
 from edge_server.gpu.buffer_pool import BufferPool
-from edge_server.gpu.device_array import DeviceArray
+from edge_server.gpu.device_array import CudaArray
 from edge_server.inference.scheduling import Scheduling
 from edge_server.inference.snapshot import ModelEntry, ModelState, Snapshot
 from edge_server.model_config.config import ModelConfig, Placement
@@ -60,7 +60,7 @@ class Camera:
         self.stream: Stream = device.stream()
         self._pool = BufferPool(device, 1 << 24, "camera")
 
-    def frame(self, image: NDArray[np.uint8]) -> DeviceArray:
+    def frame(self, image: NDArray[np.uint8]) -> CudaArray:
         """On its way to the device: nothing has arrived yet."""
         array = self._pool.take(self.stream, image.shape, np.uint8)
         self.stream.to_device(array, image)
@@ -69,7 +69,7 @@ class Camera:
 
 
 def execute(
-    model: image_preprocess.ImagePreprocess, images: Sequence[NDArray[np.uint8] | DeviceArray]
+    model: image_preprocess.ImagePreprocess, images: Sequence[NDArray[np.uint8] | CudaArray]
 ) -> list[Tensors | EdgeServerError]:
     """One batch of requests, all of which want all outputs; arrays stay where they are."""
     answers: list[Tensors | EdgeServerError] = []
@@ -100,7 +100,7 @@ def test_requests_of_a_batch_get_their_own_rows(
     devices: Devices, simulated_gpu: SimulatedGpu, words: str
 ) -> None:
     simulated_gpu.set(words)
-    model = image_preprocess.load(None, config(ON_GPU, batch=32), devices, untold, ALONE)
+    model = image_preprocess.load(None, config(ON_GPU, batch=32), devices, no_progress, STANDALONE)
     # More frames than one launch takes; some are on the host, some on the device.
     images = [frames(count, 40, 70, seed) for seed, count in enumerate((3, 1, 14, 2))]
     camera = Camera(devices.gpu())
@@ -341,7 +341,7 @@ class Network:
     def execute(self, requests: Sequence[ExecuteRequest]) -> None:
         for request in requests:
             given = request.inputs["planes"].array
-            assert isinstance(given, DeviceArray)
+            assert isinstance(given, CudaArray)
             self._stream.wait(given.ready)
             made = self._pool.take(self._stream, given.shape, given.dtype)
             self._stream.copy(made, given)
@@ -349,7 +349,7 @@ class Network:
             given.read_by(made.ready)
             request.respond({"features": Tensor(made)}, True)
 
-    def trouble(self) -> str:
+    def not_ready_reason(self) -> str:
         return ""
 
     def metrics(self) -> tuple[()]:

@@ -9,16 +9,16 @@ import pytest
 
 from edge_server.board.disk import Disk
 from edge_server.board.doctor import checks
-from edge_server.board.doctor.asking import Answer
 from edge_server.board.doctor.examination import examine, run_checks
 from edge_server.board.doctor.finding import Finding, Level
+from edge_server.board.doctor.probe_process import ProbeResult
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from edge_server.board.doctor.asking import Question
     from edge_server.board.doctor.evidence import Evidence
+    from edge_server.board.doctor.probe_process import Probe
     from tests.unit.conftest import FakeBoard
 
 NOW_S = 4e9
@@ -58,11 +58,11 @@ class Probes:
         self._answers = {**_HEALTHY, **answers}
         self.asked: list[str] = []
 
-    def __call__(self, question: Question) -> Answer:
+    def __call__(self, question: Probe) -> ProbeResult:
         name = question.function.partition(":")[2]
         self.asked.append(name)
         said = self._answers[name]
-        return Answer(trouble=said) if isinstance(said, str) else Answer(said)
+        return ProbeResult(trouble=said) if isinstance(said, str) else ProbeResult(said)
 
 
 def evidence(board: FakeBoard, config: Path | None = None, **answers: Any) -> Evidence:
@@ -341,9 +341,9 @@ def test_the_driver_is_asked_as_the_daemons_user(fake_board: FakeBoard) -> None:
     fake_board.jetson("NVIDIA Jetson Orin NX", "p3767-0000", "36.4.3")
     asked = {}
 
-    def asks(question: Question) -> Answer:
+    def asks(question: Probe) -> ProbeResult:
         asked[question.function.partition(":")[2]] = question.account
-        return Answer()
+        return ProbeResult()
 
     examine(None, fake_board.root, asks, NOW_S)
     account = asked.pop("driver")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from edge_server.board.doctor import probes
-from edge_server.board.doctor.asking import Question, ask
+from edge_server.board.doctor.probe_process import Probe, ask
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,7 +68,7 @@ def write_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[s
 
 def test_a_driver_tells_its_version_and_devices(simulated_libcuda: Callable[[int], None]) -> None:
     simulated_libcuda(0)
-    assert ask(Question("edge_server.board.doctor.probes:driver")).says == {
+    assert ask(Probe("edge_server.board.doctor.probes:driver")).says == {
         "init": 0,
         "uid": os.geteuid(),
         "version": "12.6",
@@ -85,7 +85,7 @@ def test_a_driver_tells_its_version_and_devices(simulated_libcuda: Callable[[int
 
 def test_a_driver_that_does_not_start_tells_why(simulated_libcuda: Callable[[int], None]) -> None:
     simulated_libcuda(100)
-    says = ask(Question("edge_server.board.doctor.probes:driver")).says
+    says = ask(Probe("edge_server.board.doctor.probes:driver")).says
     assert says == {"init": 100, "uid": os.geteuid(), "error": "CUDA_ERROR_NO_DEVICE"}
 
 
@@ -111,14 +111,14 @@ def test_tensorrts_runtime_is_made_with_a_driver_only(
 ) -> None:
     simulated_libcuda(init)
     write_module("tensorrt", _TENSORRT.replace("MADE", repr(str(tmp_path / "made"))))
-    answer = ask(Question("edge_server.board.doctor.probes:nvdla"))
+    answer = ask(Probe("edge_server.board.doctor.probes:nvdla"))
     assert (tmp_path / "made").exists() is made
     assert answer.says == ({"cores": 2} if made else {"error": answer.says["error"]})
 
 
 def test_a_library_is_missing_broken_or_there(write_module: Callable[[str, str], None]) -> None:
     write_module("tensorrt", "__version__ = '10.3.0'")
-    tensorrt = Question("edge_server.board.doctor.probes:tensorrt")
+    tensorrt = Probe("edge_server.board.doctor.probes:tensorrt")
     assert ask(tensorrt).says["version"] == "10.3.0"
     write_module("tensorrt", "raise ImportError('libnvdla_compiler.so: cannot open\\nmore')")
     assert ask(tensorrt).says == {"error": "ImportError: libnvdla_compiler.so: cannot open"}
@@ -126,16 +126,16 @@ def test_a_library_is_missing_broken_or_there(write_module: Callable[[str, str],
     assert "no_such_module_of_it" in ask(tensorrt).says["error"]
     write_module("tensorrt", "import ctypes; ctypes.string_at(0)")
     assert "SIGSEGV" in ask(tensorrt).trouble
-    assert ask(
-        Question("edge_server.board.doctor.probes:_imported", ("no_such_library",))
-    ).says == {"missing": True}
+    assert ask(Probe("edge_server.board.doctor.probes:_imported", ("no_such_library",))).says == {
+        "missing": True
+    }
 
 
 def test_pycuda_without_a_driver_is_there_and_cannot_be_used(
     write_module: Callable[[str, str], None],
 ) -> None:
     write_module("pycuda", "VERSION_TEXT = '2026.1'")
-    says = ask(Question("edge_server.board.doctor.probes:pycuda")).says
+    says = ask(Probe("edge_server.board.doctor.probes:pycuda")).says
     assert says["version"] == "2026.1"
     assert says["error"].startswith("ModuleNotFoundError")
 
@@ -144,12 +144,12 @@ def test_opencv_is_asked_for_gstreamer(write_module: Callable[[str, str], None])
     for word, has in (("YES (1.20.3)", True), ("NO", False)):
         built = f"  Video I/O:\\n    GStreamer:                   {word}\\n"
         write_module("cv2", f"__version__ = '4.8.0'\ndef getBuildInformation(): return '{built}'")
-        assert ask(Question("edge_server.board.doctor.probes:opencv")).says["gstreamer"] is has
+        assert ask(Probe("edge_server.board.doctor.probes:opencv")).says["gstreamer"] is has
 
 
 def test_the_real_libraries_answer() -> None:
-    assert ask(Question("edge_server.board.doctor.probes:opencv")).says["version"]
-    says = ask(Question("edge_server.board.doctor.probes:onnxruntime")).says
+    assert ask(Probe("edge_server.board.doctor.probes:opencv")).says["version"]
+    says = ask(Probe("edge_server.board.doctor.probes:onnxruntime")).says
     assert "CPUExecutionProvider" in says["providers"]
 
 
@@ -172,7 +172,7 @@ def test_a_port_is_free_taken_or_not_to_be_had() -> None:
             listening.accept()[0].close()
 
         threading.Thread(target=hang_up, daemon=True).start()
-        says = ask(Question("edge_server.board.doctor.probes:grpc_port", ("127.0.0.1", port))).says
+        says = ask(Probe("edge_server.board.doctor.probes:grpc_port", ("127.0.0.1", port))).says
         assert says["free"] is False
         assert says["error"]
     assert probes.grpc_port("127.0.0.1", port) == {"free": True}

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from edge_server.board.board import read_board
-from edge_server.board.doctor.asking import Answer
 from edge_server.board.doctor.evidence import Configuration, Evidence
 from edge_server.board.doctor.examination import Examination
 from edge_server.board.doctor.finding import fault, ok, warning
+from edge_server.board.doctor.probe_process import ProbeResult
 from edge_server.cli.doctor.report import as_json, matrix, text
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def examination(fake_board: FakeBoard) -> Examination:
         read_board(fake_board.root, 4e9),
         Configuration(None, None),
         None,
-        {"driver": Answer({"init": 0}), "opencv": Answer(trouble="no answer")},
+        {"driver": ProbeResult({"init": 0}), "opencv": ProbeResult(trouble="no answer")},
         "3.10.12",
         "0.1",
     )

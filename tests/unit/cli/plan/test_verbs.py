@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from edge_server.backends.tensorrt.build.messages import Progressed, Said, Step, Working
-from edge_server.backends.tensorrt.build.wish import GivenShapes, PlanWish
+from edge_server.backends.tensorrt.build.build_options import BuildOptions, GivenShapes
+from edge_server.backends.tensorrt.build.messages import Progressed, Step, TrtMessage, Working
 from edge_server.cli.main import run_command
 from edge_server.cli.plan.bar import BuildBar
 from edge_server.cli.plan.building import wish_for
@@ -86,16 +86,16 @@ def test_names_are_looked_for_where_the_daemon_has_its_models(
     assert f"no model 'net' in {tmp_path}/elsewhere" in capsys.readouterr().err
 
 
-def wish(*arguments: str, configured: PlanWish | None = None) -> PlanWish:
+def wish(*arguments: str, configured: BuildOptions | None = None) -> BuildOptions:
     import argparse
 
     parser = argparse.ArgumentParser()
     add_verbs(parser)
-    return wish_for(configured or PlanWish(), parser.parse_args(["build", "m", *arguments]))
+    return wish_for(configured or BuildOptions(), parser.parse_args(["build", "m", *arguments]))
 
 
 def test_what_a_person_says_wins_over_the_configuration(tmp_path: Path) -> None:
-    configured = PlanWish(
+    configured = BuildOptions(
         "int8", max_batch_size=4, dims={"x": (-1,)}, dla_core=0, max_gpu_layers=3, workspace_mib=9
     )
     assert wish(configured=configured) == configured
@@ -104,7 +104,7 @@ def test_what_a_person_says_wins_over_the_configuration(tmp_path: Path) -> None:
         *("--workspace", "64", "--strongly-typed", "--opt", "x:1", "--opt", "x:2", "--max", "x:4"),
         configured=configured,
     )
-    assert changed == PlanWish(
+    assert changed == BuildOptions(
         "fp16",
         strongly_typed=True,
         max_batch_size=4,
@@ -143,7 +143,7 @@ def test_a_terminal_gets_one_line_that_is_written_over() -> None:
         bar(Progressed(0.5, "Building engine"))
         bar(Working())
         now[0] = 61.0
-        bar(Said("WARNING", "slow"))
+        bar(TrtMessage("WARNING", "slow"))
         bar(Working())
         bar.close()
         shown = ""
@@ -164,6 +164,6 @@ def test_a_log_gets_a_line_a_step_and_what_tensorrt_says_on_request(tmp_path: Pa
         bar = BuildBar(verbose=True, file=file)
         bar(Step("building"))
         bar(Progressed(0.5, "Building engine"))
-        bar(Said("INFO", "hello"))
+        bar(TrtMessage("INFO", "hello"))
         bar.close()
     assert (tmp_path / "log").read_text() == "building …\nTensorRT INFO: hello\n"

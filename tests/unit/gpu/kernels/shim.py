@@ -12,12 +12,12 @@ from integer_colours import bgr_by_integers
 
 from edge_server.backends.vision.preprocess_cpu import UndistortionMap, bgr_of, scale_frame
 from edge_server.gpu.kernels.preprocess import (
+    CropRegion,
     FrameAddress,
     FrameLayout,
     FramePreprocess,
     Launch,
     PixelFormat,
-    Region,
 )
 
 if TYPE_CHECKING:
@@ -119,14 +119,14 @@ class CameraFrame:
 
 
 @dataclass(frozen=True)
-class Wish:
+class DesiredModel:
     """What is made of a frame."""
 
     width: int
     height: int
     scale: float = 1 / 255
     half: bool = False
-    region: Region | None = None
+    region: CropRegion | None = None
     undistortion: UndistortionMap | None = None
     # Bytes by which the output misses an alignment to 16.
     out_offset_bytes: int = 0
@@ -136,7 +136,7 @@ class Wish:
         return np.float16 if self.half else np.float32
 
 
-def by_opencv(frame: CameraFrame, wish: Wish) -> np.ndarray:
+def by_opencv(frame: CameraFrame, wish: DesiredModel) -> np.ndarray:
     """(3, H, W) as the CPU path defines it: colours in whole numbers, then OpenCV."""
     image = frame.bgr()
     if wish.region:
@@ -168,7 +168,7 @@ class Shim:
         assert isinstance(taken, int)
         return taken
 
-    def run(self, frames: list[CameraFrame], wish: Wish) -> np.ndarray:
+    def run(self, frames: list[CameraFrame], wish: DesiredModel) -> np.ndarray:
         """(frames, 3, H, W), as the kernel writes it."""
         undistortion = None
         if wish.undistortion is not None:

@@ -14,12 +14,12 @@ from edge_server.errors import InvalidRequest
 from edge_server.gpu.kernels import preprocess
 from edge_server.gpu.kernels.preprocess import (
     MAX_FRAMES,
+    CropRegion,
     FrameAddress,
     FrameLayout,
     FramePreprocess,
     PixelFormat,
     PreprocessArgs,
-    Region,
 )
 
 if TYPE_CHECKING:
@@ -107,15 +107,15 @@ def test_every_scale_has_a_tile(pixel_format: PixelFormat, width: int, out_width
         (lambda: FrameLayout(PixelFormat.NV12, 640, 480, 640, 639), "its chroma stride is 639"),
         (lambda: FramePreprocess(HD, 0, 360, scale=1), "a network input of 0x360 px"),
         (
-            lambda: FramePreprocess(HD, 64, 36, scale=1, region=Region(1900, 0, 21, 5)),
+            lambda: FramePreprocess(HD, 64, 36, scale=1, region=CropRegion(1900, 0, 21, 5)),
             "region 21x5 px at 1900,0 is not within the frame of 1920x1080 px",
         ),
         (
-            lambda: FramePreprocess(HD, 64, 36, scale=1, region=Region(0, 0, 0, 5)),
+            lambda: FramePreprocess(HD, 64, 36, scale=1, region=CropRegion(0, 0, 0, 5)),
             "region 0x5 px",
         ),
         (
-            lambda: FramePreprocess(HD, 64, 36, scale=1, region=Region(-1, 0, 5, 5)),
+            lambda: FramePreprocess(HD, 64, 36, scale=1, region=CropRegion(-1, 0, 5, 5)),
             "region 5x5 px at -1,0",
         ),
     ],

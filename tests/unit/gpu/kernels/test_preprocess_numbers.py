@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from edge_server.backends.vision.preprocess_cpu import UndistortionMap
 from edge_server.cameras.synthetic.road_renderer import render
 from edge_server.cameras.synthetic.road_scene import RoadScene
-from edge_server.gpu.kernels.preprocess import PixelFormat, Region
-from tests.unit.gpu.kernels.shim import CameraFrame, Wish, by_opencv
+from edge_server.gpu.kernels.preprocess import CropRegion, PixelFormat
+from tests.unit.gpu.kernels.shim import CameraFrame, DesiredModel, by_opencv
 
 if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 FORMATS = st.sampled_from(PixelFormat)
 
 
-def check(shim: Shim, frame: CameraFrame, wish: Wish) -> None:
+def check(shim: Shim, frame: CameraFrame, wish: DesiredModel) -> None:
     np.testing.assert_array_equal(shim.run([frame], wish)[0], by_opencv(frame, wish))
 
 
@@ -54,13 +54,13 @@ def frames(draw: DrawFn, longest_px: int = 90) -> CameraFrame:
 
 
 @st.composite
-def regions(draw: DrawFn, frame: CameraFrame) -> Region | None:
+def regions(draw: DrawFn, frame: CameraFrame) -> CropRegion | None:
     if draw(st.booleans()):
         return None
     x = draw(st.integers(0, frame.layout.width - 1))
     y = draw(st.integers(0, frame.layout.height - 1))
     width = draw(st.integers(1, frame.layout.width - x))
-    return Region(x, y, width, draw(st.integers(1, frame.layout.height - y)))
+    return CropRegion(x, y, width, draw(st.integers(1, frame.layout.height - y)))
 
 
 @st.composite
@@ -75,9 +75,9 @@ def network_sides(draw: DrawFn, source: int) -> int:
 def test_any_frame_is_resized_as_opencv_does(shim: Shim, data: st.DataObject) -> None:
     frame = data.draw(frames())
     region = data.draw(regions(frame))
-    source = region or Region(0, 0, frame.layout.width, frame.layout.height)
+    source = region or CropRegion(0, 0, frame.layout.width, frame.layout.height)
     half = data.draw(st.booleans())
-    wish = Wish(
+    wish = DesiredModel(
         data.draw(network_sides(source.width)),
         data.draw(network_sides(source.height)),
         scale=data.draw(st.sampled_from([1 / 255, 1.0, 1 / 58.0, 1e-7, 700.0, -1.0])),
@@ -102,7 +102,7 @@ def test_any_frame_is_undistorted_as_opencv_does(shim: Shim, data: st.DataObject
         random.uniform(-5, frame.layout.height + 5, (height, width)).astype(np.float32),
     )
     half = data.draw(st.booleans())
-    check(shim, frame, Wish(width, height, half=half, undistortion=lens))
+    check(shim, frame, DesiredModel(width, height, half=half, undistortion=lens))
 
 
 def every_colour(pixel_format: PixelFormat) -> CameraFrame:
@@ -123,7 +123,7 @@ def test_every_colour_is_that_of_whole_numbers(shim: Shim, pixel_format: PixelFo
     frame = every_colour(pixel_format)
     width, height = frame.layout.width, frame.layout.height
     # As large as it is, nothing is interpolated.
-    made = shim.run([frame], Wish(width, height, scale=1.0))[0]
+    made = shim.run([frame], DesiredModel(width, height, scale=1.0))[0]
     np.testing.assert_array_equal(made, frame.bgr().transpose(2, 0, 1))
 
 
@@ -159,7 +159,7 @@ def test_cameras_sizes_are_resized_as_opencv_does(
 ) -> None:
     width, height, out_width, out_height = sizes
     frame = CameraFrame.random(pixel_format, width, height)
-    check(shim, frame, Wish(out_width, out_height))
+    check(shim, frame, DesiredModel(out_width, out_height))
 
 
 def road(pixel_format: PixelFormat) -> CameraFrame:
@@ -178,11 +178,11 @@ def road(pixel_format: PixelFormat) -> CameraFrame:
 
 
 @pytest.mark.parametrize("pixel_format", PixelFormat)
-@pytest.mark.parametrize("region", [None, Region(37, 251, 1201, 433)], ids=["whole", "crop"])
+@pytest.mark.parametrize("region", [None, CropRegion(37, 251, 1201, 433)], ids=["whole", "crop"])
 def test_a_road_is_prepared_as_opencv_does(
-    shim: Shim, pixel_format: PixelFormat, region: Region | None
+    shim: Shim, pixel_format: PixelFormat, region: CropRegion | None
 ) -> None:
-    check(shim, road(pixel_format), Wish(320, 180, half=True, region=region))
+    check(shim, road(pixel_format), DesiredModel(320, 180, half=True, region=region))
 
 
 @pytest.mark.parametrize("pixel_format", PixelFormat)
@@ -191,14 +191,14 @@ def test_a_road_behind_a_lens_is_undistorted_as_opencv_does(
 ) -> None:
     camera = np.array([[900.0, 0, 640], [0, 900, 360], [0, 0, 1]])
     distortion = np.array([-0.32, 0.11, 0.001, -0.002, -0.02])
-    lens = UndistortionMap.of_camera(camera, distortion, Region(0, 100, 1280, 620), 320, 155)
-    check(shim, road(pixel_format), Wish(320, 155, undistortion=lens))
+    lens = UndistortionMap.of_camera(camera, distortion, CropRegion(0, 100, 1280, 620), 320, 155)
+    check(shim, road(pixel_format), DesiredModel(320, 155, undistortion=lens))
 
 
 def test_a_map_without_distortion_is_a_crop_and_resize() -> None:
     image = road(PixelFormat.BGR).bgr()
     camera = np.array([[900.0, 0, 640], [0, 900, 360], [0, 0, 1]])
-    lens = UndistortionMap.of_camera(camera, np.zeros(5), Region(40, 120, 960, 540), 320, 180)
+    lens = UndistortionMap.of_camera(camera, np.zeros(5), CropRegion(40, 120, 960, 540), 320, 180)
     mapped = cv2.remap(image, lens.positions, lens.fractions, cv2.INTER_LINEAR)
     resized = cv2.resize(image[120:660, 40:1000], (320, 180), interpolation=cv2.INTER_LINEAR)
     assert np.abs(mapped.astype(int) - resized).max() <= 1
@@ -207,7 +207,7 @@ def test_a_map_without_distortion_is_a_crop_and_resize() -> None:
 @pytest.mark.parametrize("pixel_format", PixelFormat)
 def test_the_frames_of_a_batch_may_lie_anywhere(shim: Shim, pixel_format: PixelFormat) -> None:
     batch = [CameraFrame.random(pixel_format, 62, 38, seed) for seed in range(16)]
-    wish = Wish(21, 30)
+    wish = DesiredModel(21, 30)
     expected = np.stack([by_opencv(frame, wish) for frame in batch])
     np.testing.assert_array_equal(shim.run(batch, wish), expected)
 
@@ -228,5 +228,5 @@ def test_a_frame_is_read_about_once(
     width, height, out_width, out_height = sizes
     frame = CameraFrame.random(PixelFormat.NV12, width, height)
     shim.take_copied_bytes()
-    shim.run([frame], Wish(out_width, out_height, half=True))
+    shim.run([frame], DesiredModel(out_width, out_height, half=True))
     assert 0 < shim.take_copied_bytes() <= share * width * height * 1.5

@@ -14,7 +14,7 @@ from edge_server.inference.tracing.sampling import Sampler, TraceRule
 from edge_server.inference.tracing.traced_request import ModelTrace, TracedRequest
 
 if TYPE_CHECKING:
-    from edge_server.requests import Answer
+    from edge_server.requests import ResponseCallback
 
 
 class Told(list[TracedRequest]):
@@ -32,7 +32,7 @@ def told() -> Told:
     return Told()
 
 
-def nobody(answer: Answer, final: bool) -> None: ...
+def nobody(answer: ResponseCallback, final: bool) -> None: ...
 
 
 def elements(request: TracedRequest) -> list[dict[str, Any]]:

@@ -17,12 +17,12 @@ from edge_server.inference.tracing.tracer import Tracer
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from edge_server.requests import Answer
+    from edge_server.requests import ResponseCallback
 
 ON = TraceRule(timestamps=True, rate=1)
 
 
-def nobody(answer: Answer, final: bool) -> None: ...
+def nobody(answer: ResponseCallback, final: bool) -> None: ...
 
 
 def run(tracer: Tracer, model_name: str, request_id: str = "") -> bool:

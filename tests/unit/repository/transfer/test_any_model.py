@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from edge_server.cli.models.inspection import Inspection
 from edge_server.cli.models.push import pull, push
+from edge_server.repository.transfer.inventory import ABOUT_CONTENT, MANIFEST
 from edge_server.repository.transfer.keys import SigningKey, make_keys
 from edge_server.repository.transfer.local import LocalRepository
-from edge_server.repository.transfer.stock import ABOUT_CONTENT, MANIFEST
 from edge_server.repository.tree import is_left_behind, look
 from tests.unit.repository.transfer.conftest import CONFIG
 

@@ -11,9 +11,9 @@ from edge_server.cli.main import run_command
 from edge_server.cli.models.inspection import Inspection, rows, size_text, table
 from edge_server.cli.models.push import push
 from edge_server.errors import ModelConfigError
+from edge_server.repository.transfer.inventory import MANIFEST, SIGNATURE
 from edge_server.repository.transfer.keys import SigningKey, make_keys
 from edge_server.repository.transfer.local import LocalRepository
-from edge_server.repository.transfer.stock import MANIFEST, SIGNATURE
 
 if TYPE_CHECKING:
     from pathlib import Path

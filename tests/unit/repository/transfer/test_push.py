@@ -15,9 +15,9 @@ from edge_server.errors import ModelConfigError, NotFound
 from edge_server.repository import manifest
 from edge_server.repository.manifest import Manifest
 from edge_server.repository.staged_copy import copy_model
+from edge_server.repository.transfer.inventory import MANIFEST, SIGNATURE
 from edge_server.repository.transfer.keys import SigningKey, make_keys
 from edge_server.repository.transfer.local import LocalRepository
-from edge_server.repository.transfer.stock import MANIFEST, SIGNATURE
 from edge_server.repository.tree import look, survey
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ import pytest
 
 from edge_server.errors import EdgeServerError, ModelConfigError
 from edge_server.repository.transfer.incoming import Incoming
+from edge_server.repository.transfer.inventory import FileContent
 from edge_server.repository.transfer.local import LocalRepository, send_tree
-from edge_server.repository.transfer.stock import Content
 from edge_server.repository.transfer.tar_stream import TarSink, receive
 from edge_server.repository.tree import look
 
@@ -129,5 +129,5 @@ def test_more_than_a_model_may_have_is_refused_before_it_is_written(
 def test_only_what_is_expected_is_placed(repository: Path) -> None:
     incoming = Incoming(repository, "m")
     with pytest.raises(ModelConfigError, match="x: arrived with other content"):
-        incoming.place({"x": Content("0" * 64, 0)})
+        incoming.place({"x": FileContent("0" * 64, 0)})
     incoming.close()

@@ -14,16 +14,16 @@ from edge_server.errors import Cancelled, InternalError, ModelConfigError
 from edge_server.backends.tensorrt.build.cache import PlanCache, ensure_plan, why_not
 from edge_server.backends.tensorrt.build.facts import DeviceFacts
 from edge_server.backends.tensorrt.build.making import make_plan
-from edge_server.backends.tensorrt.build.messages import BuildJob, Built, Event, Progressed, Step
+from edge_server.backends.tensorrt.build.messages import BuildJob, PlanBuilt, Event, Progressed, Step
 from edge_server.backends.tensorrt.build.side_car import read_side_car, side_car_path
-from edge_server.backends.tensorrt.build.turn import build_turn
-from edge_server.backends.tensorrt.build.wish import PlanWish
+from edge_server.backends.tensorrt.build.build_lock import build_turn
+from edge_server.backends.tensorrt.build.build_options import BuildOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 ORIN = DeviceFacts("10.3.0.30", "8.7", "Orin", 16, "36.4.3", 2)
-WISH = PlanWish()
+WISH = BuildOptions()
 
 
 class Builds:
@@ -35,14 +35,14 @@ class Builds:
         self.fails = False
         self.on_build: Callable[[], None] = lambda: None
 
-    def __call__(self, job: BuildJob, on_event: Callable[[Event], None]) -> Built:
+    def __call__(self, job: BuildJob, on_event: Callable[[Event], None]) -> PlanBuilt:
         self.jobs.append(job)
         on_event(Progressed(0.5, "Building engine"))
         Path(job.out).write_bytes(b"plan %d" % len(self.jobs))
         self.on_build()
         if self.fails:
             raise InternalError("TensorRT built nothing")
-        return Built(self.facts, "fp32", (), (), None, 1.0)
+        return PlanBuilt(self.facts, "fp32", (), (), None, 1.0)
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def ensure(
     onnx: Path,
     cache: PlanCache,
     build: Builds,
-    wish: PlanWish = WISH,
+    wish: BuildOptions = WISH,
     *,
     on_event: Callable[[Event], None] = ignore,
 ) -> Path:
@@ -87,14 +87,14 @@ def test_a_plan_is_built_once(onnx: Path, cache: PlanCache) -> None:
 @pytest.mark.parametrize(
     ("wish", "facts"),
     [
-        (PlanWish("fp16"), ORIN),
+        (BuildOptions("fp16"), ORIN),
         (WISH, replace(ORIN, tensorrt="10.16.2.1")),
         (WISH, replace(ORIN, compute_capability="9.0")),
-        (PlanWish("fp16", dla_core=0), replace(ORIN, l4t="36.4.7")),
+        (BuildOptions("fp16", dla_core=0), replace(ORIN, l4t="36.4.7")),
     ],
 )
 def test_another_wish_or_device_is_another_plan(
-    wish: PlanWish, facts: DeviceFacts, onnx: Path, cache: PlanCache
+    wish: BuildOptions, facts: DeviceFacts, onnx: Path, cache: PlanCache
 ) -> None:
     before = cache.place(onnx, replace(wish, precision="fp32") if wish != WISH else WISH, ORIN)
     assert cache.place(onnx, wish, facts) != before
@@ -178,14 +178,14 @@ def test_the_plans_of_longest_ago_go_first(onnx: Path, tmp_path: Path) -> None:
     build = Builds()
     plans = []
     for index in range(3):
-        plan = ensure(onnx, PlanCache(tmp_path / "plans"), build, PlanWish(workspace_mib=index + 1))
+        plan = ensure(onnx, PlanCache(tmp_path / "plans"), build, BuildOptions(workspace_mib=index + 1))
         os.utime(plan.parent, (index, index))
         plans.append(plan)
     two_bytes = 2 * sum(file.stat().st_size for file in plans[0].parent.iterdir())
     cache = PlanCache(tmp_path / "plans", two_bytes + 9)
     # Used again, so that the second goes with the third.
-    ensure(onnx, cache, build, PlanWish(workspace_mib=1))
-    ensure(onnx, cache, build, PlanWish(workspace_mib=4))
+    ensure(onnx, cache, build, BuildOptions(workspace_mib=1))
+    ensure(onnx, cache, build, BuildOptions(workspace_mib=4))
     assert [plan.exists() for plan in plans] == [True, False, False]
 
 

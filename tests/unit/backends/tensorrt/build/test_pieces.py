@@ -15,19 +15,19 @@ from edge_server.backends.tensorrt.build.facts import full_version, l4t_release,
 from edge_server.backends.tensorrt.build.process import available_bytes
 from edge_server.backends.tensorrt.build.profiles import Range
 from edge_server.backends.tensorrt.build.trtexec import trtexec_line
-from edge_server.backends.tensorrt.build.wish import PlanWish
+from edge_server.backends.tensorrt.build.build_options import BuildOptions
 
 X = {"x": Range((1, 3), (2, 3), (4, 3)), "y:0": Range((1,), (1,), (1,))}
 WANTED = {"x": ((1, 3), np.dtype("<f4"))}
 
 
-def words(wish: PlanWish, version: tuple[int, int], *profiles: dict[str, Range]) -> list[str]:
+def words(wish: BuildOptions, version: tuple[int, int], *profiles: dict[str, Range]) -> list[str]:
     line = trtexec_line(Path("a b.onnx"), Path("p.plan"), wish, profiles, version)
     return shlex.split(line)
 
 
 def test_the_line_of_trtexec_says_all_that_was_wished_for() -> None:
-    wish = PlanWish("int8", dla_core=1, workspace_mib=64)
+    wish = BuildOptions("int8", dla_core=1, workspace_mib=64)
     assert words(wish, (10, 3), X) == [
         "trtexec",
         "--onnx=a b.onnx",
@@ -46,11 +46,11 @@ def test_the_line_of_trtexec_says_all_that_was_wished_for() -> None:
 
 
 def test_the_line_is_of_the_version() -> None:
-    assert "--buildOnly" in words(PlanWish(), (8, 5))
-    assert "--stronglyTyped" in words(PlanWish(strongly_typed=True), (10, 3))
-    assert "--fp16" not in words(PlanWish("int8"), (11, 4))
-    assert "--stronglyTyped" not in words(PlanWish(strongly_typed=True), (11, 4))
-    assert "--profile=1" in words(PlanWish(), (10, 3), X, X)
+    assert "--buildOnly" in words(BuildOptions(), (8, 5))
+    assert "--stronglyTyped" in words(BuildOptions(strongly_typed=True), (10, 3))
+    assert "--fp16" not in words(BuildOptions("int8"), (11, 4))
+    assert "--stronglyTyped" not in words(BuildOptions(strongly_typed=True), (11, 4))
+    assert "--profile=1" in words(BuildOptions(), (10, 3), X, X)
 
 
 def test_samples_are_read_in_order_and_get_their_batch_dimension(tmp_path: Path) -> None:

@@ -8,23 +8,23 @@ from hypothesis import strategies as st
 
 from edge_server.errors import InvalidRequest
 from edge_server.backends.tensorrt.build.profiles import NetworkInput, Range, profiles_for
-from edge_server.backends.tensorrt.build.wish import GivenShapes, PlanWish
+from edge_server.backends.tensorrt.build.build_options import GivenShapes, BuildOptions
 
 FRAME = NetworkInput("x", (-1, 3, 360, 640))
 
 
 def test_fixed_shapes_need_no_profile() -> None:
-    assert profiles_for([NetworkInput("x", (1, 3))], PlanWish(max_batch_size=4)) == ()
+    assert profiles_for([NetworkInput("x", (1, 3))], BuildOptions(max_batch_size=4)) == ()
 
 
 def test_a_batch_goes_from_1_to_what_the_model_takes() -> None:
-    wish = PlanWish(max_batch_size=8, dims={"x": (-1, 3, 360, 640)})
+    wish = BuildOptions(max_batch_size=8, dims={"x": (-1, 3, 360, 640)})
     most = (8, 3, 360, 640)
     assert profiles_for([FRAME], wish) == ({"x": Range((1, 3, 360, 640), most, most)},)
 
 
 def test_other_dimensions_are_as_the_configuration_fixes_them() -> None:
-    wish = PlanWish(dims={"x": (1, 3, 8)})
+    wish = BuildOptions(dims={"x": (1, 3, 8)})
     assert profiles_for([NetworkInput("x", (-1, 3, -1))], wish) == (
         {"x": Range((1, 3, 8), (1, 3, 8), (1, 3, 8))},
     )
@@ -32,11 +32,11 @@ def test_other_dimensions_are_as_the_configuration_fixes_them() -> None:
 
 def test_what_nobody_says_is_asked_for_by_name() -> None:
     with pytest.raises(InvalidRequest, match=r"input 'x' has shape \[-1,3,-1\].*--opt x:1x3x1"):
-        profiles_for([NetworkInput("x", (-1, 3, -1))], PlanWish(dims={"x": (-1, 3, -1)}))
+        profiles_for([NetworkInput("x", (-1, 3, -1))], BuildOptions(dims={"x": (-1, 3, -1)}))
 
 
 def test_what_is_said_wins_and_the_rest_is_what_is_said() -> None:
-    wish = PlanWish(
+    wish = BuildOptions(
         max_batch_size=8,
         dims={"x": (-1, 3, 360, 640)},
         profiles=(
@@ -66,25 +66,25 @@ def test_what_is_said_wins_and_the_rest_is_what_is_said() -> None:
 )
 def test_a_shape_that_cannot_be_is_told(given_shapes: GivenShapes, said: str) -> None:
     with pytest.raises(InvalidRequest, match=said):
-        profiles_for([FRAME], PlanWish(profiles=(given_shapes,)))
+        profiles_for([FRAME], BuildOptions(profiles=(given_shapes,)))
 
 
 def test_a_mistyped_name_gets_the_nearest() -> None:
-    wish = PlanWish(profiles=(GivenShapes({}, {"inptu": (1,)}, {}),))
+    wish = BuildOptions(profiles=(GivenShapes({}, {"inptu": (1,)}, {}),))
     with pytest.raises(InvalidRequest, match="did you mean 'input'"):
         profiles_for([NetworkInput("input", (-1,))], wish)
 
 
 def test_of_an_input_that_holds_a_shape_the_values_are_bounded() -> None:
     size = NetworkInput("size", (2,), holds_shape=True)
-    wish = PlanWish(profiles=(GivenShapes({"size": (1, 1)}, {}, {"size": (640, 360)}),))
+    wish = BuildOptions(profiles=(GivenShapes({"size": (1, 1)}, {}, {"size": (640, 360)}),))
     assert profiles_for([size], wish) == ({"size": Range((1, 1), (640, 360), (640, 360))},)
     with pytest.raises(InvalidRequest, match="input 'size' holds a shape"):
-        profiles_for([size], PlanWish(dims={"size": (2,)}))
+        profiles_for([size], BuildOptions(dims={"size": (2,)}))
 
 
 def test_nvdla_takes_fixed_shapes_only() -> None:
-    wish = PlanWish(max_batch_size=8, dims={"x": (-1, 3, 360, 640)}, dla_core=0)
+    wish = BuildOptions(max_batch_size=8, dims={"x": (-1, 3, 360, 640)}, dla_core=0)
     with pytest.raises(InvalidRequest, match=r"varies from \[1,3,360,640\] to \[8,3,360,640\]"):
         profiles_for([FRAME], wish)
 
@@ -97,7 +97,7 @@ def test_nvdla_takes_fixed_shapes_only() -> None:
 def test_a_range_is_in_order_and_keeps_what_the_network_fixes(
     shape: list[int], batch: int, dims: list[int]
 ) -> None:
-    wish = PlanWish(max_batch_size=batch, dims={"x": tuple(dims)})
+    wish = BuildOptions(max_batch_size=batch, dims={"x": tuple(dims)})
     try:
         profiles = profiles_for([NetworkInput("x", tuple(shape))], wish)
     except InvalidRequest:

@@ -1,0 +1,88 @@
+"""One request of a ModelStreamInfer call, and its answers in the form that the call sends."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tritonclient.grpc import service_pb2 as pb
+
+from edge_server.api.grpc.convert import AS_IT_IS, to_response_message
+from edge_server.api.grpc.wire import write_response, write_stream_response
+from edge_server.errors import EdgeServerError
+from edge_server.requests import InferResponse
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from edge_server.api.grpc.convert import OutputForm
+    from edge_server.api.grpc.stream import InferStream
+    from edge_server.requests import ResponseCallback
+
+_NAME_OF_FINAL = "triton_final_response"
+
+
+class StreamRequest:
+    """One request of a stream and its answers; it is also that request's `Cancellation`.
+
+    Attributes:
+        size_bytes: of the request.
+        id: its own, as far as it could be read.
+        decoupled: its answers do not wait for those of earlier requests.
+        empty_final: the client wants to hear of the end even where nothing is said.
+        forms: see `to_response_message`.
+        finally_: called once, when the last answer has come.
+    """
+
+    def __init__(self, stream: InferStream, size_bytes: int = 0) -> None:
+        self._stream = stream
+        self.size_bytes = size_bytes
+        self.id = ""
+        self.model_name = ""
+        self.model_version = ""
+        self.decoupled = False
+        self.empty_final = False
+        self.forms: Mapping[str, OutputForm] = AS_IT_IS
+        self.finally_: Callable[[], None] | None = None
+        self.answer: ResponseCallback = None
+        self.answered = False
+        self.callbacks: list[Callable[[], None]] = []
+
+    @property
+    def cancelled(self) -> bool:
+        return self._stream.over
+
+    def when_cancelled(self, callback: Callable[[], None]) -> None:
+        self._stream.when_over(self, callback)
+
+    def take_place(self) -> None:
+        """From now on it has its place among the stream's answers."""
+        self._stream.admit(self)
+
+    def respond(self, answer: ResponseCallback, final: bool) -> None:
+        """See `Respond`. With a decoupled model it waits where the client reads too slowly."""
+        if final and self.finally_ is not None:
+            finally_, self.finally_ = self.finally_, None
+            finally_()
+        self._stream.give(self, answer, final=final)
+
+    def written(self, answer: ResponseCallback, *, final: bool) -> bytes:
+        """The `ModelStreamInferResponse` for one answer.
+
+        Raises:
+            EdgeServerError: the answer cannot be told in the form that was asked for.
+        """
+        if answer is None:
+            answer = InferResponse(self.model_name, self.model_version, self.id, {})
+        if isinstance(answer, EdgeServerError):
+            raise answer
+        message, raw = to_response_message(answer, self.forms)
+        if self.decoupled:
+            message.parameters[_NAME_OF_FINAL].bool_param = final
+        return write_stream_response(write_response(message, raw))
+
+    def told(self, error: EdgeServerError) -> bytes:
+        """The `ModelStreamInferResponse` for an error: nothing but its text and the id."""
+        message = pb.ModelStreamInferResponse(error_message=str(error) or type(error).__name__)
+        message.infer_response.id = self.id
+        written: bytes = message.SerializeToString()
+        return written

@@ -1,0 +1,168 @@
+"""What plan is wanted of an ONNX file: by its model's configuration, or by a person."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, get_args
+
+import msgspec
+
+from edge_server.errors import InvalidRequest, ModelConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from edge_server.model_config.config import ModelConfig
+
+Precision = Literal["fp32", "fp16", "int8"]
+Shape = tuple[int, ...]
+Shapes = Mapping[str, Shape]
+
+# TensorRT's own is all that the GPU has, which on a Jetson is all that the daemon has.
+WORKSPACE_MIB = 1024
+
+
+@dataclass(frozen=True)
+class GivenShapes:
+    """One optimisation profile, as far as somebody said it: input → shape.
+
+    Of an input that holds a shape, the values of it take the place of its own shape.
+    """
+
+    min: Shapes = field(default_factory=dict)
+    opt: Shapes = field(default_factory=dict)
+    max: Shapes = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class BuildOptions:
+    """Everything that decides what is built of an ONNX file, except for the device.
+
+    Attributes:
+        precision: `fp16` lets layers calculate in FP16, `int8` in INT8 and FP16. A network that is
+            strongly typed, as all are from TensorRT 11 on, calculates as its ONNX file says.
+        strongly_typed: on TensorRT 10; 11 has nothing else, 8 does not know it.
+        max_batch_size: the model's; 0 where its shapes have no batch dimension.
+        dims: input → what the configuration says of it, with -1 for the batch where it batches.
+        profiles: what is said of each optimisation profile; one that takes every shape that the
+            configuration allows, where nothing is.
+        dla_core: the NVDLA core to build for; None is the GPU.
+        gpu_fallback: layers that NVDLA cannot take may run on the GPU.
+        max_gpu_layers: no more of them may; None is without bound.
+        workspace_mib: how much memory a layer may take beside its tensors, while the plan is built
+            and when it runs.
+        calibration: a directory of samples for INT8, or empty.
+    """
+
+    precision: Precision = "fp32"
+    strongly_typed: bool = False
+    max_batch_size: int = 0
+    dims: Shapes = field(default_factory=dict)
+    profiles: tuple[GivenShapes, ...] = ()
+    dla_core: int | None = None
+    gpu_fallback: bool = True
+    max_gpu_layers: int | None = None
+    workspace_mib: int = WORKSPACE_MIB
+    calibration: str = ""
+
+    @property
+    def digest(self) -> str:
+        """Two wishes of the same digest are the same."""
+        return hashlib.sha256(msgspec.json.encode(self, order="sorted")).hexdigest()
+
+
+def wish_of(config: ModelConfig) -> BuildOptions:
+    """What `config` wishes for: its shapes, its NVDLA core, and its parameters `plan_…`.
+
+    `instance_group.secondary_devices` of kind KIND_NVDLA names cores. The parameters are
+    `plan_precision` (fp32, fp16, int8), `plan_strongly_typed`, `plan_min`, `plan_opt`, `plan_max`
+    (`input:1x3x360x640,other:4`; with a `;` between profiles), `plan_workspace_mib` and
+    `plan_max_gpu_layers`.
+
+    Raises:
+        ModelConfigError: one of them cannot be understood; names it.
+    """
+    said = config.parameters
+    cores = [g.dla_core for g in config.instance_groups if g.dla_core is not None]
+    try:
+        return BuildOptions(
+            precision=precision(said.get("plan_precision", "fp32")),
+            strongly_typed=_flag(said, "plan_strongly_typed"),
+            max_batch_size=config.max_batch_size,
+            dims={
+                spec.name: (-1, *config.model_shape(spec))
+                if config.max_batch_size
+                else config.model_shape(spec)
+                for spec in config.inputs
+            },
+            profiles=given_profiles(
+                *(said.get(f"plan_{which}", "").split(";") for which in ("min", "opt", "max"))
+            ),
+            # What is built for one core runs on each.
+            dla_core=min(cores, default=None),
+            max_gpu_layers=_number(said, "plan_max_gpu_layers"),
+            workspace_mib=_number(said, "plan_workspace_mib") or WORKSPACE_MIB,
+        )
+    except InvalidRequest as error:
+        raise ModelConfigError(f"model '{config.name}': parameters: {error}") from error
+
+
+def given_profiles(
+    least: Sequence[str], best: Sequence[str], most: Sequence[str]
+) -> tuple[GivenShapes, ...]:
+    """The first text of each is of the first profile, the second of the second.
+
+    Raises:
+        InvalidRequest: one of them is no list of shapes.
+    """
+    count = max(len(least), len(best), len(most))
+    texts = ([*texts, *[""] * (count - len(texts))] for texts in (least, best, most))
+    given = (GivenShapes(*map(shapes, three)) for three in zip(*texts, strict=True))
+    return tuple(each for each in given if each != GivenShapes())
+
+
+def shapes(text: str) -> Shapes:
+    """`input:1x3x360x640,other:4` as trtexec takes it; nothing of it is looked up yet.
+
+    Raises:
+        InvalidRequest: it is not that.
+    """
+    found: dict[str, Shape] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        # A tensor's own name may have a colon in it.
+        name, colon, sizes = part.rpartition(":")
+        numbers = sizes.split("x")
+        if not colon or not name or not all(number.isdecimal() for number in numbers):
+            raise InvalidRequest(
+                f"'{part}' is no shape; give NAME:DIMxDIM, like 'input:1x3x360x640', with commas "
+                "between several"
+            )
+        if name in found:
+            raise InvalidRequest(f"'{text}' gives the shape of '{name}' twice")
+        found[name] = tuple(map(int, numbers))
+    return found
+
+
+def precision(text: str) -> Precision:
+    """Raises: InvalidRequest: there is no such precision."""
+    for known in get_args(Precision):
+        if text.strip().lower() == known:
+            found: Precision = known
+            return found
+    raise InvalidRequest(f"precision '{text}' is unknown; known: {', '.join(get_args(Precision))}")
+
+
+def _flag(said: Mapping[str, str], name: str) -> bool:
+    text = said.get(name, "false").strip().lower()
+    if text not in ("true", "false", "1", "0"):
+        raise InvalidRequest(f"'{name}' is '{text}'; give true or false")
+    return text in ("true", "1")
+
+
+def _number(said: Mapping[str, str], name: str) -> int | None:
+    text = said.get(name, "").strip()
+    if text and not text.isdecimal():
+        raise InvalidRequest(f"'{name}' is '{text}'; give a whole number")
+    return int(text) if text else None

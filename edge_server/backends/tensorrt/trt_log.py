@@ -1,0 +1,55 @@
+"""What TensorRT says, kept for the text of a failure."""
+
+from __future__ import annotations
+
+from collections import deque
+from functools import cache
+from typing import Any
+
+import tensorrt as trt
+
+_KEPT = 64
+_SHOWN = 3
+
+
+class TrtLog:
+    """The last errors that TensorRT told of, of this whole process.
+
+    Attributes:
+        logger: what TensorRT is given.
+    """
+
+    def __init__(self) -> None:
+        self._errors: deque[tuple[int, str]] = deque(maxlen=_KEPT)
+        self.logger = _Logger(self._errors)
+
+    @property
+    def mark(self) -> int:
+        """This moment, for `since`."""
+        return self._errors[-1][0] + 1 if self._errors else 0
+
+    def since(self, mark: int) -> str:
+        """The last errors since then, as one text; another thread's may be among them."""
+        texts = [text for number, text in list(self._errors) if number >= mark]
+        return "; ".join(texts[-_SHOWN:]) or "TensorRT gave no reason"
+
+
+@cache
+def said() -> TrtLog:
+    """The one for this process: TensorRT keeps the first logger that it is given, for all."""
+    return TrtLog()
+
+
+class _Logger(trt.ILogger):  # type: ignore[misc]
+    """Called on threads that TensorRT chooses, also in the middle of its calls: it only keeps."""
+
+    def __init__(self, errors: deque[tuple[int, str]]) -> None:
+        super().__init__()
+        self._errors = errors
+        self._kept = (trt.ILogger.ERROR, trt.ILogger.INTERNAL_ERROR)
+        self._number = 0
+
+    def log(self, severity: Any, msg: str) -> None:
+        if severity in self._kept:
+            self._errors.append((self._number, msg))
+            self._number += 1

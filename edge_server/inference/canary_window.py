@@ -1,0 +1,232 @@
+"""What the answers of a model version that has just begun to serve are like."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from enum import Enum
+from typing import TYPE_CHECKING, NamedTuple
+
+from msgspec.structs import replace
+
+from edge_server.backends.contract import not_counted, on_host
+from edge_server.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    EdgeServerError,
+    InvalidRequest,
+    Unavailable,
+)
+from edge_server.requests import InferResponse
+from edge_server.tensors import is_finite
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from edge_server.inference.mirror import Mirror
+    from edge_server.inference.snapshot import Scheduler, Snapshot
+    from edge_server.model_config.config import ModelConfig
+    from edge_server.requests import InferRequest, Respond, ResponseCallback
+
+# The caller's own doing, or a matter of load.
+_NOT_THE_MODELS = (Cancelled, DeadlineExceeded, InvalidRequest, Unavailable)
+
+# Of sequences that were given numbers that are not finite so many are remembered.
+_MOST_SPOILT = 1024
+
+
+class Fault(Enum):
+    """What may be wrong with an answer."""
+
+    FAILED = "failed"
+    NOT_FINITE = "not finite"
+
+
+class WindowCounts(NamedTuple):
+    """How many requests there were, and what was wrong with their answers."""
+
+    requests: int = 0
+    failed: int = 0
+    not_finite: int = 0
+
+    def plus(self, other: WindowCounts, times: int = 1) -> WindowCounts:
+        return WindowCounts(*(a + times * b for a, b in zip(self, other, strict=True)))
+
+
+class CanaryWindow:
+    """Counts the answers of one model version; every method may be called from any thread.
+
+    Args:
+        window: how many requests `recent` looks back.
+        most: after so many nothing more is counted; None has no end.
+        changed: called after each request that was not as it should be.
+    """
+
+    def __init__(
+        self, window: int, *, most: int | None = None, changed: Callable[[], None] = lambda: None
+    ) -> None:
+        self._most = most
+        self._changed = changed
+        self._lock = threading.Lock()
+        self._last: deque[WindowCounts] = deque(maxlen=window)
+        self._recent = self._all = WindowCounts()
+
+    @property
+    def recent(self) -> WindowCounts:
+        return self._recent
+
+    @property
+    def all(self) -> WindowCounts:
+        return self._all
+
+    @property
+    def is_full(self) -> bool:
+        return self._most is not None and self._all.requests >= self._most
+
+    def note(self, fault: Fault | None) -> None:
+        """A request has had its last answer, and that was wrong with it."""
+        seen = WindowCounts(1, int(fault is Fault.FAILED), int(fault is Fault.NOT_FINITE))
+        with self._lock:
+            if self.is_full:
+                return
+            self._all = self._all.plus(seen)
+            if len(self._last) == self._last.maxlen:
+                self._recent = self._recent.plus(self._last[0], -1)
+            self._recent = self._recent.plus(seen)
+            self._last.append(seen)
+        if fault is not None:
+            self._changed()
+
+
+class WatchedScheduler:
+    """Passes requests on to `scheduler`, and tells `watch` of their answers while there is one.
+
+    As long as that is so, answers are on the host, where they can be looked at. With a `mirror`,
+    that is given those that are doubtful, and a sample of the others. Without one, numbers that are
+    not finite count only where the request, and with it its sequence, held none.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        watch: CanaryWindow,
+        config: ModelConfig,
+        mirror: Mirror | None = None,
+    ) -> None:
+        self._scheduler = scheduler
+        self._watch: CanaryWindow | None = watch
+        self._told = watch
+        self._mirror = mirror
+        self._spoilt = None if config.sequence_batching is None else _SpoiltSequences()
+        # By the time at which it came; only with a mirror.
+        self._running: dict[int, tuple[float, InferRequest]] = {}
+
+    @property
+    def beneath(self) -> Scheduler:
+        return self._scheduler
+
+    @property
+    def seen(self) -> WindowCounts:
+        """What was told so far, or in all."""
+        return self._told.all
+
+    def end(self) -> None:
+        """Look no more."""
+        self._watch = self._mirror = None
+
+    def oldest(self) -> InferRequest | None:
+        """The request that has waited for its last answer for longest."""
+        running = list(self._running.values())
+        return min(running, key=lambda each: each[0])[1] if running else None
+
+    def submit(self, request: InferRequest, snapshot: Snapshot, respond: Respond) -> None:
+        watch = self._watch
+        if watch is None:
+            self._scheduler.submit(request, snapshot, respond)
+            return
+        if watch.is_full:
+            self.end()
+        if request.on_device:
+            request = replace(request, on_device=False)
+        if self._mirror is not None:
+            self._running[id(request)] = (time.monotonic(), request)
+        spoilt = self._spoilt is not None and self._spoilt.has(request)
+        finite = True
+
+        def look(answer: ResponseCallback, final: bool) -> None:
+            nonlocal finite
+            if isinstance(answer, InferResponse):
+                finite = finite and all(is_finite(each) for each in answer.outputs.values())
+            if final:
+                self._running.pop(id(request), None)
+                fault = _fault(answer, finite=finite)
+                # While the caller waits nobody writes into the inputs.
+                self._note(watch, request, answer, None if spoilt else fault)
+            respond(answer, final)
+
+        try:
+            self._scheduler.submit(request, snapshot, look)
+        except BaseException:
+            self._running.pop(id(request), None)
+            raise
+
+    def pending(self) -> int:
+        return self._scheduler.pending()
+
+    def longest_run_s(self, now: float) -> float:
+        return self._scheduler.longest_run_s(now)
+
+    def close(self) -> None:
+        self._scheduler.close()
+
+    def _note(
+        self,
+        watch: CanaryWindow,
+        request: InferRequest,
+        answer: ResponseCallback,
+        fault: Fault | None,
+    ) -> None:
+        mirror = self._mirror
+        if mirror is None or not mirror.comparable:
+            if fault is Fault.NOT_FINITE and not all_finite(request):
+                fault = None
+        elif fault is not None:
+            mirror.doubt(request, fault)
+        elif isinstance(answer, InferResponse) and mirror.wants_sample():
+            mirror.sample(request, answer)
+        watch.note(fault)
+
+
+class _SpoiltSequences:
+    """The sequences that were given numbers that are not finite: a state may keep them for good."""
+
+    def __init__(self) -> None:
+        self._ids: set[int | str] = set()
+
+    def has(self, request: InferRequest) -> bool:
+        """Whether `request`, or one before it in its sequence, has some; the answer is kept."""
+        place = request.sequence
+        if place is None:
+            return not all_finite(request)
+        if place.start:
+            self._ids.discard(place.id)
+        if len(self._ids) <= _MOST_SPOILT and not all_finite(request):
+            self._ids.add(place.id)
+        # Of more than that nobody can tell any more.
+        return place.id in self._ids or len(self._ids) > _MOST_SPOILT
+
+
+def all_finite(request: InferRequest) -> bool:
+    """Whether what was asked holds neither infinity nor what is no number; of what is on a device
+    that has failed nobody can tell."""
+    try:
+        return all(is_finite(on_host(tensor, not_counted)) for tensor in request.inputs.values())
+    except EdgeServerError:
+        return False
+
+
+def _fault(answer: ResponseCallback, *, finite: bool) -> Fault | None:
+    if isinstance(answer, EdgeServerError):
+        return None if isinstance(answer, _NOT_THE_MODELS) else Fault.FAILED
+    return None if finite else Fault.NOT_FINITE

@@ -1,0 +1,162 @@
+"""Which copy of each model is to be loaded, which one serves, and which one is known to be good."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from edge_server.errors import EdgeServerError
+from edge_server.repository.store import StagedModel
+from edge_server.repository.verdicts import LOADING, REFUSED, WAITS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from edge_server.lifecycle.model_spec import ModelSpec
+    from edge_server.repository.source import AcceptedModels
+    from edge_server.repository.store import ModelStore
+    from edge_server.repository.verdicts import Verdicts
+
+log = logging.getLogger(__name__)
+
+# `torn`: it changed while it was copied, and is looked at again; `failed`: what served serves on.
+OUTCOMES = ("loaded", "unchanged", "removed", "torn", "failed", "rolled_back")
+
+
+class DeploymentState:
+    """Keeps source, store and what serves in step; any thread may call.
+
+    Args:
+        accepted: what the loader finds; nobody else writes there.
+        store: keeps what is good over a restart.
+        verdicts: hears what becomes of each model.
+    """
+
+    def __init__(self, accepted: AcceptedModels, store: ModelStore, verdicts: Verdicts) -> None:
+        self._accepted = accepted
+        self._store = store
+        self._verdicts = verdicts
+        self._lock = threading.Lock()
+        self._serving: dict[str, StagedModel] = {}
+        self._good: dict[str, StagedModel] = {}
+        self._outcomes: Counter[str] = Counter(dict.fromkeys(OUTCOMES, 0))
+
+    def count(self, outcome: str) -> None:
+        """One change more has come to that end, one of `OUTCOMES`."""
+        with self._lock:
+            self._outcomes[outcome] += 1
+
+    def outcomes(self) -> dict[str, int]:
+        """How many changes have come to each end."""
+        with self._lock:
+            return dict(self._outcomes)
+
+    def serving(self, name: str) -> StagedModel | None:
+        with self._lock:
+            return self._serving.get(name)
+
+    def accept(self, staged: StagedModel, shown: Path | None = None) -> StagedModel | None:
+        """Let it be what is loaded next; what would have been before.
+
+        Args:
+            shown: the directory that people know it by.
+        """
+        if shown is not None:
+            self._accepted.show(staged.name, shown)
+            self._verdicts.tell(staged.name, LOADING, staged.digest)
+        return self._accepted.put(staged.name, staged)
+
+    def decline(self, name: str, before: StagedModel | None) -> None:
+        """What was accepted is not to be loaded again; `before` is."""
+        self._accepted.put(name, before)
+
+    def failed(self, name: str, reason: str, digest: str = "", *, waits: bool = False) -> None:
+        """It does not serve, and what served before does.
+
+        Args:
+            digest: of its content; empty where that could not be read.
+            waits: it is tried again by itself.
+        """
+        self._verdicts.tell(name, WAITS if waits else REFUSED, digest, reason)
+
+    def serves(self, staged: StagedModel, *, on_trial: bool) -> None:
+        """It serves now; it is good, unless that is still to be seen."""
+        if self._store.quarantined(staged.digest):
+            return  # rolled back in the meantime
+        with self._lock:
+            self._serving[staged.name] = staged
+        self._verdicts.serves(staged.name, staged.digest, on_trial=on_trial)
+        if not on_trial:
+            self._is_good(staged)
+
+    def serves_again(self, staged: StagedModel) -> None:
+        """It served before the daemon ended, and does so now."""
+        with self._lock:
+            self._serving[staged.name] = self._good[staged.name] = staged
+        self._verdicts.is_good(staged.name, staged.digest, staged.directory)
+
+    def same_as_before(self, staged: StagedModel, serving: StagedModel) -> None:
+        """It has the content of what serves; a restart need not look at it again."""
+        self.count("unchanged")
+        self._accepted.put(serving.name, serving)
+        with self._lock:
+            is_good = self._good.get(serving.name) is serving
+        if is_good:
+            self._store.commit(staged)
+            self._verdicts.is_good(staged.name, staged.digest, staged.directory)
+        else:
+            self._verdicts.serves(staged.name, staged.digest, on_trial=True)
+
+    def passed(self, draft: ModelSpec) -> None:
+        """`draft` has shown that it is no worse than what served before."""
+        staged = draft.files.holder
+        if not isinstance(staged, StagedModel):
+            return
+        with self._lock:
+            is_known = self._good.get(staged.name) is staged
+        if self.serving(staged.name) is staged and not is_known:
+            try:
+                self._is_good(staged)
+            except EdgeServerError as error:
+                log.warning("model %s: is not kept for a restart: %s", staged.name, error)
+
+    def rolled_back(self, draft: ModelSpec, reason: str) -> None:
+        """What served before `draft` serves again; its content is not taken any more."""
+        staged = draft.files.holder
+        if not isinstance(staged, StagedModel):
+            return
+        self.count("rolled_back")
+        self._store.quarantine(staged.digest, f"rolled back: {reason}", staged.name)
+        with self._lock:
+            good = self._good.get(staged.name)
+            if good is not None:
+                self._serving[staged.name] = good
+        self._accepted.put(staged.name, good)
+        serves = "" if good is None else good.digest
+        self._verdicts.rolled_back(staged.name, staged.digest, reason, serves)
+
+    def has_served(self, draft: ModelSpec) -> bool:
+        """Whether its content has served under its name before, not long ago."""
+        staged = draft.files.holder
+        return isinstance(staged, StagedModel) and self._store.has_served(
+            staged.name, staged.digest
+        )
+
+    def gone(self, name: str) -> None:
+        """It was taken out of the repository."""
+        self.count("removed")
+        self._accepted.put(name, None)
+        with self._lock:
+            self._serving.pop(name, None)
+            self._good.pop(name, None)
+        self._store.forget(name)
+        self._verdicts.gone(name)
+
+    def _is_good(self, staged: StagedModel) -> None:
+        self._store.commit(staged)
+        with self._lock:
+            self._good[staged.name] = staged
+        self._verdicts.is_good(staged.name, staged.digest, staged.directory)
+        log.info("model %s: last known good is now %.12s", staged.name, staged.digest)

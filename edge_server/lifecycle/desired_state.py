@@ -1,0 +1,112 @@
+"""What is wanted of each model: what serves, what shall serve, and who uses whom."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from edge_server.lifecycle.model_spec import ModelSpec
+
+
+@dataclass(frozen=True)
+class DesiredModel:
+    """What is wanted of one model.
+
+    Attributes:
+        explicit: somebody asked for it by its name, not only for an ensemble that uses it.
+        serving: what is READY was made of this.
+        coming: what shall be: it is being loaded or, as an ensemble, waits for its members.
+    """
+
+    explicit: bool = False
+    serving: ModelSpec | None = None
+    coming: ModelSpec | None = None
+
+    def uses(self, name: str) -> bool:
+        return any(d is not None and name in d.members for d in (self.serving, self.coming))
+
+
+class DesiredState:
+    """The wishes by model name. Whoever uses it sees to it that nobody else does meanwhile."""
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, DesiredModel] = {}
+
+    def __getitem__(self, name: str) -> DesiredModel:
+        """Of a model that nobody wants, too."""
+        return self._by_name.get(name, DesiredModel())
+
+    def __setitem__(self, name: str, wish: DesiredModel) -> None:
+        self._by_name[name] = wish
+
+    def serving(self) -> dict[str, ModelSpec]:
+        return {n: w.serving for n, w in self._by_name.items() if w.serving is not None}
+
+    def waiting(self, loaded: Collection[str]) -> list[ModelSpec]:
+        """The ensembles that are not what they shall be and none of whose members, down to the
+        last, is still being loaded; `loaded` are through with that."""
+        return [
+            wish.coming
+            for wish in self._by_name.values()
+            if wish.coming is not None
+            and wish.coming.is_ensemble
+            and not any(self._is_loading(m) for m in self.below(wish.coming) if m not in loaded)
+        ]
+
+    def below(self, draft: ModelSpec) -> list[str]:
+        """Its members, theirs, and so on."""
+        found = sorted(draft.members)
+        for name in found:  # grows while it is walked
+            wish = self[name]
+            members = {m for d in (wish.serving, wish.coming) if d is not None for m in d.members}
+            found += sorted(members.difference(found))
+        return found
+
+    def wait(self, ensemble: ModelSpec) -> None:
+        """It waits for members that it fits; what serves of it does so on."""
+        wish = self[ensemble.name]
+        self._by_name[ensemble.name] = replace(wish, coming=wish.coming or ensemble)
+
+    def forget(self, name: str, *, with_members: bool) -> list[str]:
+        """Nobody wants `name` any more.
+
+        Args:
+            with_members: nor its members, as far as nobody asked for them and no other uses them.
+
+        Returns:
+            Who is not wanted any more, `name` first.
+        """
+        forgotten = [name]
+        for each in forgotten:  # grows while it is walked
+            wish = self._by_name.pop(each, DesiredModel())
+            draft = wish.serving or wish.coming
+            if with_members and draft is not None:
+                forgotten += sorted(m for m in draft.members if self._is_left_over(m))
+        return forgotten
+
+    def suspend_users(self, names: Collection[str]) -> list[str]:
+        """The ensembles that use one of `names`, however far up, wait from now on; these."""
+        suspended: list[str] = []
+        for used in (todo := list(names)):  # grows while it is walked
+            for name, wish in self._by_name.items():
+                if wish.serving is not None and used in wish.serving.members:
+                    suspended.append(name)
+                    todo.append(name)
+                    coming = wish.coming or wish.serving
+                    self._by_name[name] = replace(wish, serving=None, coming=coming)
+        return suspended
+
+    def _is_loading(self, name: str) -> bool:
+        coming = self[name].coming
+        return coming is not None and not coming.is_ensemble
+
+    def _is_left_over(self, name: str) -> bool:
+        wish = self._by_name.get(name)
+        return (
+            wish is not None
+            and not wish.explicit
+            and not any(other.uses(name) for other in self._by_name.values())
+        )

@@ -1,0 +1,304 @@
+"""What a freshly loaded model can do is seen before anybody depends on it."""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from edge_server.backends.parameters import GOLDEN_MAX_LATENCY_MS
+from edge_server.errors import (
+    EdgeServerError,
+    InternalError,
+    ModelConfigError,
+    ModelLoadError,
+    may_pass,
+)
+from edge_server.inference.request_check import check_request
+from edge_server.inference.response_cache import uncached
+from edge_server.inference.snapshot import Snapshot
+from edge_server.inference.warm_up import PATIENCE_S, random_data, zeros
+from edge_server.lifecycle.comparison import TOLERANCES, difference, not_finite
+from edge_server.lifecycle.golden import golden_pairs
+from edge_server.model_config.scheduling import ControlKind
+from edge_server.requests import InferRequest, InferResponse, SequencePlace
+from edge_server.tensors import DataType, Tensor, as_floats, shape_fits, shape_text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from edge_server.inference.snapshot import LoadedModel
+    from edge_server.lifecycle.golden import GoldenPair
+    from edge_server.model_config.config import ModelConfig
+    from edge_server.requests import ResponseCallback
+
+log = logging.getLogger(__name__)
+
+# Backends whose models calculate and do nothing else: made-up data does no harm.
+_CALCULATE = frozenset({"onnxruntime", "tensorrt"})
+
+_LATENCY_RUNS = 5
+
+
+@dataclass(frozen=True)
+class ValidationReport:
+    """What is known of a model version before it serves.
+
+    Attributes:
+        golden: how many recorded pairs it reproduced.
+        unproven: why nothing could be seen; empty where it was.
+        latency_s: of the median request, as its scheduler answers it; None where none ran.
+    """
+
+    golden: int = 0
+    unproven: str = ""
+    latency_s: float | None = None
+
+    def __str__(self) -> str:
+        if self.unproven:
+            return f"unproven: {self.unproven}"
+        how = f"{self.golden} golden pairs" if self.golden else "made-up data"
+        return f"proven with {how}, {1e3 * (self.latency_s or 0):.1f} ms"
+
+
+def prove(
+    model: LoadedModel, directory: Path, got_on: Callable[[], None] = lambda: None
+) -> ValidationReport:
+    """See that `model` does what it shall, before anybody can ask it.
+
+    Where `directory`, the model's, has golden pairs, it must reproduce each of them: every output
+    finite, of the recorded type and shape, and within the tolerance. Else a model of a backend
+    that only calculates runs on zeros and on random data, the same each time, a free dimension
+    being 1. What it makes of data that mean nothing proves little: it is refused only for shapes
+    and types that its configuration rules out, and for an output without one finite element.
+
+    With the model's parameter `golden_max_latency_ms` its median request must not take longer.
+
+    It may never return, where the model does not.
+
+    Args:
+        got_on: called before each request.
+
+    Raises:
+        ModelConfigError: it must not serve; names the file, the output, what is wrong and where.
+    """
+    if model.config.is_ensemble:
+        return ValidationReport(unproven="its members are")
+    proof = _prove(_Running(model, got_on), directory)
+    log.info("model %s: version %d: %s", model.name, model.version, proof)
+    return proof
+
+
+def _prove(running: _Running, directory: Path) -> ValidationReport:
+    config = running.config
+    limit_s = _latency_limit_s(config)
+    golden = 0
+    for pair in golden_pairs(config, running.version, directory):
+        _reproduce(running, pair)
+        golden += 1
+    unproven = "" if golden else _try_made_up(running)
+    if limit_s is not None:
+        if unproven:
+            raise ModelConfigError(
+                f"model '{config.name}': parameter {GOLDEN_MAX_LATENCY_MS}: nothing can be "
+                f"measured: {unproven}; record a golden pair, or remove the parameter"
+            )
+        running.repeat()
+    latency_s = statistics.median(running.took_s) if running.took_s and not unproven else None
+    if limit_s is not None and latency_s is not None and latency_s > limit_s:
+        # The machine may be busy with its start.
+        raise ModelLoadError(
+            f"model '{config.name}': a request takes {1e3 * latency_s:.1f} ms, the median of "
+            f"{len(running.took_s)}; parameter {GOLDEN_MAX_LATENCY_MS} allows {1e3 * limit_s:g} ms"
+        )
+    return ValidationReport(golden, unproven, latency_s)
+
+
+class _Running:
+    """Requests to one model through its own scheduler, in a world without other models; a Python
+    model finds those that serve already.
+
+    Attributes:
+        took_s: of each request that was answered.
+    """
+
+    def __init__(self, model: LoadedModel, got_on: Callable[[], None]) -> None:
+        self._got_on = got_on
+        self.config = model.config
+        self.version = model.version
+        self.took_s: list[float] = []
+        # From the cache every model is fast.
+        self._scheduler = uncached(model.scheduler)
+        self._sequences = 0
+        self._last: Mapping[str, Tensor] = {}
+
+    def run(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Every output for `inputs`.
+
+        Raises:
+            EdgeServerError: that was the answer, it did not come, or there were several.
+        """
+        self._last = inputs
+        request = InferRequest(self.config.name, inputs, id="proof", sequence=self._sequence())
+        check_request(self.config, request)
+        answers = _OneResponse()
+        self._got_on()
+        began_s = time.monotonic()
+        self._scheduler.submit(request, Snapshot({}), answers)
+        while not answers.over.wait(PATIENCE_S):
+            if not self._scheduler.longest_run_s(time.monotonic()):
+                raise InternalError(f"no answer within {PATIENCE_S:g} s")
+        outputs = answers.outputs()
+        self.took_s.append(time.monotonic() - began_s)
+        return outputs
+
+    def repeat(self) -> None:
+        """The last request again, timed as often as it takes for a median; only that counts."""
+        self.took_s.clear()
+        for _ in range(_LATENCY_RUNS):
+            self.run(self._last)
+
+    def _sequence(self) -> SequencePlace | None:
+        """Each request is a sequence of its own."""
+        batching = self.config.sequence_batching
+        if batching is None:
+            return None
+        self._sequences += 1
+        texts = any(
+            control.kind is ControlKind.CORRID and control.datatype is DataType.BYTES
+            for control in batching.controls
+        )
+        number = self._sequences
+        return SequencePlace(f"proof-{number}" if texts else number, start=True, end=True)
+
+
+class _OneResponse:
+    """A `Respond` that keeps the one answer, or the only one of a decoupled model."""
+
+    def __init__(self) -> None:
+        self._answers: list[ResponseCallback] = []
+        self.over = threading.Event()
+
+    def __call__(self, answer: ResponseCallback, final: bool) -> None:
+        if answer is not None:
+            self._answers.append(answer)
+        if final:
+            self.over.set()
+
+    def outputs(self) -> Mapping[str, Tensor]:
+        for answer in self._answers:
+            if isinstance(answer, EdgeServerError):
+                raise answer
+        if len(self._answers) != 1 or not isinstance(self._answers[0], InferResponse):
+            raise InternalError(f"{len(self._answers)} answers, not one")
+        return self._answers[0].outputs
+
+
+def _latency_limit_s(config: ModelConfig) -> float | None:
+    text = config.parameters.get(GOLDEN_MAX_LATENCY_MS)
+    if text is None:
+        return None
+    try:
+        limit_ms = float(text)
+    except ValueError:
+        limit_ms = 0.0
+    if not 0 < limit_ms < np.inf:
+        raise ModelConfigError(
+            f"model '{config.name}': parameter {GOLDEN_MAX_LATENCY_MS} is '{text}'; give a number "
+            "of milliseconds above 0"
+        )
+    return limit_ms / 1e3
+
+
+def _reproduce(running: _Running, pair: GoldenPair) -> None:
+    try:
+        made = running.run(pair.inputs)
+    except EdgeServerError as error:
+        kind = ModelLoadError if may_pass(error) else ModelConfigError
+        raise kind(
+            f"{pair.path}: the model does not answer it: {error}; record the pair with this model, "
+            "or mend the model"
+        ) from error
+    for spec in running.config.outputs:
+        name = spec.name
+        recorded = pair.outputs.get(name)
+        fault = not_finite(made[name])
+        if not fault and recorded is not None:
+            fault = difference(made[name], recorded, pair.tolerances.get(name))
+        if fault:
+            raise ModelConfigError(
+                f"{pair.path}: output '{name}' {fault}; record the pair with this model, or mend "
+                "the model"
+            )
+
+
+def _try_made_up(running: _Running) -> str:
+    """Why it proves nothing; empty where it does."""
+    config = running.config
+    if config.backend not in _CALCULATE or config.sequence_batching or config.decoupled:
+        return "it has no golden pairs, and data that mean nothing might do harm"
+    finite: set[str] = set()
+    for make in (zeros, _harmless):
+        try:
+            made = running.run(_inputs(config, make))
+        except EdgeServerError as error:
+            return f"it has no golden pairs, and does not take data that mean nothing: {error}"
+        for spec in config.outputs:
+            fault = _misfit(config, made[spec.name], spec.name)
+            if fault and any(-1 in spec.shape for spec in config.inputs):
+                # Some models want more than the least of a free dimension.
+                return f"it has no golden pairs, and of the least input {fault}"
+            if fault:
+                raise ModelConfigError(
+                    f"model '{config.name}': {fault}; mend config.pbtxt or the model"
+                )
+        finite.update(name for name, tensor in made.items() if np.isfinite(as_floats(tensor)).any())
+    for spec in config.outputs:
+        if spec.datatype in TOLERANCES and spec.name not in finite and made[spec.name].array.size:
+            raise ModelConfigError(
+                f"model '{config.name}': output '{spec.name}' has no finite element, neither for "
+                "zeros nor for random data; mend the model, or record a golden pair that shows "
+                "what it is good for"
+            )
+    return ""
+
+
+def _inputs(config: ModelConfig, make: Callable[..., NDArray[Any]]) -> dict[str, Tensor]:
+
+    return {
+        spec.name: Tensor(
+            make(spec.datatype, tuple(1 if d == -1 else d for d in config.full_shape(spec)))
+        )
+        for spec in config.inputs
+        if not spec.optional
+    }
+
+
+def _harmless(datatype: DataType, shape: tuple[int, ...]) -> NDArray[Any]:
+    """Random data, but that wide integers, which may well be counts and sizes, are 0 and 1: a
+    random one would let a model loop for years, or fill the memory."""
+    dtype = datatype.numpy
+    if dtype.kind in "iu" and dtype.itemsize > 1:
+        return np.random.default_rng(0).integers(0, 2, shape).astype(dtype)
+    return random_data(datatype, shape)
+
+
+def _misfit(config: ModelConfig, tensor: Tensor, name: str) -> str:
+    spec = next(spec for spec in config.outputs if spec.name == name)
+    shape = (1, *spec.shape) if config.max_batch_size > 0 else spec.shape
+    if tensor.datatype is not spec.datatype:
+        return f"output '{name}' is {tensor.datatype.value}, configured as {spec.datatype.value}"
+    if not shape_fits(tensor.shape, shape):
+        return (
+            f"output '{name}' has shape {shape_text(tensor.shape)}, configured as "
+            f"{shape_text(shape)}"
+        )
+    return ""

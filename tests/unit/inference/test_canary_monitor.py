@@ -1,0 +1,555 @@
+"""A version that is worse than the one before it is told of once; one that is not passes."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2 as pb
+
+from edge_server.backends.contract import Phases
+from edge_server.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    EdgeServerError,
+    InternalError,
+    InvalidRequest,
+    Unavailable,
+)
+from edge_server.inference.canary_monitor import CanaryMonitor, CanaryTerms, recorded
+from edge_server.inference.canary_window import CanaryWindow, WatchedScheduler
+from edge_server.inference.snapshot import LoadedModel, Snapshot
+from edge_server.inference.statistics import FailureReason, ModelStatistics
+from edge_server.model_config.config import ModelConfig, Placement
+from edge_server.requests import (
+    InferRequest,
+    InferResponse,
+    ResponseCallback,
+    SequencePlace,
+    StepTiming,
+)
+from edge_server.tensors import DataType, Tensor
+
+if TYPE_CHECKING:
+    from edge_server.inference.mirror import Mirror
+    from edge_server.requests import Respond
+
+
+def config(extra: str = "", backend: str = "identity") -> ModelConfig:
+    text = (
+        f'name: "m" backend: "{backend}" input {{ name: "a" data_type: TYPE_FP32 dims: -1 '
+        f'optional: true }} output {{ name: "b" data_type: TYPE_FP32 dims: -1 }} {extra}'
+    )
+    return ModelConfig.of(text_format.Parse(text, pb.ModelConfig()))
+
+
+# Its predecessor can be asked what it failed at; the next one's anything; the others' nothing.
+CONFIG = config(backend="python")
+TIMED = config()
+DECOUPLED = config("model_transaction_policy { decoupled: true }")
+SEQUENCE = config("sequence_batching {}")
+TERMS = CanaryTerms(requests=100, least_s=30.0, longest_s=300.0)
+MS = 1_000_000
+FINE = {"b": Tensor(np.ones(2, "<f4"))}
+FINE_INPUT = {"a": Tensor(np.ones(2, "<f4"))}
+NAN = {"b": Tensor(np.array([1, np.nan], "<f4"))}
+
+
+class Says:
+    """A scheduler that gives `answer` at once."""
+
+    def __init__(self) -> None:
+        self.answer: ResponseCallback = response(FINE)
+        self.more: tuple[ResponseCallback, ...] = ()
+        self.run_s = 0.0
+        self.closed = 0
+        self.asked = 0
+        self.never = False
+
+    def submit(self, request: InferRequest, snapshot: Snapshot, respond: Respond) -> None:
+        self.asked += 1
+        if self.never:
+            return
+        if request.parameters:
+            for answer in (*self.more, self.answer):
+                respond(answer, False)
+            respond(None, True)
+        else:
+            respond(self.answer, True)
+
+    def pending(self) -> int:
+        return 3
+
+    def longest_run_s(self, now: float) -> float:
+        return self.run_s
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+class Troubled:
+    """A model that says what troubles it."""
+
+    why = ""
+
+    def make_instance(self, name: str, placement: Placement) -> Any:
+        raise NotImplementedError
+
+    def not_ready_reason(self) -> str:
+        return self.why
+
+    def metrics(self) -> tuple[()]:
+        return ()
+
+    def close(self) -> None: ...
+
+
+def response(outputs: dict[str, Tensor], ms: float = 0) -> InferResponse:
+    return InferResponse("m", "2", "", outputs, (StepTiming("m", "identity", int(ms * MS)),))
+
+
+def predecessor(
+    good: int = 0, failed: int = 0, ms: float = 1, config: ModelConfig = CONFIG
+) -> LoadedModel:
+    statistics = ModelStatistics()
+    for _ in range(good):
+        statistics.succeeded(int(ms * MS), 0, Phases(0, 0, 0))
+    for _ in range(failed):
+        statistics.failed(FailureReason.BACKEND, MS)
+    return LoadedModel(config, 1, Says(), statistics)
+
+
+def unwatched(model: LoadedModel) -> Says:
+    scheduler = model.scheduler
+    if isinstance(scheduler, WatchedScheduler):
+        scheduler = scheduler.beneath
+    assert isinstance(scheduler, Says)
+    return scheduler
+
+
+class Trial:
+    """A version on probation from second 0 on, without the threads that look and replay."""
+
+    def __init__(self, before: LoadedModel | None = None, config: ModelConfig = CONFIG) -> None:
+        self.verdicts: list[str] = []
+        self.news: list[str] = []
+        self.says = Says()
+        before = before or predecessor(config=config)
+        self.before = unwatched(before)
+        self.model = Troubled()
+        self.probation = CanaryMonitor(
+            "m",
+            TERMS,
+            on_failed=self.verdicts.append,
+            on_passed=lambda: self.verdicts.append("passed"),
+            on_news=self.news.append,
+        )
+        fresh = LoadedModel(config, 2, self.says, ModelStatistics(), self.model)
+        self.watched = self.probation.watch(fresh, before)
+        self.probation.begin(0.0)
+
+    @property
+    def mirror(self) -> Mirror:
+        (each,) = self.probation.watched
+        assert each.mirror is not None
+        return each.mirror
+
+    def ask(
+        self,
+        answer: ResponseCallback = None,
+        times: int = 1,
+        *,
+        stream: bool = False,
+        inputs: dict[str, Tensor] | None = None,
+        sequence: SequencePlace | None = None,
+        replayed: bool = True,
+    ) -> None:
+        self.says.answer = answer or response(FINE)
+        parameters = {"stream": True} if stream else {}
+        heard: list[ResponseCallback] = []
+        request = InferRequest("m", inputs or {}, parameters=parameters, sequence=sequence)
+        for _ in range(times):
+            self.watched.scheduler.submit(request, Snapshot({}), lambda a, _: heard.append(a))
+            if replayed:
+                self.replay()
+        said = [*(self.says.more if stream else ()), self.says.answer]
+        assert [a for a in heard if a is not None] == said * times
+
+    def replay(self) -> None:
+        (each,) = self.probation.watched
+        while each.mirror is not None and each.mirror.step():
+            pass
+
+    def pair(self, new_ms: float, old_ms: float, times: int = 1) -> None:
+        """Requests for which the versions said that they took so long, each sampled."""
+        self.before.answer = response(FINE, old_ms)
+        for _ in range(times):
+            self.mirror.sample(InferRequest("m", {}), response(FINE, new_ms))
+            self.replay()
+
+    def look(self, now: float = 1.0) -> list[str]:
+        self.probation.look(now)
+        return self.verdicts
+
+
+def test_it_passes_with_the_requests_and_the_seconds_and_is_then_left_alone() -> None:
+    trial = Trial()
+    trial.ask(times=99)
+    assert trial.look(now=31.0) == []
+    trial.ask()
+    assert trial.look(now=29.0) == []
+    assert trial.look(now=30.0) == ["passed"]
+    trial.ask(InternalError("late"), times=99)
+    assert trial.look(now=40.0) == ["passed"]
+    scheduler = trial.watched.scheduler
+    assert isinstance(scheduler, WatchedScheduler)
+    assert scheduler.seen.requests == 100
+
+
+def test_a_model_that_nobody_asks_passes_in_the_end() -> None:
+    trial = Trial()
+    assert trial.look(now=299.0) == []
+    assert trial.look(now=300.0) == ["passed"]
+
+
+def test_the_third_failure_is_one_too_many_and_told_once() -> None:
+    trial = Trial(predecessor(good=100))
+    trial.ask(InternalError("no"), times=2)
+    assert trial.look() == []
+    trial.ask(InternalError("no"), times=2)
+    verdict = [
+        "version 2: 4 of 4 requests failed; its predecessor, given 4 of these requests, answered 4 "
+        "well"
+    ]
+    assert trial.look() == verdict
+    trial.ask(InternalError("no"), times=9)
+    assert trial.look(now=999.0) == verdict
+
+
+def test_what_its_predecessor_fails_at_too_is_the_callers_doing() -> None:
+    trial = Trial(predecessor(good=100))
+    trial.before.answer = InternalError("neither")
+    trial.ask(InternalError("no"), times=100)
+    assert trial.look(now=30.0) == ["passed"]
+
+
+def test_what_was_not_replayed_is_taken_to_be_like_what_was() -> None:
+    """More fails than there is room for, or time: the share that counts is not the less for it."""
+    trial = Trial()
+    trial.ask(InternalError("no"), times=50, replayed=False)
+    assert trial.look() == []
+    trial.replay()
+    assert trial.look() == [
+        "version 2: 50 of 50 requests failed; its predecessor, given 8 of these requests, answered "
+        "8 well"
+    ]
+
+
+def test_requests_that_both_fail_at_do_not_hide_those_that_only_the_new_one_fails_at() -> None:
+    trial = Trial()
+    for _ in range(20):
+        trial.before.answer = InternalError("neither")
+        trial.ask(InternalError("no"), times=4)
+        trial.before.answer = response(FINE)
+        trial.ask(InternalError("no"), times=1)
+    assert "its predecessor, given 50 of these requests, answered 10 well" in trial.look()[0]
+
+
+def test_what_only_the_predecessor_fails_at_is_held_against_what_only_the_new_one_does() -> None:
+    """Both fail at one request of five, whichever."""
+    trial = Trial(config=TIMED)
+    for _ in range(20):
+        for new, old in ((InternalError("no"), None), *[(None, None)] * 3):
+            trial.before.answer = old or response(FINE)
+            trial.ask(new)
+        trial.before.answer = InternalError("no")
+        trial.mirror.sample(InferRequest("m", {}), response(FINE))
+        trial.replay()
+        trial.before.answer = response(FINE)
+    assert trial.look() == []
+
+
+def test_where_nobody_can_be_asked_again_failures_as_they_were_before_are_no_reason() -> None:
+    trial = Trial(predecessor(good=80, failed=20, config=DECOUPLED), DECOUPLED)
+    for _ in range(20):
+        trial.ask(InternalError("no"), times=2)
+        trial.ask(times=3)
+    assert trial.look() == []
+    trial.ask(InternalError("no"), times=60)
+    assert "requests failed; before it 20.0% did" in trial.look()[0]
+
+
+def test_what_fails_after_much_that_was_good_is_seen_in_the_last_requests() -> None:
+    trial = Trial()
+    trial.ask(times=10_000)
+    trial.ask(InternalError("no"), times=6)
+    assert trial.look()[0].startswith("version 2: 6 of 100 requests failed;")
+
+
+@pytest.mark.parametrize("kind", [Cancelled, DeadlineExceeded, InvalidRequest, Unavailable])
+def test_what_the_callers_do_is_no_failure_of_the_model(kind: type[EdgeServerError]) -> None:
+    trial = Trial()
+    trial.ask(kind("x"), times=100)
+    assert trial.look(now=30.0) == ["passed"]
+
+
+@pytest.mark.parametrize(
+    "outputs",
+    [
+        NAN,
+        {**FINE, "c": Tensor(np.array(np.inf, "<f2"))},
+        {"b": Tensor(np.array([0xFF80], "<u2").view(DataType.BF16.numpy))},
+    ],
+)
+@pytest.mark.parametrize("kind", [CONFIG, DECOUPLED])
+def test_answers_that_are_not_finite_fail_it(outputs: dict[str, Tensor], kind: ModelConfig) -> None:
+    trial = Trial(config=kind)
+    trial.ask(times=20)
+    trial.ask(response(outputs), times=3, stream=kind.decoupled)
+    assert trial.look()[0].startswith("version 2: 3 of 23 answers were not finite; ")
+
+
+@pytest.mark.parametrize("kind", [CONFIG, DECOUPLED])
+def test_what_is_made_of_numbers_that_are_not_finite_is_the_callers_doing(
+    kind: ModelConfig,
+) -> None:
+    """Even where its predecessor makes something of them."""
+    trial = Trial(config=kind)
+    trial.ask(response(NAN), times=100, inputs={"a": NAN["b"]})
+    assert trial.look(now=30.0) == ["passed"]
+    assert trial.before.asked == 0
+
+
+def test_what_finite_numbers_too_large_for_both_make_is_the_callers_doing() -> None:
+    trial = Trial()
+    trial.before.answer = response(NAN)
+    trial.ask(response(NAN), times=100, inputs={"a": Tensor(np.full(1, 3e38, "<f4"))})
+    assert trial.look(now=30.0) == ["passed"]
+
+
+def test_a_sequence_that_was_given_nan_once_may_answer_with_it_until_it_starts_anew() -> None:
+    trial = Trial(config=SEQUENCE)
+    trial.ask(response(NAN), inputs={"a": NAN["b"]}, sequence=SequencePlace(7, start=True))
+    trial.ask(response(NAN), times=99, inputs=FINE_INPUT, sequence=SequencePlace(7))
+    assert trial.look() == []
+    trial.ask(response(NAN), inputs=FINE_INPUT, sequence=SequencePlace(7, start=True))
+    trial.ask(response(NAN), times=2, inputs=FINE_INPUT, sequence=SequencePlace(8, start=True))
+    assert len(trial.look()) == 1
+
+
+def test_one_answer_of_many_that_is_not_finite_is_enough() -> None:
+    trial = Trial(config=DECOUPLED)
+    trial.says.more = (response(NAN), response(FINE))
+    trial.ask(times=3, stream=True)
+    assert len(trial.look()) == 1
+
+
+def test_integers_and_texts_are_always_finite() -> None:
+    trial = Trial()
+    outputs = {"b": Tensor(np.array([1])), "c": Tensor(np.array([b"nan"], np.object_))}
+    trial.ask(response(outputs), times=100)
+    assert trial.look(now=30.0) == ["passed"]
+
+
+def test_infinities_that_its_predecessor_gave_too_are_no_reason() -> None:
+    before = recorded(predecessor(config=DECOUPLED), TERMS)
+    unwatched(before).answer = response(NAN)
+    for _ in range(150):
+        before.scheduler.submit(InferRequest("m", {}), Snapshot({}), lambda *_: None)
+    assert before.scheduler.seen.requests == 100  # type: ignore[attr-defined]
+    trial = Trial(before, DECOUPLED)
+    trial.ask(response(NAN), times=100)
+    assert trial.look(now=30.0) == ["passed"]
+
+
+def test_a_version_that_is_only_slower_is_told_of_and_stays() -> None:
+    trial = Trial(config=TIMED)
+    trial.ask(times=100, replayed=False)
+    trial.pair(20, 4, times=29)
+    assert (trial.look(now=29.0), trial.news) == ([], [])
+    trial.pair(20, 4, times=1)
+    assert trial.look(now=29.0) == []
+    told = [
+        "version 2 is slower than its predecessor: 20.0 ms beside 4.0 ms, the medians of 30 "
+        "requests that both were given"
+    ]
+    assert trial.news == told
+    trial.pair(20, 4, times=1)
+    assert trial.look(now=30.0) == ["passed"]
+    assert trial.news == told
+
+
+def test_a_busy_machine_makes_both_slow_and_is_no_reason() -> None:
+    trial = Trial(config=TIMED)
+    trial.ask(times=100, replayed=False)
+    for new, old in ((4, 4), (90, 80), (40, 4), (4, 60)) * 10:
+        trial.pair(new, old)
+    assert trial.look(now=30.0) == ["passed"]
+    assert trial.news == []
+
+
+def test_it_is_watched_on_while_it_is_not_clear_whether_it_is_slower() -> None:
+    trial = Trial(config=TIMED)
+    trial.ask(times=100, replayed=False)
+    assert trial.look(now=30.0) == []
+    assert trial.news == [
+        "watched for longer than 30 s: its predecessor was given 0 of 30 requests so far"
+    ]
+    trial.pair(20, 4, times=60)
+    trial.pair(4, 4, times=40)
+    assert trial.look(now=299.0) == []
+    assert len(trial.news) == 1
+    trial.pair(4, 4, times=20)
+    assert trial.look(now=299.0) == ["passed"]
+    assert trial.news[1:] == [""]
+
+
+def test_a_client_who_sends_nonsense_all_the_time_does_not_keep_it_on_probation() -> None:
+    trial = Trial(config=TIMED)
+    trial.before.answer = InternalError("neither")
+    trial.ask(InternalError("no"), times=20)
+    trial.ask(InternalError("no"), times=8, replayed=False)
+    assert trial.mirror.has_doubts
+    trial.mirror._samples_from_s = 0.0
+    assert trial.mirror.wants_sample()
+    trial.ask(times=100, replayed=False)
+    trial.before.answer = response(FINE)
+    trial.pair(4, 4, times=30)
+    trial.ask(InternalError("no"), times=8, replayed=False)
+    assert trial.look(now=30.0) == ["passed"]
+
+
+def test_it_is_not_watched_for_ever() -> None:
+    trial = Trial(config=TIMED)
+    trial.ask(times=100, replayed=False)
+    assert trial.look(now=299.0) == []
+    assert trial.look(now=300.0) == ["passed"]
+
+
+def test_what_is_batched_by_the_server_is_not_compared_by_its_time() -> None:
+    trial = Trial(config=config("max_batch_size: 4 dynamic_batching {}"))
+    trial.ask(times=100, replayed=False)
+    trial.pair(20, 4, times=60)
+    assert trial.look(now=30.0) == ["passed"]
+    assert trial.news == []
+
+
+def test_a_run_that_does_not_end_is_seen_at_the_second_look() -> None:
+    trial = Trial()
+    trial.says.never = True
+    trial.watched.scheduler.submit(InferRequest("m", {}), Snapshot({}), lambda *_: None)
+    trial.says.run_s = 1.5
+    assert trial.look(now=1.0) == []
+    trial.replay()
+    assert trial.look(now=1.3) == []
+    trial.says.run_s = 0.0
+    assert trial.look(now=1.4) == []
+    trial.says.run_s = 1.5
+    assert trial.look(now=1.6) == []
+    assert trial.look(now=1.85) == ["version 2: a run takes 1.5 s and does not end"]
+    assert trial.before.asked == 1
+
+
+def test_a_run_that_does_not_end_in_its_predecessor_either_is_the_callers_doing() -> None:
+    trial = Trial()
+    trial.says.never = True
+    trial.watched.scheduler.submit(InferRequest("m", {}), Snapshot({}), lambda *_: None)
+    trial.says.run_s = 20
+    trial.before.answer = InternalError("neither")
+    for now in (1.0, 2.0, 3.0):
+        assert trial.look(now) == []
+        trial.replay()
+
+
+def test_where_nobody_can_be_asked_again_a_run_must_take_long_to_hang() -> None:
+    trial = Trial(predecessor(good=50, ms=1, config=DECOUPLED), DECOUPLED)
+    trial.says.run_s = 4.9
+    assert [trial.look(now=1.0), trial.look(now=2.0)] == [[], []]
+    trial.says.run_s = 5.1
+    assert trial.look(now=3.0) == []
+    assert len(trial.look(now=3.3)) == 1
+
+
+def test_a_slow_models_runs_may_take_long() -> None:
+    trial = Trial(predecessor(good=50, ms=1000, config=DECOUPLED), DECOUPLED)
+    trial.says.run_s = 20
+    assert [trial.look(now=1.0), trial.look(now=9.0)] == [[], []]
+
+
+def test_a_model_whose_predecessor_is_ended_by_the_same_request_may_be_away() -> None:
+    trial = Trial()
+    trial.model.why = "its process ended"
+    trial.before.answer = InternalError("ended too")
+    trial.ask(InternalError("its process ended"))
+    assert [trial.look(now=1.0), trial.look(now=9.0)] == [[], []]
+
+
+def test_a_model_that_stays_away_fails_it() -> None:
+    trial = Trial()
+    trial.model.why = "its process ended"
+    assert trial.look(now=1.0) == []
+    trial.model.why = ""
+    assert trial.look(now=1.9) == []
+    trial.model.why = "its process ended"
+    assert trial.look(now=2.0) == []
+    assert trial.look(now=3.0) == ["away for more than 1 s: its process ended"]
+
+
+def test_after_stop_no_verdict_is_given() -> None:
+    trial = Trial()
+    trial.ask(InternalError("no"), times=9)
+    trial.probation.stop()
+    assert trial.look() == []
+
+
+def test_its_own_thread_tells_promptly_and_what_is_over_last() -> None:
+    told = threading.Event()
+    said: list[str] = []
+    says = Says()
+
+    def over() -> None:
+        said.append("over")
+        told.set()
+
+    probation = CanaryMonitor(
+        "m",
+        CanaryTerms(),
+        on_failed=lambda _: said.append(threading.current_thread().name),
+        on_passed=lambda: said.append("passed"),
+        on_over=over,
+    )
+    fresh = LoadedModel(CONFIG, 2, says, ModelStatistics())
+    watched = probation.watch(fresh, predecessor())
+    probation.start()
+    says.answer = InternalError("no")
+    for _ in range(3):
+        watched.scheduler.submit(InferRequest("m", {}), Snapshot({}), lambda *_: None)
+    assert told.wait(30)
+    assert said == ["probation-m", "over"]
+    probation.wait_over(30)
+
+
+def test_a_watched_scheduler_is_its_scheduler_in_all_else() -> None:
+    trial = Trial()
+    scheduler = trial.watched.scheduler
+    assert (scheduler.pending(), scheduler.longest_run_s(0)) == (3, 0)
+    trial.watched.close()
+    assert trial.says.closed == 1
+
+
+def test_counts_of_many_threads_add_up() -> None:
+    watch = CanaryWindow(10)
+
+    def note() -> None:
+        for _ in range(200):
+            watch.note(None)
+
+    threads = [threading.Thread(target=note) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (watch.all.requests, watch.recent.requests) == (800, 10)

@@ -1,0 +1,32 @@
+"""A circle of ensembles is found from each of its members."""
+
+from __future__ import annotations
+
+import pytest
+
+from edge_server.lifecycle.dependency_cycle import circle_through
+
+
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [
+        ("self", ["self", "self"]),
+        ("a", ["a", "b", "a"]),
+        ("b", ["b", "a", "b"]),
+        ("c", ["c", "b", "c"]),
+        ("outside", []),
+        ("leaf", []),
+    ],
+)
+def test_the_shortest_way_back_is_found_from_each_member_and_from_nobody_else(
+    name: str, way: list[str]
+) -> None:
+    members = {
+        "self": ["leaf", "self"],
+        "a": ["b"],
+        "b": ["leaf", "a", "c"],
+        "c": ["b"],
+        "outside": ["a", "nowhere"],
+        "leaf": [],
+    }
+    assert circle_through(name, members) == way

@@ -1,0 +1,156 @@
+"""A model that hangs while it is checked is refused, and left alone; the others load."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from edge_server.backends import BACKENDS
+from edge_server.backends.contract import TensorModel
+from edge_server.errors import ModelConfigError
+from edge_server.inference.scheduling import Scheduling
+from edge_server.lifecycle.build import Build, LoadedVersions, LoadFailure
+from edge_server.lifecycle.model_spec import ModelSpec
+from edge_server.lifecycle.timeouts import Hangs, run_with_timeout
+from edge_server.repository.scan import files_in
+from edge_server.tensors import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from edge_server.backends.contract import ProgressCallback, Tensors
+    from edge_server.backends.server_context import ServerContext
+    from edge_server.gpu.devices import Devices
+    from edge_server.model_config.config import ModelConfig
+    from edge_server.model_config.files import ModelFiles
+    from tests.unit.conftest import WriteModel
+
+PATIENCE_S = 30.0
+CONFIG = (
+    'backend: "hanging" input { name: "a" data_type: TYPE_FP32 dims: 1 } '
+    'output { name: "b" data_type: TYPE_FP32 dims: 1 } '
+)
+QUEUED = "max_batch_size: 4 dynamic_batching { }"
+
+
+class HangingBackend:
+    """Its models answer when `goes_on` is set; the one that was made last is told of."""
+
+    def __init__(self) -> None:
+        self.goes_on = threading.Event()
+        self.closed = threading.Event()
+
+    def complete(self, files: ModelFiles, version: int, config: ModelConfig) -> ModelConfig:
+        return config
+
+    def load(
+        self,
+        directory: Path,
+        config: ModelConfig,
+        devices: Devices,
+        tell: ProgressCallback,
+        surroundings: ServerContext,
+    ) -> TensorModel:
+        model = TensorModel(self._run)
+        model.close = self.closed.set  # type: ignore[method-assign]
+        return model
+
+    def _run(self, inputs: Tensors, outputs: frozenset[str]) -> Tensors:
+        assert self.goes_on.wait(PATIENCE_S)
+        assert not self.closed.is_set(), "it was closed while it ran"
+        return {"b": Tensor(inputs["a"].array)}
+
+
+@pytest.fixture
+def backend(monkeypatch: pytest.MonkeyPatch) -> HangingBackend:
+    made = HangingBackend()
+    monkeypatch.setitem(BACKENDS, "hanging", "edge_server_hanging_backend")
+    monkeypatch.setitem(sys.modules, "edge_server_hanging_backend", made)
+    return made
+
+
+@pytest.fixture
+def build(write_model: WriteModel) -> Callable[..., LoadedVersions | LoadFailure]:
+    def build(patience_s: float, extra: str = "") -> LoadedVersions | LoadFailure:
+        directory = write_model("m", CONFIG + extra)
+        (directory / "golden").mkdir(exist_ok=True)
+        one = np.zeros((1, 1) if extra else 1, "<f4")
+        np.savez(directory / "golden" / "x.npz", **{"input.a": one, "output.b": one})
+        return Build(Scheduling(), patience_s=patience_s).model(ModelSpec.read(files_in(directory)))
+
+    return build
+
+
+@pytest.mark.parametrize("extra", ["", QUEUED])
+def test_a_proof_that_hangs_fails_its_load_and_the_model_is_closed_when_it_comes_back(
+    extra: str, backend: HangingBackend, build: Callable[..., LoadedVersions | LoadFailure]
+) -> None:
+    failure = build(0.05, extra)
+    assert isinstance(failure, LoadFailure)
+    assert isinstance(failure.error, ModelConfigError)
+    assert str(failure.error) == (
+        "model 'm': its check before it serves: it hangs: nothing came of it for 0.05 s; mend the "
+        "model, or record a golden pair that it answers"
+    )
+    assert not backend.closed.is_set()
+    backend.goes_on.set()
+    assert backend.closed.wait(PATIENCE_S)
+
+
+def test_a_proof_that_does_not_hang_is_what_it_was(
+    backend: HangingBackend, build: Callable[..., LoadedVersions | LoadFailure]
+) -> None:
+    backend.goes_on.set()
+    built = build(PATIENCE_S)
+    assert isinstance(built, LoadedVersions)
+    assert not backend.closed.is_set()
+    built.close()
+    assert backend.closed.is_set()
+
+
+def test_work_that_gets_on_is_waited_for() -> None:
+    """Each step in its time, all of them together in more than that."""
+    steps = 12
+
+    def work(got_on: Callable[[], None]) -> int:
+        for _ in range(steps):
+            got_on()
+            threading.Event().wait(0.1)
+        return steps
+
+    assert run_with_timeout("work", work, 1.0, late=pytest.fail) == steps
+
+
+def test_what_it_raises_is_raised_and_an_exit_too() -> None:
+    def leave(got_on: Callable[[], None]) -> None:
+        sys.exit("a model that ends the process")
+
+    def fail(got_on: Callable[[], None]) -> None:
+        raise ModelConfigError("bad")
+
+    with pytest.raises(SystemExit, match="ends the process"):
+        run_with_timeout("work", leave, PATIENCE_S, late=pytest.fail)
+    with pytest.raises(ModelConfigError, match="bad"):
+        run_with_timeout("work", fail, PATIENCE_S, late=pytest.fail)
+
+
+def test_what_goes_wrong_too_late_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    goes_on, ended = threading.Event(), threading.Event()
+
+    def late() -> None:
+        ended.set()
+        raise ModelConfigError("cannot be closed")
+
+    with pytest.raises(Hangs):
+        run_with_timeout("prove-m", lambda _: goes_on.wait(PATIENCE_S), 0.01, late=late)
+    goes_on.set()
+    assert ended.wait(PATIENCE_S)
+    for thread in threading.enumerate():
+        if thread.name == "prove-m":
+            thread.join(PATIENCE_S)
+    assert "prove-m: came back late, and went wrong" in caplog.text
