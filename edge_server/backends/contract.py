@@ -212,7 +212,7 @@ class Backend(Protocol):
         config: ModelConfig,
         devices: Devices,
         tell: ProgressCallback,
-        surroundings: ServerContext,
+        server_context: ServerContext,
     ) -> Model:
         """The model in the version directory, ready to make instances where it is asked to.
 

@@ -131,9 +131,9 @@ def load(
     config: ModelConfig,
     devices: Devices,
     tell: ProgressCallback,
-    surroundings: ServerContext,
+    server_context: ServerContext,
 ) -> OnnxModel:
-    del devices, tell, surroundings
+    del devices, tell, server_context
     options = ort.SessionOptions()
     options.log_severity_level = 3
     parameters = read_parameters(_ours(config), OnnxRuntimeParameters)

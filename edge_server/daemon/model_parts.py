@@ -108,7 +108,7 @@ def chosen_control(
     Args:
         python: see `python_of`.
     """
-    surroundings = LiveModels(registry)
+    server_context = LiveModels(registry)
     private = PrivateDirectory()
     control = RepositoryControl(
         RepositoryLoader(
@@ -118,7 +118,7 @@ def chosen_control(
             completion=chosen_completion(settings, devices, python),
             load_threads=settings.load_threads,
             devices=devices,
-            surroundings=surroundings,
+            server_context=server_context,
             signatures=chosen_signatures(settings),
             take_down=settings.incompatible_member == "take_down",
             interface=InterfaceRule(_of_cameras(cameras)),
@@ -129,7 +129,7 @@ def chosen_control(
         exit_on_error=settings.exit_on_error,
         private=private,
     )
-    surroundings.control = BoundedControl(control, _LOADS_BY_MODELS)
+    server_context.control = BoundedControl(control, _LOADS_BY_MODELS)
     return control
 
 
@@ -173,7 +173,7 @@ def following_control(
         signatures=signatures,
         repositories=paths,
     )
-    ledger = DeploymentState(accepted, store, Verdicts(store.directory, paths))
+    deployment_state = DeploymentState(accepted, store, Verdicts(store.directory, paths))
     budget = MemoryBudget(settings.memory_reserve_bytes)
     terms = CanaryTerms(settings.probation_requests, settings.probation_s)
     loader = RepositoryLoader(
@@ -184,18 +184,18 @@ def following_control(
         load_threads=settings.load_threads,
         devices=devices,
         # Nothing is loaded on request, whoever asks.
-        surroundings=LiveModels(registry),
+        server_context=LiveModels(registry),
         budget=budget,
         probation=terms if settings.probation_requests else None,
-        on_rolled_back=ledger.rolled_back,
-        on_passed=ledger.passed,
+        on_rolled_back=deployment_state.rolled_back,
+        on_passed=deployment_state.passed,
         signatures=signatures,
         take_down=settings.incompatible_member == "take_down",
-        interface=InterfaceRule(_of_cameras(cameras), ledger.has_served),
+        interface=InterfaceRule(_of_cameras(cameras), deployment_state.has_served),
     )
     return PollControl(
         loader,
-        ledger,
+        deployment_state,
         store,
         registry,
         paths,

@@ -54,19 +54,19 @@ class MemoryBudget:
         self._lock = threading.Lock()
         self._lacked: dict[str, int] = {}
 
-    def check(self, draft: ModelSpec, versions: Collection[int]) -> None:
+    def check(self, model_spec: ModelSpec, versions: Collection[int]) -> None:
         """To be called before `versions` of `draft` are loaded, beside what serves.
 
         Raises:
             Unavailable: there is too little now; says how much is needed, and what can be done.
             ModelConfigError: its files cannot be read.
         """
-        needed = needed_bytes(draft, versions)
+        needed = needed_bytes(model_spec, versions)
         reason = self._shortage(needed)
         with self._lock:
-            self._lacked[draft.name] = needed if reason else 0
+            self._lacked[model_spec.name] = needed if reason else 0
         if reason:
-            raise Unavailable(f"model '{draft.name}': {reason}")
+            raise Unavailable(f"model '{model_spec.name}': {reason}")
 
     def lacked(self, name: str) -> int:
         """How many bytes the last load of that model needed if they were not there, else 0."""
@@ -96,17 +96,17 @@ def shortage(needed_bytes: int, available_bytes: int, reserve_bytes: int) -> str
     )
 
 
-def needed_bytes(draft: ModelSpec, versions: Collection[int]) -> int:
+def needed_bytes(model_spec: ModelSpec, versions: Collection[int]) -> int:
     """About how much more memory there is in use while these versions are loaded.
 
     Raises:
         ModelConfigError: a file cannot be read.
     """
-    cost = _COSTS.get(draft.config.backend, _OTHERS)
-    instances = sum(group.count for group in draft.config.instance_groups)
+    cost = _COSTS.get(model_spec.config.backend, _OTHERS)
+    instances = sum(group.count for group in model_spec.config.instance_groups)
     total = 0
     for version in versions:
-        weights = _weights_bytes(draft.files.versions[version], draft.config)
+        weights = _weights_bytes(model_spec.files.versions[version], model_spec.config)
         each = int(weights * cost.factor) + cost.beside_bytes
         total += each * (instances if cost.each_instance else 1)
     return total

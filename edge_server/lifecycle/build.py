@@ -48,19 +48,19 @@ class LoadFailure:
 
     error: EdgeServerError
     version: int = 0
-    draft: ModelSpec | None = None
+    model_spec: ModelSpec | None = None
     misfit: bool = False
 
     @staticmethod
     def of(
-        error: BaseException, name: str, version: int = 0, draft: ModelSpec | None = None
+        error: BaseException, name: str, version: int = 0, model_spec: ModelSpec | None = None
     ) -> LoadFailure:
         """Whatever was raised while model `name` was loaded; what nobody foresaw is logged."""
         if isinstance(error, EdgeServerError):
-            return LoadFailure(error, version, draft)
+            return LoadFailure(error, version, model_spec)
         text = f"model '{name}': unexpected {type(error).__name__}: {error}; see the log"
         log.error("model %s: loading failed", name, exc_info=error)
-        return LoadFailure(InternalError(text), version, draft)
+        return LoadFailure(InternalError(text), version, model_spec)
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,16 +73,18 @@ class LoadedVersions:
         kept: the versions that are the same as before, but perhaps for their instances.
     """
 
-    draft: ModelSpec
+    model_spec: ModelSpec
     models: tuple[LoadedModel, ...] = ()
     took_s: float = 0.0
     kept: frozenset[int] = frozenset()
 
     def as_part(self) -> Part:
         """What ensembles see of it."""
-        if self.draft.is_ensemble:
-            return Part(self.draft, dict.fromkeys(self.draft.versions, self.draft.config))
-        return Part(self.draft, {model.version: model.config for model in self.models})
+        if self.model_spec.is_ensemble:
+            return Part(
+                self.model_spec, dict.fromkeys(self.model_spec.versions, self.model_spec.config)
+            )
+        return Part(self.model_spec, {model.version: model.config for model in self.models})
 
     def close(self) -> None:
         """Where nobody wants it."""
@@ -109,19 +111,19 @@ class Build:
         scheduling: Scheduling,
         budget: MemoryBudget | None = None,
         devices: Devices | None = None,
-        surroundings: ServerContext = STANDALONE,
+        server_context: ServerContext = STANDALONE,
         *,
         patience_s: float = PROOF_PATIENCE_S,
     ) -> None:
         self._scheduling = scheduling
         self._budget = budget
         self._devices = devices or Devices()
-        self._surroundings = surroundings
+        self._server_context = server_context
         self._patience_s = patience_s
 
     def model(
         self,
-        draft: ModelSpec,
+        model_spec: ModelSpec,
         serving: LoadedVersions | None = None,
         tell: ProgressCallback = no_progress,
     ) -> LoadedVersions | LoadFailure:
@@ -135,67 +137,73 @@ class Build:
         """
         began = time.monotonic()
         try:
-            self._afford(draft, serving)
+            self._afford(model_spec, serving)
         except EdgeServerError as error:
-            return LoadFailure(error, draft=draft)
+            return LoadFailure(error, model_spec=model_spec)
         made: list[LoadedModel] = []
         kept: set[int] = set()
-        for version in draft.versions:
+        for version in model_spec.versions:
             try:
-                loaded = self._kept(draft, version, serving, tell)
+                loaded = self._kept(model_spec, version, serving, tell)
                 if loaded is not None:
                     kept.add(version)
-                made.append(loaded or self._anew(draft, version, tell))
+                made.append(loaded or self._anew(model_spec, version, tell))
             # A backend may raise anything, and a model may call sys.exit().
             except (Exception, SystemExit) as error:  # noqa: BLE001
-                LoadedVersions(draft, tuple(made)).close()
-                return LoadFailure.of(error, draft.name, version, draft)
-        return LoadedVersions(draft, tuple(made), time.monotonic() - began, frozenset(kept))
+                LoadedVersions(model_spec, tuple(made)).close()
+                return LoadFailure.of(error, model_spec.name, version, model_spec)
+        return LoadedVersions(model_spec, tuple(made), time.monotonic() - began, frozenset(kept))
 
     def ensemble(self, part: Part) -> LoadedVersions:
         """Every version of an ensemble that fits its members."""
         models = [self._scheduling.ensemble(c, version) for version, c in part.configs.items()]
-        return LoadedVersions(part.draft, tuple(models))
+        return LoadedVersions(part.model_spec, tuple(models))
 
-    def _afford(self, draft: ModelSpec, serving: LoadedVersions | None) -> None:
+    def _afford(self, model_spec: ModelSpec, serving: LoadedVersions | None) -> None:
         """Raises: Unavailable: there is no memory for the models that are to be made."""
         if self._budget is not None:
-            made = [v for v in draft.versions if _reuse(draft, v, serving)[0] < Reuse.MODEL]
-            self._budget.check(draft, made)
+            made = [
+                v for v in model_spec.versions if _reuse(model_spec, v, serving)[0] < Reuse.MODEL
+            ]
+            self._budget.check(model_spec, made)
 
     def _kept(
-        self, draft: ModelSpec, version: int, serving: LoadedVersions | None, tell: ProgressCallback
+        self,
+        model_spec: ModelSpec,
+        version: int,
+        serving: LoadedVersions | None,
+        tell: ProgressCallback,
     ) -> LoadedModel | None:
         """The version as it serves, with other instances where others are wanted."""
-        what, like = _reuse(draft, version, serving)
+        what, like = _reuse(model_spec, version, serving)
         if like is None:
             return None
         if what is Reuse.STATISTICS:
-            return self._anew(draft, version, tell, like.statistics)
-        config = renewed(like.config, draft)
+            return self._anew(model_spec, version, tell, like.statistics)
+        config = renewed(like.config, model_spec)
         if what is Reuse.INSTANCES:
             return like.shared(config)
-        return self._scheduling.with_instances(like, config, draft.files.directory)
+        return self._scheduling.with_instances(like, config, model_spec.files.directory)
 
     def _anew(
         self,
-        draft: ModelSpec,
+        model_spec: ModelSpec,
         version: int,
         tell: ProgressCallback,
         statistics: ModelStatistics | None = None,
     ) -> LoadedModel:
         """The version, loaded and proven; the proof counts only in statistics that go on."""
-        loaded = self._version(draft, version, tell, statistics)
+        loaded = self._version(model_spec, version, tell, statistics)
         try:
             run_with_timeout(
-                f"prove-{draft.name}",
-                partial(prove, loaded, draft.files.directory),
+                f"prove-{model_spec.name}",
+                partial(prove, loaded, model_spec.files.directory),
                 self._patience_s,
                 late=loaded.close,
             )
         except Hangs as error:
             raise ModelLoadError(
-                f"model '{draft.name}': its check before it serves: {error}; mend the model, or "
+                f"model '{model_spec.name}': its check before it serves: {error}; mend the model, or "
                 "record a golden pair that it answers"
             ) from error
         except BaseException:
@@ -207,18 +215,18 @@ class Build:
 
     def _version(
         self,
-        draft: ModelSpec,
+        model_spec: ModelSpec,
         version: int,
         tell: ProgressCallback,
         statistics: ModelStatistics | None,
     ) -> LoadedModel:
         began = time.monotonic()
-        files = draft.files
-        backend = find_backend(draft.config.backend)
-        completed = backend.complete(files, version, draft.config)
-        config = replace(completed, labels=draft.config.labels)
+        files = model_spec.files
+        backend = find_backend(model_spec.config.backend)
+        completed = backend.complete(files, version, model_spec.config)
+        config = replace(completed, labels=model_spec.config.labels)
         model = backend.load(
-            files.versions[version], config, self._devices, tell, self._surroundings
+            files.versions[version], config, self._devices, tell, self._server_context
         )
         try:
             loaded = self._scheduling.model(config, version, model, files.directory, statistics)
@@ -226,9 +234,9 @@ class Build:
             model.close()
             raise
         loaded = replace(loaded, load_s=time.monotonic() - began)
-        if draft.staged is not None:
-            draft.staged.hold()
-            return replace(loaded, after_close=draft.staged.let_go)
+        if model_spec.staged is not None:
+            model_spec.staged.hold()
+            return replace(loaded, after_close=model_spec.staged.let_go)
         return replace(loaded, after_close=_holding(files.holder))
 
 
@@ -243,11 +251,11 @@ def _holding(held: object) -> Callable[[], None]:
 
 
 def _reuse(
-    draft: ModelSpec, version: int, serving: LoadedVersions | None
+    model_spec: ModelSpec, version: int, serving: LoadedVersions | None
 ) -> tuple[Reuse, LoadedModel | None]:
     """What of the version is used on, and the one that it is of; None where it is nothing."""
     if serving is None:
         return Reuse.NOTHING, None
     like = next((model for model in serving.models if model.version == version), None)
-    what = Reuse.NOTHING if like is None else reuse(draft, serving.draft, version)
+    what = Reuse.NOTHING if like is None else reuse(model_spec, serving.model_spec, version)
     return what, like if what is not Reuse.NOTHING else None

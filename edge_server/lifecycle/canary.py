@@ -45,7 +45,7 @@ class Before:
 
     def close_members(self) -> None:
         """Where `built` is published."""
-        LoadedVersions(self.built.draft, self.members).close()
+        LoadedVersions(self.built.model_spec, self.members).close()
 
 
 class Canary:
@@ -76,7 +76,7 @@ class Canary:
         self._on_passed = on_passed
         self._on_news = on_news
         self._lock = threading.Lock()
-        self._trials: dict[str, _Trial] = {}
+        self._canary: dict[str, _Trial] = {}
         # Those too whose thread has still to close what nobody took.
         self._alive: set[_Trial] = set()
 
@@ -94,7 +94,7 @@ class Canary:
             ensembles: what those serve as that change together with it.
             members: of `serving`; see `Before`. Open likewise.
         """
-        terms, name = self._terms, built.draft.name
+        terms, name = self._terms, built.model_spec.name
         if terms is None:
             return built
         new = {model.version for model in built.models} - built.kept
@@ -116,7 +116,7 @@ class Canary:
             if before is not None:
                 before.close()
             return replace(built, models=tuple(recorded(m, terms) for m in built.models))
-        trial = self._trial(terms, built.draft, before, frozenset(m.version for m in watched))
+        trial = self._trial(terms, built.model_spec, before, frozenset(m.version for m in watched))
         models = [
             trial.probation.watch(m, _predecessor(m, before.built), before.members)
             if m in watched
@@ -124,38 +124,38 @@ class Canary:
             for m in built.models
         ]
         with self._lock:
-            self._trials[name] = trial
+            self._canary[name] = trial
             self._alive.add(trial)
         trial.probation.start()
         return replace(built, models=tuple(models))
 
     def record(self, built: LoadedVersions) -> LoadedVersions:
         """`built` as it is to be published on no probation; that of what it replaces is over."""
-        self.forget([built.draft.name])
+        self.forget([built.model_spec.name])
         terms = self._terms
         if terms is None:
             return built
         return replace(built, models=tuple(recorded(m, terms) for m in built.models))
 
-    def has_change(self, draft: ModelSpec) -> bool:
+    def has_change(self, model_spec: ModelSpec) -> bool:
         """Whether `draft` is on probation, and what served before was made of another one."""
         with self._lock:
-            return self._changed(draft) is not None
+            return self._changed(model_spec) is not None
 
-    def fault(self, draft: ModelSpec) -> str:
+    def fault(self, model_spec: ModelSpec) -> str:
         """What the answers of such a one show by now to be worse; empty where they do not."""
         with self._lock:
-            trial = self._changed(draft)
+            trial = self._changed(model_spec)
         return "" if trial is None else trial.probation.fault()
 
     def has(self, name: str) -> bool:
         """Whether versions of that model are on probation."""
         with self._lock:
-            return name in self._trials
+            return name in self._canary
 
-    def take(self, draft: ModelSpec) -> Before | None:
+    def take(self, model_spec: ModelSpec) -> Before | None:
         """What served before `draft`, which ends its probation; None where nothing is kept."""
-        trial = self._end(draft.name, draft)
+        trial = self._end(model_spec.name, model_spec)
         if trial is None:
             return None
         before = self._take(trial)
@@ -173,7 +173,7 @@ class Canary:
         """End every probation; wait that long, for all, until what they keep is closed."""
         until = time.monotonic() + timeout_s
         with self._lock:
-            self._trials.clear()
+            self._canary.clear()
             alive = list(self._alive)
         for trial in alive:
             trial.probation.stop()
@@ -181,48 +181,48 @@ class Canary:
             trial.probation.wait_over(max(0.0, until - time.monotonic()))
 
     def _trial(
-        self, terms: CanaryTerms, draft: ModelSpec, before: Before, versions: frozenset[int]
+        self, terms: CanaryTerms, model_spec: ModelSpec, before: Before, versions: frozenset[int]
     ) -> _Trial:
-        trial = _Trial(draft, before, versions)
+        trial = _Trial(model_spec, before, versions)
         trial.probation = CanaryMonitor(
-            draft.name,
+            model_spec.name,
             terms,
             on_failed=partial(self._failed, trial),
-            on_passed=partial(self._on_passed, draft),
+            on_passed=partial(self._on_passed, model_spec),
             on_over=partial(self._over, trial),
-            on_news=partial(self._on_news, draft),
+            on_news=partial(self._on_news, model_spec),
         )
         return trial
 
     def _failed(self, trial: _Trial, reason: str) -> None:
-        draft = trial.draft
+        model_spec = trial.model_spec
         end_s = time.monotonic() + _SETTLES_S
         # Whether a member or its ensemble is at fault is known when both have been compared.
-        while draft.is_ensemble and self._have_doubts() and time.monotonic() < end_s:
+        while model_spec.is_ensemble and self._have_doubts() and time.monotonic() < end_s:
             time.sleep(_LOOK_S)
         with self._lock:
             # Where a member has gone back meanwhile, its ensemble is on another trial.
-            is_current = self._trials.get(draft.name) is trial
+            is_current = self._canary.get(model_spec.name) is trial
         if is_current:
-            self._roll_back(draft, reason)
+            self._roll_back(model_spec, reason)
 
     def _have_doubts(self) -> bool:
         with self._lock:
-            return any(trial.probation.has_doubts for trial in self._trials.values())
+            return any(trial.probation.has_doubts for trial in self._canary.values())
 
-    def _changed(self, draft: ModelSpec) -> _Trial | None:
-        trial = self._trials.get(draft.name)
-        if trial is None or trial.draft is not draft or trial.before is None:
+    def _changed(self, model_spec: ModelSpec) -> _Trial | None:
+        trial = self._canary.get(model_spec.name)
+        if trial is None or trial.model_spec is not model_spec or trial.before is None:
             return None
-        return None if trial.before.built.draft is draft else trial
+        return None if trial.before.built.model_spec is model_spec else trial
 
-    def _end(self, name: str, draft: ModelSpec | None = None) -> _Trial | None:
+    def _end(self, name: str, model_spec: ModelSpec | None = None) -> _Trial | None:
         """The trial of that model, or of that very draft, which is none any more."""
         with self._lock:
-            trial = self._trials.get(name)
-            if trial is None or draft not in (None, trial.draft):
+            trial = self._canary.get(name)
+            if trial is None or model_spec not in (None, trial.model_spec):
                 return None
-            return self._trials.pop(name)
+            return self._canary.pop(name)
 
     def _take(self, trial: _Trial) -> Before | None:
         """What it keeps, the caller's from now on."""
@@ -232,8 +232,8 @@ class Canary:
 
     def _over(self, trial: _Trial) -> None:
         with self._lock:
-            if self._trials.get(trial.draft.name) is trial:
-                del self._trials[trial.draft.name]
+            if self._canary.get(trial.model_spec.name) is trial:
+                del self._canary[trial.model_spec.name]
         before = self._take(trial)
         if before is not None:
             before.close()
@@ -252,8 +252,8 @@ class _Trial:
 
     probation: CanaryMonitor
 
-    def __init__(self, draft: ModelSpec, before: Before, versions: frozenset[int]) -> None:
-        self.draft = draft
+    def __init__(self, model_spec: ModelSpec, before: Before, versions: frozenset[int]) -> None:
+        self.model_spec = model_spec
         self.before: Before | None = before
         self.versions = versions
 

@@ -213,7 +213,7 @@ def _not_polled(name: str, reason: str = "") -> InternalError:
 def _load_error(name: str, failures: Mapping[str, LoadFailure]) -> EdgeServerError:
     """What the caller is told of them, `name` first, a line for each model."""
     mine = failures.get(name)
-    if mine is not None and mine.draft is None:
+    if mine is not None and mine.model_spec is None:
         return _not_polled(name, str(mine.error))
     lines = sorted(failures.items(), key=lambda item: (item[0] != name, item[0]))
     return ModelConfigError("".join(_line(model, failure) for model, failure in lines))
@@ -221,11 +221,11 @@ def _load_error(name: str, failures: Mapping[str, LoadFailure]) -> EdgeServerErr
 
 def _line(name: str, failure: LoadFailure) -> str:
     text = f"load failed for model '{name}': "
-    if failure.draft is not None:
-        version = failure.version or failure.draft.versions[-1]
+    if failure.model_spec is not None:
+        version = failure.version or failure.model_spec.versions[-1]
         text += f"version {version} is at UNAVAILABLE state: "
     status = _STATUS.get(type(failure.error), "Internal")
     error = str(failure.error)
-    if failure.draft is not None:
-        error = failure.draft.files.as_shown(error)
+    if failure.model_spec is not None:
+        error = failure.model_spec.files.as_shown(error)
     return f"{text}{status}: {error};\n"

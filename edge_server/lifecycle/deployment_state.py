@@ -109,9 +109,9 @@ class DeploymentState:
         else:
             self._verdicts.serves(staged.name, staged.digest, on_trial=True)
 
-    def passed(self, draft: ModelSpec) -> None:
+    def passed(self, model_spec: ModelSpec) -> None:
         """`draft` has shown that it is no worse than what served before."""
-        staged = draft.files.holder
+        staged = model_spec.files.holder
         if not isinstance(staged, StagedModel):
             return
         with self._lock:
@@ -122,9 +122,9 @@ class DeploymentState:
             except EdgeServerError as error:
                 log.warning("model %s: is not kept for a restart: %s", staged.name, error)
 
-    def rolled_back(self, draft: ModelSpec, reason: str) -> None:
+    def rolled_back(self, model_spec: ModelSpec, reason: str) -> None:
         """What served before `draft` serves again; its content is not taken any more."""
-        staged = draft.files.holder
+        staged = model_spec.files.holder
         if not isinstance(staged, StagedModel):
             return
         self.count("rolled_back")
@@ -137,9 +137,9 @@ class DeploymentState:
         serves = "" if good is None else good.digest
         self._verdicts.rolled_back(staged.name, staged.digest, reason, serves)
 
-    def has_served(self, draft: ModelSpec) -> bool:
+    def has_served(self, model_spec: ModelSpec) -> bool:
         """Whether its content has served under its name before, not long ago."""
-        staged = draft.files.holder
+        staged = model_spec.files.holder
         return isinstance(staged, StagedModel) and self._store.has_served(
             staged.name, staged.digest
         )

@@ -56,9 +56,9 @@ class DesiredState:
             and not any(self._is_loading(m) for m in self.below(wish.coming) if m not in loaded)
         ]
 
-    def below(self, draft: ModelSpec) -> list[str]:
+    def below(self, model_spec: ModelSpec) -> list[str]:
         """Its members, theirs, and so on."""
-        found = sorted(draft.members)
+        found = sorted(model_spec.members)
         for name in found:  # grows while it is walked
             wish = self[name]
             members = {m for d in (wish.serving, wish.coming) if d is not None for m in d.members}
@@ -82,9 +82,9 @@ class DesiredState:
         forgotten = [name]
         for each in forgotten:  # grows while it is walked
             wish = self._by_name.pop(each, DesiredModel())
-            draft = wish.serving or wish.coming
-            if with_members and draft is not None:
-                forgotten += sorted(m for m in draft.members if self._is_left_over(m))
+            model_spec = wish.serving or wish.coming
+            if with_members and model_spec is not None:
+                forgotten += sorted(m for m in model_spec.members if self._is_left_over(m))
         return forgotten
 
     def suspend_users(self, names: Collection[str]) -> list[str]:

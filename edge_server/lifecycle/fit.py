@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class Part(NamedTuple):
     """A model as ensembles see it: what it was made of, and its versions' configurations."""
 
-    draft: ModelSpec
+    model_spec: ModelSpec
     configs: Mapping[int, ModelConfig]
 
 
@@ -85,12 +85,12 @@ def _resolved(
     world: dict[str, Part], changed: Collection[str], reasons: Mapping[str, str]
 ) -> tuple[dict[str, ModelConfigError], dict[str, Part]]:
     """The faults of `world`, all circles or else the first; and the ensembles that change."""
-    members = {name: sorted(part.draft.members) for name, part in world.items()}
+    members = {name: sorted(part.model_spec.members) for name, part in world.items()}
     ways = {name: way for name in changed if (way := circle_through(name, members))}
     if ways:
         return {
             name: ModelConfigError(
-                f"{world[name].draft.files.shown_config_path}: circular dependency between "
+                f"{world[name].model_spec.files.shown_config_path}: circular dependency between "
                 f"ensembles: {' -> '.join(way)}"
             )
             for name, way in ways.items()
@@ -102,20 +102,20 @@ def _resolved(
             continue
         touched.add(name)
         try:
-            world[name] = ensembles[name] = _resolve(world[name].draft, world, reasons)
+            world[name] = ensembles[name] = _resolve(world[name].model_spec, world, reasons)
         except ModelConfigError as error:
             return {name: error}, {}
     return {}, ensembles
 
 
-def _resolve(draft: ModelSpec, world: Mapping[str, Part], reasons: Mapping[str, str]) -> Part:
+def _resolve(model_spec: ModelSpec, world: Mapping[str, Part], reasons: Mapping[str, str]) -> Part:
     """An ensemble held against its members."""
 
     def find_member(step: EnsembleStep) -> ModelConfig:
-        return _find_member(draft, step, world, reasons)
+        return _find_member(model_spec, step, world, reasons)
 
-    config = resolve_graph(draft.config, draft.files.shown_config_path, find_member)
-    return Part(draft, dict.fromkeys(draft.versions, config))
+    config = resolve_graph(model_spec.config, model_spec.files.shown_config_path, find_member)
+    return Part(model_spec, dict.fromkeys(model_spec.versions, config))
 
 
 def _below(name: str, world: Mapping[str, Part]) -> set[str]:
@@ -123,16 +123,16 @@ def _below(name: str, world: Mapping[str, Part]) -> set[str]:
     found: set[str] = set()
     todo = [name]
     for each in todo:  # grows while it is walked
-        new = world[each].draft.members - found if each in world else frozenset[str]()
+        new = world[each].model_spec.members - found if each in world else frozenset[str]()
         found |= new
         todo += new
     return found
 
 
 def _find_member(
-    draft: ModelSpec, step: EnsembleStep, world: Mapping[str, Part], reasons: Mapping[str, str]
+    model_spec: ModelSpec, step: EnsembleStep, world: Mapping[str, Part], reasons: Mapping[str, str]
 ) -> ModelConfig:
-    ensemble, path = draft.name, draft.files.shown_config_path
+    ensemble, path = model_spec.name, model_spec.files.shown_config_path
     member, version = step.model_name, step.model_version
     if member not in world:
         # The member's own fault, where it is one that stays, is told with the member.

@@ -44,22 +44,22 @@ class InterfaceRule:
 
     def refusal(self, serving: LoadedVersions, new: LoadedVersions) -> ModelConfigError | None:
         """Why `new` is not to take the place of `serving`; None where it may."""
-        draft = new.draft
-        kept = self._of_cameras.get(draft.name, ())
+        model_spec = new.model_spec
+        kept = self._of_cameras.get(model_spec.name, ())
         for old_config, new_config in _pairs(serving, new):
             if change := tensor_break(old_config, new_config, kept) if kept else "":
                 return ModelConfigError(
-                    f"model '{draft.name}' sees lanes for a camera, which needs its tensors as "
+                    f"model '{model_spec.name}' sees lanes for a camera, which needs its tensors as "
                     f"they are: {change}; push it under another name, and let the camera use that"
                 )
             change = interface_break(old_config, new_config)
             if change and not (
-                _allows(draft)
-                or self._has_served(draft)
-                or (serving.draft.is_overridden and not draft.is_overridden)
+                _allows(model_spec)
+                or self._has_served(model_spec)
+                or (serving.model_spec.is_overridden and not model_spec.is_overridden)
             ):
                 return ModelConfigError(
-                    f"model '{draft.name}' would break those who call it: {change}; keep what "
+                    f"model '{model_spec.name}' would break those who call it: {change}; keep what "
                     "they call, or, when they know of it, push with --allow-interface-change, or "
                     f'put the parameter {ALLOW_INTERFACE_CHANGE}: "true" into config.pbtxt; in '
                     "mode explicit unloading it first does as well"
@@ -81,14 +81,16 @@ def _pairs(
         yield old[version], coming[version]
 
 
-def _allows(draft: ModelSpec) -> bool:
+def _allows(model_spec: ModelSpec) -> bool:
     """Raises: ModelConfigError: its parameter is neither true nor false."""
-    said = draft.config.parameters.get(ALLOW_INTERFACE_CHANGE)
+    said = model_spec.config.parameters.get(ALLOW_INTERFACE_CHANGE)
     if said is not None and said not in ("true", "false"):
         raise ModelConfigError(
-            f"{draft.files.config_path}: parameter {ALLOW_INTERFACE_CHANGE} is '{said}'; give "
+            f"{model_spec.files.config_path}: parameter {ALLOW_INTERFACE_CHANGE} is '{said}'; give "
             "'true' or 'false'"
         )
     # Of what a client sent instead of the configuration on disk the manifest says nothing.
-    by_manifest = not draft.is_overridden and says_interface_change(draft.files.directory / NAME)
+    by_manifest = not model_spec.is_overridden and says_interface_change(
+        model_spec.files.directory / NAME
+    )
     return said == "true" or by_manifest

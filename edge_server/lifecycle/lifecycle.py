@@ -63,27 +63,27 @@ class ModelLifecycle:
         self._registry = registry
         self._interface = interface
         self._take_down = take_down
-        self._trials = Canary(probation, self.roll_back, on_passed, self._tell_of_trial)
+        self._canary = Canary(probation, self.roll_back, on_passed, self._tell_of_trial)
         self._on_rolled_back = on_rolled_back
         self._build = build
         # Guards what follows and every change of the registry.
         self._lock = threading.Lock()
-        self._standing = ModelStates(registry)
+        self._model_states = ModelStates(registry)
         self._over = False
 
     def serves(self, name: str) -> ModelSpec | None:
         """What the READY versions of `name` were made of."""
         with self._lock:
-            return self._standing.wishes[name].serving
+            return self._model_states.desired_state[name].serving
 
     def on_trial(self, name: str) -> bool:
         """Whether what serves of `name` is on probation."""
-        return self._trials.has(name)
+        return self._canary.has(name)
 
     def serving(self, name: str) -> LoadedVersions | None:
         """What serves now, to be looked at and shared; nobody else closes it."""
         with self._lock:
-            return self._standing.serving(name)
+            return self._model_states.serving(name)
 
     def begin(
         self, found: Mapping[str, ModelSpec | LoadFailure], explicit: Collection[str]
@@ -105,24 +105,24 @@ class ModelLifecycle:
                 if isinstance(read, LoadFailure):
                     due[name] = read
                     continue
-                wish = self._standing.wishes[name]
+                wish = self._model_states.desired_state[name]
                 wish = replace(wish, explicit=wish.explicit or name in explicit)
                 if wish.serving is not None and read.is_same_as(wish.serving):
-                    changes[name] = self._standing.serve_on(name, "")
+                    changes[name] = self._model_states.serve_on(name, "")
                     wish = replace(wish, coming=None)
                 else:
                     due[name] = read
                     wish = replace(wish, coming=read)
                     if wish.serving is None:
                         changes[name] = entries_of(name, read.versions, ModelState.LOADING)
-                self._standing.wishes[name] = wish
+                self._model_states.desired_state[name] = wish
             self._registry.publish(changes)
         return due
 
     def tell(self, name: str, text: str) -> None:
         """Show what the load of `name` is at, until it ends; none is under way: nothing."""
         with self._lock:
-            if self._standing.wishes[name].coming is not None:
+            if self._model_states.desired_state[name].coming is not None:
                 self._registry.give_reason(name, text)
 
     def publish(
@@ -138,35 +138,41 @@ class ModelLifecycle:
         offered: dict[str, LoadedVersions] = {}
         with self._lock:
             for name, result in results.items():
-                if result.draft is not None and self._is_outdated(result.draft):
-                    outdated[name] = LoadFailure(Unavailable(OUTDATED), draft=result.draft)
+                if result.model_spec is not None and self._is_outdated(result.model_spec):
+                    outdated[name] = LoadFailure(
+                        Unavailable(OUTDATED), model_spec=result.model_spec
+                    )
                 elif isinstance(result, LoadFailure):
                     failed[name] = result
                 else:
                     offered[name] = result
-            for draft in self._standing.wishes.waiting(results.keys()):
-                offered.setdefault(draft.name, LoadedVersions(draft))
+            for model_spec in self._model_states.desired_state.waiting(results.keys()):
+                offered.setdefault(model_spec.name, LoadedVersions(model_spec))
             failed.update(self._breaking(offered))
             offered = {name: each for name, each in offered.items() if name not in failed}
-            found = self._standing.fit(offered, failed, take_down=self._take_down)
+            found = self._model_states.fit(offered, failed, take_down=self._take_down)
             for name, error in found.refused.items():
-                failed[name] = LoadFailure(error, draft=offered.pop(name).draft, misfit=True)
+                failed[name] = LoadFailure(
+                    error, model_spec=offered.pop(name).model_spec, misfit=True
+                )
             former = self._former(found)
             changes = self._taken_down(found)
             for built in self._made(offered, found):
-                changes[built.draft.name] = self._standing.serve(self._tried(built, former))
+                changes[built.model_spec.name] = self._model_states.serve(
+                    self._tried(built, former)
+                )
             for name, failure in failed.items():
-                if name in results or self._standing.is_loading(name):
-                    changes[name] = self._standing.fail(name, failure, changes.get(name))
+                if name in results or self._model_states.is_loading(name):
+                    changes[name] = self._model_states.fail(name, failure, changes.get(name))
                 elif name in changes:
-                    changes[name] = self._standing.still_fails(failure, changes[name])
+                    changes[name] = self._model_states.still_fails(failure, changes[name])
             self._registry.publish(changes)
         for name, result in results.items():
             if isinstance(result, LoadedVersions) and offered.get(name) is not result:
                 result.close()
         return {name: f for name, f in {**failed, **outdated}.items() if name in results}
 
-    def roll_back(self, draft: ModelSpec, reason: str) -> bool:
+    def roll_back(self, model_spec: ModelSpec, reason: str) -> bool:
         """Let what served before `draft` serve again, and the ensembles with it, at once.
 
         It is still open while `draft` is on probation. Of an ensemble that is what it was, the
@@ -181,29 +187,35 @@ class ModelLifecycle:
         with self._lock:
             if self._over:
                 return False
-            suspects = find_suspects(draft, reason, self._standing, self._trials)
-            wishes = self._standing.wishes
-            guilty = [d for name in suspects.back if (d := wishes[name].serving) is not None]
-            suspects, offered, found = fit_back(
-                draft, suspects, self._standing, self._trials, take_down=self._take_down
+            rollback_set = find_suspects(model_spec, reason, self._model_states, self._canary)
+            desired_state = self._model_states.desired_state
+            guilty = [
+                d for name in rollback_set.back if (d := desired_state[name].serving) is not None
+            ]
+            rollback_set, offered, found = fit_back(
+                model_spec,
+                rollback_set,
+                self._model_states,
+                self._canary,
+                take_down=self._take_down,
             )
-            back = suspects.back
+            back = rollback_set.back
             misfits = [error for name, error in found.refused.items() if name in back]
             if back and not misfits:
-                self._go_back(suspects, offered, found)
+                self._go_back(rollback_set, offered, found)
         for before in back.values():
             if misfits:
                 before.close()
             else:
                 before.close_members()
-        for before in suspects.spared.values():
+        for before in rollback_set.spared.values():
             before.close()
         if misfits:
-            log.error("model %s: cannot be rolled back: %s", draft.name, misfits[0])
+            log.error("model %s: cannot be rolled back: %s", model_spec.name, misfits[0])
             return False
         for each in guilty:
-            log.warning("model %s: rolled back: %s", each.name, suspects.reason)
-            self._on_rolled_back(each, suspects.reason)
+            log.warning("model %s: rolled back: %s", each.name, rollback_set.reason)
+            self._on_rolled_back(each, rollback_set.reason)
         return bool(back)
 
     def unload(self, name: str, *, with_members: bool) -> None:
@@ -216,9 +228,9 @@ class ModelLifecycle:
                 uses them.
         """
         with self._lock:
-            gone = self._standing.wishes.forget(name, with_members=with_members)
-            gone += self._standing.wishes.suspend_users(gone)
-            self._trials.forget(gone)
+            gone = self._model_states.desired_state.forget(name, with_members=with_members)
+            gone += self._model_states.desired_state.suspend_users(gone)
+            self._canary.forget(gone)
             changes: dict[str, list[ModelEntry]] = {}
             for entry in self._registry.snapshot.entries.values():
                 if entry.name in gone:
@@ -239,28 +251,30 @@ class ModelLifecycle:
         until = time.monotonic() + timeout_s
         with self._lock:
             self._over = True
-            self._standing = ModelStates(self._registry)
+            self._model_states = ModelStates(self._registry)
         if not self._registry.clear(timeout_s):
             log.warning("models: still closing after %.1f s", timeout_s)
-        self._trials.close(max(0.0, until - time.monotonic()))
+        self._canary.close(max(0.0, until - time.monotonic()))
 
-    def _tell_of_trial(self, draft: ModelSpec, news: str) -> None:
+    def _tell_of_trial(self, model_spec: ModelSpec, news: str) -> None:
         """Show what is known by now of what serves on probation."""
         with self._lock:
-            wish = self._standing.wishes[draft.name]
-            if not self._over and wish.serving is draft and wish.coming is None:
-                self._registry.publish({draft.name: self._standing.serve_on(draft.name, news)})
+            wish = self._model_states.desired_state[model_spec.name]
+            if not self._over and wish.serving is model_spec and wish.coming is None:
+                self._registry.publish(
+                    {model_spec.name: self._model_states.serve_on(model_spec.name, news)}
+                )
 
-    def _is_outdated(self, draft: ModelSpec) -> bool:
-        wish = self._standing.wishes[draft.name]
+    def _is_outdated(self, model_spec: ModelSpec) -> bool:
+        wish = self._model_states.desired_state[model_spec.name]
         # Another call's models may have brought a waiting ensemble along.
-        return draft is not wish.coming and draft is not wish.serving
+        return model_spec is not wish.coming and model_spec is not wish.serving
 
     def _breaking(self, offered: Mapping[str, LoadedVersions]) -> dict[str, LoadFailure]:
         """Those that would break the callers of what serves."""
         broken = {}
         for name, built in offered.items():
-            serving = self._standing.serving(name)
+            serving = self._model_states.serving(name)
             if serving is None:
                 continue
             try:
@@ -268,24 +282,24 @@ class ModelLifecycle:
             except ModelConfigError as error:
                 refusal = error
             if refusal is not None:
-                broken[name] = LoadFailure(refusal, draft=built.draft)
+                broken[name] = LoadFailure(refusal, model_spec=built.model_spec)
         return broken
 
     def _former(self, found: Fit) -> dict[str, ModelSpec]:
         """What the ensembles that change were made of."""
-        serving = self._standing.wishes.serving()
+        serving = self._model_states.desired_state.serving()
         names = found.ensembles.keys() | found.taken_down.keys()
         return {name: serving[name] for name in names if name in serving}
 
     def _made(self, offered: Mapping[str, LoadedVersions], found: Fit) -> list[LoadedVersions]:
         """What is to serve: models, then every ensemble after its members."""
-        models = [built for built in offered.values() if not built.draft.is_ensemble]
+        models = [built for built in offered.values() if not built.model_spec.is_ensemble]
         # Those that serve are made anew with their members, too.
         return [*models, *(self._build.ensemble(part) for part in found.ensembles.values())]
 
     def _taken_down(self, found: Fit) -> dict[str, list[ModelEntry]]:
-        self._trials.forget(found.taken_down.keys())
-        return self._standing.take_down(found.taken_down)
+        self._canary.forget(found.taken_down.keys())
+        return self._model_states.take_down(found.taken_down)
 
     def _tried(self, built: LoadedVersions, former: Mapping[str, ModelSpec]) -> LoadedVersions:
         """As it is to be published; on probation where it, or what it uses, is new.
@@ -293,46 +307,54 @@ class ModelLifecycle:
         Args:
             former: what the ensembles are made of that change together with it.
         """
-        draft = built.draft
-        serving = self._standing.serving(draft.name)
-        if serving is not None and draft is serving.draft and not self._is_new(draft):
-            return self._trials.record(built)
-        others = {name: each for name, each in former.items() if name != draft.name}
-        members = () if serving is None else self._standing.members(serving)
-        return self._trials.begin(built, serving, others, members)
+        model_spec = built.model_spec
+        serving = self._model_states.serving(model_spec.name)
+        if (
+            serving is not None
+            and model_spec is serving.model_spec
+            and not self._is_new(model_spec)
+        ):
+            return self._canary.record(built)
+        others = {name: each for name, each in former.items() if name != model_spec.name}
+        members = () if serving is None else self._model_states.members(serving)
+        return self._canary.begin(built, serving, others, members)
 
-    def _watched_on(self, built: LoadedVersions, suspects: RollbackSet) -> LoadedVersions:
+    def _watched_on(self, built: LoadedVersions, rollback_set: RollbackSet) -> LoadedVersions:
         """As it is to be published when something goes back: only ensembles are made anew then."""
-        draft = built.draft
-        if not draft.is_ensemble:
+        model_spec = built.model_spec
+        if not model_spec.is_ensemble:
             return built
-        before = {**suspects.spared, **suspects.back}.get(draft.name)
-        was_new = before is not None and before.built.draft is not draft
-        if not (was_new or self._is_new(draft)):
-            return self._trials.record(built)
+        before = {**rollback_set.spared, **rollback_set.back}.get(model_spec.name)
+        was_new = before is not None and before.built.model_spec is not model_spec
+        if not (was_new or self._is_new(model_spec)):
+            return self._canary.record(built)
         if before is not None:
-            return self._trials.begin(built, before.built, before.ensembles, before.members)
-        serving = self._standing.serving(draft.name)
-        members = () if serving is None else self._standing.members(serving)
-        return self._trials.begin(built, serving, {}, members)
+            return self._canary.begin(built, before.built, before.ensembles, before.members)
+        serving = self._model_states.serving(model_spec.name)
+        members = () if serving is None else self._model_states.members(serving)
+        return self._canary.begin(built, serving, {}, members)
 
-    def _is_new(self, draft: ModelSpec) -> bool:
+    def _is_new(self, model_spec: ModelSpec) -> bool:
         """Whether it has still to show what it is worth, or something that it uses has."""
-        return self._trials.has_change(draft) or any(
-            self._trials.has(member) for member in self._standing.wishes.below(draft)
+        return self._canary.has_change(model_spec) or any(
+            self._canary.has(member)
+            for member in self._model_states.desired_state.below(model_spec)
         )
 
     def _go_back(
-        self, suspects: RollbackSet, offered: Mapping[str, LoadedVersions], found: Fit
+        self, rollback_set: RollbackSet, offered: Mapping[str, LoadedVersions], found: Fit
     ) -> None:
-        back, reason = suspects.back, f"rolled back: {suspects.reason}"
+        back, reason = rollback_set.back, f"rolled back: {rollback_set.reason}"
         changes = self._taken_down(found)
         for built in self._made(offered, found):
-            name, wish = built.draft.name, self._standing.wishes[built.draft.name]
-            changes[name] = self._standing.serve(self._watched_on(built, suspects))
+            name, wish = (
+                built.model_spec.name,
+                self._model_states.desired_state[built.model_spec.name],
+            )
+            changes[name] = self._model_states.serve(self._watched_on(built, rollback_set))
             if name in back:
                 changes[name] = [replace(entry, reason=reason) for entry in changes[name]]
-            elif wish.serving is not None and built.draft not in (wish.serving, wish.coming):
+            elif wish.serving is not None and built.model_spec not in (wish.serving, wish.coming):
                 # It is as good as it was, but not for these members.
-                self._standing.wishes.wait(wish.serving)
+                self._model_states.desired_state.wait(wish.serving)
         self._registry.publish(changes)

@@ -74,7 +74,7 @@ class RepositoryLoader:
         load_threads: int = 4,
         budget: MemoryBudget | None = None,
         devices: Devices | None = None,
-        surroundings: ServerContext = STANDALONE,
+        server_context: ServerContext = STANDALONE,
         probation: CanaryTerms | None = None,
         on_rolled_back: Callable[[ModelSpec, str], None] = lambda *_: None,
         on_passed: Callable[[ModelSpec], None] = lambda _: None,
@@ -87,7 +87,7 @@ class RepositoryLoader:
         self._source = source
         self._completion = completion
         self._load_threads = load_threads
-        self._build = Build(scheduling or Scheduling(), budget, devices, surroundings)
+        self._build = Build(scheduling or Scheduling(), budget, devices, server_context)
         self._lifecycle = ModelLifecycle(
             registry,
             self._build,
@@ -97,7 +97,7 @@ class RepositoryLoader:
             take_down=take_down,
             interface=interface,
         )
-        self._turns = ModelLocks()
+        self._model_locks = ModelLocks()
 
     def load_all(self, stop: threading.Event | None = None) -> list[ModelEntry]:
         """Load every model there is; see `load_named`.
@@ -142,7 +142,7 @@ class RepositoryLoader:
         """
         names = {name}
         while True:
-            with self._turns.hold(names, within):
+            with self._model_locks.hold(names, within):
                 found = self._read_with_members([name], override)
                 if name not in found:
                     raise self._absent(name)
@@ -165,7 +165,7 @@ class RepositoryLoader:
         Raises:
             Unavailable: the loader is closed.
         """
-        with self._turns.hold({name}):
+        with self._model_locks.hold({name}):
             self._lifecycle.publish({name: LoadFailure(error)})
 
     def serves(self, name: str) -> ModelSpec | None:
@@ -176,9 +176,9 @@ class RepositoryLoader:
         """Whether what serves of `name` is on probation."""
         return self._lifecycle.on_trial(name)
 
-    def roll_back(self, draft: ModelSpec, reason: str) -> bool:
+    def roll_back(self, model_spec: ModelSpec, reason: str) -> bool:
         """See `ModelLifecycle.roll_back`."""
-        return self._lifecycle.roll_back(draft, reason)
+        return self._lifecycle.roll_back(model_spec, reason)
 
     def names_on_disk(self) -> Mapping[str, int]:
         """Model name → in how many repositories it is, at this moment.
@@ -192,21 +192,21 @@ class RepositoryLoader:
         """Load nothing more, forget every model; wait that long for what closes and loads."""
         until = time.monotonic() + timeout_s
         self._lifecycle.end(timeout_s)
-        if not self._turns.end(max(0.0, until - time.monotonic())):
+        if not self._model_locks.end(max(0.0, until - time.monotonic())):
             log.warning("repository: still loading after %.1f s", timeout_s)
 
     def _load_each(
         self, found: Found, explicit: Collection[str], stop: threading.Event | None
     ) -> list[ModelEntry]:
         publish = self._lifecycle.publish
-        with self._turns.hold(found):
+        with self._model_locks.hold(found):
             due = self._lifecycle.begin(found, explicit)
             publish({name: read for name, read in due.items() if isinstance(read, LoadFailure)})
             models = [d for d in due.values() if isinstance(d, ModelSpec) and not d.is_ensemble]
 
-            def load(draft: ModelSpec) -> None:
+            def load(model_spec: ModelSpec) -> None:
                 if stop is None or not stop.is_set():
-                    publish({draft.name: self._make(draft)})
+                    publish({model_spec.name: self._make(model_spec)})
 
             with ThreadPoolExecutor(self._load_threads, "load") as pool:
                 list(pool.map(load, models))

@@ -34,13 +34,13 @@ class ModelStates:
     """
 
     def __init__(self, registry: ModelRegistry) -> None:
-        self.wishes = DesiredState()
+        self.desired_state = DesiredState()
         self._registry = registry
 
     def serving(self, name: str) -> LoadedVersions | None:
         """What serves, open as long as it does."""
-        draft = self.wishes[name].serving
-        return None if draft is None else LoadedVersions(draft, self._loaded(name))
+        model_spec = self.desired_state[name].serving
+        return None if model_spec is None else LoadedVersions(model_spec, self._loaded(name))
 
     def members(self, serving: LoadedVersions) -> tuple[LoadedModel, ...]:
         """What an ensemble that serves uses, all the way down, as it is in the registry; open as
@@ -73,19 +73,19 @@ class ModelStates:
             else:
                 reasons[entry.name] = entry.reason or entry.state.value
         reasons.update((name, str(failure.error)) for name, failure in failed.items())
-        serving = {n: Part(d, configs[n]) for n, d in self.wishes.serving().items()}
+        serving = {n: Part(d, configs[n]) for n, d in self.desired_state.serving().items()}
         parts = {n: built.as_part() for n, built in offered.items()}
         return fit(parts, serving, reasons, take_down=take_down)
 
     def serve(self, built: LoadedVersions) -> list[ModelEntry]:
         """From now on it serves."""
-        name = built.draft.name
-        wish = self.wishes[name]
-        if built.draft is not wish.serving:
-            coming = None if built.draft is wish.coming else wish.coming
-            wish = replace(wish, serving=built.draft, coming=coming)
-        self.wishes[name] = wish
-        for field, reason in without_effect(built.draft.message).items():
+        name = built.model_spec.name
+        wish = self.desired_state[name]
+        if built.model_spec is not wish.serving:
+            coming = None if built.model_spec is wish.coming else wish.coming
+            wish = replace(wish, serving=built.model_spec, coming=coming)
+        self.desired_state[name] = wish
+        for field, reason in without_effect(built.model_spec.message).items():
             log.warning("model %s: field '%s' has no effect here: %s", name, field, reason)
         log.info(
             "model %s: READY, version %s, %.0f ms",
@@ -104,11 +104,11 @@ class ModelStates:
         """Ensembles that wait from now on for members which they fit; requests in flight end."""
         changes = {}
         for name, error in faults.items():
-            wish, draft = self.wishes[name], self.wishes.serving()[name]
-            self.wishes[name] = replace(wish, serving=None, coming=wish.coming or draft)
-            reason = draft.files.as_shown(str(error))[:_LONGEST_REASON]
+            wish, model_spec = self.desired_state[name], self.desired_state.serving()[name]
+            self.desired_state[name] = replace(wish, serving=None, coming=wish.coming or model_spec)
+            reason = model_spec.files.as_shown(str(error))[:_LONGEST_REASON]
             log.error("model %s: taken down: %s", name, reason)
-            changes[name] = entries_of(name, draft.versions, ModelState.UNAVAILABLE, reason)
+            changes[name] = entries_of(name, model_spec.versions, ModelState.UNAVAILABLE, reason)
         return changes
 
     def fail(
@@ -118,16 +118,16 @@ class ModelStates:
 
         An ensemble waits for members that it fits.
         """
-        wish, reason, draft = self.wishes[name], told(failure), failure.draft
-        if draft is not None:
-            may_fit = wish.serving is None or (failure.misfit and not draft.is_overridden)
-            waits = draft.is_ensemble and may_fit
-            self.wishes[name] = replace(wish, coming=draft if waits else None)
+        wish, reason, model_spec = self.desired_state[name], told(failure), failure.model_spec
+        if model_spec is not None:
+            may_fit = wish.serving is None or (failure.misfit and not model_spec.is_overridden)
+            waits = model_spec.is_ensemble and may_fit
+            self.desired_state[name] = replace(wish, coming=model_spec if waits else None)
         if wish.serving is not None:
             log.error("model %s: serves on as it was, loading it anew failed: %s", name, reason)
             return self.still_fails(failure, made_anew or self.serve_on(name, ""))
         log.error("model %s: UNAVAILABLE: %s", name, reason)
-        versions = (0,) if draft is None else draft.versions
+        versions = (0,) if model_spec is None else model_spec.versions
         entries = entries_of(name, versions, ModelState.UNAVAILABLE, reason)
         return [replace(entry, may_pass=may_pass(failure.error)) for entry in entries]
 
@@ -150,7 +150,7 @@ def entries_of(
 def told(failure: LoadFailure) -> str:
     """Why, in the paths that people know."""
     reason = str(failure.error)
-    if failure.draft is not None:
-        reason = failure.draft.files.as_shown(reason)
+    if failure.model_spec is not None:
+        reason = failure.model_spec.files.as_shown(reason)
     # A model may raise any text, and every transport has to carry it.
     return reason.encode("utf-8", "backslashreplace").decode()[:_LONGEST_REASON]

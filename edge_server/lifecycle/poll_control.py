@@ -49,7 +49,7 @@ class PollControl:
     def __init__(
         self,
         loader: RepositoryLoader,
-        ledger: DeploymentState,
+        deployment_state: DeploymentState,
         store: ModelStore,
         registry: ModelRegistry,
         repositories: Sequence[Path],
@@ -66,16 +66,16 @@ class PollControl:
         self._exit_on_error = exit_on_error
         # Time for every model that nobody writes to, and for one that was just finished.
         self._first_patience_s = 2 * settle_s + 1.0
-        self._ledger = ledger
-        self._beliefs = ChangeDetector(settle_s, read_manifest)
-        self._updates = Updates(loader, ledger, store, budget=budget)
-        self._arrivals = InotifyWatch(repositories)
+        self._deployment_state = deployment_state
+        self._change_detector = ChangeDetector(settle_s, read_manifest)
+        self._updates = Updates(loader, deployment_state, store, budget=budget)
+        self._inotify_watch = InotifyWatch(repositories)
         self.watcher = RepositoryWatcher(
             repositories,
-            self._beliefs,
+            self._change_detector,
             self._updates.carry_out,
             poll_s=poll_s,
-            wait=self._arrivals.wait,
+            wait=self._inotify_watch.wait,
             attend=self._attend,
         )
 
@@ -91,7 +91,7 @@ class PollControl:
         kept = self._updates.load_last_good(stop)
         if kept:
             for name, staged in kept.items():
-                self._beliefs.accept(name, staged.source)
+                self._change_detector.accept(name, staged.source)
         else:
             self._load_first(stop or threading.Event())
         self.watcher.worker.start()
@@ -128,7 +128,7 @@ class PollControl:
 
     def outcomes(self) -> dict[str, int]:
         """How many changes have come to which end; see `OUTCOMES`."""
-        return self._ledger.outcomes()
+        return self._deployment_state.outcomes()
 
     def close(self, timeout_s: float) -> None:
         """Look no more, forget every model; wait that long for what closes and loads."""
@@ -137,7 +137,7 @@ class PollControl:
         self.watcher.worker.stop(timeout_s / 2)
         self._updates.close()
         self._loader.close(max(0.0, until - time.monotonic()))
-        self._arrivals.close()
+        self._inotify_watch.close()
         self._store.close()
 
     def _attend(self, now: float) -> Collection[str]:
@@ -155,7 +155,7 @@ class PollControl:
             looks += 1
             until = min(until, time.monotonic() + self._first_patience_s)
             if looks > _FIRST_LOOKS and time.monotonic() > until:
-                for name in sorted(self._beliefs.settling):
+                for name in sorted(self._change_detector.settling):
                     log.warning(
                         "model %s: its files keep changing; the start goes on without it, and it "
                         "is loaded once they stay as they are",

@@ -52,20 +52,20 @@ def reuse(new: ModelSpec, old: ModelSpec, version: int) -> Reuse:
     return Reuse.MODEL
 
 
-def renewed(config: ModelConfig, draft: ModelSpec) -> ModelConfig:
+def renewed(config: ModelConfig, model_spec: ModelSpec) -> ModelConfig:
     """The configuration of a version that is reused, with the versions and instances of `draft`."""
     message = pb.ModelConfig()
     message.CopyFrom(config.message)
     for field in ("version_policy", "instance_group"):
         message.ClearField(field)
-    message.version_policy.CopyFrom(draft.message.version_policy)
-    message.instance_group.extend(draft.message.instance_group)
-    return replace(config, message=message, instance_groups=draft.config.instance_groups)
+    message.version_policy.CopyFrom(model_spec.message.version_policy)
+    message.instance_group.extend(model_spec.message.instance_group)
+    return replace(config, message=message, instance_groups=model_spec.config.instance_groups)
 
 
-def _without(draft: ModelSpec, field: str) -> Any:
+def _without(model_spec: ModelSpec, field: str) -> Any:
     message = pb.ModelConfig()
-    message.CopyFrom(draft.message)
+    message.CopyFrom(model_spec.message)
     message.ClearField(field)
     return message
 

@@ -35,35 +35,35 @@ class RollbackSet:
 
 
 def find_suspects(
-    draft: ModelSpec, reason: str, standing: ModelStates, trials: Canary
+    model_spec: ModelSpec, reason: str, model_states: ModelStates, canary: Canary
 ) -> RollbackSet:
     """What is to go back where `draft` failed on probation, which is over.
 
     What is kept for them is the caller's from now on.
     """
-    before = trials.take(draft)
+    before = canary.take(model_spec)
     if before is None:
         return RollbackSet({}, {}, reason)
-    name = draft.name
-    if not draft.is_ensemble:
+    name = model_spec.name
+    if not model_spec.is_ensemble:
         return RollbackSet({name: before}, {}, reason)
-    serving = standing.wishes.serving()
-    used = [serving[n] for n in standing.wishes.below(draft) if n in serving]
-    faults = {each.name: fault for each in used if (fault := trials.fault(each))}
+    serving = model_states.desired_state.serving()
+    used = [serving[n] for n in model_states.desired_state.below(model_spec) if n in serving]
+    faults = {each.name: fault for each in used if (fault := canary.fault(each))}
     if faults:
         # What is wrong with it shows in them, too.
         bad = [each for each in used if each.name in faults]
-        return RollbackSet(_taken(bad, trials), {name: before}, next(iter(faults.values())))
-    if before.built.draft is not draft:
+        return RollbackSet(_taken(bad, canary), {name: before}, next(iter(faults.values())))
+    if before.built.model_spec is not model_spec:
         return RollbackSet({name: before}, {}, reason)
-    return RollbackSet(_taken(used, trials), {name: before}, f"in ensemble '{name}': {reason}")
+    return RollbackSet(_taken(used, canary), {name: before}, f"in ensemble '{name}': {reason}")
 
 
 def fit_back(
-    draft: ModelSpec,
-    suspects: RollbackSet,
-    standing: ModelStates,
-    trials: Canary,
+    model_spec: ModelSpec,
+    rollback_set: RollbackSet,
+    model_states: ModelStates,
+    canary: Canary,
     *,
     take_down: bool,
 ) -> tuple[RollbackSet, dict[str, LoadedVersions], Fit]:
@@ -75,27 +75,27 @@ def fit_back(
         draft: what failed on probation.
         take_down: ensembles give way where even that does not fit.
     """
-    wishes, back = standing.wishes, dict(suspects.back)
-    waiting = {each.name: LoadedVersions(each) for each in wishes.waiting(())}
+    desired_state, back = model_states.desired_state, dict(rollback_set.back)
+    waiting = {each.name: LoadedVersions(each) for each in desired_state.waiting(())}
     offered = {**waiting, **{name: before.built for name, before in back.items()}}
-    found = standing.fit(offered, {})
+    found = model_states.fit(offered, {})
     if not found.refused.keys().isdisjoint(back):
-        below = [wishes[name].serving for name in wishes.below(draft)]
-        back.update(_taken((each for each in below if each is not None), trials))
+        below = [desired_state[name].serving for name in desired_state.below(model_spec)]
+        back.update(_taken((each for each in below if each is not None), canary))
         for before in back.values():
             offered.update((name, LoadedVersions(each)) for name, each in before.ensembles.items())
         offered.update((name, before.built) for name, before in back.items())
-        found = standing.fit(offered, {})
+        found = model_states.fit(offered, {})
     if take_down and not found.refused.keys().isdisjoint(back):
-        found = standing.fit(offered, {}, take_down=True)
+        found = model_states.fit(offered, {}, take_down=True)
     offered = {name: built for name, built in offered.items() if name not in found.refused}
-    return replace(suspects, back=back), offered, found
+    return replace(rollback_set, back=back), offered, found
 
 
-def _taken(drafts: Iterable[ModelSpec], trials: Canary) -> dict[str, Before]:
+def _taken(model_specs: Iterable[ModelSpec], canary: Canary) -> dict[str, Before]:
     """What served before those of them that are new."""
     return {
-        draft.name: before
-        for draft in drafts
-        if trials.has_change(draft) and (before := trials.take(draft)) is not None
+        model_spec.name: before
+        for model_spec in model_specs
+        if canary.has_change(model_spec) and (before := canary.take(model_spec)) is not None
     }

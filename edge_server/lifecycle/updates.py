@@ -48,15 +48,15 @@ class Updates:
     def __init__(
         self,
         loader: RepositoryLoader,
-        ledger: DeploymentState,
+        deployment_state: DeploymentState,
         store: ModelStore,
         *,
         budget: MemoryBudget | None = None,
         patience_s: float = LOAD_PATIENCE_S,
     ) -> None:
-        self._shortages: MemoryRetry[StagedModel] = MemoryRetry(budget)
+        self._memory_retry: MemoryRetry[StagedModel] = MemoryRetry(budget)
         self._loader = loader
-        self._ledger = ledger
+        self._deployment_state = deployment_state
         self._store = store
         self._turn = LoadSlot(patience_s)
         self._changed = threading.Condition()
@@ -71,26 +71,26 @@ class Updates:
         Those that a process has died of before, perhaps, are loaded last and each alone.
         """
         kept = self._store.last_good()
-        suspects = [staged for staged in kept.values() if self._store.suspected(staged.digest)]
-        others = [staged for staged in kept.values() if staged not in suspects]
+        rollback_set = [staged for staged in kept.values() if self._store.suspected(staged.digest)]
+        others = [staged for staged in kept.values() if staged not in rollback_set]
         with ExitStack() as loading:
             for staged in others:
-                self._ledger.accept(staged)
+                self._deployment_state.accept(staged)
                 loading.enter_context(self._store.loading(staged))
             failed = {entry.name: entry.reason for entry in self._loader.load_all(stop)}
-        for staged in suspects:
+        for staged in rollback_set:
             if stop is not None and stop.is_set():
                 break
-            self._ledger.accept(staged)
+            self._deployment_state.accept(staged)
             with self._store.loading(staged):
                 failures = self._loader.load(staged.name)
                 failed |= {name: told(failure) for name, failure in failures.items()}
         for name, staged in kept.items():
             if name not in failed:
-                self._ledger.serves_again(staged)
+                self._deployment_state.serves_again(staged)
             else:
-                self._ledger.failed(name, failed[name], staged.digest)
-                self._shortages.keep(name, staged, time.monotonic())
+                self._deployment_state.failed(name, failed[name], staged.digest)
+                self._memory_retry.keep(name, staged, time.monotonic())
         return kept
 
     def carry_out(self, changes: Sequence[Change]) -> list[str]:
@@ -102,12 +102,12 @@ class Updates:
         torn = []
         works = []
         for change in changes:
-            self._shortages.forget(change.name)
+            self._memory_retry.forget(change.name)
             try:
                 works.append((change.name, self._prepare(change)))
             except TornModel as error:
                 log.debug("model %s: %s", change.name, error)
-                self._ledger.count("torn")
+                self._deployment_state.count("torn")
                 torn.append(change.name)
             except QuarantinedModel as error:
                 self._refuse(change.name, error, error.digest)
@@ -122,12 +122,12 @@ class Updates:
 
     def retry(self, now: float) -> None:
         """Begin with what there was no memory for and is by now (`time.monotonic()`)."""
-        for name, staged in self._shortages.due(now).items():
+        for name, staged in self._memory_retry.due(now).items():
             with self._changed:
                 if self._closed or name in self._busy:
                     continue
                 log.info("model %s: there is memory for it by now: loaded again", name)
-                self._begin(name, _Work(staged, self._ledger.accept(staged)))
+                self._begin(name, _Work(staged, self._deployment_state.accept(staged)))
 
     def note_what_serves(self) -> None:
         """Let the ledger know what serves by now, also what came or went back with another model.
@@ -136,15 +136,15 @@ class Updates:
             InternalError: it serves, but is not kept for a restart.
         """
         for name in self._loader.names_on_disk():
-            draft = self._loader.serves(name)
-            staged = None if draft is None else draft.files.holder
+            model_spec = self._loader.serves(name)
+            staged = None if model_spec is None else model_spec.files.holder
             with self._noting:
                 if (
                     isinstance(staged, StagedModel)
-                    and self._ledger.serving(name) is not staged
+                    and self._deployment_state.serving(name) is not staged
                     and not self._store.quarantined(staged.digest)
                 ):
-                    self._ledger.serves(staged, on_trial=self._loader.on_trial(name))
+                    self._deployment_state.serves(staged, on_trial=self._loader.on_trial(name))
 
     def wait_idle(self, timeout_s: float | None = None) -> bool:
         """Whether within that time every change has been carried out."""
@@ -190,7 +190,7 @@ class Updates:
                 f"with `edge-server models release {tree.name}`",
                 staged.digest,
             )
-        return _Work(staged, self._ledger.accept(staged, tree.directory))
+        return _Work(staged, self._deployment_state.accept(staged, tree.directory))
 
     def _work(self, name: str) -> None:
         """Carry out what waits for `name` until nothing does."""
@@ -212,40 +212,40 @@ class Updates:
                 self._refuse(name, InternalError(text), digest)
 
     def _carry_out(self, name: str, work: _Work) -> None:
-        staged, serving = work.staged, self._ledger.serving(name)
+        staged, serving = work.staged, self._deployment_state.serving(name)
         if staged is None:
             log.info("model %s: taken out of the repository", name)
             self._loader.unload(name)
-            self._ledger.gone(name)
+            self._deployment_state.gone(name)
             return
         if serving is not None and staged.digest == serving.digest:
             # Touched, moved or copied again, and still the same: that it serves is said again.
-            self._ledger.same_as_before(staged, serving)
+            self._deployment_state.same_as_before(staged, serving)
             self._loader.load(name)
             return
         with self._turn.take(name), self._store.loading(staged):
             failures = self._loader.load(name)
         failure = failures.get(name)
         if failure is None:
-            self._shortages.forget(name)
-            self._ledger.count("loaded")
+            self._memory_retry.forget(name)
+            self._deployment_state.count("loaded")
             self.note_what_serves()
             return
-        self._ledger.count("failed")
+        self._deployment_state.count("failed")
         is_short = isinstance(failure.error, Unavailable)
         waits = is_short or failure.misfit
-        self._ledger.failed(name, told(failure), staged.digest, waits=waits)
+        self._deployment_state.failed(name, told(failure), staged.digest, waits=waits)
         if is_short:
-            self._shortages.keep(name, staged, time.monotonic())
+            self._memory_retry.keep(name, staged, time.monotonic())
         else:
-            self._shortages.forget(name)
+            self._memory_retry.forget(name)
         if not failure.misfit:
             # What fits nothing yet may fit with the next change of another model.
-            self._ledger.decline(name, work.before)
+            self._deployment_state.decline(name, work.before)
 
     def _refuse(self, name: str, error: EdgeServerError, digest: str = "") -> None:
-        self._ledger.count("failed")
-        self._ledger.failed(name, str(error), digest)
+        self._deployment_state.count("failed")
+        self._deployment_state.failed(name, str(error), digest)
         try:
             self._loader.refuse(name, error)
         except Unavailable:

@@ -39,7 +39,7 @@ class Change:
 class _Candidate:
     """What a model may have become: since when (monotonic, s) and in how many looks."""
 
-    sight: FileSet | None
+    file_set: FileSet | None
     since: float
     looks: int = 1
 
@@ -93,7 +93,7 @@ class ChangeDetector:
         return self._candidates.keys()
 
     def look(
-        self, survey: RepositoryScan, now: float, arrived: Collection[str] = ()
+        self, repository_scan: RepositoryScan, now: float, arrived: Collection[str] = ()
     ) -> list[Change]:
         """What is to be believed after this look.
 
@@ -102,33 +102,33 @@ class ChangeDetector:
             arrived: the models whose directories were renamed into place since the last look.
         """
         changes = []
-        for name, tree in survey.models.items():
-            sight = tree.sight
-            if sight == self._known.get(name):
+        for name, tree in repository_scan.models.items():
+            file_set = tree.file_set
+            if file_set == self._known.get(name):
                 self._homes[name] = tree.repository
                 self._candidates.pop(name, None)
                 continue
-            believed = self._judge(tree, sight, now, renamed=name in arrived)
+            believed = self._judge(tree, file_set, now, renamed=name in arrived)
             if believed is not None:
-                self._believe(name, sight, tree.repository)
+                self._believe(name, file_set, tree.repository)
                 changes.append(Change(name, believed))
-        for name in self._known.keys() - survey.models.keys():
+        for name in self._known.keys() - repository_scan.models.keys():
             home = self._homes[name]
-            if survey.blind and (home is None or home in survey.blind):
+            if repository_scan.blind and (home is None or home in repository_scan.blind):
                 self._candidates.pop(name, None)
             elif self._is_settled(name, None, now):
                 self._candidates.pop(name, None)
                 del self._known[name], self._homes[name]
                 changes.append(Change(name, None))
-        for name in self._candidates.keys() - survey.models.keys() - self._known.keys():
+        for name in self._candidates.keys() - repository_scan.models.keys() - self._known.keys():
             del self._candidates[name]
         return changes
 
     def _judge(
-        self, tree: ModelTree, sight: FileSet, now: float, *, renamed: bool
+        self, tree: ModelTree, file_set: FileSet, now: float, *, renamed: bool
     ) -> ModelTree | None:
         """What is to be acted on, if anything is by now."""
-        settled = self._is_settled(tree.name, sight, now)
+        settled = self._is_settled(tree.name, file_set, now)
         if tree.fault:
             return tree if settled else None
         unfinished = ""
@@ -149,18 +149,18 @@ class ChangeDetector:
             return None
         return tree.with_fault(f"{tree.directory}: {unfinished}") if unfinished else tree
 
-    def _is_settled(self, name: str, sight: FileSet | None, now: float) -> bool:
+    def _is_settled(self, name: str, file_set: FileSet | None, now: float) -> bool:
         """Whether it was seen so for long enough; remembers that it was."""
         before = self._candidates.get(name)
-        if before is None or before.sight != sight:
-            self._candidates[name] = _Candidate(sight, now)
+        if before is None or before.file_set != file_set:
+            self._candidates[name] = _Candidate(file_set, now)
             return False
         looks = before.looks + 1
-        self._candidates[name] = _Candidate(sight, before.since, looks)
+        self._candidates[name] = _Candidate(file_set, before.since, looks)
         return looks >= _LOOKS and now - before.since >= self._window_s
 
-    def _believe(self, name: str, sight: FileSet, repository: Path) -> None:
-        self._known[name] = sight
+    def _believe(self, name: str, file_set: FileSet, repository: Path) -> None:
+        self._known[name] = file_set
         self._homes[name] = repository
         self._candidates.pop(name, None)
 

@@ -107,10 +107,10 @@ class ModelStore:
         self._lock = threading.Lock()
         self._lent = weakref.WeakValueDictionary[int, StagedModel]()
         lock = lock_store(directory)
-        self._releases = QuarantineReleases(directory)
+        self._quarantine_releases = QuarantineReleases(directory)
         try:
             self._copies = Copies(directory)
-            self._releases.make()
+            self._quarantine_releases.make()
         except OSError as error:
             os.close(lock)
             raise error_of_place(
@@ -255,7 +255,7 @@ class ModelStore:
     def release_noted(self) -> set[str]:
         """Release what somebody left a note about, see `QuarantineReleases`; the models that it was."""
         released = set()
-        for digest in self._releases.take():
+        for digest in self._quarantine_releases.take():
             with self._lock:
                 name = self._state.quarantined_as.get(digest, "")
             log.info("model %s: %.12s is released from quarantine", name or "?", digest)

@@ -90,7 +90,7 @@ class ModelTree:
         return empty_directories(self.directories, (file.path for file in self.files))
 
     @property
-    def sight(self) -> FileSet:
+    def file_set(self) -> FileSet:
         return FileSet(self.files, self.directories, self.fault)
 
     def with_fault(self, fault: str) -> ModelTree:
@@ -111,7 +111,7 @@ class RepositoryScan:
     blind: Mapping[Path, str]
 
 
-def survey(repositories: Sequence[Path]) -> RepositoryScan:
+def read_repositories(repositories: Sequence[Path]) -> RepositoryScan:
     """Look at every model of every repository once."""
     models: dict[str, ModelTree] = {}
     blind: dict[Path, str] = {}

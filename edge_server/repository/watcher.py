@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 from edge_server.process.worker import Worker
-from edge_server.repository.tree import survey
+from edge_server.repository.tree import read_repositories
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -38,7 +38,7 @@ class RepositoryWatcher:
     def __init__(
         self,
         repositories: Sequence[Path],
-        beliefs: ChangeDetector,
+        change_detector: ChangeDetector,
         act: Callable[[Sequence[Change]], Collection[str]],
         *,
         poll_s: float,
@@ -48,7 +48,7 @@ class RepositoryWatcher:
         # A disk that does not answer is no reason to end the process: what is loaded serves on.
         self.worker = Worker("repository", self._tick, deadline_s=math.inf)
         self._repositories = tuple(repositories)
-        self._beliefs = beliefs
+        self._change_detector = change_detector
         self._act = act
         self._poll_s = poll_s
         self._wait = wait
@@ -69,23 +69,23 @@ class RepositoryWatcher:
             now: `time.monotonic()`.
             arrived: the models that were renamed into place since the last look.
         """
-        seen = survey(self._repositories)
+        seen = read_repositories(self._repositories)
         for repository, why in seen.blind.items():
             if self._blind.get(repository) != why:
                 log.warning("repository %s: %s; what is loaded of it serves on", repository, why)
         for repository in self._blind.keys() - seen.blind.keys():
             log.info("repository %s: can be read again", repository)
         self._blind = dict(seen.blind)
-        changes = self._beliefs.look(seen, now, arrived)
+        changes = self._change_detector.look(seen, now, arrived)
         if changes:
             for name in self._act(changes):
-                self._beliefs.doubt(name)
+                self._change_detector.doubt(name)
         self._looked_at = time.monotonic()
-        return bool(self._beliefs.settling)
+        return bool(self._change_detector.settling)
 
     def _tick(self, now: float) -> None:
         for name in self._attend(now):
-            self._beliefs.tell_again(name)
+            self._change_detector.tell_again(name)
             self._next_at = 0.0
         if now >= self._next_at:
             changing = self.look(now, self._arrived)

@@ -312,7 +312,7 @@ def test_all_that_the_parser_says_is_told(
     with pytest.raises(errors.ModelConfigError) as caught:
         site.build(name="unreadable")
     assert str(caught.value).endswith(
-        f"cannot read it:\n  no such operator: DesiredModel\n  node 7{name}: bad axis"
+        f"cannot read it:\n  no such operator: Wish\n  node 7{name}: bad axis"
     )
 
 

@@ -207,7 +207,7 @@ def asked(client: triton.InferenceServerClient) -> float:
     return float(client.infer("adding", [given]).as_numpy("y")[0, 0])
 
 
-def standing(client: triton.InferenceServerClient) -> tuple[str, str]:
+def model_states(client: triton.InferenceServerClient) -> tuple[str, str]:
     """What the index says of it: the state, and the reason."""
     (model,) = client.get_model_repository_index().models
     return model.state, model.reason
@@ -253,13 +253,13 @@ def test_a_plan_is_built_from_the_onnx_file_beside_it_while_the_old_one_serves(
     end = time.monotonic() + 60
     while 2 not in answers:
         assert time.monotonic() < end, process.log.read_text()
-        said.add(standing(connected))
+        said.add(model_states(connected))
         answers.add(asked(connected))
     assert answers == {1, 2}
     # Which of the percentages were asked for in time is chance.
     assert any(BUILDING.fullmatch(reason) for _, reason in said)
     assert {state for state, _ in said} == {"READY"}
-    assert standing(connected) == ("READY", "")
+    assert model_states(connected) == ("READY", "")
     log = process.log.read_text()
     assert "model adding: a plan is built: missing" in log, log
     assert "model adding: plan: building" in log
@@ -399,11 +399,11 @@ def test_a_plan_that_cannot_be_built_leaves_what_serves_alone(
     (model / "1" / "model.new").write_bytes(b"no ONNX file")
     (model / "1" / "model.new").rename(model / "1" / "model.onnx")
     end = time.monotonic() + 60
-    state, reason = standing(connected)
+    state, reason = model_states(connected)
     while "the file is no ONNX model" not in reason:
         assert time.monotonic() < end, process.log.read_text()
         assert asked(connected) == 1
-        state, reason = standing(connected)
+        state, reason = model_states(connected)
     assert state == "READY"
     assert asked(connected) == 1
 

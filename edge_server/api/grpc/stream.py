@@ -39,7 +39,7 @@ _SLOW_READER_S = 10.0
 class Submit(Protocol):
     """Starts one request of a stream."""
 
-    def __call__(self, data: bytes, exchange: StreamRequest) -> None:
+    def __call__(self, data: bytes, stream_request: StreamRequest) -> None:
         """Read `data`, tell `exchange` about it, take its place, submit it with its `respond`.
 
         Raises:
@@ -96,12 +96,12 @@ class InferStream:
         reader.start()
         try:
             while (taken := self._take()) is not None:
-                exchange, answer, final = taken
+                stream_request, answer, final = taken
                 try:
-                    yield self._written(exchange, answer, final=final)
+                    yield self._written(stream_request, answer, final=final)
                 finally:
                     if final:
-                        self._release(exchange)
+                        self._release(stream_request)
         finally:
             self.end()
 
@@ -117,59 +117,63 @@ class InferStream:
             if self.over:
                 return
             self.over = True
-            callbacks = [callback for exchange in self._open for callback in exchange.callbacks]
-            for exchange in (*self._in_order, *(waiting[0] for waiting in self._at_once)):
-                if exchange.answered:
-                    self._release(exchange)
+            callbacks = [
+                callback for stream_request in self._open for callback in stream_request.callbacks
+            ]
+            for stream_request in (*self._in_order, *(waiting[0] for waiting in self._at_once)):
+                if stream_request.answered:
+                    self._release(stream_request)
             self._in_order.clear()
             self._at_once.clear()
             self._changed.notify_all()
         for callback in callbacks:
             callback()
 
-    def when_over(self, exchange: StreamRequest, callback: Callable[[], None]) -> None:
+    def when_over(self, stream_request: StreamRequest, callback: Callable[[], None]) -> None:
         """Call `callback` when the stream ends before `exchange` has its last answer."""
         with self._changed:
             if not self.over:
-                exchange.callbacks.append(callback)
+                stream_request.callbacks.append(callback)
                 return
         callback()
 
-    def give(self, exchange: StreamRequest, answer: ResponseCallback, *, final: bool) -> None:
+    def give(self, stream_request: StreamRequest, answer: ResponseCallback, *, final: bool) -> None:
         """Take an answer from a model, to be written in its turn; after the end it is dropped."""
         queued = False
         with self._changed:
-            if exchange.decoupled:
-                if (answer is not None or exchange.empty_final) and self._wait_for_room():
-                    self._at_once.append((exchange, answer, final))
+            if stream_request.decoupled:
+                if (answer is not None or stream_request.empty_final) and self._wait_for_room():
+                    self._at_once.append((stream_request, answer, final))
                     queued = True
             elif answer is not None:
-                exchange.answer = answer
+                stream_request.answer = answer
             # Only now: while it is open, the stream does not end.
             if final:
-                self._open.discard(exchange)
-                exchange.callbacks.clear()
-                if self.over or (exchange.decoupled and not queued):
-                    self._release(exchange)
-            exchange.answered = exchange.answered or final
+                self._open.discard(stream_request)
+                stream_request.callbacks.clear()
+                if self.over or (stream_request.decoupled and not queued):
+                    self._release(stream_request)
+            stream_request.answered = stream_request.answered or final
             given_up = self._failure is not None
             self._changed.notify_all()
         if given_up:
             # Or each model of the stream would wait as long again, for every further answer.
             self.end()
 
-    def _written(self, exchange: StreamRequest, answer: ResponseCallback, *, final: bool) -> bytes:
+    def _written(
+        self, stream_request: StreamRequest, answer: ResponseCallback, *, final: bool
+    ) -> bytes:
         try:
-            return exchange.written(answer, final=final)
+            return stream_request.written(answer, final=final)
         except EdgeServerError as error:
             if self._errors_end_it:
                 raise
-            return exchange.told(error)
+            return stream_request.told(error)
 
-    def _release(self, exchange: StreamRequest) -> None:
+    def _release(self, stream_request: StreamRequest) -> None:
         """Its request counts no more."""
         with self._changed:
-            size_bytes, exchange.size_bytes = exchange.size_bytes, 0
+            size_bytes, stream_request.size_bytes = stream_request.size_bytes, 0
         self._budget.give(size_bytes)
 
     def _wait_for_room(self) -> bool:
@@ -185,12 +189,12 @@ class InferStream:
     def _read(self, requests: Iterator[bytes]) -> None:
         try:
             for data in requests:
-                exchange = StreamRequest(self, len(data))
+                stream_request = StreamRequest(self, len(data))
                 if not self._has_room() or not self._budget.take_when_it_fits(
-                    exchange.size_bytes, lambda: self.over
+                    stream_request.size_bytes, lambda: self.over
                 ):
                     return
-                self._start(exchange, data)
+                self._start(stream_request, data)
         except grpc.RpcError:
             # That is how grpc says that the call is over.
             return
@@ -211,28 +215,28 @@ class InferStream:
             )
             return not (self.over or self._closing)
 
-    def _start(self, exchange: StreamRequest, data: bytes) -> None:
+    def _start(self, stream_request: StreamRequest, data: bytes) -> None:
         try:
-            self._submit(data, exchange)
+            self._submit(data, stream_request)
         except EdgeServerError as error:
-            self._refuse(exchange, type(error)(str(error)[:_LONGEST_TEXT]))
+            self._refuse(stream_request, type(error)(str(error)[:_LONGEST_TEXT]))
         except Exception as error:
             log.exception("grpc ModelStreamInfer: unforeseen error")
             text = f"{type(error).__name__}: {error}"
-            self._refuse(exchange, InternalError(text[:_LONGEST_TEXT]))
+            self._refuse(stream_request, InternalError(text[:_LONGEST_TEXT]))
 
-    def admit(self, exchange: StreamRequest) -> None:
+    def admit(self, stream_request: StreamRequest) -> None:
         """From now on `exchange` has its place among the answers."""
         with self._changed:
-            self._open.add(exchange)
-            if not exchange.decoupled:
-                self._in_order.append(exchange)
+            self._open.add(stream_request)
+            if not stream_request.decoupled:
+                self._in_order.append(stream_request)
 
-    def _refuse(self, exchange: StreamRequest, error: EdgeServerError) -> None:
-        if exchange not in self._open:
-            exchange.decoupled = False
-            self.admit(exchange)
-        exchange.respond(error, True)
+    def _refuse(self, stream_request: StreamRequest, error: EdgeServerError) -> None:
+        if stream_request not in self._open:
+            stream_request.decoupled = False
+            self.admit(stream_request)
+        stream_request.respond(error, True)
 
     def _take(self) -> tuple[StreamRequest, ResponseCallback, bool] | None:
         """The next answer to write; None when there will be none.
@@ -250,9 +254,9 @@ class InferStream:
             if self._at_once:
                 taken = self._at_once.popleft()
             elif self._in_order and self._in_order[0].answered:
-                exchange = self._in_order.popleft()
-                answer = exchange.answer or _without_answer(exchange)
-                taken = exchange, answer, True
+                stream_request = self._in_order.popleft()
+                answer = stream_request.answer or _without_answer(stream_request)
+                taken = stream_request, answer, True
             elif self._closing and not self._read_to_end:
                 raise Unavailable(SHUTTING_DOWN)
             self._changed.notify_all()
@@ -268,5 +272,5 @@ class InferStream:
         )
 
 
-def _without_answer(exchange: StreamRequest) -> EdgeServerError:
-    return InternalError(f"model '{exchange.model_name}' ended without an answer")
+def _without_answer(stream_request: StreamRequest) -> EdgeServerError:
+    return InternalError(f"model '{stream_request.model_name}' ended without an answer")

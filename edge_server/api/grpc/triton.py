@@ -184,7 +184,7 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
         metadata = context.invocation_metadata()
         requests = self._traces.reads(requests)
         stream = InferStream(
-            lambda data, exchange: self._submit(data, exchange, context, requests),
+            lambda data, stream_request: self._submit(data, stream_request, context, requests),
             self._budget,
             errors_end_it=("triton_grpc_error", "true") in [(m[0], m[1]) for m in metadata],
         )
@@ -194,28 +194,36 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
             yield from stream.answers(requests)
 
     def _submit(
-        self, data: bytes, exchange: StreamRequest, context: Any, requests: Iterator[bytes]
+        self, data: bytes, stream_request: StreamRequest, context: Any, requests: Iterator[bytes]
     ) -> None:
         """One of a stream's requests; see `Submit`."""
         message, raw = read_request(data)
-        exchange.id = message.id
+        stream_request.id = message.id
         loaded = self._data_plane.find(message.model_name, message.model_version)
         self._admission.enter_from_stream()
-        exchange.finally_ = self._admission.leave_from_stream
-        exchange.forms = output_forms(message, loaded, self._shared_memory)
+        stream_request.finally_ = self._admission.leave_from_stream
+        stream_request.forms = output_forms(message, loaded, self._shared_memory)
         request = to_infer_request(
-            message, raw, _patience_s(context), exchange, self._shared_memory, config=loaded.config
+            message,
+            raw,
+            _patience_s(context),
+            stream_request,
+            self._shared_memory,
+            config=loaded.config,
         )
-        exchange.model_name, exchange.model_version = loaded.config.name, str(loaded.version)
-        exchange.decoupled = loaded.config.decoupled
-        exchange.empty_final = (
+        stream_request.model_name, stream_request.model_version = (
+            loaded.config.name,
+            str(loaded.version),
+        )
+        stream_request.decoupled = loaded.config.decoupled
+        stream_request.empty_final = (
             EMPTY_FINAL_RESPONSE in message.parameters
             and message.parameters[EMPTY_FINAL_RESPONSE].bool_param
         )
-        exchange.take_place()
+        stream_request.take_place()
         if self._tracer.on:
             request = self._traces.of_stream(request, requests)
-        self._data_plane.submit(request, exchange.respond)
+        self._data_plane.submit(request, stream_request.respond)
 
     def RepositoryIndex(self, request: Any, context: Any) -> Any:
         refuse_repository_name(request)

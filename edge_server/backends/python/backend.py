@@ -103,14 +103,14 @@ def load(
     config: ModelConfig,
     devices: Devices,
     tell: ProgressCallback,
-    surroundings: ServerContext,
+    server_context: ServerContext,
 ) -> PythonModel:
     """The model; nothing runs before its first instance is made."""
     del devices, tell
     _check_offer(directory / config.default_model_filename, config)
     for line in _lacking(config):
         log.warning("model %s: its sandbox is not whole: this kernel has %s", config.name, line)
-    return PythonModel(directory, config, _limits_of(config), surroundings)
+    return PythonModel(directory, config, _limits_of(config), server_context)
 
 
 def _check_offer(path: Path, config: ModelConfig) -> None:

@@ -61,12 +61,12 @@ class ModelCalls:
     """
 
     def __init__(
-        self, name: str, model: str, process: ChildProcess, surroundings: ServerContext
+        self, name: str, model: str, process: ChildProcess, server_context: ServerContext
     ) -> None:
         self._name = name
         self._model = model
         self._process = process
-        self._surroundings = surroundings
+        self._server_context = server_context
         self._has_changed_models = False
         self._loading: list[str] = []
         self._lock = threading.Lock()
@@ -118,7 +118,7 @@ class ModelCalls:
             self._loading.append(name)
             try:
                 files = {key: stored.pop(key).tobytes() for key in list(stored)}
-                self._surroundings.load(
+                self._server_context.load(
                     name, config=message.config or None, files=files, within=self._model
                 )
             finally:
@@ -131,7 +131,7 @@ class ModelCalls:
         """Unload a model."""
 
         def unload() -> None:
-            self._surroundings.unload(
+            self._server_context.unload(
                 message.model_name, unload_dependents=message.unload_dependents
             )
             self._has_changed_models = True
@@ -170,7 +170,7 @@ class ModelCalls:
         Raises:
             InvalidRequest: `version` is not a version number.
         """
-        worlds = [self._surroundings.models]
+        worlds = [self._server_context.models]
         if callers and not self._has_changed_models:
             worlds.insert(0, callers[0].world)
         return next((world for world in worlds if world.model_ready(name, version)), None)

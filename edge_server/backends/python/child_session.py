@@ -84,7 +84,7 @@ class ChildSession:
         *,
         outputs: Sequence[str],
         metrics: MetricBook,
-        surroundings: ServerContext,
+        server_context: ServerContext,
         decoupled: bool,
     ) -> None:
         self._name = name
@@ -93,8 +93,8 @@ class ChildSession:
         self._outputs = outputs
         self._process = process
         self._metrics = metrics
-        self._calls = ModelCalls(name, model, process, surroundings)
-        self._outstanding = (
+        self._calls = ModelCalls(name, model, process, server_context)
+        self._in_flight = (
             InFlight(name, decoupled=True, hear=self._pass_on)
             if decoupled
             else InFlight(name, decoupled=False)
@@ -108,7 +108,7 @@ class ChildSession:
     @property
     def why_over(self) -> str:
         """Why the process answers no more; empty while it does."""
-        return self._outstanding.why_over
+        return self._in_flight.why_over
 
     def live(self, start: Start, within_s: float, started: Callable[[], None]) -> str:
         """Start the model, then listen until the process is gone; why it is.
@@ -140,7 +140,7 @@ class ChildSession:
     def end(self, why: str) -> None:
         """The process is of no use any more: kill it, answer whoever waits."""
         self._process.kill()
-        self._outstanding.end(why)
+        self._in_flight.end(why)
 
     def finish(self, within_s: float) -> None:
         """Let the model finalize, then end it; it is killed if that takes longer."""
@@ -185,7 +185,7 @@ class ChildSession:
 
     def not_ready_reason(self) -> str:
         """Why the model would not answer now; empty where it would."""
-        if self.why_over or not self._asks_ready or self._outstanding.callers():
+        if self.why_over or not self._asks_ready or self._in_flight.callers():
             # Whatever executes is ready; it could not be asked before it has done.
             return self.why_over
         late = f"is_ready did not return within {READY_S:g} s"
@@ -200,7 +200,7 @@ class ChildSession:
             return "the process is gone"
         except queue.Empty:
             # An execution may have come between.
-            return "" if self._outstanding.callers() else late
+            return "" if self._in_flight.callers() else late
         finally:
             self._asking_ready.release()
 
@@ -239,7 +239,7 @@ class ChildSession:
             )
         number, batch = next(self._numbers), None
         if error is None:
-            batch = self._outstanding.add(number, [one.number for one in asked], requests)
+            batch = self._in_flight.add(number, [one.number for one in asked], requests)
         if batch is None:
             take_back((place for one in asked for place in one.inputs), self._process.outbox)
             if self.why_over:
@@ -282,7 +282,7 @@ class ChildSession:
             return
 
         def tell() -> None:
-            if self._outstanding.waits(number):
+            if self._in_flight.waits(number):
                 with suppress(ChannelClosed):
                     self._process.channel.send(Cancel(number))
 
@@ -294,9 +294,9 @@ class ChildSession:
         elif isinstance(message, Executed):
             for answered in message.answers:
                 self._answered(answered)
-            self._outstanding.executed(message)
+            self._in_flight.executed(message)
         elif isinstance(message, CallModel):
-            self._calls.call(message, self._outstanding.callers())
+            self._calls.call(message, self._in_flight.callers())
         elif isinstance(message, CancelCall):
             self._calls.cancel(message.call)
         elif isinstance(message, LogLine):
@@ -308,7 +308,7 @@ class ChildSession:
         elif isinstance(message, ChangeMetric):
             self._metrics.change(message.metric, message.action, message.value)
         elif isinstance(message, AskModelReady):
-            self._calls.ask_ready(message, self._outstanding.callers())
+            self._calls.ask_ready(message, self._in_flight.callers())
         elif isinstance(message, LoadModel):
             self._calls.load(message)
         elif isinstance(message, UnloadModel):
@@ -332,7 +332,7 @@ class ChildSession:
         places = [] if message.answer is None else message.answer.outputs
         arrays = unpack_all(places, self._process.inbox)
         tensors = {name: Tensor(array) for name, array in arrays.items()}
-        waited_for = self._outstanding.answer(message, tensors)
+        waited_for = self._in_flight.answer(message, tensors)
         if self._decoupled and not (waited_for or message.final):
             self._taken(message.number, 1)
 

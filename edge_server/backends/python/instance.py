@@ -71,8 +71,8 @@ class PythonInstance:
         *,
         limits: ChildLimits,
         metrics: MetricBook,
-        turns: InstanceArbiter[PythonInstance],
-        surroundings: ServerContext,
+        arbiter: InstanceArbiter[PythonInstance],
+        server_context: ServerContext,
     ) -> None:
         self._name = name
         self._start = start
@@ -80,15 +80,15 @@ class PythonInstance:
         self._version = version
         self._limits = limits
         self._metrics = metrics
-        self._turns = turns
-        self._surroundings = surroundings
+        self._arbiter = arbiter
+        self._server_context = server_context
         self._log = ModelLog(config.name)
         self._backoff = Backoff(first_s=0.1, longest_s=30.0)
         self._lock = threading.Lock()
         self._closed = False
         # The one that lives now, and the one that can execute; in that order.
         self._current: ChildSession | None = None
-        self._life: ChildSession | None = None
+        self._session: ChildSession | None = None
         self._why_away = "it has not started yet"
         self._first_tried = threading.Event()
         # The kernel's ties between processes and the thread that starts them want one that stays.
@@ -102,7 +102,7 @@ class PythonInstance:
         """
         self._worker.start()
         self._first_tried.wait()
-        if self._life is None:
+        if self._session is None:
             why = self._why_away
             self.close()
             raise ModelLoadError(
@@ -113,8 +113,8 @@ class PythonInstance:
     @property
     def up(self) -> bool:
         """Whether its process can execute now."""
-        life = self._life
-        return life is not None and not life.why_over
+        session = self._session
+        return session is not None and not session.why_over
 
     def execute(self, requests: Sequence[ExecuteRequest]) -> Phases | None:
         error: EdgeServerError | None = None
@@ -122,23 +122,23 @@ class PythonInstance:
         deadline = latest_deadline(requests)
         patient_until = time.monotonic() + LONGEST_TURN_S - self._limits.execution_s
         try:
-            taken = self._turns.take(self, min(deadline, patient_until))
+            taken = self._arbiter.take(self, min(deadline, patient_until))
         except DeadlineExceeded as late:
             error = late if deadline <= patient_until else None
         if taken is not None:
             try:
                 return taken.run(requests)
             finally:
-                self._turns.give_back(taken)
+                self._arbiter.give_back(taken)
         for request in requests:
             request.respond(error or unhealthy(self._name, self._why), True)
         return None
 
     def run(self, requests: Sequence[ExecuteRequest]) -> Phases | None:
         """Execute in this instance's own process; its turn has been taken."""
-        life = self._life
-        if life is not None:
-            return life.execute(requests, self._limits.execution_s, LEAST_EXECUTION_S)
+        session = self._session
+        if session is not None:
+            return session.execute(requests, self._limits.execution_s, LEAST_EXECUTION_S)
         for request in requests:
             request.respond(unhealthy(self._name, self._why), True)
         return None
@@ -146,13 +146,13 @@ class PythonInstance:
     @property
     def _why(self) -> str:
         """Why it is away."""
-        life = self._life
-        return self._why_away if life is None else life.why_over
+        session = self._session
+        return self._why_away if session is None else session.why_over
 
     def not_ready_reason(self) -> str:
         """Why it cannot execute now; empty where it can."""
-        life = self._life
-        why = self._why_away if life is None else life.not_ready_reason()
+        session = self._session
+        why = self._why_away if session is None else session.not_ready_reason()
         return why and f"instance '{self._name}': {why}"
 
     def close(self) -> None:
@@ -160,9 +160,9 @@ class PythonInstance:
         self._worker.ask_to_stop()
         with self._lock:
             self._closed = True
-            current, life = self._current, self._life
-        if life is not None:
-            life.finish(FINALIZE_S)
+            current, session = self._current, self._session
+        if session is not None:
+            session.finish(FINALIZE_S)
         elif current is not None:
             current.end("it is closed")
         self._worker.stop()
@@ -176,8 +176,8 @@ class PythonInstance:
             self._why_away = f"its process cannot be started: {error}"
         else:
             self._why_away = self._live(process)
-        self._life = self._current = None
-        self._turns.changed()
+        self._session = self._current = None
+        self._arbiter.changed()
         first = not self._first_tried.is_set()
         self._first_tried.set()
         if self._closed or first:
@@ -194,30 +194,30 @@ class PythonInstance:
         return None
 
     def _live(self, process: ChildProcess) -> str:
-        life = ChildSession(
+        session = ChildSession(
             self._name,
             self._config.name,
             self._version,
             process,
             outputs=_output_names(self._config),
             metrics=self._metrics,
-            surroundings=self._surroundings,
+            server_context=self._server_context,
             decoupled=self._config.decoupled,
         )
         with self._lock:
-            self._current = life
+            self._current = session
             if self._closed:
-                life.end("it is closed")
+                session.end("it is closed")
 
         def started() -> None:
             self._backoff.reset()
-            self._life = life
-            self._turns.changed()
+            self._session = session
+            self._arbiter.changed()
             if self._first_tried.is_set():
                 log.info("model %s: instance %s is back", self._config.name, self._name)
             self._first_tried.set()
 
-        return life.live(self._start, self._limits.initialize_s, started)
+        return session.live(self._start, self._limits.initialize_s, started)
 
 
 def _output_names(config: ModelConfig) -> list[str]:

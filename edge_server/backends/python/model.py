@@ -32,14 +32,18 @@ class PythonModel:
     """
 
     def __init__(
-        self, directory: Path, config: ModelConfig, limits: ChildLimits, surroundings: ServerContext
+        self,
+        directory: Path,
+        config: ModelConfig,
+        limits: ChildLimits,
+        server_context: ServerContext,
     ) -> None:
         self._directory = directory
         self._config = config
         self._limits = limits
-        self._surroundings = surroundings
+        self._server_context = server_context
         self._metrics = MetricBook()
-        self._turns: InstanceArbiter[PythonInstance] = InstanceArbiter(
+        self._arbiter: InstanceArbiter[PythonInstance] = InstanceArbiter(
             stand_in=config.sequence_batching is None
         )
         self._instances: list[PythonInstance] = []
@@ -54,11 +58,11 @@ class PythonModel:
             self._directory.name,
             limits=self._limits,
             metrics=self._metrics,
-            turns=self._turns,
-            surroundings=self._surroundings,
+            arbiter=self._arbiter,
+            server_context=self._server_context,
         )
         instance.open()
-        self._turns.add(instance)
+        self._arbiter.add(instance)
         self._instances.append(instance)
         return instance
 

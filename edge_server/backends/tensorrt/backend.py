@@ -77,9 +77,9 @@ def load(
     config: ModelConfig,
     devices: Devices,
     tell: ProgressCallback,
-    surroundings: ServerContext,
+    server_context: ServerContext,
 ) -> PlanModel:
-    del surroundings
+    del server_context
     # Only now, as a machine without a GPU need not have TensorRT.
     from edge_server.backends.tensorrt.model import PlanModel  # noqa: PLC0415
     from edge_server.backends.tensorrt.source import PlanSource  # noqa: PLC0415

@@ -40,9 +40,9 @@ def load(
     config: ModelConfig,
     devices: Devices,
     tell: ProgressCallback,
-    surroundings: ServerContext,
+    server_context: ServerContext,
 ) -> TensorModel:
-    del directory, devices, tell, surroundings
+    del directory, devices, tell, server_context
     source = {o.name: i.name for i, o in zip(config.inputs, config.outputs, strict=True)}
 
     def run(inputs: Tensors, outputs: frozenset[str]) -> Tensors:

@@ -68,9 +68,9 @@ def load(
     config: ModelConfig,
     devices: Devices,
     tell: ProgressCallback,
-    surroundings: ServerContext,
+    server_context: ServerContext,
 ) -> ImagePreprocess:
-    del directory, tell, surroundings
+    del directory, tell, server_context
     return ImagePreprocess(Preprocessing.of(config), devices)
 
 

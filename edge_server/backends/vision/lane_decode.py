@@ -69,9 +69,9 @@ def load(
     config: ModelConfig,
     devices: Devices,
     tell: ProgressCallback,
-    surroundings: ServerContext,
+    server_context: ServerContext,
 ) -> TensorModel:
-    del directory, devices, tell, surroundings
+    del directory, devices, tell, server_context
     proposals = _named(config.inputs, DataType.FP32, rank=2)
     size = _named(config.inputs, DataType.INT32, rank=1)
     points = _named(config.outputs, DataType.FP32, rank=3)

@@ -22,7 +22,7 @@ def draw_roadside(
     image: NDArray[np.uint8], view: View, scene: RoadScene, distance_m: float
 ) -> None:
     """Barriers along the pavement's edges and trees behind them, far ones first."""
-    place = scene.surroundings
+    place = scene.roadside
     if place.tree_spacing_m:
         ahead = marks_ahead(view, 0.0, place.tree_spacing_m, distance_m, TREE_VIEW_M)
         for tree_m in ahead[::-1]:
@@ -43,7 +43,7 @@ def _draw_tree(
 ) -> None:
     """A trunk and three crowns; the number fixes side, size and colour wherever it is seen."""
     rng = np.random.default_rng(abs(number))
-    place = scene.surroundings
+    place = scene.roadside
     side = 1 if rng.random() < 0.5 else -1
     edge_m = place.edge_right_m if side > 0 else place.edge_left_m
     offset_m = edge_m + side * rng.uniform(5, 16)

@@ -51,7 +51,7 @@ def render(
     view = look(scene, distance_m, width, height)
     horizon_row = int(np.clip(np.floor(view.row_px[-1]), 1, height - 1))
     image = np.empty((height, width, 3), np.uint8)
-    image[:horizon_row] = cv2.resize(scene.surroundings.backdrop, (width, horizon_row))
+    image[:horizon_row] = cv2.resize(scene.roadside.backdrop, (width, horizon_row))
     ground = image[horizon_row:]
     _paint_ground(image, view, scene, distance_m)
     shade = _ground_brightness(view, scene, distance_m, horizon_row)
@@ -82,13 +82,13 @@ def _paint_ground(
     _paint_seams(image, view, scene, distance_m)
     for line in scene.lines:
         _paint_line(image, view, line, distance_m)
-    if scene.surroundings.arrow and scene.lines:
+    if scene.roadside.arrow and scene.lines:
         _paint_arrow(image, view, scene.lines[0].colour, distance_m)
 
 
 def _paint_surfaces(image: NDArray[np.uint8], view: View, scene: RoadScene) -> None:
     """Verge, shoulder, lanes and kerbs."""
-    place = scene.surroundings
+    place = scene.roadside
     edges_m = place.edge_left_m, place.edge_right_m
     image[int(np.floor(view.row_px[-1])) :] = np.array(place.verge, np.uint8)
     fill_polygons(image, [view.strip(*edges_m, view.z_m)], place.shoulder)
@@ -103,7 +103,7 @@ def _paint_surfaces(image: NDArray[np.uint8], view: View, scene: RoadScene) -> N
 
 def _paint_seams(image: NDArray[np.uint8], view: View, scene: RoadScene, distance_m: float) -> None:
     """Tar along the road and joints across it: dark lines that are no lane lines."""
-    place = scene.surroundings
+    place = scene.roadside
     tar = scaled(place.asphalt, 0.6)
     near_m = view.z_m[view.z_m < SEAM_REACH_M]
     for offset_m in place.seam_offsets_m:
@@ -144,7 +144,7 @@ def _ground_brightness(
     view: View, scene: RoadScene, distance_m: float, horizon_row: int
 ) -> NDArray[np.uint8]:
     """(rows below the horizon, width) uint8, 128 = unchanged; drawn at half size, then enlarged."""
-    place = scene.surroundings
+    place = scene.roadside
     rows = view.height - horizon_row
     half_width, half_rows = (view.width + 1) // 2, (rows + 1) // 2
     row_px = horizon_row + 2.0 * np.arange(half_rows)
@@ -173,7 +173,7 @@ def _cast_tree_shadows(
     shade: NDArray[np.uint8], view: View, scene: RoadScene, distance_m: float, horizon_row: int
 ) -> NDArray[np.uint8]:
     """Blotches across the road, one cluster for each tree, in half-size pixels."""
-    place = scene.surroundings
+    place = scene.roadside
     mask = np.zeros_like(shade)
     for tree_m in marks_ahead(view, 0.0, place.tree_spacing_m, distance_m, 80.0):
         seed = abs(round(float(tree_m + distance_m) / place.tree_spacing_m))

@@ -139,7 +139,7 @@ class RoadScene:
     course: Course
     lines: tuple[Line, ...]
     vehicles: tuple[Vehicle, ...]
-    surroundings: Roadside
+    roadside: Roadside
 
     @classmethod
     def for_camera(cls, seed: int) -> RoadScene:
@@ -160,8 +160,8 @@ class RoadScene:
             sway_wavelength_m=rng.uniform(150, 300),
         )
         lines = _lines(rng, lane_m, left, right, wear=0.08, mainstream=True)
-        surroundings = _surroundings(rng, lines, mainstream=True)
-        return cls(camera, course, lines, _traffic(rng, lane_m, left, right, 3), surroundings)
+        roadside = _roadside(rng, lines, mainstream=True)
+        return cls(camera, course, lines, _traffic(rng, lane_m, left, right, 3), roadside)
 
     @classmethod
     def sample(cls, rng: np.random.Generator) -> RoadScene:
@@ -185,11 +185,11 @@ class RoadScene:
             sway_wavelength_m=rng.uniform(60, 300),
         )
         lines = _lines(rng, lane_m, left, right, wear=rng.uniform(0, 0.6), mainstream=False)
-        surroundings = _surroundings(rng, lines, mainstream=False)
+        roadside = _roadside(rng, lines, mainstream=False)
         if rng.random() < 0.1:
             lines = ()
         vehicles = _traffic(rng, lane_m, left, right, int(rng.integers(0, 7)))
-        return cls(camera, course, lines, vehicles, surroundings)
+        return cls(camera, course, lines, vehicles, roadside)
 
 
 def _mix(a: Colour, b: Colour, share_b: float) -> Colour:
@@ -252,9 +252,7 @@ def _traffic(
     return tuple(vehicles)
 
 
-def _surroundings(
-    rng: np.random.Generator, lines: tuple[Line, ...], *, mainstream: bool
-) -> Roadside:
+def _roadside(rng: np.random.Generator, lines: tuple[Line, ...], *, mainstream: bool) -> Roadside:
     grey = rng.uniform(85, 110) if mainstream else rng.uniform(55, 165)
     asphalt = (grey * rng.uniform(0.97, 1.05), grey, grey * rng.uniform(0.95, 1.05))
     verges = ((60.0, 120.0, 95.0), (75.0, 135.0, 150.0), (90.0, 120.0, 130.0), (70.0, 90.0, 75.0))

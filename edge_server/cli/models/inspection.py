@@ -39,55 +39,59 @@ class Inspection:
         self._quarantine = quarantine
         self._policy = SignaturePolicy("require", keys) if keys else None
 
-    def faults(self, stock: Inventory) -> list[str]:
+    def faults(self, inventory: Inventory) -> list[str]:
         """What is wrong with a model's manifest and, where there are keys, its signature.
 
         Raises:
             ModelConfigError: the model itself cannot be read.
         """
-        if stock.fault:
-            raise ModelConfigError(stock.fault)
-        found = [self._manifest_fault(stock), self._signature_fault(stock)]
+        if inventory.fault:
+            raise ModelConfigError(inventory.fault)
+        found = [self._manifest_fault(inventory), self._signature_fault(inventory)]
         return [fault for fault in found if fault]
 
-    def row(self, stock: Inventory) -> dict[str, Any]:
+    def row(self, inventory: Inventory) -> dict[str, Any]:
         """All that is known of a model, as JSON has it.
 
         `manifest` is "none", "fits" or what does not; `signature` is "none", "unchecked", "good"
         or what is wrong with it; `quarantine` is why no daemon with that store loads it, or empty.
         """
-        if stock.fault:
-            return {"name": stock.name, "fault": stock.fault, "previous": stock.has_previous}
+        if inventory.fault:
+            return {
+                "name": inventory.name,
+                "fault": inventory.fault,
+                "previous": inventory.has_previous,
+            }
         manifest, signature = "none", "none"
-        if stock.manifest is not None:
-            manifest = self._manifest_fault(stock) or "fits"
-        if stock.signature is not None:
+        if inventory.manifest is not None:
+            manifest = self._manifest_fault(inventory) or "fits"
+        if inventory.signature is not None:
             good = "unchecked" if self._policy is None else "good"
-            signature = self._signature_fault(stock) or good
-        digest = digest_of(stock.files, stock.empty)
+            signature = self._signature_fault(inventory) or good
+        digest = digest_of(inventory.files, inventory.empty)
         return {
-            "name": stock.name,
-            "versions": list(stock.versions),
-            "bytes": sum(each.size for each in stock.files.values()),
+            "name": inventory.name,
+            "versions": list(inventory.versions),
+            "bytes": sum(each.size for each in inventory.files.values()),
             "digest": digest,
             "manifest": manifest,
             "signature": signature,
             "quarantine": self._quarantine.get(digest, ""),
-            "previous": stock.has_previous,
+            "previous": inventory.has_previous,
         }
 
-    def _manifest_fault(self, stock: Inventory) -> str:
-        if stock.manifest is None:
+    def _manifest_fault(self, inventory: Inventory) -> str:
+        if inventory.manifest is None:
             return f"it has no {NAME}; push it with `edge-server models push`"
-        return unfit(stock.manifest, stock.name, stock.files, stock.empty)
+        return unfit(inventory.manifest, inventory.name, inventory.files, inventory.empty)
 
-    def _signature_fault(self, stock: Inventory) -> str:
+    def _signature_fault(self, inventory: Inventory) -> str:
         if self._policy is None:
             return ""
         try:
-            self._policy.check(stock.name, stock.manifest, stock.signature)
+            self._policy.check(inventory.name, inventory.manifest, inventory.signature)
         except ModelConfigError as error:
-            return str(error).removeprefix(f"model '{stock.name}': ")
+            return str(error).removeprefix(f"model '{inventory.name}': ")
         return ""
 
 
@@ -104,7 +108,7 @@ def rows(
     Raises:
         EdgeServerError: it cannot be read, or reached.
     """
-    found = [inspection.row(repository.stock(name)) for name in repository.names()]
+    found = [inspection.row(repository.inventory(name)) for name in repository.names()]
     if told is not None:
         for row in found:
             verdict = told.get(row["name"], Verdict())

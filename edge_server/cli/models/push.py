@@ -79,10 +79,10 @@ def read_model(directory: Path) -> ModelTree:
         ModelConfigError: it is none, or cannot be used; all that is wrong with its configuration.
     """
     tree = model_tree(directory)
-    draft = ModelSpec.read(files_in(tree.directory), completion=_SOMEWHERE)
-    filename = draft.config.default_model_filename
-    for version in draft.versions:
-        path = draft.files.versions[version] / filename
+    model_spec = ModelSpec.read(files_in(tree.directory), completion=_SOMEWHERE)
+    filename = model_spec.config.default_model_filename
+    for version in model_spec.versions:
+        path = model_spec.files.versions[version] / filename
         if filename and not path.exists():
             raise ModelConfigError(
                 f"{path}: missing; model '{tree.name}' is loaded from it; put it there, or name "
@@ -135,7 +135,7 @@ def push(
     only = "" if version is None else str(version)
     if only:
         tree = _with_version(directory, only)
-        there = repository.stock(tree.name)
+        there = repository.inventory(tree.name)
         if fault := _cannot_be_kept(there, key):
             raise ModelConfigError(
                 f"{repository}: {fault}; push the whole model, without --version"
@@ -203,14 +203,14 @@ def write_about(
         InternalError: they cannot be written.
     """
     tree = read_model(directory)
-    stock = take_inventory(tree.repository, tree.name)
-    if stock.fault:
-        raise ModelConfigError(stock.fault)
-    brought = {MANIFEST: stock.manifest, SIGNATURE: stock.signature}
+    inventory = take_inventory(tree.repository, tree.name)
+    if inventory.fault:
+        raise ModelConfigError(inventory.fault)
+    brought = {MANIFEST: inventory.manifest, SIGNATURE: inventory.signature}
     about = _about(
         tree.name,
-        stock.files,
-        stock.empty,
+        inventory.files,
+        inventory.empty,
         brought,
         key,
         allow_interface_change=allow_interface_change,
@@ -223,7 +223,7 @@ def write_about(
         _replace(tree.directory / MANIFEST, about.manifest)
     except OSError as error:
         raise InternalError(f"{tree.directory}: cannot be written: {error.strerror}") from error
-    return Delivery(tree.name, "replaced", digest_of(stock.files, stock.empty), about.note)
+    return Delivery(tree.name, "replaced", digest_of(inventory.files, inventory.empty), about.note)
 
 
 def _with_version(directory: Path, version: str) -> ModelTree:

@@ -266,8 +266,8 @@ def _verify(arguments: argparse.Namespace) -> int:
 
     inspection = Inspection(arguments.key)
     tree = model_tree(arguments.directory)
-    stock = take_inventory(tree.repository, tree.name)
-    faults = inspection.faults(stock)
+    inventory = take_inventory(tree.repository, tree.name)
+    faults = inspection.faults(inventory)
     for fault in faults:
         print(f"edge-server: {tree.directory}: {fault}", file=sys.stderr)
     if faults:
@@ -290,8 +290,8 @@ def _back(arguments: argparse.Namespace) -> int:
     else:
         placed_ns = repository.roll_back(name)
         print(f"{name}: is what it was before in {repository}")
-    stock = repository.stock(name)
-    return hear(repository, name, digest_of(stock.files, stock.empty), placed_ns, arguments)
+    inventory = repository.inventory(name)
+    return hear(repository, name, digest_of(inventory.files, inventory.empty), placed_ns, arguments)
 
 
 def _sign(arguments: argparse.Namespace) -> int:

@@ -33,7 +33,7 @@ def build_for_people(target: Target, arguments: argparse.Namespace) -> None:
         EdgeServerError: nothing was built, and what was there is as it was.
     """
     require_onnx(target)
-    wish = wish_for(target.wish, arguments)
+    options = wish_for(target.options, arguments)
     plan: Path = arguments.out or target.plan
     limits = BuildLimits(memory_bytes=(arguments.memory_limit or 0) << 20)
     timing_cache = None
@@ -46,10 +46,10 @@ def build_for_people(target: Target, arguments: argparse.Namespace) -> None:
 
     try:
         with build_turn(lambda: bar(Step("waiting for another build"))):
-            side_car = make_plan(target.onnx, plan, wish, run, bar, timing_cache=timing_cache)
+            side_car = make_plan(target.onnx, plan, options, run, bar, timing_cache=timing_cache)
     finally:
         bar.close()
-    for line in _told(target, plan, side_car, wish):
+    for line in _told(target, plan, side_car, options):
         print(line)
     if bar.warnings and not arguments.verbose:
         print(f"TensorRT warned {bar.warnings} times; --verbose shows it")
@@ -64,33 +64,33 @@ def wish_for(configured: BuildOptions, arguments: argparse.Namespace) -> BuildOp
     """
     if arguments.fp16 and arguments.int8:
         raise InvalidRequest("--int8 lets layers calculate in FP16 too; give one of the two")
-    wish = configured
+    options = configured
     if arguments.fp16 or arguments.int8:
-        wish = replace(wish, precision="int8" if arguments.int8 else "fp16")
+        options = replace(options, precision="int8" if arguments.int8 else "fp16")
     if arguments.strongly_typed:
-        wish = replace(wish, strongly_typed=True)
+        options = replace(options, strongly_typed=True)
     if profiles := given_profiles(arguments.min, arguments.opt, arguments.max):
-        wish = replace(wish, profiles=profiles)
+        options = replace(options, profiles=profiles)
     if arguments.gpu and arguments.dla_core is not None:
         raise InvalidRequest("--gpu and --dla-core say where to build for; give one of the two")
     if arguments.gpu:
-        wish = replace(wish, dla_core=None)
+        options = replace(options, dla_core=None)
     if arguments.dla_core is not None:
-        wish = replace(wish, dla_core=arguments.dla_core)
+        options = replace(options, dla_core=arguments.dla_core)
     if arguments.no_gpu_fallback:
-        wish = replace(wish, gpu_fallback=False)
+        options = replace(options, gpu_fallback=False)
     if arguments.max_gpu_layers is not None:
-        wish = replace(wish, max_gpu_layers=arguments.max_gpu_layers)
+        options = replace(options, max_gpu_layers=arguments.max_gpu_layers)
     if arguments.workspace is not None:
-        wish = replace(wish, workspace_mib=arguments.workspace)
+        options = replace(options, workspace_mib=arguments.workspace)
     if arguments.calibration is not None:
         if not arguments.calibration.is_dir():
             raise Unavailable(f"--calibration {arguments.calibration}: no such directory")
-        wish = replace(wish, calibration=str(arguments.calibration.absolute()))
-    return wish
+        options = replace(options, calibration=str(arguments.calibration.absolute()))
+    return options
 
 
-def _told(target: Target, plan: Path, side_car: SideCar, wish: BuildOptions) -> Iterator[str]:
+def _told(target: Target, plan: Path, side_car: SideCar, options: BuildOptions) -> Iterator[str]:
     built = side_car.built_with
     size_mib = plan.stat().st_size / (1 << 20)
     yield (
@@ -99,7 +99,7 @@ def _told(target: Target, plan: Path, side_car: SideCar, wish: BuildOptions) -> 
     )
     if side_car.placed is not None:
         yield f"layers: {side_car.placed}"
-    if side_car.placed is not None and wish.dla_core is not None:
+    if side_car.placed is not None and options.dla_core is not None:
         yield from (f"  NVDLA  {name}" for name in side_car.placed.dla)
         yield from (f"  GPU    {name}" for name in side_car.placed.gpu)
     yield f"the same with: {side_car.trtexec}"

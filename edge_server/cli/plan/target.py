@@ -37,7 +37,7 @@ class Target:
     name: str
     onnx: Path
     plan: Path
-    wish: BuildOptions
+    options: BuildOptions
     files: ModelFiles | None = None
     config: ModelConfig | None = None
     version: int = 1

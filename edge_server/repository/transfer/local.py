@@ -59,7 +59,7 @@ class LocalRepository:
                 f"{self.path}: the model repository cannot be read: {error.strerror}"
             ) from error
 
-    def stock(self, name: str) -> Inventory:
+    def inventory(self, name: str) -> Inventory:
         """All of model `name`, read.
 
         Raises:

@@ -32,11 +32,11 @@ def held_back(store: Path) -> list[Held]:
         SettingsError: the store may not be read.
     """
     try:
-        state, releases = StateFile(store).look(), QuarantineReleases(store)
+        state, quarantine_releases = StateFile(store).look(), QuarantineReleases(store)
         return [
             Held(digest, state.quarantined_as.get(digest, ""), reason)
             for digest, reason in state.quarantined.items()
-            if not releases.is_left(digest)
+            if not quarantine_releases.is_left(digest)
         ]
     except OSError as error:
         raise _unusable(store, error) from error
@@ -63,10 +63,10 @@ def release(
     if not wanted:
         of = f" that begins with {digest}" if digest else ""
         raise NotFound(f"{name}: nothing{of} is in quarantine in {store}")
-    releases = QuarantineReleases(store)
+    quarantine_releases = QuarantineReleases(store)
     try:
         for held in wanted:
-            releases.leave(held.digest)
+            quarantine_releases.leave(held.digest)
     except FileNotFoundError as error:
         raise InternalError(
             f"model store {store}: no daemon of this version has opened it; start it, then again"
@@ -74,9 +74,9 @@ def release(
     except OSError as error:
         raise _unusable(store, error) from error
     end = time.monotonic() + patience_s
-    while any(releases.is_left(h.digest) for h in wanted) and time.monotonic() < end:
+    while any(quarantine_releases.is_left(h.digest) for h in wanted) and time.monotonic() < end:
         time.sleep(_LOOK_S)
-    return {held.digest: not releases.is_left(held.digest) for held in wanted}
+    return {held.digest: not quarantine_releases.is_left(held.digest) for held in wanted}
 
 
 def _unusable(store: Path, error: OSError) -> SettingsError:

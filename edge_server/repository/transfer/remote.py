@@ -71,7 +71,7 @@ class RemoteRepository:
         with self._asking({"do": "names"}) as talk:
             return [str(name) for name in talk.reply()["names"]]
 
-    def stock(self, name: str) -> Inventory:
+    def inventory(self, name: str) -> Inventory:
         """Raises: see `names`."""
         with self._asking({"do": "stock", "name": name}) as talk:
             return stock_from_json(talk.reply()["stock"])

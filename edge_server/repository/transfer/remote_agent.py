@@ -90,7 +90,7 @@ def _do(repository: LocalRepository, request: dict[str, Any], stream: BinaryIO) 
     elif what == "names":
         reply["names"] = repository.names()
     else:
-        reply["stock"] = stock_to_json(repository.stock(name))
+        reply["stock"] = stock_to_json(repository.inventory(name))
     return reply
 
 
@@ -111,8 +111,8 @@ def _reply(replies: BinaryIO, reply: dict[str, Any]) -> None:
     replies.flush()
 
 
-def stock_to_json(stock: Inventory) -> dict[str, Any]:
-    fields = stock._asdict()
+def stock_to_json(inventory: Inventory) -> dict[str, Any]:
+    fields = inventory._asdict()
     for name in ("manifest", "signature"):
         data = fields[name]
         fields[name] = None if data is None else base64.b64encode(data).decode()

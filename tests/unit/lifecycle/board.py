@@ -44,15 +44,17 @@ class Board:
         self.registry = ModelRegistry()
         accepted = AcceptedModels()
         self.store = ModelStore(self.folder / "store")
-        self.ledger = DeploymentState(accepted, self.store, Verdicts(self.store.directory, []))
+        self.deployment_state = DeploymentState(
+            accepted, self.store, Verdicts(self.store.directory, [])
+        )
         self.budget = MemoryBudget(0, self.folder)
         self.loader = RepositoryLoader(
             self.registry,
             accepted,
             budget=self.budget,
-            interface=InterfaceRule(has_served=self.ledger.has_served),
+            interface=InterfaceRule(has_served=self.deployment_state.has_served),
         )
-        self.updates = Updates(self.loader, self.ledger, self.store, budget=self.budget)
+        self.updates = Updates(self.loader, self.deployment_state, self.store, budget=self.budget)
         self.updates.load_last_good(None)
 
     def close(self) -> None:

@@ -96,7 +96,7 @@ class CountedBackend:
         config: ModelConfig,
         devices: Devices,
         tell: ProgressCallback,
-        surroundings: ServerContext,
+        server_context: ServerContext,
     ) -> Counted:
         self.loads[config.name] += 1
         self.tell[config.name] = tell

@@ -30,7 +30,7 @@ def meminfo(root: Path, text: str) -> Path:
     return root
 
 
-def draft(write_model: WriteModel, backend: str, **sizes: int) -> ModelSpec:
+def model_spec(write_model: WriteModel, backend: str, **sizes: int) -> ModelSpec:
     """Of a model whose version 1 has files of so many MiB, which take no space on disk."""
     directory = write_model("m", f'backend: "{backend}" instance_group {{ count: 3 }} {IO}')
     for name, size in sizes.items():
@@ -68,11 +68,11 @@ def test_nothing_needed_fits_even_where_the_reserve_is_used_up() -> None:
 def test_the_need_is_that_of_the_largest_file_by_backend(
     write_model: WriteModel, backend: str, sizes: dict[str, int], mib: int
 ) -> None:
-    assert needed_bytes(draft(write_model, backend, **sizes), [1]) == mib * MIB
+    assert needed_bytes(model_spec(write_model, backend, **sizes), [1]) == mib * MIB
 
 
 def test_only_versions_that_are_loaded_count(write_model: WriteModel) -> None:
-    assert needed_bytes(draft(write_model, "onnxruntime", model_onnx=10), []) == 0
+    assert needed_bytes(model_spec(write_model, "onnxruntime", model_onnx=10), []) == 0
 
 
 def test_a_refusal_says_how_much_is_needed_and_what_can_be_done(
@@ -80,9 +80,9 @@ def test_a_refusal_says_how_much_is_needed_and_what_can_be_done(
 ) -> None:
     root = meminfo(tmp_path, f"MemTotal: 9999999 kB\nMemAvailable:   {100 * 1024} kB\n")
     budget = MemoryBudget(30 * MIB, root)
-    budget.check(draft(write_model, "onnxruntime", model_onnx=28), [1])
+    budget.check(model_spec(write_model, "onnxruntime", model_onnx=28), [1])
     with pytest.raises(Unavailable) as caught:
-        budget.check(draft(write_model, "onnxruntime", model_onnx=40), [1])
+        budget.check(model_spec(write_model, "onnxruntime", model_onnx=40), [1])
     assert str(caught.value) == (
         "model 'm': too little memory: loading it needs about 100 MiB, 100 MiB are available and "
         "30 MiB of them stay in reserve; unload another model, load fewer instances, or raise the "
@@ -96,5 +96,5 @@ def test_where_the_kernel_does_not_say_nothing_is_refused(
 ) -> None:
     root = meminfo(tmp_path, text)
     assert available_bytes(root) is None
-    MemoryBudget(1 << 60, root).check(draft(write_model, "onnxruntime", model_onnx=1), [1])
+    MemoryBudget(1 << 60, root).check(model_spec(write_model, "onnxruntime", model_onnx=1), [1])
     assert available_bytes(tmp_path / "nowhere") is None

@@ -77,8 +77,8 @@ class World:
             take_down=take_down,
         )
 
-    def _heard(self, draft: ModelSpec, reason: str) -> None:
-        self.rolled_back.append((draft, reason))
+    def _heard(self, model_spec: ModelSpec, reason: str) -> None:
+        self.rolled_back.append((model_spec, reason))
         self.back.set()
 
     def load(
@@ -117,7 +117,7 @@ class World:
 
     def told(self) -> list[str]:
         """The models that were rolled back, in order, each with its own draft."""
-        return [draft.name for draft, _ in self.rolled_back]
+        return [model_spec.name for model_spec, _ in self.rolled_back]
 
     def ask(self, name: str = "m", version: str = "", size: int = 1, value: float = 0.0) -> float:
         given, got = ("x", "y") if name == "e" else ("a", "b")
@@ -158,8 +158,8 @@ def test_a_version_that_answers_with_nan_gives_way_and_the_index_says_why(world:
     assert world.ask() == 10
     reason = f"version 1: 3 of 3 answers were not finite; {BETTER}"
     assert world.state() == {1: (ModelState.READY, f"rolled back: {reason}")}
-    ((draft, told),) = world.rolled_back
-    assert (draft.name, told) == ("m", reason)
+    ((model_spec, told),) = world.rolled_back
+    assert (model_spec.name, told) == ("m", reason)
     # What failed is closed, and what serves is still open.
     assert world.registry.wait_closed(PATIENCE_S)
     assert [model.closed for model in world.counted.made] == [0, 1]
@@ -179,10 +179,10 @@ def test_a_client_that_sends_what_no_version_makes_sense_of_takes_nothing_back(
             for _ in range(10):
                 with contextlib.suppress(InternalError):
                     assert not np.isfinite(world.ask(name, value=value))
-    trials = [world.loader._lifecycle._trials._trials[name].probation for name in "me"]
-    while any(trial.has_doubts for trial in trials):
+    canary = [world.loader._lifecycle._canary._canary[name].probation for name in "me"]
+    while any(trial.has_doubts for trial in canary):
         time.sleep(0.01)
-    assert [trial.fault() for trial in trials] == ["", ""]
+    assert [trial.fault() for trial in canary] == ["", ""]
     assert world.told() == []
     assert world.closed() == [1, 1]
 
@@ -190,14 +190,14 @@ def test_a_client_that_sends_what_no_version_makes_sense_of_takes_nothing_back(
 def test_what_is_known_of_one_that_serves_is_on_the_index(world: World) -> None:
     world.load(10)
     world.load(20)
-    lifecycle, draft = world.loader._lifecycle, world.loader.serves("m")
-    assert draft is not None
-    lifecycle._tell_of_trial(draft, "version 1 is slower")
+    lifecycle, model_spec = world.loader._lifecycle, world.loader.serves("m")
+    assert model_spec is not None
+    lifecycle._tell_of_trial(model_spec, "version 1 is slower")
     assert world.state() == {1: (ModelState.READY, "version 1 is slower")}
-    lifecycle._tell_of_trial(draft, "")
+    lifecycle._tell_of_trial(model_spec, "")
     assert world.state() == {1: (ModelState.READY, "")}
     world.load(30)
-    lifecycle._tell_of_trial(draft, "version 1 is slower")
+    lifecycle._tell_of_trial(model_spec, "version 1 is slower")
     assert world.state() == {1: (ModelState.READY, "")}
 
 
@@ -303,8 +303,8 @@ def test_an_ensemble_that_alone_changes_is_watched_and_goes_back_alone(world: Wo
     assert world.loader.on_trial("e")
     world.ask_ensemble_until_back()
     assert world.ask("e") == 10
-    ((draft, reason),) = world.rolled_back
-    assert (draft.name, draft.members) == ("e", {"n"})
+    ((model_spec, reason),) = world.rolled_back
+    assert (model_spec.name, model_spec.members) == ("e", {"n"})
     assert reason == f"version 1: 3 of 3 answers were not finite; {BETTER}"
     assert world.state("e") == {1: (ModelState.READY, f"rolled back: {reason}")}
     assert not world.loader.on_trial("e")
@@ -396,10 +396,10 @@ def test_an_ensemble_is_watched_no_longer_than_what_it_uses_is_new(world: World)
     world.load_ensemble("m")
     assert not world.loader.on_trial("e")
     world.load_model("m", 20)
-    draft = world.loader.serves("m")
-    assert draft is not None
+    model_spec = world.loader.serves("m")
+    assert model_spec is not None
     assert world.loader.on_trial("e")
-    assert world.loader.roll_back(draft, "slow")
+    assert world.loader.roll_back(model_spec, "slow")
     assert not world.loader.on_trial("e")
     # What it is and what it uses are as they were: there is nothing to go back to.
     of_e = world.loader.serves("e")
@@ -424,7 +424,7 @@ def test_an_ensemble_that_was_as_bad_before_is_not_held_against_its_member(
     ask()
     world.load_model("m", 0.9 * than)
     ask()
-    assert world.loader._lifecycle._trials._trials["e"].probation.fault() == ""
+    assert world.loader._lifecycle._canary._canary["e"].probation.fault() == ""
     world.loader.close(PATIENCE_S)
     assert world.told() == []
 
@@ -455,11 +455,11 @@ def test_going_back_takes_down_an_ensemble_that_came_later_where_that_is_asked_f
 ) -> None:
     yielding.load(10, dims="1")
     yielding.load(20, dims="2")
-    draft = yielding.loader.serves("m")
-    assert draft is not None
+    model_spec = yielding.loader.serves("m")
+    assert model_spec is not None
     yielding.write_model("e", ENSEMBLE.format(2))
     assert yielding.loader.load("e") == {}
-    assert yielding.loader.roll_back(draft, "slow")
+    assert yielding.loader.roll_back(model_spec, "slow")
     assert yielding.ask() == 10
     assert yielding.state("e")[1][0] is ModelState.UNAVAILABLE
 
@@ -469,11 +469,11 @@ def test_what_would_break_an_ensemble_that_came_later_is_not_gone_back_to(
 ) -> None:
     world.load(10, dims="1")
     world.load(20, dims="2")
-    draft = world.loader.serves("m")
-    assert draft is not None
+    model_spec = world.loader.serves("m")
+    assert model_spec is not None
     world.write_model("e", ENSEMBLE.format(2))
     assert world.loader.load("e") == {}
-    assert not world.loader.roll_back(draft, "slow")
+    assert not world.loader.roll_back(model_spec, "slow")
     assert "model m: cannot be rolled back: ensemble 'e'" in caplog.text
     assert world.ask("e", size=2) == 20
     # It was its only chance: what was kept is closed.
@@ -496,13 +496,13 @@ def test_a_load_that_is_under_way_survives_a_roll_back(
 ) -> None:
     world.load(10)
     world.load(NAN)
-    draft = world.loader.serves("m")
-    assert draft is not None
+    model_spec = world.loader.serves("m")
+    assert model_spec is not None
     held = gate("m")
     loading = threading.Thread(target=world.load, args=(30,))
     loading.start()
     assert held.reached.wait(PATIENCE_S)
-    assert world.loader.roll_back(draft, "slow")
+    assert world.loader.roll_back(model_spec, "slow")
     assert world.ask() == 10
     held.open()
     loading.join(PATIENCE_S)

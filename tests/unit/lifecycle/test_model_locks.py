@@ -23,13 +23,13 @@ class Worker:
     """Holds names on a thread of its own until it is let go."""
 
     def __init__(
-        self, turns: ModelLocks, pool: ThreadPoolExecutor, *names: str, within: str
+        self, model_locks: ModelLocks, pool: ThreadPoolExecutor, *names: str, within: str
     ) -> None:
         self.has = threading.Event()
         self._let_go = threading.Event()
 
         def work() -> None:
-            with turns.hold(names, within):
+            with model_locks.hold(names, within):
                 self.has.set()
                 assert self._let_go.wait(PATIENCE_S)
 
@@ -46,28 +46,31 @@ def pool() -> Iterator[ThreadPoolExecutor]:
         yield made
 
 
-def holds(turns: ModelLocks, pool: ThreadPoolExecutor, *names: str, within: str = "") -> Worker:
-    worker = Worker(turns, pool, *names, within=within)
+def holds(
+    model_locks: ModelLocks, pool: ThreadPoolExecutor, *names: str, within: str = ""
+) -> Worker:
+    worker = Worker(model_locks, pool, *names, within=within)
     assert worker.has.wait(PATIENCE_S)
     return worker
 
 
-def waits(turns: ModelLocks, pool: ThreadPoolExecutor, name: str, within: str = "") -> Worker:
-    worker = Worker(turns, pool, name, within=within)
-    with turns._changed:
+def waits(model_locks: ModelLocks, pool: ThreadPoolExecutor, name: str, within: str = "") -> Worker:
+    worker = Worker(model_locks, pool, name, within=within)
+    with model_locks._changed:
         # It is told of itself as everybody who begins to wait is: under this lock.
         while not any(
-            hold.names == {name} and hold not in turns._held.values() for hold in turns._all
+            hold.names == {name} and hold not in model_locks._held.values()
+            for hold in model_locks._all
         ):
-            turns._changed.wait(0.01)
+            model_locks._changed.wait(0.01)
             assert not worker.future.done()
     return worker
 
 
 def test_each_waits_for_whoever_holds_one_of_its_names(pool: ThreadPoolExecutor) -> None:
-    turns = ModelLocks()
-    first = holds(turns, pool, "a", "b")
-    second = waits(turns, pool, "b")
+    model_locks = ModelLocks()
+    first = holds(model_locks, pool, "a", "b")
+    second = waits(model_locks, pool, "b")
     assert not second.has.is_set()
     first.end()
     second.end()
@@ -76,34 +79,41 @@ def test_each_waits_for_whoever_holds_one_of_its_names(pool: ThreadPoolExecutor)
 def test_another_model_is_loaded_on_behalf_of_one_that_is_being_loaded(
     pool: ThreadPoolExecutor,
 ) -> None:
-    turns = ModelLocks()
-    with turns.hold(["a"]), turns.hold(["b"], within="a"), turns.hold(["c"], within="b"):
+    model_locks = ModelLocks()
+    with (
+        model_locks.hold(["a"]),
+        model_locks.hold(["b"], within="a"),
+        model_locks.hold(["c"], within="b"),
+    ):
         pass
-    with turns.hold(["a", "b", "c"]):
+    with model_locks.hold(["a", "b", "c"]):
         pass
 
 
 @pytest.mark.parametrize("chain", ["a", "ab", "abc"])
 def test_what_would_wait_for_itself_is_refused(chain: str) -> None:
-    turns = ModelLocks()
+    model_locks = ModelLocks()
     with ExitStack() as stack:
         outer = ""
         for name in chain:
-            stack.enter_context(turns.hold([name], within=outer))
+            stack.enter_context(model_locks.hold([name], within=outer))
             outer = name
         with pytest.raises(Unavailable, match=f"model '{outer}' asks for a, which would wait"):
-            stack.enter_context(turns.hold(["a"], within=outer))
-    with turns.hold(list(chain)):
+            stack.enter_context(model_locks.hold(["a"], within=outer))
+    with model_locks.hold(list(chain)):
         pass
 
 
 def test_of_two_that_would_wait_for_each_other_the_second_is_refused(
     pool: ThreadPoolExecutor,
 ) -> None:
-    turns = ModelLocks()
-    first, second = holds(turns, pool, "a"), holds(turns, pool, "b")
-    for_first = waits(turns, pool, "b", within="a")
-    with pytest.raises(Unavailable, match="model 'b' asks for a"), turns.hold(["a"], within="b"):
+    model_locks = ModelLocks()
+    first, second = holds(model_locks, pool, "a"), holds(model_locks, pool, "b")
+    for_first = waits(model_locks, pool, "b", within="a")
+    with (
+        pytest.raises(Unavailable, match="model 'b' asks for a"),
+        model_locks.hold(["a"], within="b"),
+    ):
         pass
     second.end()
     for_first.end()
@@ -111,20 +121,20 @@ def test_of_two_that_would_wait_for_each_other_the_second_is_refused(
 
 
 def test_two_may_wait_for_the_same_third(pool: ThreadPoolExecutor) -> None:
-    turns = ModelLocks()
-    first, second = holds(turns, pool, "a"), holds(turns, pool, "b")
-    for_first = holds(turns, pool, "c", within="a")
-    for_second = waits(turns, pool, "c", within="b")
+    model_locks = ModelLocks()
+    first, second = holds(model_locks, pool, "a"), holds(model_locks, pool, "b")
+    for_first = holds(model_locks, pool, "c", within="a")
+    for_second = waits(model_locks, pool, "c", within="b")
     for each in (for_first, for_second, first, second):
         each.end()
 
 
 def test_who_waits_at_the_end_is_sent_away(pool: ThreadPoolExecutor) -> None:
-    turns = ModelLocks()
-    first = holds(turns, pool, "a")
-    second = waits(turns, pool, "a")
-    assert not turns.end(0.0)
+    model_locks = ModelLocks()
+    first = holds(model_locks, pool, "a")
+    second = waits(model_locks, pool, "a")
+    assert not model_locks.end(0.0)
     with pytest.raises(Unavailable, match="Server exiting"):
         second.future.result(PATIENCE_S)
     first.end()
-    assert turns.end(0.0)
+    assert model_locks.end(0.0)

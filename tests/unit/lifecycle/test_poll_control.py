@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 def control(repository: Path, tmp_path: Path, counted: CountedBackend) -> Iterator[PollControl]:
     registry, accepted = ModelRegistry(), AcceptedModels()
     store = ModelStore(tmp_path / "store")
-    ledger = DeploymentState(accepted, store, Verdicts(store.directory, [repository]))
+    deployment_state = DeploymentState(accepted, store, Verdicts(store.directory, [repository]))
     control = PollControl(
         RepositoryLoader(registry, accepted),
-        ledger,
+        deployment_state,
         store,
         registry,
         [repository],

@@ -283,20 +283,24 @@ class Machine(RuleBasedStateMachine):
         self.plane = DataPlane(self.registry)
         accepted = AcceptedModels()
         self.store = ModelStore(self.folder / "store", boot="test")
-        ledger = DeploymentState(accepted, self.store, Verdicts(self.store.directory, []))
+        deployment_state = DeploymentState(accepted, self.store, Verdicts(self.store.directory, []))
         self.loader = RepositoryLoader(
             self.registry,
             accepted,
             probation=CanaryTerms(requests=20, least_s=0.0),
-            on_rolled_back=ledger.rolled_back,
-            on_passed=ledger.passed,
+            on_rolled_back=deployment_state.rolled_back,
+            on_passed=deployment_state.passed,
         )
-        self.updates = Updates(self.loader, ledger, self.store)
-        beliefs = ChangeDetector(WINDOW_S, read_manifest)
+        self.updates = Updates(self.loader, deployment_state, self.store)
+        change_detector = ChangeDetector(WINDOW_S, read_manifest)
         for name, staged in self.updates.load_last_good(None).items():
-            beliefs.accept(name, staged.source)
+            change_detector.accept(name, staged.source)
         self.watcher = RepositoryWatcher(
-            [self.repository], beliefs, self.updates.carry_out, poll_s=1.0, wait=lambda _: None
+            [self.repository],
+            change_detector,
+            self.updates.carry_out,
+            poll_s=1.0,
+            wait=lambda _: None,
         )
 
     def _ask_all_the_time(self) -> None:

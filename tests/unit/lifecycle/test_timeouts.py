@@ -54,7 +54,7 @@ class HangingBackend:
         config: ModelConfig,
         devices: Devices,
         tell: ProgressCallback,
-        surroundings: ServerContext,
+        server_context: ServerContext,
     ) -> TensorModel:
         model = TensorModel(self._run)
         model.close = self.closed.set  # type: ignore[method-assign]

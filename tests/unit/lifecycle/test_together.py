@@ -63,10 +63,10 @@ def test_a_restart_has_the_ensemble_and_the_member_that_came_together(
 
 
 def test_what_comes_together_a_second_time_is_what_a_restart_has(board: Board) -> None:
-    kept = board.ledger.serving("e")
+    kept = board.deployment_state.serving("e")
     board.deliver(2, RENAMED)
     board.deliver(0, ensemble("c"), "e")
-    assert board.ledger.serving("e") is not kept
+    assert board.deployment_state.serving("e") is not kept
     board.deliver(3, CONFIG + MAY_BREAK)
     assert output_of_step(board) == "c"
     board.deliver(0, ensemble("b"), "e")

@@ -50,21 +50,21 @@ class Bench:
         self.repository = folder / "repository"
         self.store = ModelStore(folder / "store", boot="1")
         registry, accepted = ModelRegistry(), AcceptedModels()
-        ledger = DeploymentState(accepted, self.store, Verdicts(self.store.directory, []))
+        deployment_state = DeploymentState(accepted, self.store, Verdicts(self.store.directory, []))
         self.passed = threading.Event()
 
-        def pass_on(draft: ModelSpec) -> None:
-            ledger.passed(draft)
+        def pass_on(model_spec: ModelSpec) -> None:
+            deployment_state.passed(model_spec)
             self.passed.set()
 
         self.loader = RepositoryLoader(
             registry,
             accepted,
             probation=CanaryTerms(requests=10, least_s=0.0),
-            on_rolled_back=ledger.rolled_back,
+            on_rolled_back=deployment_state.rolled_back,
             on_passed=pass_on,
         )
-        self.updates = Updates(self.loader, ledger, self.store)
+        self.updates = Updates(self.loader, deployment_state, self.store)
         self._plane = DataPlane(registry)
 
     def change(self, name: str, config: str, number: str) -> None:

@@ -29,7 +29,7 @@ def no_manifest(_: ModelTree) -> Manifest:
     raise AssertionError("there is none")
 
 
-def beliefs(manifest: Manifest | None = None) -> ChangeDetector:
+def change_detector(manifest: Manifest | None = None) -> ChangeDetector:
     return ChangeDetector(WINDOW_S, no_manifest if manifest is None else lambda _: manifest)
 
 
@@ -37,7 +37,7 @@ A, B = tree(), tree(size=2)
 
 
 def test_a_plain_copy_is_believed_after_two_looks_and_the_window() -> None:
-    judge = beliefs()
+    judge = change_detector()
     assert judge.look(seen(A), 0.0) == []
     assert judge.look(seen(A), 1.9) == []
     assert list(judge.settling) == ["m"]
@@ -53,7 +53,7 @@ def test_two_looks_are_two_however_long_ago_the_first_was() -> None:
 
 
 def test_whoever_still_writes_begins_the_window_anew() -> None:
-    judge = beliefs()
+    judge = change_detector()
     judge.look(seen(A), 0.0)
     assert judge.look(seen(B), 2.0) == []
     assert judge.look(seen(B), 3.9) == []
@@ -61,7 +61,7 @@ def test_whoever_still_writes_begins_the_window_anew() -> None:
 
 
 def test_what_goes_back_to_what_it_was_is_no_change() -> None:
-    judge = beliefs()
+    judge = change_detector()
     judge.accept("m", A.files)
     judge.look(seen(B), 0.0)
     assert judge.look(seen(A), 5.0) == []
@@ -69,8 +69,8 @@ def test_what_goes_back_to_what_it_was_is_no_change() -> None:
 
 
 def test_a_directory_renamed_into_place_is_believed_at_once() -> None:
-    assert beliefs().look(seen(A), 0.0, {"m"}) == [Change("m", A)]
-    assert beliefs().look(seen(A), 0.0, {"other"}) == []
+    assert change_detector().look(seen(A), 0.0, {"m"}) == [Change("m", A)]
+    assert change_detector().look(seen(A), 0.0, {"other"}) == []
 
 
 FITS = Manifest("m", {"1/x": ManifestFile("0" * 64, 5)})
@@ -80,7 +80,7 @@ def test_what_fits_its_manifest_is_believed_at_once() -> None:
     complete = ModelTree(
         "m", HERE, files=(SeenFile("1/x", 5, 1, 1), SeenFile("manifest.json", 9, 1, 1))
     )
-    assert beliefs(FITS).look(seen(complete), 0.0) == [Change("m", complete)]
+    assert change_detector(FITS).look(seen(complete), 0.0) == [Change("m", complete)]
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_what_does_not_fit_its_manifest_is_never_believed_and_in_the_end_says_wh
 ) -> None:
     have = {**files, "manifest.json": 9}
     torn = ModelTree("m", HERE, files=tuple(SeenFile(p, s, 1, 1) for p, s in sorted(have.items())))
-    judge = beliefs(FITS)
+    judge = change_detector(FITS)
     assert judge.look(seen(torn), 0.0, {"m"}) == []
     (change,) = judge.look(seen(torn), 2.0)
     assert change.tree is not None
@@ -117,14 +117,14 @@ def test_a_broken_manifest_is_a_fault_too() -> None:
 
 
 def test_a_fault_is_told_once_it_lasts() -> None:
-    judge, faulty = beliefs(), tree(fault="a link")
+    judge, faulty = change_detector(), tree(fault="a link")
     assert judge.look(seen(faulty), 0.0, {"m"}) == []
     assert judge.look(seen(faulty), 2.0) == [Change("m", faulty)]
     assert judge.look(seen(faulty), 9.0) == []
 
 
 def test_what_is_missing_for_the_window_was_taken_away() -> None:
-    judge, other = beliefs(), tree("other")
+    judge, other = change_detector(), tree("other")
     judge.accept("m", A.files)
     judge.accept("other", other.files)
     assert judge.look(seen(A, other), 0.0) == []
@@ -134,7 +134,7 @@ def test_what_is_missing_for_the_window_was_taken_away() -> None:
 
 
 def test_where_nothing_can_be_seen_nothing_was_taken_away() -> None:
-    judge = beliefs()
+    judge = change_detector()
     judge.accept("m", A.files)
     for now in (0.0, 5.0, 50.0):
         assert judge.look(seen(blind="holds no model"), now) == []
@@ -144,7 +144,7 @@ def test_where_nothing_can_be_seen_nothing_was_taken_away() -> None:
 
 
 def test_of_what_was_never_seen_here_any_blind_repository_could_be_the_home() -> None:
-    judge = beliefs()
+    judge = change_detector()
     judge.accept("m", A.files)
     other = RepositoryScan({"other": tree("other")}, {Path("/elsewhere"): "cannot be read"})
     for now in (0.0, 5.0, 50.0):
@@ -152,7 +152,7 @@ def test_of_what_was_never_seen_here_any_blind_repository_could_be_the_home() ->
 
 
 def test_what_came_and_went_again_is_forgotten() -> None:
-    judge = beliefs()
+    judge = change_detector()
     judge.look(seen(A, tree("other")), 0.0)
     judge.look(seen(tree("other")), 1.0)
     assert list(judge.settling) == ["other"]
@@ -160,7 +160,7 @@ def test_what_came_and_went_again_is_forgotten() -> None:
 
 
 def test_what_could_not_be_taken_as_it_was_is_told_again() -> None:
-    judge = beliefs()
+    judge = change_detector()
     assert judge.look(seen(A), 0.0, {"m"}) == [Change("m", A)]
     judge.doubt("m")
     assert judge.look(seen(A), 1.0) == []
@@ -169,7 +169,7 @@ def test_what_could_not_be_taken_as_it_was_is_told_again() -> None:
 
 def test_a_model_with_an_empty_version_is_told_once_more_after_a_start() -> None:
     ensemble = ModelTree("m", HERE, files=A.files, directories=("1", "2"))
-    judge = beliefs()
+    judge = change_detector()
     judge.accept("m", ensemble.files)
     judge.look(seen(ensemble), 0.0)
     assert judge.look(seen(ensemble), 2.0) == [Change("m", ensemble)]
@@ -188,7 +188,7 @@ SIGHTS = [A, B, tree(fault="a link"), None]
 def test_whatever_happens_only_what_lasted_is_believed_and_each_once(
     steps: list[tuple[ModelTree | None, float, bool, bool]],
 ) -> None:
-    judge, now = beliefs(), 0.0
+    judge, now = change_detector(), 0.0
     other = tree("other")
     judge.accept("other", other.files)
     last: ModelTree | None = None  # what was told last

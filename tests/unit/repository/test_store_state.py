@@ -141,9 +141,9 @@ def test_histories_are_what_served_newest_first(steps: list[tuple[str, str, str]
     expected = {name: history for name, history in expected.items() if history}
     assert {n: [kept.digest for kept in h] for n, h in state.models.items()} == expected
     for history in state.models.values():
-        turns = [kept.turn for kept in history]
-        assert turns == sorted(turns, reverse=True)
-        assert len(set(turns)) == len(turns)
+        model_locks = [kept.turn for kept in history]
+        assert model_locks == sorted(model_locks, reverse=True)
+        assert len(set(model_locks)) == len(model_locks)
 
 
 def test_models_of_the_same_content_die_once() -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from edge_server.repository import tree as tree_module
-from edge_server.repository.tree import SeenFile, look, opened, survey
+from edge_server.repository.tree import SeenFile, look, opened, read_repositories
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,12 +36,12 @@ def write_later(path: Path, text: str) -> None:
 
 
 def fault(repository: Path, name: str = "m") -> str:
-    return survey([repository]).models[name].fault
+    return read_repositories([repository]).models[name].fault
 
 
 def test_every_file_is_seen_with_size_times_and_inode(repository: Path) -> None:
     (repository / "m" / "2").mkdir()
-    found = survey([repository]).models["m"]
+    found = read_repositories([repository]).models["m"]
     status = (repository / "m" / "1" / "model.onnx").stat()
     assert found.files == (
         SeenFile("1/model.onnx", 3, status.st_mtime_ns, status.st_ino, status.st_ctime_ns),
@@ -69,16 +69,16 @@ def test_content_that_was_exchanged_in_place_with_its_time_set_back_is_another(
     "name", [".git/x", ".m.swp", "m~", "model.onnx.part", "a.tmp", "__pycache__/a.pyc", "1/.x"]
 )
 def test_what_editors_and_copies_leave_behind_does_not_count(repository: Path, name: str) -> None:
-    before = survey([repository])
+    before = read_repositories([repository])
     write(repository / "m" / name, "x")
-    assert survey([repository]) == before
+    assert read_repositories([repository]) == before
 
 
 @pytest.mark.parametrize("name", [".incoming-m", "_old", "m.tmp", "lost+found"])
 def test_unfinished_and_hidden_directories_are_no_models(repository: Path, name: str) -> None:
     write(repository / name / "1" / "model.onnx")
     write(repository / "README.md")
-    assert list(survey([repository]).models) == ["m"]
+    assert list(read_repositories([repository]).models) == ["m"]
 
 
 def test_links_out_are_not_followed(repository: Path, tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_a_directory_whose_name_is_no_text_is_a_fault_that_any_text_can_carry(
     repository: Path,
 ) -> None:
     write(repository / "\udcffa\nb" / "1" / "model.onnx")
-    seen = survey([repository]).models[r"\xffa\nb"]
+    seen = read_repositories([repository]).models[r"\xffa\nb"]
     assert seen.name == r"\xffa\nb"
     assert r"'\xffa\nb' is no model" in seen.fault
 
@@ -163,14 +163,14 @@ def test_a_file_whose_name_is_no_text_is_a_fault_that_any_text_can_carry(
 
 def test_the_same_name_in_two_repositories_is_a_fault(repository: Path, tmp_path: Path) -> None:
     write(tmp_path / "second" / "m" / "1" / "model.onnx")
-    found = survey([repository, tmp_path / "second"])
+    found = read_repositories([repository, tmp_path / "second"])
     assert "appears in two or more" in found.models["m"].fault
     assert not found.blind
 
 
 def test_of_a_repository_that_is_gone_or_empty_nothing_is_said(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    found = survey([tmp_path / "gone", tmp_path / "empty"])
+    found = read_repositories([tmp_path / "gone", tmp_path / "empty"])
     assert not found.models
     assert found.blind == {
         tmp_path / "gone": "cannot be read: No such file or directory",
@@ -215,5 +215,5 @@ def test_nothing_stays_open(repository: Path) -> None:
     (repository / "m" / "1" / "link").symlink_to("/")
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - descriptors, not paths
     for _ in range(3):
-        survey([repository])
+        read_repositories([repository])
     assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208

@@ -61,27 +61,27 @@ def build_plan(
         EdgeServerError: no plan was built; the text says why, with what TensorRT said.
     """
     began = time.monotonic()
-    wish, version, timings = job.wish, version_of(trt.__version__), Path(job.timing_cache)
-    typed = is_typed(wish, version)
-    check_precision(wish, version)
+    options, version, timings = job.options, version_of(trt.__version__), Path(job.timing_cache)
+    typed = is_typed(options, version)
+    check_precision(options, version)
     builder: trt.Builder = _make_builder(log)
     tell(Step(f"parsing {Path(job.onnx).name}"))
     network: trt.INetworkDefinition = builder.create_network(network_flags(version, typed=typed))
     # The weights of the network are the parser's, until the plan is built.
-    parser = _parse(network, Path(job.onnx), wish, log)
-    check_types(network, Path(job.onnx), wish, version)
+    parser = _parse(network, Path(job.onnx), options, log)
+    check_types(network, Path(job.onnx), options, version)
     config: trt.IBuilderConfig = builder.create_builder_config()
-    config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, wish.workspace_mib << 20)
+    config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, options.workspace_mib << 20)
     # Else the inspector tells no more than names, and not where a layer runs.
     config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
-    profiles = _set_profiles(builder, network, config, wish)
-    set_precision(network, config, wish, typed=typed)
+    profiles = _set_profiles(builder, network, config, options)
+    set_precision(network, config, options, typed=typed)
     calibrator = None
-    if wish.calibration:
+    if options.calibration:
         ranges = profiles[0] if profiles else {}
-        samples = Path(wish.calibration)
+        samples = Path(options.calibration)
         calibrator = set_calibrator(builder, network, config, samples, ranges, gpu=gpu)
-    _set_dla(builder, config, wish)
+    _set_dla(builder, config, options)
     read_timings(config, timings, facts)
     # Not every version's configuration keeps it alive.
     monitor = set_monitor(config, tell)
@@ -96,12 +96,12 @@ def build_plan(
     where, seen = None, dict[str, EngineTensor]()
     if gpu is not None:
         tell(Step("looking where its layers run"))
-        where, seen = _look(plan, wish, log)
-        _check_placed(where, wish)
+        where, seen = _look(plan, options, log)
+        _check_placed(where, options)
     Path(job.out).write_bytes(plan)
     return PlanBuilt(
         facts,
-        "as the ONNX file" if typed else wish.precision,
+        "as the ONNX file" if typed else options.precision,
         profiles,
         _tensors(network, seen),
         where,
@@ -132,7 +132,7 @@ def _make_builder(log: BuildLog) -> Any:
         ) from error
 
 
-def _parse(network: trt.INetworkDefinition, onnx: Path, wish: BuildOptions, log: BuildLog) -> Any:
+def _parse(network: trt.INetworkDefinition, onnx: Path, options: BuildOptions, log: BuildLog) -> Any:
     """The parser, when all of `onnx` is in `network`.
 
     Raises:
@@ -141,7 +141,7 @@ def _parse(network: trt.INetworkDefinition, onnx: Path, wish: BuildOptions, log:
     parser: trt.OnnxParser = trt.OnnxParser(network, log.logger)
     # From 10.16 on the parser can write a network as NVDLA takes it.
     can_adjust = hasattr(trt, "OnnxParserFlag") and hasattr(trt.OnnxParserFlag, "ADJUST_FOR_DLA")
-    if can_adjust and wish.dla_core is not None:
+    if can_adjust and options.dla_core is not None:
         parser.set_flag(trt.OnnxParserFlag.ADJUST_FOR_DLA)
     if parser.parse_from_file(str(onnx)):
         return parser
@@ -165,14 +165,14 @@ def _set_profiles(
     builder: trt.Builder,
     network: trt.INetworkDefinition,
     config: trt.IBuilderConfig,
-    wish: BuildOptions,
+    options: BuildOptions,
 ) -> tuple[Profile, ...]:
     inputs = []
     for index in range(network.num_inputs):
         tensor = network.get_input(index)
         inputs.append(NetworkInput(tensor.name, tuple(tensor.shape), bool(tensor.is_shape_tensor)))
     holding_shapes = {each.name for each in inputs if each.holds_shape}
-    profiles = profiles_for(inputs, wish)
+    profiles = profiles_for(inputs, options)
     for profile in profiles:
         given: trt.IOptimizationProfile = builder.create_optimization_profile()
         for name, found in profile.items():
@@ -183,19 +183,19 @@ def _set_profiles(
     return profiles
 
 
-def _set_dla(builder: trt.Builder, config: trt.IBuilderConfig, wish: BuildOptions) -> None:
+def _set_dla(builder: trt.Builder, config: trt.IBuilderConfig, options: BuildOptions) -> None:
     """Raises: Unsupported: there is no such core; says where there is one."""
-    if wish.dla_core is None:
+    if options.dla_core is None:
         return
     cores = builder.num_DLA_cores
-    if wish.dla_core >= cores:
+    if options.dla_core >= cores:
         raise Unsupported(
-            f"no NVDLA core {wish.dla_core} here: TensorRT {trt.__version__} sees {cores}; "
+            f"no NVDLA core {options.dla_core} here: TensorRT {trt.__version__} sees {cores}; "
             f"{DLA_MATRIX}"
         )
     config.default_device_type = trt.DeviceType.DLA
-    config.DLA_core = wish.dla_core
-    if wish.gpu_fallback:
+    config.DLA_core = options.dla_core
+    if options.gpu_fallback:
         config.set_flag(trt.BuilderFlag.GPU_FALLBACK)
 
 
@@ -206,8 +206,8 @@ class EngineTensor(NamedTuple):
     format: str
 
 
-def _look(plan: trt.IHostMemory, wish: BuildOptions, log: BuildLog) -> tuple[Placed, dict[str, EngineTensor]]:
-    engine: trt.ICudaEngine = open_engine(plan, wish.dla_core, log)
+def _look(plan: trt.IHostMemory, options: BuildOptions, log: BuildLog) -> tuple[Placed, dict[str, EngineTensor]]:
+    engine: trt.ICudaEngine = open_engine(plan, options.dla_core, log)
     inspector: trt.EngineInspector = engine.create_engine_inspector()
     said = inspector.get_engine_information(trt.LayerInformationFormat.JSON)
     names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
@@ -218,10 +218,10 @@ def _look(plan: trt.IHostMemory, wish: BuildOptions, log: BuildLog) -> tuple[Pla
     }
 
 
-def _check_placed(where: Placed, wish: BuildOptions) -> None:
+def _check_placed(where: Placed, options: BuildOptions) -> None:
     """Raises: Unsupported: more layers fell back to the GPU than may."""
-    limit = wish.max_gpu_layers
-    if wish.dla_core is None or limit is None or len(where.gpu) <= limit:
+    limit = options.max_gpu_layers
+    if options.dla_core is None or limit is None or len(where.gpu) <= limit:
         return
     shown = "".join(f"\n  {name}" for name in where.gpu[:20])
     raise Unsupported(

@@ -51,25 +51,25 @@ class PlanCache:
         """Where TensorRT's measurements are kept."""
         return self._folder / "timing"
 
-    def place(self, onnx: Path, wish: BuildOptions, facts: DeviceFacts) -> Path:
+    def place(self, onnx: Path, options: BuildOptions, facts: DeviceFacts) -> Path:
         """Where that plan is, or would be.
 
         Raises:
             ModelConfigError: the ONNX file cannot be read.
         """
         # As `compare` has it: what is but a caution must not cost a build of minutes.
-        l4t = facts.l4t if wish.dla_core is not None else ""
+        l4t = facts.l4t if options.dla_core is not None else ""
         device = (facts.tensorrt, facts.sm, l4t)
-        key = hashlib.sha256("\n".join((sha256_of(onnx), wish.digest, *device)).encode())
+        key = hashlib.sha256("\n".join((sha256_of(onnx), options.digest, *device)).encode())
         return self._folder / key.hexdigest()[:32] / PLAN_NAME
 
-    def find(self, onnx: Path, wish: BuildOptions, facts: DeviceFacts, model: str) -> Path | None:
+    def find(self, onnx: Path, options: BuildOptions, facts: DeviceFacts, model: str) -> Path | None:
         """That plan; None where there is none that is whole and fits.
 
         Raises:
             ModelConfigError: the ONNX file cannot be read.
         """
-        plan = self.place(onnx, wish, facts)
+        plan = self.place(onnx, options, facts)
         try:
             side_car = read_side_car(plan)
             if side_car is None or not plan.is_file():
@@ -105,7 +105,7 @@ class PlanCache:
 
 def ensure_plan(
     onnx: Path,
-    wish: BuildOptions,
+    options: BuildOptions,
     facts: DeviceFacts,
     cache: PlanCache,
     build: Build,
@@ -123,17 +123,17 @@ def ensure_plan(
         EdgeServerError: none could be built.
         Cancelled: `stop` was set while another build ran.
     """
-    if (found := cache.find(onnx, wish, facts, model)) is not None:
+    if (found := cache.find(onnx, options, facts, model)) is not None:
         return found
     with build_turn(lambda: on_event(Step("waiting for another build")), stop):
-        if (found := cache.find(onnx, wish, facts, model)) is not None:
+        if (found := cache.find(onnx, options, facts, model)) is not None:
             return found
-        plan = cache.place(onnx, wish, facts)
+        plan = cache.place(onnx, options, facts)
         try:
             plan.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InternalError(f"{plan.parent}: cannot be made: {error.strerror}") from error
-        side_car = make_plan(onnx, plan, wish, build, on_event, timing_cache=cache.timing_cache)
+        side_car = make_plan(onnx, plan, options, build, on_event, timing_cache=cache.timing_cache)
         if faults := compare(side_car, facts, model):
             raise InternalError(
                 f"the plan that was just built does not fit: {'; '.join(faults)}. If TensorRT was "

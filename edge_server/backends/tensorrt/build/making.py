@@ -25,7 +25,7 @@ Build = Callable[[BuildJob, Callable[[Event], None]], PlanBuilt]
 def make_plan(
     onnx: Path,
     plan: Path,
-    wish: BuildOptions,
+    options: BuildOptions,
     build: Build,
     on_event: Callable[[Event], None],
     *,
@@ -42,7 +42,7 @@ def make_plan(
     onnx, plan = onnx.absolute(), plan.absolute()
     written = plan.with_name(f".{plan.name}.{os.getpid()}.tmp")
     onnx_sha256 = sha256_of(onnx)
-    job = BuildJob(str(onnx), str(written), wish, str(timing_cache or ""))
+    job = BuildJob(str(onnx), str(written), options, str(timing_cache or ""))
     try:
         _clear(plan)
         # A place that cannot be written to is told now, not after minutes.
@@ -53,14 +53,14 @@ def make_plan(
         side_car = SideCar(
             onnx_sha256=onnx_sha256,
             plan_sha256=sha256_of(written),
-            wish=wish.digest,
+            options=options.digest,
             built_with=replace(built.facts, trouble=""),
             precision=built.precision,
-            dla_core=wish.dla_core,
+            dla_core=options.dla_core,
             profiles=built.profiles,
             tensors=built.tensors,
             placed=built.placed,
-            trtexec=trtexec_line(onnx, plan, wish, built.profiles, built.facts.version),
+            trtexec=trtexec_line(onnx, plan, options, built.profiles, built.facts.version),
             build_s=built.build_s,
         )
         atomic_replace(written, plan)

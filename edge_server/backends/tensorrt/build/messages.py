@@ -23,7 +23,7 @@ class BuildJob(msgspec.Struct, frozen=True, tag="build"):
 
     onnx: str
     out: str
-    wish: BuildOptions
+    options: BuildOptions
     timing_cache: str = ""
 
 

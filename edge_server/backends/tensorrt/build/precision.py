@@ -26,33 +26,33 @@ _TYPED_HINT = (
 )
 
 
-def is_typed(wish: BuildOptions, version: tuple[int, int]) -> bool:
+def is_typed(options: BuildOptions, version: tuple[int, int]) -> bool:
     """Whether every tensor has the type that the ONNX file gives it."""
-    return version >= (11, 0) or wish.strongly_typed
+    return version >= (11, 0) or options.strongly_typed
 
 
-def check_precision(wish: BuildOptions, version: tuple[int, int]) -> None:
+def check_precision(options: BuildOptions, version: tuple[int, int]) -> None:
     """Raises: InvalidRequest, Unsupported: this version cannot do that; says what can be done."""
     number = ".".join(map(str, version))
-    if wish.strongly_typed and version < (10, 0):
+    if options.strongly_typed and version < (10, 0):
         raise Unsupported(f"TensorRT {number} has no strongly typed networks, 10 is the first")
-    if wish.precision == "fp16" and is_typed(wish, version):
+    if options.precision == "fp16" and is_typed(options, version):
         which = "a strongly typed network" if version < (11, 0) else f"TensorRT {number}"
         raise Unsupported(f"{which} takes no --fp16: {_TYPED_HINT}")
-    if wish.calibration and is_typed(wish, version):
+    if options.calibration and is_typed(options, version):
         which = "a strongly typed network" if version < (11, 0) else f"TensorRT {number}"
         raise Unsupported(f"{which} is not calibrated: {_TYPED_HINT}")
-    if wish.calibration and wish.precision != "int8":
+    if options.calibration and options.precision != "int8":
         raise InvalidRequest("calibration is for INT8 only; add --int8")
-    if wish.dla_core is not None and wish.precision == "fp32" and not is_typed(wish, version):
+    if options.dla_core is not None and options.precision == "fp32" and not is_typed(options, version):
         raise InvalidRequest("NVDLA calculates in FP16 and INT8 only; add --fp16 or --int8")
 
 
 def check_types(
-    network: trt.INetworkDefinition, onnx: Path, wish: BuildOptions, version: tuple[int, int]
+    network: trt.INetworkDefinition, onnx: Path, options: BuildOptions, version: tuple[int, int]
 ) -> None:
     """Raises: InvalidRequest: `onnx` is FP16-typed, and nothing allows FP16; says what would."""
-    if is_typed(wish, version) or wish.precision != "fp32":
+    if is_typed(options, version) or options.precision != "fp32":
         return
     found = _of_fp16(network)
     if not found:
@@ -67,14 +67,14 @@ def check_types(
 
 
 def set_precision(
-    network: trt.INetworkDefinition, config: trt.IBuilderConfig, wish: BuildOptions, *, typed: bool
+    network: trt.INetworkDefinition, config: trt.IBuilderConfig, options: BuildOptions, *, typed: bool
 ) -> None:
     """Let the layers calculate in what `wish` allows.
 
     Raises:
         InvalidRequest: INT8, and nothing says the range of the tensors.
     """
-    if wish.precision == "int8" and not wish.calibration and not _is_quantised(network):
+    if options.precision == "int8" and not options.calibration and not _is_quantised(network):
         remedy = "" if typed else ", or samples with --calibration DIR"
         raise InvalidRequest(
             "INT8 needs the range of every tensor: give an ONNX file with Q/DQ nodes (NVIDIA "
@@ -82,9 +82,9 @@ def set_precision(
         )
     # A typed network is told nothing; from TensorRT 11 on the flags do not even exist.
     if not typed and hasattr(trt.BuilderFlag, "FP16"):
-        if wish.precision in ("fp16", "int8"):
+        if options.precision in ("fp16", "int8"):
             config.set_flag(trt.BuilderFlag.FP16)
-        if wish.precision == "int8":
+        if options.precision == "int8":
             config.set_flag(trt.BuilderFlag.INT8)
 
 

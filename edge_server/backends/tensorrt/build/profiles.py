@@ -41,7 +41,7 @@ class Range:
 Profile = Mapping[str, Range]
 
 
-def profiles_for(inputs: Sequence[NetworkInput], wish: BuildOptions) -> tuple[Profile, ...]:
+def profiles_for(inputs: Sequence[NetworkInput], options: BuildOptions) -> tuple[Profile, ...]:
     """A range for every input with a free dimension, or that holds a shape; none where none has.
 
     What is not said comes from the configuration: a batch from 1 to the model's `max_batch_size`
@@ -52,18 +52,18 @@ def profiles_for(inputs: Sequence[NetworkInput], wish: BuildOptions) -> tuple[Pr
         InvalidRequest: a size is neither said nor known, or cannot be; names the input, and what
             to give.
     """
-    _check_names(inputs, wish)
+    _check_names(inputs, options)
     free = [i for i in inputs if i.holds_shape or -1 in i.shape]
-    said = wish.profiles or (GivenShapes(),)
-    profiles = tuple({i.name: _range(i, given, wish) for i in free} for given in said)
-    if wish.dla_core is not None:
+    said = options.profiles or (GivenShapes(),)
+    profiles = tuple({i.name: _range(i, given, options) for i in free} for given in said)
+    if options.dla_core is not None:
         _check_fixed(profiles)
     return profiles if free else ()
 
 
-def _check_names(inputs: Sequence[NetworkInput], wish: BuildOptions) -> None:
+def _check_names(inputs: Sequence[NetworkInput], options: BuildOptions) -> None:
     names = [i.name for i in inputs]
-    for name in _named(wish.profiles):
+    for name in _named(options.profiles):
         if name not in names:
             near = difflib.get_close_matches(name, names, 1)
             hint = f"; did you mean '{near[0]}'?" if near else ""
@@ -78,23 +78,23 @@ def _named(profiles: Iterable[GivenShapes]) -> Iterable[str]:
             yield from shapes
 
 
-def _range(wanted: NetworkInput, given: GivenShapes, wish: BuildOptions) -> Range:
+def _range(wanted: NetworkInput, given: GivenShapes, options: BuildOptions) -> Range:
     least, best, most = (s.get(wanted.name) for s in (given.min, given.opt, given.max))
     most = most or best or least
     if most is None:
-        least, most = _from_configuration(wanted, wish)
+        least, most = _from_configuration(wanted, options)
     best = best or most
     found = Range(least or best, best, most)
     _check(wanted, found)
     return found
 
 
-def _from_configuration(wanted: NetworkInput, wish: BuildOptions) -> tuple[Shape, Shape]:
-    dims = wish.dims.get(wanted.name, ())
+def _from_configuration(wanted: NetworkInput, options: BuildOptions) -> tuple[Shape, Shape]:
+    dims = options.dims.get(wanted.name, ())
     if not wanted.holds_shape and len(dims) == len(wanted.shape):
         merged = tuple(d if n == -1 else n for n, d in zip(wanted.shape, dims, strict=True))
-        if wish.max_batch_size and merged[:1] == (-1,):
-            least, most = (1, *merged[1:]), (wish.max_batch_size, *merged[1:])
+        if options.max_batch_size and merged[:1] == (-1,):
+            least, most = (1, *merged[1:]), (options.max_batch_size, *merged[1:])
             if -1 not in merged[1:]:
                 return least, most
         elif -1 not in merged:

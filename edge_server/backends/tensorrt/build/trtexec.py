@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 
 def trtexec_line(
-    onnx: Path, plan: Path, wish: BuildOptions, profiles: Sequence[Profile], version: tuple[int, int]
+    onnx: Path, plan: Path, options: BuildOptions, profiles: Sequence[Profile], version: tuple[int, int]
 ) -> str:
     """What a person would type; calibration from samples is the one thing that trtexec cannot."""
     words = ["trtexec", f"--onnx={onnx}", f"--saveEngine={plan}"]
     if version < (11, 0):
-        words += {"fp32": [], "fp16": ["--fp16"], "int8": ["--int8", "--fp16"]}[wish.precision]
-        if wish.strongly_typed and version >= (10, 0):
+        words += {"fp32": [], "fp16": ["--fp16"], "int8": ["--int8", "--fp16"]}[options.precision]
+        if options.strongly_typed and version >= (10, 0):
             words.append("--stronglyTyped")
     for index, profile in enumerate(profiles):
         if len(profiles) > 1:
@@ -30,10 +30,10 @@ def trtexec_line(
                 f"{name}:{_text(getattr(found, which))}" for name, found in profile.items()
             )
             words.append(f"{flag}={shapes}")
-    if wish.dla_core is not None:
-        words.append(f"--useDLACore={wish.dla_core}")
-        words += ["--allowGPUFallback"] if wish.gpu_fallback else []
-    words += [f"--memPoolSize=workspace:{wish.workspace_mib}", "--profilingVerbosity=detailed"]
+    if options.dla_core is not None:
+        words.append(f"--useDLACore={options.dla_core}")
+        words += ["--allowGPUFallback"] if options.gpu_fallback else []
+    words += [f"--memPoolSize=workspace:{options.workspace_mib}", "--profilingVerbosity=detailed"]
     words.append("--skipInference" if version >= (8, 6) else "--buildOnly")
     return shlex.join(words)
 

@@ -45,16 +45,16 @@ class Models:
         self.taken: dict[str, StreamRequest] = {}
         self.told = threading.Condition()
 
-    def submit(self, data: bytes, exchange: StreamRequest) -> None:
-        exchange.id = data.decode()
-        if exchange.id.startswith("unknown"):
-            raise NotFound(f"no {exchange.id}")
-        if exchange.id.startswith("odd"):
+    def submit(self, data: bytes, stream_request: StreamRequest) -> None:
+        stream_request.id = data.decode()
+        if stream_request.id.startswith("unknown"):
+            raise NotFound(f"no {stream_request.id}")
+        if stream_request.id.startswith("odd"):
             raise ZeroDivisionError("odd")
-        exchange.decoupled = exchange.id.startswith("d")
-        exchange.take_place()
+        stream_request.decoupled = stream_request.id.startswith("d")
+        stream_request.take_place()
         with self.told:
-            self.taken[exchange.id] = exchange
+            self.taken[stream_request.id] = stream_request
             self.told.notify_all()
 
     def wait_for(self, *ids: str) -> list[StreamRequest]:
@@ -63,8 +63,8 @@ class Models:
         return [self.taken[each] for each in ids]
 
 
-def answer(exchange: StreamRequest) -> InferResponse:
-    return InferResponse("m", "1", exchange.id, {})
+def answer(stream_request: StreamRequest) -> InferResponse:
+    return InferResponse("m", "1", stream_request.id, {})
 
 
 def read(written: bytes) -> tuple[str, str]:
@@ -83,8 +83,8 @@ def test_answers_that_come_out_of_order_are_told_in_order(pool: ThreadPoolExecut
     models = Models()
     stream = InferStream(models.submit)
     said = pool.submit(lambda: [read(each) for each in stream.answers(iter([b"1", b"2", b"3"]))])
-    for exchange in reversed(models.wait_for("1", "2", "3")):
-        exchange.respond(answer(exchange), True)
+    for stream_request in reversed(models.wait_for("1", "2", "3")):
+        stream_request.respond(answer(stream_request), True)
     assert said.result(PATIENCE_S) == [("1", ""), ("2", ""), ("3", "")]
 
 
@@ -104,9 +104,9 @@ def test_a_decoupled_models_answers_wait_for_nobody(pool: ThreadPoolExecutor) ->
 def test_errors_are_told_in_their_turn_and_with_their_id() -> None:
     models = Models()
 
-    def submit(data: bytes, exchange: StreamRequest) -> None:
-        models.submit(data, exchange)
-        exchange.respond(Cancelled("") if data == b"2" else answer(exchange), True)
+    def submit(data: bytes, stream_request: StreamRequest) -> None:
+        models.submit(data, stream_request)
+        stream_request.respond(Cancelled("") if data == b"2" else answer(stream_request), True)
 
     stream = InferStream(submit)
     requests = iter([b"1", b"unknown", b"2", b"odd", b"3"])
@@ -127,9 +127,9 @@ def test_the_first_error_ends_a_stream_that_wants_it_so() -> None:
 
 
 def test_a_model_that_ends_without_an_answer_is_an_error() -> None:
-    def submit(data: bytes, exchange: StreamRequest) -> None:
-        exchange.take_place()
-        exchange.respond(None, True)
+    def submit(data: bytes, stream_request: StreamRequest) -> None:
+        stream_request.take_place()
+        stream_request.respond(None, True)
 
     (said,) = InferStream(submit).answers(iter([b"1"]))
     assert "ended without an answer" in read(said)[1]
@@ -147,8 +147,8 @@ def test_no_more_requests_are_read_than_may_wait(pool: ThreadPoolExecutor) -> No
     assert not client.noticed.acquire(timeout=0.05)
     assert len(models.taken) == 16
     for place in range(100):
-        (exchange,) = models.wait_for(str(place))
-        exchange.respond(answer(exchange), True)
+        (stream_request,) = models.wait_for(str(place))
+        stream_request.respond(answer(stream_request), True)
     assert said.result(PATIENCE_S) == [str(place) for place in range(100)]
 
 
@@ -158,15 +158,15 @@ def test_a_client_that_reads_nothing_holds_a_model_up_for_a_while_only() -> None
     answers = stream.answers(iter([b"d1"]))
     with ThreadPoolExecutor(1) as pool:
         told = pool.submit(next, answers)
-        (exchange,) = models.wait_for("d1")
+        (stream_request,) = models.wait_for("d1")
         for _ in range(20):
-            exchange.respond(answer(exchange), False)
+            stream_request.respond(answer(stream_request), False)
         # It hears of it at once, and does not wait as long for each further answer.
-        assert exchange.cancelled
+        assert stream_request.cancelled
         told.result(PATIENCE_S)
     with pytest.raises(Unavailable, match="no answer was read"):
         list(answers)
-    assert exchange.cancelled
+    assert stream_request.cancelled
 
 
 def test_the_end_of_a_stream_is_heard_by_what_still_waits(pool: ThreadPoolExecutor) -> None:
@@ -201,9 +201,9 @@ def test_a_closing_stream_answers_what_it_took_and_then_says_why(
     stream = InferStream(models.submit)
     answers = stream.answers(requests())
     first = pool.submit(next, answers)
-    (exchange,) = models.wait_for("1")
+    (stream_request,) = models.wait_for("1")
     stream.close()
-    exchange.respond(answer(exchange), True)
+    stream_request.respond(answer(stream_request), True)
     assert read(first.result(PATIENCE_S)) == ("1", "")
     with pytest.raises(Unavailable, match="shutting down"):
         next(answers)
@@ -214,12 +214,12 @@ def test_what_comes_after_the_end_is_not_kept(pool: ThreadPoolExecutor) -> None:
     models = Models()
     stream = InferStream(models.submit)
     said = pool.submit(list, stream.answers(iter([b"d1"])))
-    (exchange,) = models.wait_for("d1")
+    (stream_request,) = models.wait_for("d1")
     stream.end()
     said.result(PATIENCE_S)
     large = np.zeros(1)
     kept = weakref.ref(large)
-    exchange.respond(InferResponse("m", "1", "", {"x": Tensor(large)}), False)
+    stream_request.respond(InferResponse("m", "1", "", {"x": Tensor(large)}), False)
     del large
     assert kept() is None
 
@@ -230,13 +230,15 @@ def test_a_stream_does_not_end_while_a_last_answer_waits_for_room() -> None:
     answers = stream.answers(iter([b"d1"]))
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(next, answers)
-        (exchange,) = models.wait_for("d1")
-        exchange.respond(answer(exchange), False)
+        (stream_request,) = models.wait_for("d1")
+        stream_request.respond(answer(stream_request), False)
         first.result(PATIENCE_S)
         for _ in range(16):
-            exchange.respond(answer(exchange), False)
+            stream_request.respond(answer(stream_request), False)
         entered = threading.Event()
-        last = pool.submit(lambda: (entered.set(), exchange.respond(answer(exchange), True)))
+        last = pool.submit(
+            lambda: (entered.set(), stream_request.respond(answer(stream_request), True))
+        )
         assert entered.wait(PATIENCE_S)
         usual = sys.getswitchinterval()
         sys.setswitchinterval(0.5)  # who waits for room gets no turn until this thread waits
@@ -249,7 +251,7 @@ def test_a_stream_does_not_end_while_a_last_answer_waits_for_room() -> None:
 
 
 def test_a_refusal_does_not_keep_all_that_a_client_sent() -> None:
-    def submit(data: bytes, exchange: StreamRequest) -> None:
+    def submit(data: bytes, stream_request: StreamRequest) -> None:
         raise NotFound(data.decode())
 
     (said,) = InferStream(submit).answers(iter([b"x" * 100_000]))

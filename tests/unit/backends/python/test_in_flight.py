@@ -52,59 +52,59 @@ steps = st.one_of(
 def test_the_last_answer_comes_once_and_nothing_after_it(
     things: list[tuple[str, int, bool, bool]], decoupled: bool
 ) -> None:
-    outstanding = InFlight("m_0", decoupled=decoupled)
+    in_flight = InFlight("m_0", decoupled=decoupled)
     askers = [Asker() for _ in range(6)]
     batches = []
     for number in (0, 1):
         part = range(3 * number, 3 * number + 3)
-        batch = outstanding.add(number, list(part), [askers[i].request for i in part])
+        batch = in_flight.add(number, list(part), [askers[i].request for i in part])
         assert batch is not None
         batches.append(batch)
     for what, which, flag, failed in things:
         if what == "answer":
             answer = ChildResponse(failure=ChildError(1, "bad")) if failed else ChildResponse()
-            outstanding.answer(Answered(which, answer, flag), {})
+            in_flight.answer(Answered(which, answer, flag), {})
         elif what == "executed":
-            outstanding.executed(Executed(which, 1, "failed" if flag else ""))
+            in_flight.executed(Executed(which, 1, "failed" if flag else ""))
         else:
-            outstanding.end("dead")
-    outstanding.end("closed")
+            in_flight.end("dead")
+    in_flight.end("closed")
     for asker in askers:
         assert asker.last is not None
     assert all(batch.done.is_set() for batch in batches)
-    assert outstanding.callers() == ()
+    assert in_flight.callers() == ()
 
 
 def test_a_batch_is_done_when_it_is_executed_and_all_are_answered() -> None:
-    outstanding = InFlight("m_0", decoupled=False)
-    batch = outstanding.add(1, [2, 3], [Asker().request, Asker().request])
+    in_flight = InFlight("m_0", decoupled=False)
+    batch = in_flight.add(1, [2, 3], [Asker().request, Asker().request])
     assert batch is not None
-    outstanding.answer(Answered(2, ChildResponse(), final=True), {})
-    outstanding.executed(Executed(1, 5))
+    in_flight.answer(Answered(2, ChildResponse(), final=True), {})
+    in_flight.executed(Executed(1, 5))
     assert not batch.done.is_set()
-    outstanding.answer(Answered(3, ChildResponse(), final=True), {})
+    in_flight.answer(Answered(3, ChildResponse(), final=True), {})
     assert batch.done.is_set()
     assert batch.execute_ns == 5
 
 
 def test_a_decoupled_batch_is_done_when_it_is_executed() -> None:
-    outstanding = InFlight("m_0", decoupled=True)
-    batch = outstanding.add(1, [2], [Asker().request])
+    in_flight = InFlight("m_0", decoupled=True)
+    batch = in_flight.add(1, [2], [Asker().request])
     assert batch is not None
-    outstanding.executed(Executed(1, 5))
+    in_flight.executed(Executed(1, 5))
     assert batch.done.is_set()
-    assert outstanding.waits(2)
+    assert in_flight.waits(2)
 
 
 def test_a_deadline_that_has_passed_goes_before_the_reason() -> None:
-    outstanding = InFlight("m_0", decoupled=False)
+    in_flight = InFlight("m_0", decoupled=False)
     late, early = Asker(time.monotonic() - 1), Asker(time.monotonic() + 60)
-    outstanding.add(1, [2, 3], [late.request, early.request])
-    outstanding.end("it was killed")
+    in_flight.add(1, [2, 3], [late.request, early.request])
+    in_flight.end("it was killed")
     assert isinstance(late.last, DeadlineExceeded)
     assert isinstance(early.last, InternalError)
     assert str(early.last) == "Stub process 'm_0' is not healthy. Reason: it was killed"
-    assert outstanding.add(4, [5], [late.request]) is None
+    assert in_flight.add(4, [5], [late.request]) is None
 
 
 @pytest.mark.parametrize("code", Code)

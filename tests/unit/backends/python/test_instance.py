@@ -35,10 +35,10 @@ class Busy:
 
 
 def test_it_refuses_what_waited_too_long_for_a_process_that_stands_in() -> None:
-    turns: InstanceArbiter[Any] = InstanceArbiter(stand_in=True)
+    arbiter: InstanceArbiter[Any] = InstanceArbiter(stand_in=True)
     busy = Busy()
-    turns.add(busy)
-    assert turns.take(busy, inf) is busy
+    arbiter.add(busy)
+    assert arbiter.take(busy, inf) is busy
     instance = PythonInstance(
         "m_0",
         start_message(Path("/models/m/1"), CONFIG, "m_0"),
@@ -46,8 +46,8 @@ def test_it_refuses_what_waited_too_long_for_a_process_that_stands_in() -> None:
         "1",
         limits=ChildLimits(LONGEST_TURN_S - 0.05, 1.0, 1 << 20),
         metrics=MetricBook(),
-        turns=turns,
-        surroundings=STANDALONE,
+        arbiter=arbiter,
+        server_context=STANDALONE,
     )
     heard: list[object] = []
 

@@ -18,10 +18,10 @@ class Process:
 
 
 def turns_of(*processes: Process, stand_in: bool = True) -> InstanceArbiter[Process]:
-    turns: InstanceArbiter[Process] = InstanceArbiter(stand_in=stand_in)
+    arbiter: InstanceArbiter[Process] = InstanceArbiter(stand_in=stand_in)
     for process in processes:
-        turns.add(process)
-    return turns
+        arbiter.add(process)
+    return arbiter
 
 
 def test_its_own_process_goes_first() -> None:
@@ -46,26 +46,26 @@ def test_nothing_stands_in_for_what_keeps_state() -> None:
 
 def test_no_process_has_two_batches_at_once() -> None:
     own, other = Process(up=False), Process()
-    turns = turns_of(own, other)
-    turns.take(other, inf)
+    arbiter = turns_of(own, other)
+    arbiter.take(other, inf)
     with pytest.raises(DeadlineExceeded):
-        turns.take(own, time.monotonic())
+        arbiter.take(own, time.monotonic())
     taken: list[Process | None] = []
-    thread = threading.Thread(target=lambda: taken.append(turns.take(own, inf)))
+    thread = threading.Thread(target=lambda: taken.append(arbiter.take(own, inf)))
     thread.start()
-    turns.give_back(other)
+    arbiter.give_back(other)
     thread.join(5)
     assert taken == [other]
 
 
 def test_whoever_waits_is_served_by_what_comes_back() -> None:
     own, other = Process(up=False), Process()
-    turns = turns_of(own, other)
-    turns.take(other, inf)
+    arbiter = turns_of(own, other)
+    arbiter.take(other, inf)
     taken: list[Process | None] = []
-    thread = threading.Thread(target=lambda: taken.append(turns.take(own, inf)))
+    thread = threading.Thread(target=lambda: taken.append(arbiter.take(own, inf)))
     thread.start()
     own.up = True
-    turns.changed()
+    arbiter.changed()
     thread.join(5)
     assert taken == [own]

@@ -86,7 +86,7 @@ def test_names_are_looked_for_where_the_daemon_has_its_models(
     assert f"no model 'net' in {tmp_path}/elsewhere" in capsys.readouterr().err
 
 
-def wish(*arguments: str, configured: BuildOptions | None = None) -> BuildOptions:
+def options(*arguments: str, configured: BuildOptions | None = None) -> BuildOptions:
     import argparse
 
     parser = argparse.ArgumentParser()
@@ -98,8 +98,8 @@ def test_what_a_person_says_wins_over_the_configuration(tmp_path: Path) -> None:
     configured = BuildOptions(
         "int8", max_batch_size=4, dims={"x": (-1,)}, dla_core=0, max_gpu_layers=3, workspace_mib=9
     )
-    assert wish(configured=configured) == configured
-    changed = wish(
+    assert options(configured=configured) == configured
+    changed = options(
         *("--fp16", "--dla-core", "1", "--no-gpu-fallback", "--max-gpu-layers", "0"),
         *("--workspace", "64", "--strongly-typed", "--opt", "x:1", "--opt", "x:2", "--max", "x:4"),
         configured=configured,
@@ -115,15 +115,15 @@ def test_what_a_person_says_wins_over_the_configuration(tmp_path: Path) -> None:
         max_gpu_layers=0,
         workspace_mib=64,
     )
-    assert wish("--gpu", configured=configured).dla_core is None
-    assert wish("--int8", "--calibration", str(tmp_path)).calibration == str(tmp_path)
+    assert options("--gpu", configured=configured).dla_core is None
+    assert options("--int8", "--calibration", str(tmp_path)).calibration == str(tmp_path)
 
 
 def test_flags_that_exclude_each_other_are_told() -> None:
     with pytest.raises(InvalidRequest, match="--int8 lets layers calculate in FP16 too"):
-        wish("--fp16", "--int8")
+        options("--fp16", "--int8")
     with pytest.raises(InvalidRequest, match="--gpu and --dla-core"):
-        wish("--gpu", "--dla-core", "0")
+        options("--gpu", "--dla-core", "0")
 
 
 @pytest.mark.parametrize("flag", ["--dla-core=-1", "--workspace=0", "--version=x"])

@@ -145,7 +145,7 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def an_ensemble_waits_only_for_what_it_does_not_fit(self) -> None:
-        wish = self.loader._lifecycle._standing.wishes["e"]
+        wish = self.loader._lifecycle._model_states.desired_state["e"]
         if wish.serving is None and wish.coming is not None:
             datatype = wish.coming.config.inputs[0].datatype
             found = [self.registry.snapshot.ready_versions(m) for m in MODELS]

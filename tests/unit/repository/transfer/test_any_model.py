@@ -59,12 +59,12 @@ def test_what_arrives_is_what_was_sent_and_fits(files: dict[str, bytes]) -> None
         sent = push(model, LocalRepository(to))
         assert content(to / "m") == content(model)
         assert look(to, "m").directories == look(model.parent, "m").directories
-        stock = LocalRepository(to).stock("m")
-        assert Inspection([]).faults(stock) == []
+        inventory = LocalRepository(to).inventory("m")
+        assert Inspection([]).faults(inventory) == []
         assert push(model, LocalRepository(to)).outcome == "unchanged"
         fetched = pull("m", LocalRepository(to), back)
         assert content(back / "m") == content(model)
-        assert fetched.digest == sent.digest == Inspection([]).row(stock)["digest"]
+        assert fetched.digest == sent.digest == Inspection([]).row(inventory)["digest"]
 
 
 @quick
@@ -79,7 +79,7 @@ def test_any_one_bit_or_file_that_changes_is_found(
         public = make_keys(Path(folder) / "key")
         push(model, LocalRepository(to), key=SigningKey(Path(folder) / "key"))
         inspection = Inspection([public])
-        assert inspection.faults(LocalRepository(to).stock("m")) == []
+        assert inspection.faults(LocalRepository(to).inventory("m")) == []
         there = [file.path for file in look(to, "m").files]
         path = to / "m" / data.draw(st.sampled_from(there))
         how = data.draw(st.sampled_from(["bit", "cut", "remove", "add"]))
@@ -95,12 +95,12 @@ def test_any_one_bit_or_file_that_changes_is_found(
             path.unlink()
         else:
             (to / "m" / "added").write_bytes(b"x" + before)
-        assert inspection.faults(LocalRepository(to).stock("m")) != []
+        assert inspection.faults(LocalRepository(to).inventory("m")) != []
 
 
 def test_the_manifest_is_of_the_model_that_it_names(tmp_path: Path) -> None:
     write(tmp_path / "made/m", {})
     push(tmp_path / "made/m", LocalRepository(tmp_path))
     (tmp_path / "m").rename(tmp_path / "n")
-    faults = Inspection([]).faults(LocalRepository(tmp_path).stock("n"))
+    faults = Inspection([]).faults(LocalRepository(tmp_path).inventory("n"))
     assert faults == [f"{MANIFEST} is of model 'm'"]

@@ -82,7 +82,7 @@ def test_a_digest_is_of_content_alone(repository: Path, make_model: MakeModel) -
 
 def test_what_cannot_be_read_is_no_verdict(repository: Path) -> None:
     with pytest.raises(ModelConfigError, match="m: cannot be read: No such file"):
-        Inspection([]).faults(LocalRepository(repository).stock("m"))
+        Inspection([]).faults(LocalRepository(repository).inventory("m"))
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from edge_server.repository.staged_copy import copy_model
 from edge_server.repository.transfer.inventory import MANIFEST, SIGNATURE
 from edge_server.repository.transfer.keys import SigningKey, make_keys
 from edge_server.repository.transfer.local import LocalRepository
-from edge_server.repository.tree import look, survey
+from edge_server.repository.tree import look, read_repositories
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,7 +51,7 @@ def texts(directory: Path) -> dict[str, str]:
 
 
 def faults(repository: Path, name: str, *keys: Path) -> list[str]:
-    return Inspection(keys).faults(LocalRepository(repository).stock(name))
+    return Inspection(keys).faults(LocalRepository(repository).inventory(name))
 
 
 def names(repository: Path) -> list[str]:
@@ -108,7 +108,7 @@ def test_a_push_keeps_what_was_there_and_rollback_brings_it_back_and_forth(
         assert texts(repository / "m")["1/weights"] == text
         assert faults(repository, "m") == []
     assert names(repository) == [".previous-m", "m"]
-    assert survey([repository]).models.keys() == {"m"}
+    assert read_repositories([repository]).models.keys() == {"m"}
 
 
 def test_the_same_content_again_does_not_lose_the_way_back(
@@ -172,9 +172,9 @@ def test_one_version_goes_there_and_the_rest_stays(
     (model / "2" / "weights").unlink()
     done = push(model, target, version=2)
     assert "2/weights" not in texts(repository / "m")
-    stock = LocalRepository(repository).stock("m")
-    assert done.digest == Inspection([]).row(stock)["digest"]
-    assert stock.empty == ("4",)
+    inventory = LocalRepository(repository).inventory("m")
+    assert done.digest == Inspection([]).row(inventory)["digest"]
+    assert inventory.empty == ("4",)
 
 
 def test_a_version_needs_a_model_to_go_to_and_must_be_there(
@@ -428,9 +428,9 @@ def test_directories_with_nothing_in_them_are_signed_too(
     (model / "5").mkdir()
     public = make_keys(tmp_path / "key")
     push(model, local, key=SigningKey(tmp_path / "key"))
-    assert Inspection([public]).faults(local.stock("m")) == []
+    assert Inspection([public]).faults(local.inventory("m")) == []
     change(repository / "m")
-    assert "which is empty, is" in Inspection([public]).faults(local.stock("m"))[0]
+    assert "which is empty, is" in Inspection([public]).faults(local.inventory("m"))[0]
     with pytest.raises(ModelConfigError, match="which is empty, is"):
         pull("m", local, tmp_path / "pulled")
     with pytest.raises(ModelConfigError, match="which is empty, is"):

@@ -15,7 +15,7 @@ from edge_server.backends.tensorrt.build.build_options import GivenShapes, Build
 INPUT = 'input [ { name: "x" data_type: TYPE_FP32 dims: [ 3, -1 ] } ]'
 
 
-def wish(text: str) -> BuildOptions:
+def options(text: str) -> BuildOptions:
     return wish_of(ModelConfig.of(text_format.Parse(f'name: "m" {text}', pb.ModelConfig())))
 
 
@@ -24,23 +24,23 @@ def parameter(name: str, value: str) -> str:
 
 
 def test_an_empty_configuration_wishes_for_nothing_special() -> None:
-    assert wish("") == BuildOptions()
+    assert options("") == BuildOptions()
 
 
 def test_dims_have_the_batch_in_front_where_the_model_batches() -> None:
-    assert wish(INPUT).dims == {"x": (3, -1)}
-    assert wish(f"max_batch_size: 8 {INPUT}").dims == {"x": (-1, 3, -1)}
+    assert options(INPUT).dims == {"x": (3, -1)}
+    assert options(f"max_batch_size: 8 {INPUT}").dims == {"x": (-1, 3, -1)}
 
 
 def test_a_secondary_device_is_the_nvdla_core() -> None:
     group = "instance_group [ { secondary_devices [ { kind: KIND_NVDLA device_id: %d } ] } ]"
-    assert wish(group % 1).dla_core == 1
+    assert options(group % 1).dla_core == 1
     # What is built for one runs on the other.
-    assert wish(f"{group % 1} {group % 0} instance_group [ {{ }} ]").dla_core == 0
+    assert options(f"{group % 1} {group % 0} instance_group [ {{ }} ]").dla_core == 0
 
 
 def test_every_parameter_is_taken() -> None:
-    said = wish(
+    said = options(
         parameter("plan_precision", "INT8")
         + parameter("plan_strongly_typed", "true")
         + parameter("plan_opt", "x:1x3x8;x:1x3x16")
@@ -69,7 +69,7 @@ def test_every_parameter_is_taken() -> None:
 )
 def test_what_cannot_be_understood_is_told_with_the_model(name: str, value: str, said: str) -> None:
     with pytest.raises(ModelConfigError, match=f"model 'm': parameters: {said}"):
-        wish(parameter(name, value))
+        options(parameter(name, value))
 
 
 NAMES = st.text("abc:/_.0", min_size=1, max_size=6)

@@ -65,11 +65,11 @@ def ensure(
     onnx: Path,
     cache: PlanCache,
     build: Builds,
-    wish: BuildOptions = WISH,
+    options: BuildOptions = WISH,
     *,
     on_event: Callable[[Event], None] = ignore,
 ) -> Path:
-    return ensure_plan(onnx, wish, ORIN, cache, build, model="m", on_event=on_event)
+    return ensure_plan(onnx, options, ORIN, cache, build, model="m", on_event=on_event)
 
 
 def test_a_plan_is_built_once(onnx: Path, cache: PlanCache) -> None:
@@ -94,10 +94,10 @@ def test_a_plan_is_built_once(onnx: Path, cache: PlanCache) -> None:
     ],
 )
 def test_another_wish_or_device_is_another_plan(
-    wish: BuildOptions, facts: DeviceFacts, onnx: Path, cache: PlanCache
+    options: BuildOptions, facts: DeviceFacts, onnx: Path, cache: PlanCache
 ) -> None:
-    before = cache.place(onnx, replace(wish, precision="fp32") if wish != WISH else WISH, ORIN)
-    assert cache.place(onnx, wish, facts) != before
+    before = cache.place(onnx, replace(options, precision="fp32") if options != WISH else WISH, ORIN)
+    assert cache.place(onnx, options, facts) != before
 
 
 @pytest.mark.parametrize("facts", [{"multiprocessors": 8}, {"l4t": "36.5.0"}])

@@ -21,14 +21,14 @@ X = {"x": Range((1, 3), (2, 3), (4, 3)), "y:0": Range((1,), (1,), (1,))}
 WANTED = {"x": ((1, 3), np.dtype("<f4"))}
 
 
-def words(wish: BuildOptions, version: tuple[int, int], *profiles: dict[str, Range]) -> list[str]:
-    line = trtexec_line(Path("a b.onnx"), Path("p.plan"), wish, profiles, version)
+def words(options: BuildOptions, version: tuple[int, int], *profiles: dict[str, Range]) -> list[str]:
+    line = trtexec_line(Path("a b.onnx"), Path("p.plan"), options, profiles, version)
     return shlex.split(line)
 
 
 def test_the_line_of_trtexec_says_all_that_was_wished_for() -> None:
-    wish = BuildOptions("int8", dla_core=1, workspace_mib=64)
-    assert words(wish, (10, 3), X) == [
+    options = BuildOptions("int8", dla_core=1, workspace_mib=64)
+    assert words(options, (10, 3), X) == [
         "trtexec",
         "--onnx=a b.onnx",
         "--saveEngine=p.plan",

@@ -18,14 +18,14 @@ def test_fixed_shapes_need_no_profile() -> None:
 
 
 def test_a_batch_goes_from_1_to_what_the_model_takes() -> None:
-    wish = BuildOptions(max_batch_size=8, dims={"x": (-1, 3, 360, 640)})
+    options = BuildOptions(max_batch_size=8, dims={"x": (-1, 3, 360, 640)})
     most = (8, 3, 360, 640)
-    assert profiles_for([FRAME], wish) == ({"x": Range((1, 3, 360, 640), most, most)},)
+    assert profiles_for([FRAME], options) == ({"x": Range((1, 3, 360, 640), most, most)},)
 
 
 def test_other_dimensions_are_as_the_configuration_fixes_them() -> None:
-    wish = BuildOptions(dims={"x": (1, 3, 8)})
-    assert profiles_for([NetworkInput("x", (-1, 3, -1))], wish) == (
+    options = BuildOptions(dims={"x": (1, 3, 8)})
+    assert profiles_for([NetworkInput("x", (-1, 3, -1))], options) == (
         {"x": Range((1, 3, 8), (1, 3, 8), (1, 3, 8))},
     )
 
@@ -36,7 +36,7 @@ def test_what_nobody_says_is_asked_for_by_name() -> None:
 
 
 def test_what_is_said_wins_and_the_rest_is_what_is_said() -> None:
-    wish = BuildOptions(
+    options = BuildOptions(
         max_batch_size=8,
         dims={"x": (-1, 3, 360, 640)},
         profiles=(
@@ -46,7 +46,7 @@ def test_what_is_said_wins_and_the_rest_is_what_is_said() -> None:
     )
     two = (2, 3, 360, 640)
     most = (4, 3, 360, 640)
-    assert profiles_for([FRAME], wish) == (
+    assert profiles_for([FRAME], options) == (
         {"x": Range(two, two, two)},
         {"x": Range((1, 3, 360, 640), most, most)},
     )
@@ -70,23 +70,23 @@ def test_a_shape_that_cannot_be_is_told(given_shapes: GivenShapes, said: str) ->
 
 
 def test_a_mistyped_name_gets_the_nearest() -> None:
-    wish = BuildOptions(profiles=(GivenShapes({}, {"inptu": (1,)}, {}),))
+    options = BuildOptions(profiles=(GivenShapes({}, {"inptu": (1,)}, {}),))
     with pytest.raises(InvalidRequest, match="did you mean 'input'"):
-        profiles_for([NetworkInput("input", (-1,))], wish)
+        profiles_for([NetworkInput("input", (-1,))], options)
 
 
 def test_of_an_input_that_holds_a_shape_the_values_are_bounded() -> None:
     size = NetworkInput("size", (2,), holds_shape=True)
-    wish = BuildOptions(profiles=(GivenShapes({"size": (1, 1)}, {}, {"size": (640, 360)}),))
-    assert profiles_for([size], wish) == ({"size": Range((1, 1), (640, 360), (640, 360))},)
+    options = BuildOptions(profiles=(GivenShapes({"size": (1, 1)}, {}, {"size": (640, 360)}),))
+    assert profiles_for([size], options) == ({"size": Range((1, 1), (640, 360), (640, 360))},)
     with pytest.raises(InvalidRequest, match="input 'size' holds a shape"):
         profiles_for([size], BuildOptions(dims={"size": (2,)}))
 
 
 def test_nvdla_takes_fixed_shapes_only() -> None:
-    wish = BuildOptions(max_batch_size=8, dims={"x": (-1, 3, 360, 640)}, dla_core=0)
+    options = BuildOptions(max_batch_size=8, dims={"x": (-1, 3, 360, 640)}, dla_core=0)
     with pytest.raises(InvalidRequest, match=r"varies from \[1,3,360,640\] to \[8,3,360,640\]"):
-        profiles_for([FRAME], wish)
+        profiles_for([FRAME], options)
 
 
 @given(
@@ -97,9 +97,9 @@ def test_nvdla_takes_fixed_shapes_only() -> None:
 def test_a_range_is_in_order_and_keeps_what_the_network_fixes(
     shape: list[int], batch: int, dims: list[int]
 ) -> None:
-    wish = BuildOptions(max_batch_size=batch, dims={"x": tuple(dims)})
+    options = BuildOptions(max_batch_size=batch, dims={"x": tuple(dims)})
     try:
-        profiles = profiles_for([NetworkInput("x", tuple(shape))], wish)
+        profiles = profiles_for([NetworkInput("x", tuple(shape))], options)
     except InvalidRequest:
         return
     for profile in profiles:

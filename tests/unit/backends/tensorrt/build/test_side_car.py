@@ -36,7 +36,7 @@ def side_car(**changes: object) -> SideCar:
         SideCar(
             onnx_sha256="",
             plan_sha256="",
-            wish="w",
+            options="w",
             built_with=ORIN,
             precision="fp16",
             dla_core=None,
