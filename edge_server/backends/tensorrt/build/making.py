@@ -53,7 +53,7 @@ def make_plan(
         side_car = SideCar(
             onnx_sha256=onnx_sha256,
             plan_sha256=sha256_of(written),
-            options=options.digest,
+            wish=options.digest,
             built_with=replace(built.facts, trouble=""),
             precision=built.precision,
             dla_core=options.dla_core,

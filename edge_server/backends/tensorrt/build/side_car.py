@@ -62,7 +62,7 @@ class SideCar:
 
     onnx_sha256: str
     plan_sha256: str
-    options: str
+    wish: str
     built_with: DeviceFacts
     precision: str
     dla_core: int | None
