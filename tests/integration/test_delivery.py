@@ -244,7 +244,7 @@ def far_sides(strace: str, in_memory: Callable[[], Path]) -> Iterator[FarSides]:
 
 
 def is_whole(repository: Path, name: str) -> bool:
-    return Inspection([]).faults(LocalRepository(repository).stock(name)) == []
+    return Inspection([]).faults(LocalRepository(repository).inventory(name)) == []
 
 
 @pytest.mark.parametrize(
