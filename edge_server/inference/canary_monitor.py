@@ -70,12 +70,16 @@ class CanaryMonitor:
     """Watches the new versions of one model, and says once whether they are worse than what served
     before.
 
-    A request that fails, or whose answer is not finite, is doubtful: the predecessor is asked the
-    same, and only where it does better that counts (see `Mirror`). Worse is, with three such
-    requests at least: more failures than 5 % and three times those that only the predecessor has;
-    more answers with infinities or NaN than 1 % and three times likewise. A run that takes more
-    than 1 s and ten times what the predecessor takes for the same request, and a model that is away
-    for 1 s while its predecessor is not, are worse too.
+    A request that fails or is refused, or whose response is not finite, is doubtful: the
+    predecessor is given the same request, and only where its response is good that counts (see
+    `Mirror`). Worse is, with three such requests at least: more failures than 5 % and three times
+    those that only the predecessor has; more responses with infinities or NaN than 1 % and three
+    times likewise. Worse is also a run that takes more than 1 s and ten times as long as the
+    predecessor for the same request (times the rows that its batch may have), and a model that is
+    away for 1 s while its predecessor is not.
+
+    A request that is cancelled, comes too late or finds no room is counted neither as good nor as
+    bad.
 
     What keeps state, is decoupled or has another interface than its predecessor cannot be asked
     again: there the shares are compared with those of the predecessor's own first requests, numbers
@@ -346,7 +350,9 @@ class Watched(NamedTuple):
         else:
             oldest = self.scheduler.oldest()
             old_s = None if oldest is None else mirror.doubt_lasting(oldest)
-            least_s = math.inf if old_s is None else max(_HANGS_S, 10 * old_s)
+            # The run may be of a batch, of which the predecessor was given one request.
+            rows = min(mirror.batch_size, max(1, self.scheduler.rows()))
+            least_s = math.inf if old_s is None else max(_HANGS_S, 10 * rows * old_s)
         if run_s < least_s:
             return ""
         return f"version {self.model.version}: a run takes {run_s:.1f} s and does not end"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -29,8 +30,11 @@ if TYPE_CHECKING:
     from edge_server.model_config.config import ModelConfig
     from edge_server.requests import InferRequest, Respond, ResponseCallback
 
-# The caller's own doing, or a matter of load.
-_NOT_THE_MODELS = (Cancelled, DeadlineExceeded, InvalidRequest, Unavailable)
+log = logging.getLogger(__name__)
+
+# The caller left, or the load was too high: such a request shows nothing of the version; many
+# of them must not hide the failures of others.
+_WITHOUT_VERDICT = (Cancelled, DeadlineExceeded, Unavailable)
 
 # Of sequences that were given numbers that are not finite so many are remembered.
 _MOST_SPOILT = 1024
@@ -140,6 +144,11 @@ class WatchedScheduler:
         running = list(self._running.values())
         return min(running, key=lambda each: each[0])[1] if running else None
 
+    def rows(self) -> int:
+        """How many rows the requests have that wait for their last answer: no run has more."""
+        tensors = [next(iter(r.inputs.values()), None) for _, r in list(self._running.values())]
+        return sum(tensor.shape[0] for tensor in tensors if tensor is not None and tensor.shape)
+
     def submit(self, request: InferRequest, snapshot: Snapshot, respond: Respond) -> None:
         watch = self._watch
         if watch is None:
@@ -156,13 +165,18 @@ class WatchedScheduler:
 
         def look(answer: ResponseCallback, final: bool) -> None:
             nonlocal finite
-            if isinstance(answer, InferResponse):
-                finite = finite and all(is_finite(each) for each in answer.outputs.values())
             if final:
                 self._running.pop(id(request), None)
-                fault = _fault(answer, finite=finite)
-                # While the caller waits nobody writes into the inputs.
-                self._note(watch, request, answer, None if spoilt else fault)
+            try:
+                if isinstance(answer, InferResponse):
+                    finite = finite and all(is_finite(each) for each in answer.outputs.values())
+                if final:
+                    # While the caller waits nobody writes into the inputs.
+                    fault = _fault(answer, finite=finite)
+                    self._note(watch, request, answer, None if spoilt else fault)
+            except Exception:
+                # There may be no memory for the look; the caller gets the response even so.
+                log.exception("model %s: a response could not be looked at", request.model_name)
             respond(answer, final)
 
         try:
@@ -187,8 +201,13 @@ class WatchedScheduler:
         answer: ResponseCallback,
         fault: Fault | None,
     ) -> None:
-        mirror = self._mirror
-        if mirror is None or not mirror.comparable:
+        mirror = self._mirror if self._mirror is not None and self._mirror.comparable else None
+        if isinstance(answer, _WITHOUT_VERDICT):
+            return
+        if mirror is None:
+            if isinstance(answer, InvalidRequest):
+                # Only its predecessor could show that the request was not at fault.
+                return
             if fault is Fault.NOT_FINITE and not all_finite(request):
                 fault = None
         elif fault is not None:
@@ -214,7 +233,10 @@ class _SpoiltSequences:
         if len(self._ids) <= _MOST_SPOILT and not all_finite(request):
             self._ids.add(place.id)
         # Of more than that nobody can tell any more.
-        return place.id in self._ids or len(self._ids) > _MOST_SPOILT
+        spoilt = place.id in self._ids or len(self._ids) > _MOST_SPOILT
+        if place.end:
+            self._ids.discard(place.id)
+        return spoilt
 
 
 def all_finite(request: InferRequest) -> bool:
@@ -228,5 +250,5 @@ def all_finite(request: InferRequest) -> bool:
 
 def _fault(answer: ResponseCallback, *, finite: bool) -> Fault | None:
     if isinstance(answer, EdgeServerError):
-        return None if isinstance(answer, _NOT_THE_MODELS) else Fault.FAILED
+        return Fault.FAILED
     return None if finite else Fault.NOT_FINITE

@@ -88,7 +88,8 @@ class Mirror:
     Args:
         predecessor: shared by this, and closed when its thread has ended; with `members` likewise.
         samples: whether others than doubtful requests are replayed.
-        timed: whether the times of both can be compared; not where inputs are on a device.
+        batch_size: of the largest batch that a run may make of several requests; where there is
+            such a one the times of single requests are not compared.
         changed: called after each replay of a doubtful request.
     """
 
@@ -117,9 +118,11 @@ class Mirror:
                 model.close()
             return None
         samples = all(c.is_ensemble or c.backend in _CALCULATE for c in configs[1:])
-        # What a batch of several requests takes says nothing of one.
-        timed = not any(c.dynamic_batching is not None and c.max_batch_size > 1 for c in configs)
-        return Mirror(open_ones[0], open_ones[1:], samples=samples, timed=timed, changed=changed)
+        # The largest batch that a scheduler makes of several requests.
+        batch_size = max((c.max_batch_size for c in configs if c.dynamic_batching), default=1)
+        return Mirror(
+            open_ones[0], open_ones[1:], samples=samples, batch_size=batch_size, changed=changed
+        )
 
     def __init__(
         self,
@@ -127,11 +130,13 @@ class Mirror:
         members: Sequence[LoadedModel],
         *,
         samples: bool,
-        timed: bool,
+        batch_size: int,
         changed: Callable[[], None],
     ) -> None:
         self.samples = samples
-        self.timed = timed and samples
+        self.batch_size = max(1, batch_size)
+        # Not where inputs are on a device, either.
+        self.timed = samples and self.batch_size == 1
         self.comparable = True
         self._changed = changed
         self._held = (predecessor, *members)
@@ -200,9 +205,12 @@ class Mirror:
             hanging = self._hanging
         if hanging is not None and hanging[0] is request:
             return hanging[1] if hanging[1] >= 0 else None
-        if self._put(request, None, 0, lasting=request):
+        # Before the replay, which may have ended before `_put` returns.
+        with self._lock:
+            self._hanging = (request, -1.0)
+        if not self._put(request, None, 0, lasting=request):
             with self._lock:
-                self._hanging = (request, -1.0)
+                self._hanging = None
         return None
 
     @property
@@ -256,6 +264,10 @@ class Mirror:
         began_s = time.monotonic()
         try:
             self._replay(replay)
+        except Exception:
+            # Without its thread every later request would wait for its replay for ever.
+            log.exception("model %s: a request could not be replayed", self._config.name)
+            self.comparable = False
         finally:
             now = time.monotonic()
             took_s = now - began_s
@@ -293,8 +305,8 @@ class Mirror:
             self._waiting_bytes += n_bytes
         try:
             kept = _kept(request)
-        except EdgeServerError as error:
-            log.debug("model %s: not replayed: %s", request.model_name, error)
+        except (EdgeServerError, MemoryError) as error:
+            log.debug("model %s: not replayed: %r", request.model_name, error)
             with self._lock:
                 self._waiting_bytes -= n_bytes
             return False
