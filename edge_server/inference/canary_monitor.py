@@ -147,12 +147,20 @@ class CanaryMonitor:
         return replace(model, scheduler=scheduler)
 
     def start(self) -> None:
-        """Start the thread that looks; returns at once."""
+        """Start the thread that looks; returns at once.
+
+        Where the system gives no thread the versions serve unwatched, and `on_over` is called.
+        """
         self.begin(time.monotonic())
-        for each in self.watched:
-            if each.mirror is not None:
-                each.mirror.start()
-        self._worker.start()
+        try:
+            for each in self.watched:
+                if each.mirror is not None:
+                    each.mirror.start()
+            self._worker.start()
+        except RuntimeError as error:
+            log.warning("model %s: not compared with its predecessor: %s", self._name, error)
+            self._end()
+            self._close()
 
     def begin(self, now: float) -> None:
         """Count the time of the watch from `now` (`time.monotonic()`)."""

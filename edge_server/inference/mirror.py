@@ -165,8 +165,9 @@ class Mirror:
         self._started = False
 
     def start(self) -> None:
-        self._started = True
+        """Raises: RuntimeError: the system gives no thread."""
         self._worker.start()
+        self._started = True
 
     def stop(self, timeout_s: float = 5.0) -> None:
         """End after the replay that runs now, and wait for that, at most `timeout_s`.

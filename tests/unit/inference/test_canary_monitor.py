@@ -584,6 +584,30 @@ def test_after_stop_no_verdict_is_given() -> None:
     assert trial.look() == []
 
 
+def test_without_room_for_a_thread_it_serves_unwatched_and_frees_its_predecessor(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    over = threading.Event()
+    before, says = predecessor(), Says()
+    probation = CanaryMonitor(
+        "m", TERMS, on_failed=lambda _: None, on_passed=lambda: None, on_over=over.set
+    )
+    fresh = LoadedModel(CONFIG, 2, says, ModelStatistics())
+    watched = probation.watch(fresh, before)
+    before.close()
+    assert unwatched(before).closed == 0
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    probation.start()
+    assert over.is_set()
+    assert unwatched(before).closed == 1
+    assert "model m: not compared with its predecessor: can't start new thread" in caplog.text
+    watched.scheduler.submit(InferRequest("m", {}), Snapshot({}), lambda *_: None)
+    assert says.asked == 1
+
+
 def test_its_own_thread_tells_promptly_and_what_is_over_last() -> None:
     told = threading.Event()
     said: list[str] = []
