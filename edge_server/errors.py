@@ -18,8 +18,8 @@
     ├── StageStuck           a part of the daemon never returned; only a restart helps
     └── DeviceLost           a GPU answers nothing but errors; only a restart helps
 
-An error knows what happened, never how it is told: status codes are chosen in `grpc_api`,
-exit codes in `cli`.
+An error names its cause, never its report: status codes are chosen in `api.grpc`, exit codes in
+`cli`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A new version of a model is held against its predecessor while it serves its first requests."""
+"""A new version of a model is compared with its predecessor while it serves its first requests."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ log = logging.getLogger(__name__)
 
 # One bad request, or two, may be chance.
 _LEAST_BAD = 3
-# How many bad ones there may be, beside three times what the predecessor had.
+# The shares of bad requests that may be, beside three times those of the predecessor.
 _MAY_FAIL = 0.05
 _MAY_NOT_BE_FINITE = 0.01
-# Times are compared where so many requests show them; it is slower where so many of them are, and
-# not where no more are than half. Between the two it is watched on.
+# Times are compared from this many pairs on. A version is slower where this share of its requests
+# is, and not slower where at most half of them are. Between the two it is watched on.
 _LEAST_PAIRS = 30
 _SLOWER_SHARE = 0.75
 _UNCLEAR_SHARE = 0.5
-# After so many replays of doubtful requests it need not wait for more.
+# After this many replays of doubtful requests a version passes without waiting for more.
 _ENOUGH_DOUBTS = 20
-# A run, or an absence, of this time is none that a request waits for.
+# A run, or an absence, of this time is too long for any request.
 _HANGS_S = 1.0
-# Where nobody can ask the predecessor, it must be longer than what a busy machine takes, and than
-# ten times what was three times the p99 before, of so many requests.
+# Where the predecessor cannot be given the request, a run hangs that takes longer than a busy
+# machine needs, and than 30 times the p99 of the predecessor, of at least so many requests.
 _HANGS_UNCOMPARED_S = 5.0
 _LEAST_FOR_P99 = 50
-# What does not come with an answer is looked for this often.
+# The thread looks for runs that hang this often.
 _LOOK_S = 0.25
 
 
@@ -47,8 +47,8 @@ _LOOK_S = 0.25
 class CanaryTerms:
     """How long a new version is watched.
 
-    It passes when it has answered `requests`, and `least_s` have gone, and it is clear whether it
-    is slower; or after `longest_s`, however many it has answered. What served before it stays in
+    A version passes when it has answered `requests`, `least_s` have passed, and it is clear whether
+    it is slower; or after `longest_s`, however many it has answered. Its predecessor stays in
     memory till then.
     """
 
@@ -58,8 +58,8 @@ class CanaryTerms:
 
 
 def recorded(model: LoadedModel, terms: CanaryTerms) -> LoadedModel:
-    """`model`, which nothing judges; but what is seen of its first answers, unless it has been
-    already, its successors are compared with."""
+    """`model` with a count of its first responses, which its successors are compared with; no
+    verdict is given on it."""
     if isinstance(model.scheduler, WatchedScheduler):
         return model
     watch = CanaryWindow(terms.requests, most=terms.requests)
@@ -67,31 +67,36 @@ def recorded(model: LoadedModel, terms: CanaryTerms) -> LoadedModel:
 
 
 class CanaryMonitor:
-    """Watches the new versions of one model, and says once whether they are worse than what served
-    before.
+    """Watches the new versions of one model and gives one verdict: worse than their predecessor, or
+    not.
 
-    A request that fails, or whose answer is not finite, is doubtful: the predecessor is asked the
-    same, and only where it does better that counts (see `Mirror`). Worse is, with three such
-    requests at least: more failures than 5 % and three times those that only the predecessor has;
-    more answers with infinities or NaN than 1 % and three times likewise. A run that takes more
-    than 1 s and ten times what the predecessor takes for the same request, and a model that is away
-    for 1 s while its predecessor is not, are worse too.
+    A request that fails or is refused, or whose response is not finite, is doubtful: the
+    predecessor is given the same request, and only where its response is good that counts (see
+    `Mirror`). Worse is, with three such requests at least: more failures than 5 % and three times
+    those that only the predecessor has; more responses with infinities or NaN than 1 % and three
+    times likewise. Worse is also a run that takes more than 1 s and ten times as long as the
+    predecessor for the same request (times the rows that its batch may have), and a model that is
+    away for 1 s while its predecessor is not.
 
-    What keeps state, is decoupled or has another interface than its predecessor cannot be asked
-    again: there the shares are compared with those of the predecessor's own first requests, numbers
-    that are not finite count only where the caller sent none, and a run must take 5 s.
+    A request that is cancelled, comes too late or finds no room is counted neither as good nor as
+    bad.
 
-    A version that is only slower, in the same minutes and for the same requests, is no worse: it is
-    told of, and stays. How fast a model may be is for whoever pushes it to say, and a machine that
-    is busy must not take good lanes away.
+    Requests of a model that keeps state, is decoupled or has another interface than its predecessor
+    cannot be replayed: there the shares are compared with those of the predecessor's own first
+    requests, numbers that are not finite count only where the caller sent none, and a run hangs
+    after 5 s at the earliest.
+
+    A version that is only slower, in the same minutes and for the same requests, is no worse: that
+    is reported, and the version stays. The allowed latency is set by those who push the model, and
+    a busy machine must not take good lanes away.
 
     Args:
         name: of the model.
-        on_failed: called with the reason, at most once, on a thread of this probation's own.
+        on_failed: called with the reason, at most once, on the thread of this monitor.
         on_passed: likewise; never both.
-        on_over: called last, whatever the end.
-        on_news: called with what a person is to know of a version that serves, whenever that
-            changes; empty is nothing any more.
+        on_over: called last, whatever the verdict.
+        on_news: called with the news of a version that serves, whenever it changes; empty where
+            there is none any more.
     """
 
     def __init__(
@@ -118,7 +123,7 @@ class CanaryMonitor:
         self._wake = threading.Event()
         self._lock = threading.Lock()
         self._over = False
-        # What it calls may take its time.
+        # The callbacks may take any time.
         self._worker = Worker(
             f"probation-{name}", self._wait_and_look, deadline_s=math.inf, on_end=self._close
         )
@@ -126,11 +131,12 @@ class CanaryMonitor:
     def watch(
         self, model: LoadedModel, predecessor: LoadedModel, members: Sequence[LoadedModel] = ()
     ) -> LoadedModel:
-        """`model` as it is to be published; to be called for each new version, before `start`.
+        """`model` with a scheduler that is watched, to be published; to be called for each new
+        version, before `start`.
 
         Args:
-            predecessor: open, for as long as this takes.
-            members: those of the predecessor, all the way down, where it is an ensemble; likewise.
+            predecessor: open for as long as the watch lasts.
+            members: of a predecessor that is an ensemble, those of its members too; open likewise.
         """
         mirror = Mirror.of(model, predecessor, members, changed=self._wake.set)
         watch = CanaryWindow(self._terms.requests, changed=self._wake.set)
@@ -141,20 +147,27 @@ class CanaryMonitor:
         return replace(model, scheduler=scheduler)
 
     def start(self) -> None:
-        """From now on a thread looks; returns at once."""
+        """Start the thread that looks; returns at once.
+
+        Where the system gives no thread the versions serve unwatched, and `on_over` is called.
+        """
         self.begin(time.monotonic())
-        for each in self.watched:
-            if each.mirror is not None:
-                each.mirror.start()
-        self._worker.start()
+        try:
+            for each in self.watched:
+                if each.mirror is not None:
+                    each.mirror.start()
+            self._worker.start()
+        except RuntimeError as error:
+            log.warning("model %s: not compared with its predecessor: %s", self._name, error)
+            self._end()
+            self._close()
 
     def begin(self, now: float) -> None:
-        """Its time counts from `now` (`time.monotonic()`)."""
+        """Count the time of the watch from `now` (`time.monotonic()`)."""
         self._began_s = now
 
     def stop(self) -> None:
-        """No verdict is wanted any more: none is given once this has returned, but that one which
-        is being given may not have returned yet."""
+        """Give no verdict once this has returned; the callback of an earlier one may still run."""
         self._end()
         self._worker.ask_to_stop()
         self._wake.set()
@@ -164,10 +177,10 @@ class CanaryMonitor:
         self._worker.stop(timeout_s)
 
     def look(self, now: float) -> bool:
-        """Give the verdict where there is one at `now`; whether it is still to come."""
+        """Give the verdict where there is one at `now`; True while there is none."""
         reason = self._reason(now)
         if not (reason or self._has_passed(now)):
-            self._tell(now)
+            self._report(now)
             return True
         if not self._end():
             return False
@@ -188,7 +201,7 @@ class CanaryMonitor:
         return self.look(time.monotonic())
 
     def _end(self) -> bool:
-        """Whether it was not over yet."""
+        """End the watch; False where it had ended before."""
         with self._lock:
             if self._over:
                 return False
@@ -209,12 +222,12 @@ class CanaryMonitor:
         return enough or seconds >= self._terms.longest_s
 
     def _has_seen_enough(self, seconds: float) -> bool:
-        # Of versions that few ask for the others tell.
+        # The requests of all versions count: some versions may get few.
         seen = sum(each.watch.all.requests for each in self.watched)
         return seen >= self._terms.requests and seconds >= self._terms.least_s
 
     def _unclear(self) -> str:
-        """Why it cannot pass yet though it has answered enough; empty where it can."""
+        """Why a version cannot pass yet though it has answered enough; empty where all can."""
         return next((text for each in self.watched if (text := each.unclear())), "")
 
     def _slower(self) -> str:
@@ -222,7 +235,7 @@ class CanaryMonitor:
         found = ((each.model.version, each.slower()) for each in self.watched)
         return next((f"version {version} is {text}" for version, text in found if text), "")
 
-    def _tell(self, now: float) -> None:
+    def _report(self, now: float) -> None:
         news = self._slower()
         if not news and self._has_seen_enough(now - self._began_s):
             news = f"watched for longer than {self._terms.least_s:g} s: {self._unclear()}"
@@ -230,7 +243,7 @@ class CanaryMonitor:
             self._set_news(news)
 
     def _set_news(self, news: str) -> None:
-        # Told once for each kind: the figures change with every request.
+        # Logged once for each kind: the figures change with every request.
         if news.partition(":")[0] != self._news.partition(":")[0]:
             if news:
                 log.warning("model %s: %s", self._name, news)
@@ -238,7 +251,7 @@ class CanaryMonitor:
             self._news = news
 
     def fault(self) -> str:
-        """What its answers so far show to be worse; empty where they do not."""
+        """What is worse in the responses so far; empty where nothing is."""
         for each in self.watched:
             reason = each.reason()
             if reason:
@@ -247,7 +260,7 @@ class CanaryMonitor:
 
     @property
     def has_doubts(self) -> bool:
-        """Whether its predecessor is still to be asked what went wrong here."""
+        """Whether doubtful requests still wait for their replay."""
         return any(each.mirror is not None and each.mirror.has_doubts for each in self.watched)
 
     def _reason(self, now: float) -> str:
@@ -255,18 +268,18 @@ class CanaryMonitor:
 
     def _hang(self, now: float) -> str:
         hangs = [hang for each in self.watched if (hang := each.hang(now))]
-        # WindowCounts twice, so that a moment in which the whole machine stood still is none.
+        # Seen in two looks, so that a moment in which the whole machine stood still is no hang.
         return hangs[0] if self._hanging.since_s(now, there=bool(hangs)) >= _LOOK_S else ""
 
     def _absence(self, now: float) -> str:
-        troubles = [trouble for each in self.watched if (trouble := each.absence())]
-        if self._away.since_s(now, there=bool(troubles)) < _HANGS_S:
+        reasons = [reason for each in self.watched if (reason := each.absence())]
+        if self._away.since_s(now, there=bool(reasons)) < _HANGS_S:
             return ""
-        return f"away for more than {_HANGS_S:g} s: {troubles[0]}"
+        return f"away for more than {_HANGS_S:g} s: {reasons[0]}"
 
 
 class _Lasting:
-    """For how long something has been there, look by look."""
+    """How long a condition has held, look by look."""
 
     def __init__(self) -> None:
         self._since: float | None = None
@@ -281,12 +294,12 @@ class _Lasting:
 
 
 class Watched(NamedTuple):
-    """One new version, and what was usual before it.
+    """One new version, and the figures of its predecessor.
 
     Attributes:
-        mirror: None where its predecessor cannot be asked the same.
+        mirror: None where its predecessor cannot be given the same requests.
         failed_share, not_finite_share: of the predecessor's own requests.
-        hangs_s: how long no run of the predecessor took, by far; 0 where nobody knows.
+        hangs_s: 30 times the p99 of the predecessor; 0 where it has answered too few requests.
     """
 
     model: LoadedModel
@@ -299,7 +312,7 @@ class Watched(NamedTuple):
 
     @property
     def compared(self) -> Mirror | None:
-        """Its mirror, while that can tell anything."""
+        """Its mirror, while that can compare."""
         return self.mirror if self.mirror is not None and self.mirror.comparable else None
 
     def reason(self) -> str:
@@ -307,17 +320,17 @@ class Watched(NamedTuple):
         return self._by_shares() if mirror is None else self._by_replays(mirror)
 
     def unclear(self) -> str:
-        """Why more requests would tell more of it than those that it has answered."""
+        """Why the version needs more requests before it can pass; empty where it does not."""
         mirror = self.compared
         if mirror is None:
             return ""
         replayed = sum(mirror.better(fault)[1] for fault in Fault)
-        # Somebody may go on for ever with what no version can answer.
+        # A client may go on for ever with requests that no version can answer.
         if mirror.has_doubts and replayed < _ENOUGH_DOUBTS:
             return "its predecessor is still to be asked what it failed to answer"
         if not mirror.timed or self._well() < _LEAST_PAIRS:
             return ""
-        # An answer from the cache took no time.
+        # A cached response took no time: it is a sample and no pair.
         sampled, pairs = mirror.sampled, mirror.pairs()
         if sampled < _LEAST_PAIRS:
             return f"its predecessor was given {sampled} of {_LEAST_PAIRS} requests so far"
@@ -326,7 +339,7 @@ class Watched(NamedTuple):
         return ""
 
     def slower(self) -> str:
-        """How it is slower than its predecessor in the same minutes; empty where it is not."""
+        """How the version is slower than its predecessor in the same minutes; empty where not."""
         mirror = self.compared
         pairs = Pairs() if mirror is None or not mirror.timed else mirror.pairs()
         if pairs.requests < _LEAST_PAIRS or pairs.slower < _SLOWER_SHARE * pairs.requests:
@@ -346,23 +359,25 @@ class Watched(NamedTuple):
         else:
             oldest = self.scheduler.oldest()
             old_s = None if oldest is None else mirror.doubt_lasting(oldest)
-            least_s = math.inf if old_s is None else max(_HANGS_S, 10 * old_s)
+            # The run may be of a batch, of which the predecessor was given one request.
+            rows = min(mirror.batch_size, max(1, self.scheduler.rows()))
+            least_s = math.inf if old_s is None else max(_HANGS_S, 10 * rows * old_s)
         if run_s < least_s:
             return ""
         return f"version {self.model.version}: a run takes {run_s:.1f} s and does not end"
 
     def absence(self) -> str:
-        """Why the model is away, where that is its own doing; empty where it is not."""
-        trouble, mirror = self.model.not_ready_reason(), self.compared
-        if not trouble or mirror is None:
-            return trouble
+        """Why the model is away, where that is a fault of the version; empty where it is not."""
+        reason, mirror = self.model.not_ready_reason(), self.compared
+        if not reason or mirror is None:
+            return reason
         better, replayed = mirror.better(Fault.FAILED)
-        # What ends its predecessor's process as well is the caller's doing.
-        callers_doing = not better if replayed else mirror.has_doubts
-        return "" if callers_doing or mirror.not_ready_reason() else trouble
+        # A request that ends its predecessor's process as well is the caller's fault.
+        callers_fault = not better if replayed else mirror.has_doubts
+        return "" if callers_fault or mirror.not_ready_reason() else reason
 
     def _well(self) -> int:
-        """How many requests it has answered well."""
+        """How many requests the version has answered without a fault."""
         n, failed, not_finite = self.watch.all
         return n - failed - not_finite
 
@@ -376,7 +391,7 @@ class Watched(NamedTuple):
             if better < _LEAST_BAD:
                 continue
             before = mirror.worse_share(fault) if mirror.samples else failing
-            # Those that were not replayed are taken to be like those that were.
+            # Requests without a replay are assumed to be like those with one.
             if bad * better / replayed > (may + 3 * before) * n:
                 what = "requests failed" if fault is Fault.FAILED else "answers were not finite"
                 return (
@@ -403,7 +418,7 @@ def _is_worse(bad: int, requests: int, may: float) -> bool:
 
 def _failed_share(model: LoadedModel) -> float:
     if model.config.is_ensemble:
-        # Its statistics do not tell whose fault it was.
+        # Its statistics count failures of members and of callers alike.
         seen = _seen(model)
         return seen.failed / max(1, seen.requests)
     counts = model.statistics.counts()

@@ -1,7 +1,8 @@
-"""What the answers of a model version that has just begun to serve are like."""
+"""The responses of a model version that has just begun to serve, looked at and counted."""
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -29,22 +30,25 @@ if TYPE_CHECKING:
     from edge_server.model_config.config import ModelConfig
     from edge_server.requests import InferRequest, Respond, ResponseCallback
 
-# The caller's own doing, or a matter of load.
-_NOT_THE_MODELS = (Cancelled, DeadlineExceeded, InvalidRequest, Unavailable)
+log = logging.getLogger(__name__)
 
-# Of sequences that were given numbers that are not finite so many are remembered.
+# The caller left, or the load was too high: such a request shows nothing of the version; many
+# of them must not hide the failures of others.
+_WITHOUT_VERDICT = (Cancelled, DeadlineExceeded, Unavailable)
+
+# So many sequences that were given numbers that are not finite are remembered.
 _MOST_SPOILT = 1024
 
 
 class Fault(Enum):
-    """What may be wrong with an answer."""
+    """What may be wrong with a response."""
 
     FAILED = "failed"
     NOT_FINITE = "not finite"
 
 
 class WindowCounts(NamedTuple):
-    """How many requests there were, and what was wrong with their answers."""
+    """How many requests there were, and how many of their responses had which fault."""
 
     requests: int = 0
     failed: int = 0
@@ -55,12 +59,12 @@ class WindowCounts(NamedTuple):
 
 
 class CanaryWindow:
-    """Counts the answers of one model version; every method may be called from any thread.
+    """Counts the responses of one model version; every method may be called from any thread.
 
     Args:
         window: how many requests `recent` looks back.
-        most: after so many nothing more is counted; None has no end.
-        changed: called after each request that was not as it should be.
+        most: requests after this many are not counted; None is without end.
+        changed: called after each request with a fault.
     """
 
     def __init__(
@@ -85,7 +89,7 @@ class CanaryWindow:
         return self._most is not None and self._all.requests >= self._most
 
     def note(self, fault: Fault | None) -> None:
-        """A request has had its last answer, and that was wrong with it."""
+        """Count a request that has had its last response; None is a good one."""
         seen = WindowCounts(1, int(fault is Fault.FAILED), int(fault is Fault.NOT_FINITE))
         with self._lock:
             if self.is_full:
@@ -100,11 +104,11 @@ class CanaryWindow:
 
 
 class WatchedScheduler:
-    """Passes requests on to `scheduler`, and tells `watch` of their answers while there is one.
+    """Passes requests on to `scheduler` and counts their responses in `watch`, until `end`.
 
-    As long as that is so, answers are on the host, where they can be looked at. With a `mirror`,
-    that is given those that are doubtful, and a sample of the others. Without one, numbers that are
-    not finite count only where the request, and with it its sequence, held none.
+    Till then responses are on the host, where they can be looked at. A `mirror` is given the
+    requests that are doubtful, and a sample of the others. Without a mirror, numbers that are not
+    finite count only where the request, and with it its sequence, held none.
     """
 
     def __init__(
@@ -116,10 +120,10 @@ class WatchedScheduler:
     ) -> None:
         self._scheduler = scheduler
         self._watch: CanaryWindow | None = watch
-        self._told = watch
+        self._counted = watch
         self._mirror = mirror
         self._spoilt = None if config.sequence_batching is None else _SpoiltSequences()
-        # By the time at which it came; only with a mirror.
+        # When each request came, and the request; only with a mirror.
         self._running: dict[int, tuple[float, InferRequest]] = {}
 
     @property
@@ -128,17 +132,22 @@ class WatchedScheduler:
 
     @property
     def seen(self) -> WindowCounts:
-        """What was told so far, or in all."""
-        return self._told.all
+        """The counts so far; after `end`, those of all the watch."""
+        return self._counted.all
 
     def end(self) -> None:
-        """Look no more."""
+        """Count no more responses."""
         self._watch = self._mirror = None
 
     def oldest(self) -> InferRequest | None:
-        """The request that has waited for its last answer for longest."""
+        """The request that has waited for its last response for longest."""
         running = list(self._running.values())
         return min(running, key=lambda each: each[0])[1] if running else None
+
+    def rows(self) -> int:
+        """How many rows the requests have that wait for their last response: no run has more."""
+        tensors = [next(iter(r.inputs.values()), None) for _, r in list(self._running.values())]
+        return sum(tensor.shape[0] for tensor in tensors if tensor is not None and tensor.shape)
 
     def submit(self, request: InferRequest, snapshot: Snapshot, respond: Respond) -> None:
         watch = self._watch
@@ -154,16 +163,21 @@ class WatchedScheduler:
         spoilt = self._spoilt is not None and self._spoilt.has(request)
         finite = True
 
-        def look(answer: ResponseCallback, final: bool) -> None:
+        def look(response: ResponseCallback, final: bool) -> None:
             nonlocal finite
-            if isinstance(answer, InferResponse):
-                finite = finite and all(is_finite(each) for each in answer.outputs.values())
             if final:
                 self._running.pop(id(request), None)
-                fault = _fault(answer, finite=finite)
-                # While the caller waits nobody writes into the inputs.
-                self._note(watch, request, answer, None if spoilt else fault)
-            respond(answer, final)
+            try:
+                if isinstance(response, InferResponse):
+                    finite = finite and all(is_finite(each) for each in response.outputs.values())
+                if final:
+                    # Now: once it has its response, the caller may write into the inputs.
+                    fault = _fault(response, finite=finite)
+                    self._note(watch, request, response, None if spoilt else fault)
+            except Exception:
+                # There may be no memory for the look; the caller gets the response even so.
+                log.exception("model %s: a response could not be looked at", request.model_name)
+            respond(response, final)
 
         try:
             self._scheduler.submit(request, snapshot, look)
@@ -184,17 +198,22 @@ class WatchedScheduler:
         self,
         watch: CanaryWindow,
         request: InferRequest,
-        answer: ResponseCallback,
+        response: ResponseCallback,
         fault: Fault | None,
     ) -> None:
-        mirror = self._mirror
-        if mirror is None or not mirror.comparable:
+        mirror = self._mirror if self._mirror is not None and self._mirror.comparable else None
+        if isinstance(response, _WITHOUT_VERDICT):
+            return
+        if mirror is None:
+            if isinstance(response, InvalidRequest):
+                # Only its predecessor could show that the request was not at fault.
+                return
             if fault is Fault.NOT_FINITE and not all_finite(request):
                 fault = None
         elif fault is not None:
             mirror.doubt(request, fault)
-        elif isinstance(answer, InferResponse) and mirror.wants_sample():
-            mirror.sample(request, answer)
+        elif isinstance(response, InferResponse) and mirror.wants_sample():
+            mirror.sample(request, response)
         watch.note(fault)
 
 
@@ -205,7 +224,7 @@ class _SpoiltSequences:
         self._ids: set[int | str] = set()
 
     def has(self, request: InferRequest) -> bool:
-        """Whether `request`, or one before it in its sequence, has some; the answer is kept."""
+        """Whether `request`, or one before it in its sequence, holds such numbers."""
         place = request.sequence
         if place is None:
             return not all_finite(request)
@@ -213,20 +232,23 @@ class _SpoiltSequences:
             self._ids.discard(place.id)
         if len(self._ids) <= _MOST_SPOILT and not all_finite(request):
             self._ids.add(place.id)
-        # Of more than that nobody can tell any more.
-        return place.id in self._ids or len(self._ids) > _MOST_SPOILT
+        # Beyond that number any sequence may have been given some.
+        spoilt = place.id in self._ids or len(self._ids) > _MOST_SPOILT
+        if place.end:
+            self._ids.discard(place.id)
+        return spoilt
 
 
 def all_finite(request: InferRequest) -> bool:
-    """Whether what was asked holds neither infinity nor what is no number; of what is on a device
-    that has failed nobody can tell."""
+    """Whether the inputs of `request` hold neither infinity nor NaN; False where they are on a
+    device that has failed."""
     try:
         return all(is_finite(on_host(tensor, not_counted)) for tensor in request.inputs.values())
     except EdgeServerError:
         return False
 
 
-def _fault(answer: ResponseCallback, *, finite: bool) -> Fault | None:
-    if isinstance(answer, EdgeServerError):
-        return None if isinstance(answer, _NOT_THE_MODELS) else Fault.FAILED
+def _fault(response: ResponseCallback, *, finite: bool) -> Fault | None:
+    if isinstance(response, EdgeServerError):
+        return Fault.FAILED
     return None if finite else Fault.NOT_FINITE

@@ -23,7 +23,7 @@ MODEL_STUCK_S = 60.0
 
 @dataclass(frozen=True)
 class ModelMetadata:
-    """What a client is told of a model; `versions` are those that are ready."""
+    """The metadata of a model for clients; `versions` are those that are ready."""
 
     config: ModelConfig
     versions: tuple[int, ...]
@@ -69,7 +69,7 @@ class DataPlane:
             try:
                 respond(answer, final)
             except Exception:
-                log.exception("model %s: an answer could not be told", request.model_name)
+                log.exception("model %s: a response could not be given", request.model_name)
 
         try:
             lease.snapshot.submit(request, pass_on)

@@ -95,15 +95,15 @@ class DynamicBatchScheduler:
         self._refuse(refused)
 
     def drop_dead(self) -> bool:
-        """See `Line.drop_dead`; the time limits of the line count here, too."""
+        """See `WatchedLine.drop_dead`; the time limits of the line count here, too."""
         with self._work:
             self._queue.drop_dead(time.monotonic_ns())
             refused = self._queue.take_refused()
-            somebody_waits = len(self._queue) > 0
+            others_wait = len(self._queue) > 0
         self._refuse(refused)
         if self._order is not None:
             self._order.forget_dead()
-        return somebody_waits
+        return others_wait
 
     def pending(self) -> int:
         return len(self._queue)
@@ -142,7 +142,7 @@ class DynamicBatchScheduler:
             return error
         if self._order is not None:
             job.respond = self._order.place(job.respond, job.death)
-        self._watch.somebody_waits()
+        self._watch.note_waiting()
         (self._company if self._gathering else self._work).notify()
         return None
 

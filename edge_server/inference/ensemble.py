@@ -77,10 +77,10 @@ class EnsembleScheduler:
         run.start()
 
     def pending(self) -> int:
-        """None: its members tell."""
+        """0: its members count those that wait."""
         return 0
 
-    def longest_run_s(self, now: float) -> float:  # noqa: ARG002 - its members tell
+    def longest_run_s(self, now: float) -> float:  # noqa: ARG002 - its members count
         return 0.0
 
     def close(self) -> None:

@@ -44,7 +44,7 @@ class ResponseSink(Protocol):
     ) -> None: ...
 
 
-class Task(NamedTuple):
+class ReadyStep(NamedTuple):
     """A step that has all its tensors; `slotted` where its slot is taken already."""
 
     data: DataSet
@@ -110,9 +110,9 @@ class EnsembleRun:
         if not self._plan.steps:
             self._give_answers()
             return
-        self._drive(Task(self._flow.root, step) for step in self._plan.first)
+        self._drive(ReadyStep(self._flow.root, step) for step in self._plan.first)
 
-    def _drive(self, tasks: Iterable[Task]) -> None:
+    def _drive(self, tasks: Iterable[ReadyStep]) -> None:
         """Submit `tasks`, and those that their answers on this very thread make ready."""
         ready = deque(tasks)
         while ready:
@@ -120,9 +120,9 @@ class EnsembleRun:
                 self._share(ready)
             self._submit(ready.popleft(), ready)
 
-    def _share(self, ready: deque[Task]) -> None:
+    def _share(self, ready: deque[ReadyStep]) -> None:
         """Keep what only queues, in front, and what runs and finds no other thread."""
-        queueing, running = list[Task](), deque[Task]()
+        queueing, running = list[ReadyStep](), deque[ReadyStep]()
         for task in ready:
             (queueing if self._queues(task.step) else running).append(task)
         while len(running) > 1 and self._try_thread(running[0]):
@@ -145,20 +145,20 @@ class EnsembleRun:
         except EdgeServerError:
             return None
 
-    def _try_thread(self, task: Task) -> bool:
+    def _try_thread(self, task: ReadyStep) -> bool:
         return self._threads.try_run(lambda: self._drive((task,)))
 
-    def _hand_on(self, task: Task) -> None:
+    def _hand_on(self, task: ReadyStep) -> None:
         """Have `task` done soon, and return at once."""
         if not self._queues(task.step):
             self.do_later(task)
             return
-        ready = deque[Task]()
+        ready = deque[ReadyStep]()
         self._submit(task, ready)
         for other in ready:
             self._hand_on(other)
 
-    def _submit(self, task: Task, ready: deque[Task]) -> None:
+    def _submit(self, task: ReadyStep, ready: deque[ReadyStep]) -> None:
         data, step, slotted = task
         slots = self._slots[step.index] if self._slots else None
         if slots is not None and not slotted and not self._take_slot(slots, task):
@@ -183,7 +183,7 @@ class EnsembleRun:
             call(InternalError(f"model '{step.model_name}' failed: {error!r}"), True)
         call.thread = 0
 
-    def _take_slot(self, slots: StepSlots, task: Task) -> bool:
+    def _take_slot(self, slots: StepSlots, task: ReadyStep) -> bool:
         """Whether there is one now; else `task` comes back when there may be."""
         try:
             return slots.take(_Parked(self, task), urgent=self._request.urgent)
@@ -191,7 +191,7 @@ class EnsembleRun:
             self._fail(error)
             return False
 
-    def do_later(self, task: Task) -> None:
+    def do_later(self, task: ReadyStep) -> None:
         """Have `task` done on another thread, unless nobody waits for it by then."""
         slots = self._slots[task.step.index] if self._slots else None
         try:
@@ -272,12 +272,14 @@ class EnsembleRun:
         if not ready or self._plan.level:
             self._give_answers()
 
-    def _take(self, call: _Call, response: InferResponse | None, *, final: bool) -> list[Task]:
+    def _take(self, call: _Call, response: InferResponse | None, *, final: bool) -> list[ReadyStep]:
         """Keep what a step gave, unless it is too late; the steps that this makes ready."""
-        ready: list[Task] = []
+        ready: list[ReadyStep] = []
         with self._lock:
             if not self._over and response is not None:
-                ready = [Task(*task) for task in self._flow.write(call.data, call.step, response)]
+                ready = [
+                    ReadyStep(*task) for task in self._flow.write(call.data, call.step, response)
+                ]
             call.data.all_parts |= call.step.decoupled and final
         if final:
             self._ended()
@@ -298,7 +300,7 @@ class EnsembleRun:
             "at least one output is not set while no more ensemble steps can be made"
         )
 
-    def _stream(self, call: _Call, ready: Iterable[Task]) -> None:
+    def _stream(self, call: _Call, ready: Iterable[ReadyStep]) -> None:
         """Have `ready` done while a decoupled step goes on; holds that step back for a slot."""
         here = call.thread == threading.get_ident()
         holds = bool(self._slots) and self._may_hold(call.step)
@@ -370,7 +372,7 @@ class _Parked:
 
     __slots__ = ("_run", "_task")
 
-    def __init__(self, run: EnsembleRun, task: Task) -> None:
+    def __init__(self, run: EnsembleRun, task: ReadyStep) -> None:
         self._run = run
         self._task = task
 
@@ -393,7 +395,7 @@ class _Call:
     __slots__ = ("data", "over", "ready", "run", "step", "thread")
 
     def __init__(
-        self, run: EnsembleRun, data: DataSet, step: PlannedStep, ready: deque[Task]
+        self, run: EnsembleRun, data: DataSet, step: PlannedStep, ready: deque[ReadyStep]
     ) -> None:
         self.run = run
         self.data = data

@@ -33,8 +33,8 @@ log = logging.getLogger(__name__)
 class Executor:
     """Runs jobs of one model version on its instances.
 
-    Every job is answered, whatever the instance and the callers of the other jobs do, and counted
-    before its caller hears.
+    Every job gets its response, whatever the instance and the callers of the other jobs do, and is
+    counted before that.
     """
 
     def __init__(self, config: ModelConfig, version: int, statistics: ModelStatistics) -> None:
@@ -78,17 +78,17 @@ class Executor:
             turn.end(failure, phases)
 
     def refuse(self, job: Job, error: EdgeServerError) -> None:
-        """ResponseCallback a job that is not going to run, or that failed; count it."""
+        """Respond with `error` to a job that will not run, or that failed, and count it."""
         if not job.request.replayed:
             self.statistics.failed(_reason(error), time.monotonic_ns() - job.queued_at_ns)
-        self.tell(job, error, final=True)
+        self.respond(job, error, final=True)
 
-    def tell(self, job: Job, answer: ResponseCallback, *, final: bool) -> None:
-        """Give the caller an answer; what that raises is logged, and no other job's affair."""
+    def respond(self, job: Job, answer: ResponseCallback, *, final: bool) -> None:
+        """Give the caller a response; what the callback raises is logged and ends no other job."""
         try:
             job.respond(answer, final)
         except Exception:
-            log.exception("model %s: an answer could not be told", self.config.name)
+            log.exception("model %s: a response could not be given", self.config.name)
 
     def inputs_for_model(self, job: Job) -> Tensors:
         """The job's inputs in the shapes that the model takes."""
@@ -191,7 +191,7 @@ class Execution:
         self._answer(answer, parameters, phases, final=True)
 
     def _trace(self, trace: Trace, phases: Phases) -> None:
-        # As the statistics count them: what the instance did not tell apart is all inference.
+        # As the statistics count them: phases that the instance did not measure are all inference.
         at_ns = self._began_ns
         trace.mark("COMPUTE_START", at_ns)
         trace.mark("COMPUTE_INPUT_END", at_ns := at_ns + phases.input)
@@ -217,7 +217,7 @@ class Execution:
             self._answer(answer, parameters, phases, final=final)
         elif final:
             self._count_success(phases)
-            self._executor.tell(self._job, None, final=True)
+            self._executor.respond(self._job, None, final=True)
 
     def _answer(
         self,
@@ -245,7 +245,7 @@ class Execution:
             return
         if final:
             self._count_success(phases)
-        executor.tell(job, response, final=final)
+        executor.respond(job, response, final=final)
 
     def _count_success(self, phases: Phases) -> None:
         if self._job.request.replayed:

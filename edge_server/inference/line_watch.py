@@ -1,4 +1,4 @@
-"""One thread that sees to it that who is not waited for any more leaves every line."""
+"""One thread that removes the requests whose callers have gone from every line of requests."""
 
 from __future__ import annotations
 
@@ -11,56 +11,57 @@ from edge_server.process.worker import Worker
 
 log = logging.getLogger(__name__)
 
-# As long as somebody waits, every line is looked at this often.
+# While requests wait, every line is searched this often.
 PERIOD_S = 0.05
-# A line that no configuration bounds takes no more than this: more than all the calls that the
-# gRPC server lets in together, so that only a model's own flood of responses meets it.
+# The bound of a line that no configuration bounds: more than all the calls that the gRPC server
+# lets in together, so that only a model's own flood of responses reaches it.
 MOST_WAITING = 4096
 
 
-class Line(Protocol):
+class WatchedLine(Protocol):
     """Requests that wait for something."""
 
     def drop_dead(self) -> bool:
-        """Answer those that nobody waits for, and forget them; whether any others wait."""
+        """Answer and remove the requests whose callers have gone; whether others wait."""
         ...
 
 
 class LineWatch:
-    """Looks at all lines while somebody waits in one of them.
+    """Searches all lines while a request waits in one of them.
 
-    A line looks at who stands in it when it moves. This is for the time in which it does not move:
-    every instance runs, or hangs, and callers come, give up and leave their tensors behind.
+    A line removes such requests by itself when it moves. This thread is for the time in which a
+    line does not move: every instance runs, or hangs, and callers come, give up and leave their
+    tensors behind.
     """
 
     def __init__(self, period_s: float = PERIOD_S) -> None:
         self._period_s = period_s
         self._lock = threading.Lock()
-        self._lines: tuple[Line, ...] = ()
-        self._somebody_waits = threading.Event()
+        self._lines: tuple[WatchedLine, ...] = ()
+        self._requests_wait = threading.Event()
         self._worker = Worker("lines", self._tick, deadline_s=math.inf)
         self._started = False
 
-    def add(self, line: Line) -> None:
-        """Look at `line`, too, from now on."""
+    def add(self, line: WatchedLine) -> None:
+        """Search `line`, too, from now on."""
         with self._lock:
             self._lines = (*self._lines, line)
 
-    def remove(self, line: Line) -> None:
-        """Look at it no more."""
+    def remove(self, line: WatchedLine) -> None:
+        """Search `line` no more."""
         with self._lock:
             self._lines = tuple(each for each in self._lines if each is not line)
 
-    def somebody_waits(self) -> None:
-        """To be called by a line that somebody joins; returns at once."""
-        if not self._somebody_waits.is_set():
-            self._somebody_waits.set()
+    def note_waiting(self) -> None:
+        """To be called by a line that a request joins; returns at once."""
+        if not self._requests_wait.is_set():
+            self._requests_wait.set()
         if not self._started:
             self._start()
 
     def close(self) -> None:
         self._worker.ask_to_stop()
-        self._somebody_waits.set()
+        self._requests_wait.set()
         self._worker.stop(timeout_s=1.0)
 
     def _start(self) -> None:
@@ -70,23 +71,23 @@ class LineWatch:
             try:
                 self._worker.start()
             except RuntimeError as error:
-                log.warning("nobody looks at the lines for now: %s", error)
+                log.warning("requests whose callers have gone wait on for now: %s", error)
                 return
             self._started = True
 
     def _tick(self, _now: float) -> None:
-        self._somebody_waits.wait()
-        # Before the look: who joins during it is looked at the next time.
-        self._somebody_waits.clear()
+        self._requests_wait.wait()
+        # Before the search: a request that joins during it is found by the next one.
+        self._requests_wait.clear()
         for line in self._lines:
             if _drop_dead(line):
-                self._somebody_waits.set()
+                self._requests_wait.set()
         self._worker.wait(self._period_s)
 
 
-def _drop_dead(line: Line) -> bool:
+def _drop_dead(line: WatchedLine) -> bool:
     try:
         return line.drop_dead()
     except Exception:
-        log.exception("a line could not be looked at")
+        log.exception("a line of requests could not be searched")
         return True

@@ -1,4 +1,4 @@
-"""Requests that a new version was given, given to its predecessor too: does that do better?"""
+"""Requests that a new version was given are given to its predecessor too, and both compared."""
 
 from __future__ import annotations
 
@@ -38,25 +38,26 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Whose models calculate and do nothing else: to ask one more often does no harm.
+# Backends whose models only calculate: a request that runs twice does no harm.
 _CALCULATE = frozenset({"onnxruntime", "tensorrt", "image_preprocess", "lane_decode", "identity"})
 
-# What waits to be replayed: so many requests, and so much memory.
+# The bounds of the requests that wait for their replay.
 _MOST_WAITING = 8
 _MOST_BYTES = 64 << 20
-# After a replay, in times of what it took: before the next doubtful request, and before a sample.
+# How long the thread rests after a replay, in times of how long that took: before the next
+# doubtful request, and before a sample.
 _REST_BEFORE_DOUBT = 3
 _REST_BEFORE_SAMPLE = 9
 _LEAST_REST_S = 0.02
 _LOOK_S = 0.25
-# The predecessor's queue lets go of a replay after that time.
+# The deadline of a replay in the predecessor's queue.
 _DEADLINE_S = 10.0
 # How far back comparisons count.
 _LAST_DOUBTS = 50
 _LAST_SAMPLES = 200
-# One sample in which the predecessor does worse is no share.
+# Of fewer samples than this, one in which the predecessor is worse makes no share.
 _LEAST_FOR_SHARE = 20
-# A pair is slower that takes longer than twice its predecessor and this.
+# The new version is slower at a request that takes it longer than twice its predecessor and this.
 _SLOWER_NS = 2_000_000
 
 
@@ -64,7 +65,7 @@ class Pairs(NamedTuple):
     """How long the same requests took in both versions, one right after the other.
 
     Attributes:
-        slower: of `requests`, took longer than twice the predecessor's time and 2 ms.
+        slower: how many of `requests` took longer than twice the predecessor's time and 2 ms.
         new_ms, old_ms: medians.
     """
 
@@ -75,20 +76,21 @@ class Pairs(NamedTuple):
 
 
 class Mirror:
-    """Asks the predecessor of a version what that version was asked, on a thread of its own.
+    """Gives the predecessor of a version requests of that version, on a thread of its own.
 
-    Each doubtful request is replayed, those that fail and those whose answer is not finite, as far
-    as there is room for it; and where the predecessor only calculates, a sample of the others, to
-    compare times. The caller has his answer first, or gets it without waiting; the predecessor's
-    answer goes nowhere and counts in no statistics. At most 64 MiB and eight requests wait, one
-    runs at a time, and samples take a tenth of one thread's time.
+    Each doubtful request (one that fails, or whose response is not finite) is replayed as far as
+    there is room for it; where the predecessor only calculates, so is a sample of the others, to
+    compare times. No caller waits for a replay; the predecessor's response goes to no caller and
+    counts in no statistics. At most 64 MiB and eight doubtful requests wait, one runs at a time,
+    and samples take a tenth of one thread's time.
 
     Every method may be called from any thread.
 
     Args:
-        predecessor: shared by this, and closed when its thread has ended; with `members` likewise.
+        predecessor: shared by this, and closed when the thread has ended; so are `members`.
         samples: whether others than doubtful requests are replayed.
-        timed: whether the times of both can be compared; not where inputs are on a device.
+        batch_size: of the largest batch that a run may make of several requests; where there is
+            such a one the times of single requests are not compared.
         changed: called after each replay of a doubtful request.
     """
 
@@ -99,8 +101,8 @@ class Mirror:
         members: Sequence[LoadedModel],
         changed: Callable[[], None] = lambda: None,
     ) -> Mirror | None:
-        """None where `new` cannot be compared with it request by request: one of them, or of the
-        ensemble's members, keeps state or is decoupled, or the interface has changed."""
+        """None where `new` and `predecessor` cannot be compared request by request: one of them, or
+        of the ensemble's members, keeps state or is decoupled, or the interface has changed."""
         configs = [new.config, predecessor.config, *(member.config for member in members)]
         if any(c.sequence_batching is not None or c.decoupled for c in configs):
             return None
@@ -117,9 +119,11 @@ class Mirror:
                 model.close()
             return None
         samples = all(c.is_ensemble or c.backend in _CALCULATE for c in configs[1:])
-        # What a batch of several requests takes says nothing of one.
-        timed = not any(c.dynamic_batching is not None and c.max_batch_size > 1 for c in configs)
-        return Mirror(open_ones[0], open_ones[1:], samples=samples, timed=timed, changed=changed)
+        # The largest batch that a scheduler makes of several requests.
+        batch_size = max((c.max_batch_size for c in configs if c.dynamic_batching), default=1)
+        return Mirror(
+            open_ones[0], open_ones[1:], samples=samples, batch_size=batch_size, changed=changed
+        )
 
     def __init__(
         self,
@@ -127,11 +131,13 @@ class Mirror:
         members: Sequence[LoadedModel],
         *,
         samples: bool,
-        timed: bool,
+        batch_size: int,
         changed: Callable[[], None],
     ) -> None:
         self.samples = samples
-        self.timed = timed and samples
+        self.batch_size = max(1, batch_size)
+        # Not where inputs are on a device, either.
+        self.timed = samples and self.batch_size == 1
         self.comparable = True
         self._changed = changed
         self._held = (predecessor, *members)
@@ -152,20 +158,21 @@ class Mirror:
         self._sampled: deque[Fault | None] = deque(maxlen=_LAST_SAMPLES)
         self._pairs: deque[tuple[int, int]] = deque(maxlen=_LAST_SAMPLES)
         self._hanging: tuple[InferRequest, float] | None = None
-        # The predecessor may take as long as it likes.
+        # The predecessor may run for any time.
         self._worker = Worker(
             f"mirror-{predecessor.name}", self._tick, deadline_s=float("inf"), on_end=self._close
         )
         self._started = False
 
     def start(self) -> None:
-        self._started = True
+        """Raises: RuntimeError: the system gives no thread."""
         self._worker.start()
+        self._started = True
 
     def stop(self, timeout_s: float = 5.0) -> None:
-        """End after the replay that is under way; wait that long for it.
+        """End after the replay that runs now, and wait for that, at most `timeout_s`.
 
-        What is shared is closed when that has ended, however late.
+        The predecessor is closed when the replay has ended, however late.
         """
         if not self._started:
             self._close()
@@ -179,30 +186,36 @@ class Mirror:
         return self.samples and not self._has_sample and time.monotonic() >= self._samples_from_s
 
     def sample(self, request: InferRequest, response: InferResponse) -> None:
-        """Replay a request that has `response`, fine as it is; returns at once.
+        """Replay a request that has a good `response`; returns at once.
 
-        To be called before the caller has it: till then the inputs stay as they are.
+        To be called before the caller has the response: till then the inputs do not change.
         """
         if any(tensor.on_device for tensor in request.inputs.values()):
-            # To copy them would take the caller's time; the ensemble that they are in is timed.
+            # The caller would wait for the copy; the ensemble that they are in is timed.
             self.timed = False
             return
         self._put(request, None, _work_ns(response))
 
     def doubt(self, request: InferRequest, fault: Fault) -> None:
-        """Replay a request whose answer has that `fault`; as `sample`."""
+        """Replay a request whose response has that `fault`; as `sample`."""
         self._put(request, fault, 0)
 
     def doubt_lasting(self, request: InferRequest) -> float | None:
-        """Replay a request that still runs, once; how long the predecessor took for it, in s, when
-        it has answered well."""
+        """Replay a request that still runs, once.
+
+        Returns:
+            How long the predecessor took, in s; None before its response, or where that is bad.
+        """
         with self._lock:
             hanging = self._hanging
         if hanging is not None and hanging[0] is request:
             return hanging[1] if hanging[1] >= 0 else None
-        if self._put(request, None, 0, lasting=request):
+        # Before the replay, which may have ended before `_put` returns.
+        with self._lock:
+            self._hanging = (request, -1.0)
+        if not self._put(request, None, 0, lasting=request):
             with self._lock:
-                self._hanging = (request, -1.0)
+                self._hanging = None
         return None
 
     @property
@@ -213,22 +226,21 @@ class Mirror:
         return any(replay is not None and replay.fault is not None for replay in replays)
 
     def better(self, fault: Fault) -> tuple[int, int]:
-        """For how many of the last requests with that fault the predecessor has a good answer, and
-        of how many."""
+        """For how many of the last replays with that fault the predecessor's response was good,
+        and how many replays there were."""
         with self._lock:
             doubts = self._doubts[fault]
             return sum(doubts), len(doubts)
 
     def worse_share(self, fault: Fault) -> float:
-        """Of the sampled requests, for which the new version has a good answer, the share for which
-        the predecessor has that fault."""
+        """The share of samples, good in the new version, at which its predecessor has it."""
         with self._lock:
             count = max(len(self._sampled), _LEAST_FOR_SHARE)
             return sum(each is fault for each in self._sampled) / count
 
     @property
     def sampled(self) -> int:
-        """How many of the last samples the predecessor has been given."""
+        """How many of the last samples were replayed."""
         return len(self._sampled)
 
     def pairs(self) -> Pairs:
@@ -244,11 +256,11 @@ class Mirror:
         )
 
     def not_ready_reason(self) -> str:
-        """What keeps the predecessor from answering; empty where nothing does."""
+        """Why the predecessor cannot respond at this moment; empty where it can."""
         return next((text for model in self._held if (text := model.not_ready_reason())), "")
 
     def step(self) -> bool:
-        """Replay what waits for longest; whether there was something."""
+        """Replay the first request that waits; False where none does."""
         with self._lock:
             if not self._waiting:
                 return False
@@ -256,6 +268,10 @@ class Mirror:
         began_s = time.monotonic()
         try:
             self._replay(replay)
+        except Exception:
+            # Without its thread every later request would wait for its replay for ever.
+            log.exception("model %s: a request could not be replayed", self._config.name)
+            self.comparable = False
         finally:
             now = time.monotonic()
             took_s = now - began_s
@@ -282,7 +298,7 @@ class Mirror:
         work_ns: int,
         lasting: InferRequest | None = None,
     ) -> bool:
-        """Let it wait for its replay; False where that cannot be."""
+        """Let `request` wait for its replay; False where there is no room or no comparison."""
         if not self.comparable:
             return False
         n_bytes = sum(_n_bytes(tensor) for tensor in request.inputs.values())
@@ -293,8 +309,8 @@ class Mirror:
             self._waiting_bytes += n_bytes
         try:
             kept = _kept(request)
-        except EdgeServerError as error:
-            log.debug("model %s: not replayed: %s", request.model_name, error)
+        except (EdgeServerError, MemoryError) as error:
+            log.debug("model %s: not replayed: %r", request.model_name, error)
             with self._lock:
                 self._waiting_bytes -= n_bytes
             return False
@@ -303,7 +319,7 @@ class Mirror:
             if fault is not None:
                 self._waiting.append(replay)
             else:
-                # Soon, so that both ran in the same moment; however many doubtful ones there are.
+                # First, so that both versions run in the same moment.
                 self._waiting.appendleft(replay)
                 self._has_sample |= lasting is None
         self._wake.set()
@@ -311,13 +327,13 @@ class Mirror:
 
     def _replay(self, replay: _Replay) -> None:
         if replay.fault is Fault.NOT_FINITE and not all_finite(replay.request):
-            # What is made of such numbers is the caller's own doing.
+            # The response to such numbers is no fault of the version.
             self._note(replay, better=False)
             return
         began_s = time.monotonic()
         answer = self._ask(replay.request)
         if self._others.asked:
-            # Nobody can tell what it would have answered.
+            # Without the other model its response is unknown.
             self.comparable = False
         elif isinstance(answer, InferResponse):
             finite = all(is_finite(tensor) for tensor in answer.outputs.values())
@@ -325,7 +341,7 @@ class Mirror:
         elif not isinstance(answer, (Cancelled, DeadlineExceeded, Unavailable)):
             self._note(replay, better=False)
             if replay.fault is None and replay.lasting is None:
-                # What only the new version takes is no fault of its predecessor.
+                # A request that only the new version takes is no fault of its predecessor.
                 taken = not isinstance(answer, InvalidRequest)
                 with self._lock:
                     self._sampled.append(Fault.FAILED if taken else None)
@@ -349,7 +365,7 @@ class Mirror:
                 self._doubts[replay.fault].append(better)
 
     def _ask(self, request: InferRequest) -> ResponseCallback:
-        # Not the caller's any more, and as patient as there is.
+        # Without the caller's deadline and cancellation.
         replayed = replace(
             request,
             model_version="",
@@ -361,15 +377,15 @@ class Mirror:
             on_device=False,
             replayed=True,
         )
-        over = _Over()
+        last = _LastResponse()
         try:
             check_request(self._config, replayed)
-            self._scheduler.submit(replayed, self._world, over)
+            self._scheduler.submit(replayed, self._world, last)
         except EdgeServerError as error:
             return error
-        # What runs must have ended before the predecessor is closed.
-        over.event.wait()
-        return over.answer
+        # The run must have ended before the predecessor is closed.
+        last.event.wait()
+        return last.answer
 
     def _close(self) -> None:
         held, self._held = self._held, ()
@@ -381,7 +397,7 @@ class Mirror:
 
 
 class _Replay(NamedTuple):
-    """A request that waits; no `fault` is a sample, or one that still runs: `lasting`."""
+    """A request that waits; without `fault` it is a sample, or `lasting`: it still runs."""
 
     request: InferRequest
     fault: Fault | None
@@ -390,8 +406,8 @@ class _Replay(NamedTuple):
     lasting: InferRequest | None
 
 
-class _Over:
-    """A `Respond` that keeps the answer and tells when it was the last."""
+class _LastResponse:
+    """A `Respond` that keeps the response and sets `event` when that was the last."""
 
     def __init__(self) -> None:
         self.answer: ResponseCallback = None
@@ -405,10 +421,10 @@ class _Over:
 
 
 class _NoOthers(Snapshot):
-    """The world of a model that is asked again: what it asks of others is refused, and noted.
+    """The snapshot of a model whose request is replayed: its requests to other models are refused.
 
     Attributes:
-        asked: it has asked for another model.
+        asked: the model has made such a request.
     """
 
     def __init__(self) -> None:
@@ -421,14 +437,14 @@ class _NoOthers(Snapshot):
         raise Unavailable(f"model '{request.model_name}' is not asked again for a comparison")
 
     def model_ready(self, name: str, version: str) -> bool:
-        """Yes, so that the model asks here and nowhere else."""
+        """True, so that the model makes its request here and nowhere else."""
         del name, version
         self.asked = True
         return True
 
 
 class _InNoWorld:
-    """A member of an ensemble that is asked again; it has no others."""
+    """The scheduler of an ensemble's member, whose own requests to other models are refused."""
 
     def __init__(self, scheduler: Scheduler, others: Snapshot) -> None:
         self._scheduler = scheduler
@@ -445,7 +461,7 @@ class _InNoWorld:
         return self._scheduler.longest_run_s(now)
 
     def close(self) -> None:
-        """It is not this one's."""
+        """Nothing: the member closes its scheduler."""
 
 
 def _world(members: Sequence[LoadedModel], others: Snapshot) -> Snapshot:
@@ -461,19 +477,19 @@ def _world(members: Sequence[LoadedModel], others: Snapshot) -> Snapshot:
 
 
 def _plain(scheduler: Scheduler) -> Scheduler:
-    """What runs the model, without what watches it or answers in its place."""
+    """The scheduler that runs the model, beneath those that watch it or cache its responses."""
     if isinstance(scheduler, WatchedScheduler):
         scheduler = scheduler.beneath
     return uncached(scheduler)
 
 
 def _work_ns(response: InferResponse) -> int:
-    """How long the models computed, without the time in queues; 0 where nobody measured it."""
+    """How long the models computed, without the time in queues; 0 where it was not measured."""
     return sum(timing.duration_ns for timing in response.timings)
 
 
 def _kept(request: InferRequest) -> InferRequest:
-    """The same request, of whose inputs nothing changes once its caller has the answer.
+    """The same request with inputs that do not change once its caller has the response.
 
     Raises:
         EdgeServerError: the device that an input is on failed.
@@ -489,7 +505,7 @@ def _own(tensor: Tensor) -> Tensor:
     base: object = array
     while isinstance(base, np.ndarray):
         base = base.base
-    # What lies in a message stays so; a camera or a client writes into anything else again.
+    # A received message does not change; a camera or a client may write into other memory.
     constant = isinstance(base, bytes) and not array.flags.writeable
     return tensor if constant else Tensor(array.copy())
 

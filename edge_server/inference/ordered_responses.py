@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 class OrderedResponses:
     """Holds each answer back until every request before its own has had its last one.
 
-    Callers are told outside the lock, by one thread at a time. One that raises keeps its answer
+    Responses leave outside the lock, by one thread at a time. One that raises keeps its answer
     from nobody else.
     """
 
@@ -56,12 +56,12 @@ class OrderedResponses:
             if self._telling:
                 return
             self._telling = True
-        while (told := self._next()) is not None:
-            respond, answer, final = told
+        while (turn := self._next()) is not None:
+            respond, answer, final = turn
             try:
                 respond(answer, final)
             except Exception:
-                log.exception("an answer could not be told")
+                log.exception("a response could not be given")
 
     def _next(self) -> tuple[Respond, ResponseCallback, bool] | None:
         with self._lock:

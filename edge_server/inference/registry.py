@@ -103,12 +103,12 @@ class ModelRegistry:
         """What of model `name` is READY or LOADING is so with that reason; nothing else changes."""
         with self._lock:
             entries = self._current.snapshot.entries
-            told = {
+            reasoned = {
                 key: replace(entry, reason=reason)
                 for key, entry in entries.items()
                 if entry.name == name and entry.state in _WITH_NEWS
             }
-            self._supersede({**entries, **told})
+            self._supersede({**entries, **reasoned})
 
     def clear(self, timeout_s: float | None = None) -> bool:
         """Forget every model; each is closed with its last lease, or before this returns.

@@ -114,7 +114,7 @@ class SequenceScheduler:
             if refusal is None:
                 sequence = self._book.add(job, place, now, request.timeout_us / 1e6 or inf)
                 self._wake(sequence)
-                self._watch.somebody_waits()
+                self._watch.note_waiting()
         self._refuse_late(late)
         if refusal is not None:
             raise refusal
@@ -127,7 +127,7 @@ class SequenceScheduler:
             )
 
     def drop_dead(self) -> bool:
-        """See `Line.drop_dead`; sequences that waited too long for a slot go, too."""
+        """See `WatchedLine.drop_dead`; sequences that waited too long for a slot go, too."""
         dead: list[_Dead] = []
         with self._lock:
             late = self._expire(time.monotonic())
@@ -137,10 +137,10 @@ class SequenceScheduler:
                 # Any slot may have got another sequence.
                 for thread in self._threads:
                     thread.wake.notify()
-            somebody_waits = self._book.waiting > 0
+            others_wait = self._book.waiting > 0
         self._refuse_late(late)
         self._refuse_dead(dead)
-        return somebody_waits
+        return others_wait
 
     def pending(self) -> int:
         """How many requests wait."""

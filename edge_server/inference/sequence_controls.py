@@ -1,4 +1,4 @@
-"""Control inputs: what a model is told of a request's place in its sequence."""
+"""Control inputs: a request's place in its sequence, as the model gets it."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class StepSlots:
                 )
             (self._parked.appendleft if urgent else self._parked.append)(parked)
             if self._watch is not None:
-                self._watch.somebody_waits()
+                self._watch.note_waiting()
             return False
 
     def drop_dead(self) -> bool:
@@ -90,7 +90,7 @@ class StepSlots:
         with self._changed:
             self._held.append(held)
             if self._watch is not None:
-                self._watch.somebody_waits()
+                self._watch.note_waiting()
             try:
                 free = self._changed.wait_for(
                     lambda: given_up() or self._taken < self._limit, left_s

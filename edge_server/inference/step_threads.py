@@ -85,13 +85,13 @@ class StepThreads:
                 # Every thread has a task, or one before this in line, and looks here after it.
                 self._tasks.append(task)
                 if self._watch is not None:
-                    self._watch.somebody_waits()
+                    self._watch.note_waiting()
                 return
         # A request that has outlived the server's stop, whose caller may still be there.
         _started(threading.Thread(target=do, name="step-late", daemon=True))
 
     def drop_dead(self) -> bool:
-        """See `Line.drop_dead`."""
+        """See `WatchedLine.drop_dead`."""
         with self._changed:
             tasks = list(self._tasks)
         # It may answer a caller, and so is asked without the lock.
@@ -102,10 +102,10 @@ class StepThreads:
                 with suppress(ValueError):
                     self._tasks.remove(task)
                     dropped.append(task)
-            somebody_waits = bool(self._tasks)
+            others_wait = bool(self._tasks)
         for task in dropped:
             task.dropped()
-        return somebody_waits
+        return others_wait
 
     def _offer(self, task: Task) -> bool:
         if self._closed:

@@ -62,7 +62,7 @@ class DynamicBatching:
 
 
 class ControlKind(Enum):
-    """What a sequence batcher tells the model through a control input."""
+    """What a control input of a sequence batcher says of a request."""
 
     START = "CONTROL_SEQUENCE_START"
     READY = "CONTROL_SEQUENCE_READY"

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,7 +39,7 @@ class Mosquitto:
 
     def __init__(self, folder: Path, *lines: str) -> None:
         self.host = "127.0.0.1"
-        self.port = _free_port()
+        (self.port,) = _free_ports(1)
         self._conf = folder / "mosquitto.conf"
         # It keeps root when started as root, or it could not read files under a private folder.
         self._conf.write_text(
@@ -87,11 +87,13 @@ class Mosquitto:
         self._process.send_signal(signal.SIGCONT)
 
 
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
+def _free_ports(count: int) -> list[int]:
+    """Different ones: each is held until all are found."""
+    with ExitStack() as held:
+        listeners = [held.enter_context(socket.socket()) for _ in range(count)]
+        for listener in listeners:
+            listener.bind(("127.0.0.1", 0))
+        return [listener.getsockname()[1] for listener in listeners]
 
 
 def _binary() -> str:
@@ -143,8 +145,7 @@ class Process:
         self._socket.bind(str(address))
         self._socket.settimeout(0.5)
         self.log = folder / "log"
-        self.port = _free_port()
-        self.metrics_port = _free_port()
+        self.port, self.metrics_port = _free_ports(2)
         with self.log.open("w") as log:
             self.popen = subprocess.Popen(
                 [

@@ -22,8 +22,14 @@ if TYPE_CHECKING:
 
 
 def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfig:
-    """Raises: ModelConfigError: inputs and outputs do not pair up, or there are parameters."""
+    """Raises: ModelConfigError: inputs and outputs do not pair up, or there are states or
+    parameters."""
     del version
+    if config.sequence_batching is not None and config.sequence_batching.states:
+        raise ModelConfigError(
+            f"{files.config_path}: an identity model gives no states; remove 'state' from "
+            "'sequence_batching'"
+        )
     if not config.inputs or [(s.datatype, config.model_shape(s)) for s in config.inputs] != [
         (s.datatype, config.model_shape(s)) for s in config.outputs
     ]:

@@ -19,6 +19,7 @@ from edge_server.errors import (
     InvalidRequest,
     Unavailable,
 )
+from edge_server.inference import canary_window
 from edge_server.inference.canary_monitor import CanaryMonitor, CanaryTerms, recorded
 from edge_server.inference.canary_window import CanaryWindow, WatchedScheduler
 from edge_server.inference.snapshot import LoadedModel, Snapshot
@@ -289,11 +290,62 @@ def test_what_fails_after_much_that_was_good_is_seen_in_the_last_requests() -> N
     assert trial.look()[0].startswith("version 2: 6 of 100 requests failed;")
 
 
-@pytest.mark.parametrize("kind", [Cancelled, DeadlineExceeded, InvalidRequest, Unavailable])
-def test_what_the_callers_do_is_no_failure_of_the_model(kind: type[EdgeServerError]) -> None:
+NO_VERDICT = [Cancelled, DeadlineExceeded, Unavailable]
+
+
+@pytest.mark.parametrize("kind", NO_VERDICT)
+def test_a_request_whose_caller_left_is_neither_good_nor_bad(kind: type[EdgeServerError]) -> None:
     trial = Trial()
     trial.ask(kind("x"), times=100)
+    assert trial.look(now=30.0) == []
+    assert trial.look(now=300.0) == ["passed"]
+
+
+@pytest.mark.parametrize("kind", NO_VERDICT)
+@pytest.mark.parametrize("config", [CONFIG, DECOUPLED])
+def test_requests_whose_callers_left_hide_no_failures(
+    kind: type[EdgeServerError], config: ModelConfig
+) -> None:
+    trial = Trial(config=config)
+    for _ in range(3):
+        trial.ask(InternalError("no"))
+        trial.ask(kind("x"), times=30)
+    assert trial.look()[0].startswith("version 2: 3 of 3 requests failed;")
+
+
+def test_what_only_the_new_version_refuses_is_its_failure() -> None:
+    trial = Trial()
+    trial.ask(times=20)
+    trial.ask(InvalidRequest("a batch of 8"), times=3)
+    assert trial.look()[0].startswith("version 2: 3 of 23 requests failed; its predecessor, given")
+
+
+def test_what_both_versions_refuse_is_the_callers_doing() -> None:
+    trial = Trial()
+    trial.before.answer = InvalidRequest("no text")
+    trial.ask(InvalidRequest("no text"), times=100)
     assert trial.look(now=30.0) == ["passed"]
+
+
+def test_a_refusal_that_no_predecessor_can_be_asked_about_is_neither_good_nor_bad() -> None:
+    trial = Trial(config=DECOUPLED)
+    trial.ask(InvalidRequest("no text"), times=100)
+    assert trial.look(now=30.0) == []
+
+
+def test_a_response_that_cannot_be_looked_at_reaches_its_caller(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def no_memory(tensor: Tensor) -> bool:
+        raise MemoryError
+
+    monkeypatch.setattr(canary_window, "is_finite", no_memory)
+    trial = Trial()
+    trial.ask()
+    assert "a response could not be looked at" in caplog.text
+    scheduler = trial.watched.scheduler
+    assert isinstance(scheduler, WatchedScheduler)
+    assert scheduler.oldest() is None
 
 
 @pytest.mark.parametrize(
@@ -338,6 +390,15 @@ def test_a_sequence_that_was_given_nan_once_may_answer_with_it_until_it_starts_a
     trial.ask(response(NAN), inputs=FINE_INPUT, sequence=SequencePlace(7, start=True))
     trial.ask(response(NAN), times=2, inputs=FINE_INPUT, sequence=SequencePlace(8, start=True))
     assert len(trial.look()) == 1
+
+
+def test_sequences_that_ended_do_not_fill_the_memory_of_those_given_nan() -> None:
+    trial = Trial(config=SEQUENCE)
+    for number in range(1, 2000):
+        whole = SequencePlace(number, start=True, end=True)
+        trial.ask(response(NAN), inputs={"a": NAN["b"]}, sequence=whole)
+    trial.ask(response(NAN), times=3, inputs=FINE_INPUT, sequence=SequencePlace(1, start=True))
+    assert trial.look()[0].startswith("version 2: 3 of 100 answers were not finite")
 
 
 def test_one_answer_of_many_that_is_not_finite_is_enough() -> None:
@@ -453,6 +514,24 @@ def test_a_run_that_does_not_end_is_seen_at_the_second_look() -> None:
     assert trial.before.asked == 1
 
 
+def test_a_run_of_a_whole_batch_may_take_as_long_as_its_requests_one_after_another() -> None:
+    trial = Trial(config=config("max_batch_size: 8 dynamic_batching {}"))
+    trial.says.never = True
+    rows = {"a": Tensor(np.ones((1, 1), "<f4"))}
+    for _ in range(8):
+        request = InferRequest("m", rows)
+        trial.watched.scheduler.submit(request, Snapshot({}), lambda *_: None)
+    (each,) = trial.probation.watched
+    oldest = each.scheduler.oldest()
+    # Its predecessor took 0.3 s for one of them.
+    trial.mirror._hanging = (oldest, 0.3)  # type: ignore[assignment]
+    trial.says.run_s = 20
+    assert [trial.look(now=1.0), trial.look(now=1.3)] == [[], []]
+    trial.says.run_s = 25
+    trial.look(now=2.0)
+    assert trial.look(now=2.3) == ["version 2: a run takes 25.0 s and does not end"]
+
+
 def test_a_run_that_does_not_end_in_its_predecessor_either_is_the_callers_doing() -> None:
     trial = Trial()
     trial.says.never = True
@@ -503,6 +582,30 @@ def test_after_stop_no_verdict_is_given() -> None:
     trial.ask(InternalError("no"), times=9)
     trial.probation.stop()
     assert trial.look() == []
+
+
+def test_without_room_for_a_thread_it_serves_unwatched_and_frees_its_predecessor(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    over = threading.Event()
+    before, says = predecessor(), Says()
+    probation = CanaryMonitor(
+        "m", TERMS, on_failed=lambda _: None, on_passed=lambda: None, on_over=over.set
+    )
+    fresh = LoadedModel(CONFIG, 2, says, ModelStatistics())
+    watched = probation.watch(fresh, before)
+    before.close()
+    assert unwatched(before).closed == 0
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    probation.start()
+    assert over.is_set()
+    assert unwatched(before).closed == 1
+    assert "model m: not compared with its predecessor: can't start new thread" in caplog.text
+    watched.scheduler.submit(InferRequest("m", {}), Snapshot({}), lambda *_: None)
+    assert says.asked == 1
 
 
 def test_its_own_thread_tells_promptly_and_what_is_over_last() -> None:

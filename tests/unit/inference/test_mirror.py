@@ -12,6 +12,7 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.backends.contract import TensorModel, Tensors
 from edge_server.errors import EdgeServerError, InternalError
+from edge_server.inference import mirror as mirror_module
 from edge_server.inference.canary_window import Fault
 from edge_server.inference.mirror import Mirror, Pairs
 from edge_server.inference.scheduling import Scheduling
@@ -210,6 +211,51 @@ def test_what_only_calculates_is_sampled_and_code_of_others_is_not() -> None:
     mirror.step()
     assert mirror.better(Fault.FAILED) == (1, 1)
     mirror.stop()
+
+
+def test_a_replay_that_goes_wrong_ends_the_comparison_and_not_the_thread(
+    old: Model, mirror: Mirror, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_memory(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(mirror._scheduler, "submit", no_memory)
+    mirror.doubt(request(), Fault.FAILED)
+    assert mirror.step()
+    assert not mirror.comparable
+    assert not mirror.has_doubts
+    mirror.doubt(request(), Fault.FAILED)
+    assert not mirror.step()
+
+
+def test_a_copy_for_which_there_is_no_memory_takes_no_room(
+    old: Model, mirror: Mirror, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_memory(tensor: Tensor) -> Tensor:
+        raise MemoryError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(mirror_module, "_own", no_memory)
+        mirror.doubt(request(np.ones(12 << 20, "<f4")), Fault.FAILED)
+    assert not mirror.step()
+    mirror.doubt(request(np.ones(12 << 20, "<f4")), Fault.FAILED)
+    assert mirror.step()
+
+
+def test_a_lasting_request_whose_replay_ends_at_once_has_its_time(
+    old: Model, mirror: Mirror, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put = mirror._put
+
+    def put_and_replay(*args: Any, **named: Any) -> bool:
+        waits = put(*args, **named)
+        mirror.step()
+        return waits
+
+    monkeypatch.setattr(mirror, "_put", put_and_replay)
+    asked = request()
+    assert mirror.doubt_lasting(asked) is None
+    assert mirror.doubt_lasting(asked) is not None
 
 
 @pytest.mark.parametrize(

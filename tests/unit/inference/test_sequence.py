@@ -501,7 +501,7 @@ def test_a_caller_who_fails_to_listen_stops_nobody_else(
     )
     m.world.submit(request, deaf)
     assert m.ask(1, 1).value() == 2
-    assert "model m: an answer could not be told" in caplog.text
+    assert "model m: a response could not be given" in caplog.text
 
 
 @pytest.mark.parametrize("strategy", ["direct { }", "oldest { max_candidate_sequences: 3 }"])

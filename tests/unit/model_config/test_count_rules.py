@@ -22,6 +22,7 @@ IO = (
     'output { name: "b" data_type: TYPE_FP32 dims: 4 } '
 )
 HUGE = 2**31 - 1
+STATE = f'state {{ input_name: "i%d" output_name: "o%d" data_type: TYPE_FP32 dims: {2**25} }}'
 
 
 def faults(text: str) -> list[str]:
@@ -88,14 +89,18 @@ def state(dims: str, initial: str = "", data_type: str = "TYPE_FP32") -> str:
         ),
         (IO + sample("", "65536, 65536"), f"the warm-up samples for m take {2**34} bytes"),
         (IO + sample("", str(2**30), "TYPE_STRING"), f"for m take {2**36} bytes"),
-        (IO + state("65536, 65536"), f"sequence batching state 'i' for m takes {2**34} bytes"),
+        (IO + state("65536, 65536"), f"the sequence batching states for m take {2**34} bytes"),
+        (
+            IO + "sequence_batching {" + "".join(STATE % (i, i) for i in range(4)) + "}",
+            f"the sequence batching states for m take {2**29} bytes; together they can have",
+        ),
         (
             IO
             + state(
                 "-1",
                 f'initial_state {{ name: "z" data_type: TYPE_FP32 dims: {2**40} zero_data: true }}',
             ),
-            f"sequence batching state 'i' for m takes {2**42} bytes",
+            f"the sequence batching states for m take {2**42} bytes",
         ),
         (
             IO + f"instance_group {{ count: {MAX_INSTANCES} gpus: [0, 0] kind: KIND_GPU }}",

@@ -39,6 +39,11 @@ def test_inputs_and_outputs_that_pair_up_are_taken_as_they_are() -> None:
     ("text", "says"),
     [
         (IO % 5, "one output for each input"),
+        (
+            IO % 4 + 'sequence_batching { state { input_name: "i" output_name: "o" '
+            "data_type: TYPE_FP32 dims: 1 } }",
+            "gives no states; remove 'state'",
+        ),
         (IO % 4 + 'parameters { key: "scale" }', "unknown field `scale`.*'identity' knows: none"),
     ],
 )
