@@ -22,7 +22,7 @@ import pytest
 
 from edge_server import errors
 from edge_server.backends.tensorrt.build import process
-from edge_server.backends.tensorrt.build.build_lock import build_turn
+from edge_server.backends.tensorrt.build.build_lock import build_lock
 from edge_server.backends.tensorrt.build.build_options import BuildOptions, GivenShapes
 from edge_server.backends.tensorrt.build.layers import Placed
 from edge_server.backends.tensorrt.build.messages import (
@@ -491,7 +491,7 @@ def _state(pid: int) -> str:
 def _children(pid: int | None = None) -> list[int]:
     own = pid or os.getpid()
     texts = Path(f"/proc/{own}/task/{own}/children").read_text().split()
-    return [int(text) for text in texts if b"plans.child" in _command(int(text))]
+    return [int(text) for text in texts if b"tensorrt.build.child" in _command(int(text))]
 
 
 def _command(pid: int) -> bytes:
@@ -549,7 +549,7 @@ def test_the_verbs_report_nvdla_and_tell_a_plan_of_another_tensorrt(
 def test_two_builds_take_turns(tensorrt: Callable[..., None], tmp_path: Path) -> None:
     tensorrt("10.3")
     (tmp_path / "fixed.onnx").write_bytes(b"onnx")
-    with build_turn(lambda: None):
+    with build_lock(lambda: None):
         waiting = subprocess.Popen(
             [
                 *(sys.executable, "-m", "edge_server", "plan", "build"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from edge_server.backends.tensorrt.build.build_lock import build_turn
+from edge_server.backends.tensorrt.build.build_lock import build_lock
 from edge_server.backends.tensorrt.build.build_options import given_profiles
 from edge_server.backends.tensorrt.build.cache import PlanCache
 from edge_server.backends.tensorrt.build.making import make_plan
@@ -45,7 +45,7 @@ def build_for_people(target: Target, arguments: argparse.Namespace) -> None:
         return build(job, on_event, limits)
 
     try:
-        with build_turn(lambda: bar(Step("waiting for another build"))):
+        with build_lock(lambda: bar(Step("waiting for another build"))):
             side_car = make_plan(target.onnx, plan, options, run, bar, timing_cache=timing_cache)
     finally:
         bar.close()

@@ -18,7 +18,7 @@ from edge_server.backends.tensorrt.build.side_car import (
     sha256_of,
     side_car_path,
 )
-from edge_server.backends.tensorrt.build.build_lock import build_turn
+from edge_server.backends.tensorrt.build.build_lock import build_lock
 
 if TYPE_CHECKING:
     import threading
@@ -63,7 +63,9 @@ class PlanCache:
         key = hashlib.sha256("\n".join((sha256_of(onnx), options.digest, *device)).encode())
         return self._folder / key.hexdigest()[:32] / PLAN_NAME
 
-    def find(self, onnx: Path, options: BuildOptions, facts: DeviceFacts, model: str) -> Path | None:
+    def find(
+        self, onnx: Path, options: BuildOptions, facts: DeviceFacts, model: str
+    ) -> Path | None:
         """That plan; None where there is none that is whole and fits.
 
         Raises:
@@ -125,7 +127,7 @@ def ensure_plan(
     """
     if (found := cache.find(onnx, options, facts, model)) is not None:
         return found
-    with build_turn(lambda: on_event(Step("waiting for another build")), stop):
+    with build_lock(lambda: on_event(Step("waiting for another build")), stop):
         if (found := cache.find(onnx, options, facts, model)) is not None:
             return found
         plan = cache.place(onnx, options, facts)

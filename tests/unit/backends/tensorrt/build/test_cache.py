@@ -16,7 +16,8 @@ from edge_server.backends.tensorrt.build.facts import DeviceFacts
 from edge_server.backends.tensorrt.build.making import make_plan
 from edge_server.backends.tensorrt.build.messages import BuildJob, PlanBuilt, Event, Progressed, Step
 from edge_server.backends.tensorrt.build.side_car import read_side_car, side_car_path
-from edge_server.backends.tensorrt.build.build_lock import build_turn
+from edge_server.backends.tensorrt.build import build_lock as build_lock_module
+from edge_server.backends.tensorrt.build.build_lock import build_lock
 from edge_server.backends.tensorrt.build.build_options import BuildOptions
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ def test_a_plan_is_built_once(onnx: Path, cache: PlanCache) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wish", "facts"),
+    ("options", "facts"),
     [
         (BuildOptions("fp16"), ORIN),
         (WISH, replace(ORIN, tensorrt="10.16.2.1")),
@@ -230,14 +231,21 @@ def test_one_build_runs_at_a_time_and_who_waited_takes_its_plan(
     assert len(build.jobs) == 1
 
 
-def test_who_waits_can_be_stopped() -> None:
-    name = f"\0edge-server-test-{os.getpid()}"
+def test_a_build_that_waits_for_the_lock_can_be_stopped() -> None:
     stop = threading.Event()
-    with (
-        build_turn(lambda: None, name=name),
-        pytest.raises(Cancelled),
-        build_turn(stop.set, stop, name),
-    ):
+    with build_lock(lambda: None), pytest.raises(Cancelled), build_lock(stop.set, stop):
         pass
-    with build_turn(lambda: pytest.fail("it is free again"), name=name):
+    with build_lock(lambda: pytest.fail("it is free again")):
+        pass
+
+
+def test_a_lock_that_the_kernel_refuses_is_an_error_and_no_wait(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    # Refused, but not because another build holds it: as under a security profile.
+    monkeypatch.setattr(build_lock_module, "LOCK_NAME", str(tmp_path / "none" / "lock"))
+    with (
+        pytest.raises(InternalError, match="the lock of plan builds.*No such file"),
+        build_lock(lambda: pytest.fail("no build holds it")),
+    ):
         pass
