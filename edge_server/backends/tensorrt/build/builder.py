@@ -49,7 +49,11 @@ DLA_MATRIX = (
 
 
 def build_plan(
-    job: BuildJob, facts: DeviceFacts, gpu: BareGpu | None, log: BuildLog, tell: Callable[[Event], None]
+    job: BuildJob,
+    facts: DeviceFacts,
+    gpu: BareGpu | None,
+    log: BuildLog,
+    tell: Callable[[Event], None],
 ) -> PlanBuilt:
     """Write the plan that `job` asks for to its `out`; what its side-car shall say.
 
@@ -132,7 +136,9 @@ def _make_builder(log: BuildLog) -> Any:
         ) from error
 
 
-def _parse(network: trt.INetworkDefinition, onnx: Path, options: BuildOptions, log: BuildLog) -> Any:
+def _parse(
+    network: trt.INetworkDefinition, onnx: Path, options: BuildOptions, log: BuildLog
+) -> Any:
     """The parser, when all of `onnx` is in `network`.
 
     Raises:
@@ -206,14 +212,18 @@ class EngineTensor(NamedTuple):
     format: str
 
 
-def _look(plan: trt.IHostMemory, options: BuildOptions, log: BuildLog) -> tuple[Placed, dict[str, EngineTensor]]:
+def _look(
+    plan: trt.IHostMemory, options: BuildOptions, log: BuildLog
+) -> tuple[Placed, dict[str, EngineTensor]]:
     engine: trt.ICudaEngine = open_engine(plan, options.dla_core, log)
     inspector: trt.EngineInspector = engine.create_engine_inspector()
     said = inspector.get_engine_information(trt.LayerInformationFormat.JSON)
     names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
     # What every profile fixes is free in the network, and fixed in the engine.
     return placed(said), {
-        name: EngineTensor(tuple(engine.get_tensor_shape(name)), engine.get_tensor_format_desc(name))
+        name: EngineTensor(
+            tuple(engine.get_tensor_shape(name)), engine.get_tensor_format_desc(name)
+        )
         for name in names
     }
 
@@ -230,7 +240,9 @@ def _check_placed(where: Placed, options: BuildOptions) -> None:
     )
 
 
-def _tensors(network: trt.INetworkDefinition, seen: dict[str, EngineTensor]) -> tuple[PlanTensor, ...]:
+def _tensors(
+    network: trt.INetworkDefinition, seen: dict[str, EngineTensor]
+) -> tuple[PlanTensor, ...]:
     inputs = [network.get_input(index) for index in range(network.num_inputs)]
     outputs = [network.get_output(index) for index in range(network.num_outputs)]
     return (

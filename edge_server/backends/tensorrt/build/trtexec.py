@@ -14,7 +14,11 @@ if TYPE_CHECKING:
 
 
 def trtexec_line(
-    onnx: Path, plan: Path, options: BuildOptions, profiles: Sequence[Profile], version: tuple[int, int]
+    onnx: Path,
+    plan: Path,
+    options: BuildOptions,
+    profiles: Sequence[Profile],
+    version: tuple[int, int],
 ) -> str:
     """What a person would type; calibration from samples is the one thing that trtexec cannot."""
     words = ["trtexec", f"--onnx={onnx}", f"--saveEngine={plan}"]
