@@ -304,17 +304,22 @@ class _Current:
         traceback: TracebackType | None,
     ) -> None:
         driver_error = self._device.driver.Error
+        if isinstance(error, driver_error):
+            # pycuda's frames would keep its objects alive, until a thread without the context
+            # drops the error.
+            error.__traceback__ = None
+        del traceback
         # First, as what happened first tells more.
         ours = self._ours(error) if isinstance(error, driver_error) else None
         if self._entered:
             try:
                 self._device.driver.Context.pop()
             except driver_error as pop_error:
-                told = self._ours(pop_error)
-                if isinstance(told, DeviceLost):
+                pop_failure = self._ours(pop_error)
+                if isinstance(pop_failure, DeviceLost):
                     self._device.abandon()
                 if error is None:
-                    error, ours = pop_error, told
+                    error, ours = pop_error, pop_failure
         if ours is not None:
             raise ours from error
 
