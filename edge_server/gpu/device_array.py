@@ -25,9 +25,9 @@ _NO_WAITING = -1
 class CudaArray:
     """A C-contiguous array in device memory; it is never copied to the host unasked.
 
-    Who reads it first lets its stream wait for `ready`, and says with `read_by` when it is
-    through; then the memory can be written again as soon as nobody holds the array, without any
-    thread having waited. A library that reads it through DLPack or the CUDA array interface
+    A reader lets its stream wait for `ready`, and records with `read_by` when it is done; then the
+    memory can be written again as soon as no reference to the array is left, and no thread
+    waits. A library that reads it through DLPack or the CUDA array interface
     waits by itself, but cannot say when it is through: who lends it to one says that.
     """
 

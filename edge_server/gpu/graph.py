@@ -113,6 +113,6 @@ def _checked(device: Device, doing: str, name: str, answer: tuple[Any, ...]) -> 
     """
     code, *values = answer
     if int(code):
-        said = f"{name} failed: {device.libcuda.error_text(int(code))}"
-        raise device.failure(said, doing)
+        driver_text = f"{name} failed: {device.libcuda.error_text(int(code))}"
+        raise device.failure(driver_text, doing)
     return values[0] if values else None

@@ -54,7 +54,7 @@ class InputSlot:
     def in_place(self, requests: Sequence[ExecuteRequest], stream: Stream) -> CudaArray | None:
         """The one part of the batch where it lies on the device already, and can be read there.
 
-        `stream` waits for whoever writes it.
+        `stream` waits for the stream that writes it.
         """
         if len(requests) > 1:
             return None
@@ -75,7 +75,7 @@ class InputSlot:
                 beside them is 0.
 
         Returns:
-            Those that were read on the device: whoever wrote them must know when that is over.
+            The arrays that are read on the device: mark them read by this run.
         """
         staging = self._staging
         read: list[CudaArray] = []

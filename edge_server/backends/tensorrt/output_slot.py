@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class OutputSlot:
-    """Room for one output, and the copies out of it.
+    """Memory for one output, and the copies out of it.
 
     Args:
         nbytes: of the largest that a profile's inputs give; more is made where more comes.
@@ -58,7 +58,7 @@ class OutputSlot:
         return self._written.pointer
 
     def array(self, shape: Shape, stream: Stream) -> CudaArray:
-        """Memory on the device that whoever gets it keeps as long as they like.
+        """Memory on the device that its receiver may hold for any time.
 
         Raises:
             Unavailable: too much of it is kept already.

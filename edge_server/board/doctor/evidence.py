@@ -36,9 +36,9 @@ class Evidence:
     """What every check is a function of.
 
     Attributes:
-        board: what its files tell.
+        board: the facts from its files.
         configuration: the daemon's.
-        disk: of the model store, or where it would be; None where nobody tells.
+        disk: of the model store, or where it would be; None where it cannot be read.
         answers: of the probes, by their names.
         python: the version that runs here.
         version: our own.

@@ -121,7 +121,7 @@ def _usual_configuration(root: Path) -> Path | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError:
-        pass  # is there, and reading it will tell what is the matter
+        pass  # exists; the error of reading it names the fault
     return usual
 
 
@@ -143,6 +143,6 @@ def _questions(board: BoardFacts, settings: Settings | None) -> dict[str, Probe]
 def _store(board: BoardFacts, settings: Settings | None, root: Path) -> Path:
     if settings is not None and settings.repository.store:
         return root / settings.repository.store.lstrip("/")
-    # The unit's user is not the one who asks here, nor is its environment.
+    # The unit runs as another user, in another environment, than this process.
     state = root / _STATE_OF_THE_UNIT if board.unit is not None else state_directory()
     return state / "store"

@@ -44,14 +44,14 @@ class Probe:
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """What the function said, or in `trouble` why it said nothing."""
+    """The result of the function, or in `trouble` why there is none."""
 
     says: Mapping[str, Any] = field(default_factory=dict)
     trouble: str = ""
 
 
 def ask(question: Probe) -> ProbeResult:
-    """The answer, within the question's patience and a second; never raises.
+    """The result, within the probe's `patience_s` and a second; never raises.
 
     The process also ends itself in time, should this one be gone by then.
     """

@@ -1,4 +1,4 @@
-"""`edge-server doctor`: its flags, and how it is told. What it needs is imported when it runs."""
+"""`edge-server doctor`: its flags and its report. The checks are imported when it runs."""
 
 from __future__ import annotations
 

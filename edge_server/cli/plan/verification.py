@@ -78,8 +78,8 @@ def verify(target: Target, tolerance: float | None, samples: int) -> Verified:
     require_onnx(target)
     side_car = read_side_car(target.plan)
     facts = probe_device()
-    if facts.trouble:
-        raise Unavailable(f"verify runs the plan, which takes its device: {facts.trouble}")
+    if facts.reason:
+        raise Unavailable(f"verify runs the plan, which takes its device: {facts.reason}")
     if importlib.util.find_spec("onnxruntime") is None:
         raise Unavailable("verify compares with ONNX Runtime: install 'edge-server[onnxruntime]'")
     reasons = why_not(target.plan, target.onnx, facts, target.name)
@@ -176,15 +176,15 @@ def compare_models(
             for model in (REFERENCE, PLAN)
         )
         for name in sorted(want):
-            said = sample.tolerances.get(name) if tolerance is None else tolerance
-            fault, text = compare_tensors(want[name], made[name], usual, said)
+            stated = sample.tolerances.get(name) if tolerance is None else tolerance
+            fault, text = compare_tensors(want[name], made[name], usual, stated)
             found.agrees = found.agrees and not fault
             found.lines.append(f"{sample.name}: {name} {text}")
     return found
 
 
 def compare_tensors(
-    want: Tensor, made: Tensor, usual: float, said: float | None
+    want: Tensor, made: Tensor, usual: float, stated: float | None
 ) -> tuple[bool, str]:
     """Whether they differ by more than they may, and how much they do."""
     if made.shape != want.shape:
@@ -194,7 +194,7 @@ def compare_tensors(
     got, wanted = as_floats(made), as_floats(want)
     off = np.abs(got - wanted)
     largest = float(np.abs(wanted).max(initial=0.0))
-    allowed = usual * largest if said is None else said
+    allowed = usual * largest if stated is None else stated
     worst, mean = float(off.max(initial=0.0)), float(off.mean()) if off.size else 0.0
     agrees = worst <= allowed
     verdict = "agrees" if agrees else "differs"

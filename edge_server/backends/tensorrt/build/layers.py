@@ -1,4 +1,4 @@
-"""Where the layers of an engine run, as TensorRT's inspector tells it."""
+"""Where the layers of an engine run, as TensorRT's inspector reports it."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def placed(information: str) -> Placed:
 
 def io_names(information: str) -> tuple[str, ...]:
     """The engine's own tensors: `Bindings`, or `I/O Tensors` as TensorRT 11 spells it."""
-    said = _object(information)
-    found = said.get("I/O Tensors", said.get("Bindings", []))
+    parsed = _object(information)
+    found = parsed.get("I/O Tensors", parsed.get("Bindings", []))
     if not isinstance(found, list):
         return ()
     names = (entry.get("Name", "") if isinstance(entry, dict) else entry for entry in found)
@@ -78,10 +78,10 @@ def _layers(information: str) -> list[Any]:
 
 def _object(information: str) -> dict[str, Any]:
     try:
-        said = json.loads(information)
+        parsed = json.loads(information)
     except ValueError:
         return {}
-    return said if isinstance(said, dict) else {}
+    return parsed if isinstance(parsed, dict) else {}
 
 
 def _name_and_kind(layer: Any) -> tuple[str, str]:

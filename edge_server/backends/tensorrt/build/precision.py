@@ -77,7 +77,7 @@ def set_precision(
     *,
     typed: bool,
 ) -> None:
-    """Let the layers calculate in what `wish` allows.
+    """Let the layers calculate in what `options` allow.
 
     Raises:
         InvalidRequest: INT8, and nothing says the range of the tensors.

@@ -78,7 +78,7 @@ def build(
     """Build a plan; minutes.
 
     Args:
-        on_event: hears everything that the process tells, on this thread.
+        on_event: called with each event of the process, on this thread.
         stop: ends it when it is set.
 
     Raises:
@@ -98,7 +98,7 @@ def look(job: LookJob) -> str:
 
 
 def probe_device(patience_s: float = _PATIENCE_S) -> DeviceFacts:
-    """What this device is; `trouble` where it is no device for plans.
+    """The facts of this device; `reason` says why it cannot build or run plans.
 
     Raises:
         EdgeServerError: not even that could be found out, or not in time.
@@ -186,7 +186,7 @@ class _Child:
         self._stack.close()
 
     def events(self, timeout_s: float) -> list[Event] | None:
-        """What it told within `timeout_s`; None when it has ended."""
+        """The events of the process within `timeout_s`; None when it has ended."""
         if not self._poll.poll(1e3 * timeout_s):
             return []
         data = os.read(self._reading, 1 << 16)

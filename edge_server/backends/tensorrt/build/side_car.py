@@ -33,7 +33,7 @@ class PlanTensor:
     Attributes:
         datatype: the protocol's name, or TensorRT's where the protocol has none.
         shape: -1 where a profile bounds it, or where it depends on the data.
-        format: how TensorRT lays it out; empty where only the device could tell.
+        format: how TensorRT lays it out; empty where only the device knows.
         holds_shape: its values are sizes, and it lies on the host.
     """
 
@@ -51,11 +51,11 @@ class SideCar:
 
     Attributes:
         onnx_sha256: of the file that the plan was built of.
-        wish: the digest of what was wanted of it, see `BuildOptions`.
+        options: the digest of its `BuildOptions`.
         precision: what layers may calculate in; of a strongly typed network, `as the ONNX file`.
         dla_core: the core that was asked for; None is the GPU alone. The plan runs on any core.
         profiles: input → its range, of each.
-        placed: where its layers run; None where no device could tell.
+        placed: where its layers run; None where the build had no device to read that from.
         trtexec: the command line that builds the same.
         build_s: how long it took.
     """

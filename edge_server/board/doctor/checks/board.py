@@ -1,4 +1,4 @@
-"""The board itself: what it is, how fast and warm, what time, how much room."""
+"""The board itself: what it is, how fast and warm, what time, how much free disk."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def heat(evidence: Evidence) -> Finding:
 
 
 def clock(evidence: Evidence) -> Finding:
-    """A time that can be right, and that somebody keeps right."""
+    """The clock shows a plausible time, and a time daemon synchronizes it."""
     wall = evidence.board.wall_clock
     now = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(wall.now_s))
     remedy = "sudo timedatectl set-ntp true, with a network; a battery for the board's RTC without"
