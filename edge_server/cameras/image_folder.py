@@ -107,7 +107,7 @@ def _decode_or_skip(path: Path) -> NDArray[np.uint8] | None:
 
 
 def _decode_whole(path: Path) -> NDArray[np.uint8]:
-    """Decode one image; what is half there is refused rather than shown half grey.
+    """Decode one image; an incomplete file is refused rather than shown half grey.
 
     Raises:
         OSError: the file cannot be read.

@@ -1,4 +1,4 @@
-"""What a person writes to name a source of frames, taken apart and checked."""
+"""URIs of frame sources, parsed and checked."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 SLOWEST_FPS = 1.0
 FASTEST_FPS = 1000.0
 
-# What counts as an image, alone or in a folder of them.
+# File names of images, alone or in a folder.
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png"})
 
 

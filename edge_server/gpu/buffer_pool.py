@@ -72,7 +72,7 @@ class BufferPool:
             self._returned.append(buffer)
 
     def close(self) -> None:
-        """Free what is idle; what is in use is freed with its last array."""
+        """Free idle buffers; a buffer in use is freed with its last array."""
         with self._lock:
             self._closed = True
             self._idle.clear()

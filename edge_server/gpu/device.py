@@ -60,7 +60,7 @@ def load_driver(libcuda: Libcuda) -> Any:
     """
     try:
         with warnings.catch_warnings():
-            # One that does not fit warns before it fails.
+            # A pycuda that does not fit the driver warns before it fails.
             warnings.simplefilter("ignore")
             # Only here, and only now: without libcuda its import fails.
             import pycuda.driver as driver  # noqa: PLC0415, PLR0402
@@ -248,7 +248,7 @@ class Device:
             # With the context, CUDA has freed all that was in it.
             box.clear()
             return
-        # What cannot be freed because the device is lost is of no interest.
+        # Memory of a lost device cannot be freed, and need not.
         with suppress(EdgeServerError), self.current("free"):
             box.clear()
 
@@ -273,7 +273,7 @@ class Device:
                 # pycuda detaches in one thread only, and where the context is current.
                 self._context.push()
                 self._context.detach()
-                # It forgets it, but leaves it on the driver's own stack.
+                # pycuda forgets the context, but leaves it on the driver's own stack.
                 self.libcuda.pop_context()
 
 

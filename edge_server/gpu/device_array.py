@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from edge_server.gpu.event import Event
     from edge_server.gpu.stream import Stream
 
-# What DLPack and the CUDA array interface call the default stream that waits for all others.
+# Number of the legacy default stream in DLPack and the CUDA array interface.
 _LEGACY_STREAM = 1
 _NO_WAITING = -1
 
@@ -95,7 +95,7 @@ class CudaArray:
         return self.buffer.ready
 
     def written(self, stream: Stream) -> None:
-        """What `stream` holds now writes it; others may read it after that."""
+        """The work that `stream` holds now writes the array; others may read it after that."""
         self.buffer.written(stream)
 
     def read_by(self, event: Event) -> None:

@@ -52,7 +52,7 @@ class _ManagedTensor(ctypes.Structure):
 
 
 class _Lent:
-    """What a capsule points to; alive from `make_capsule` until its taker calls the deleter."""
+    """The tensor of a capsule; alive from `make_capsule` until its taker calls the deleter."""
 
     def __init__(self, owner: object, shape: tuple[int, ...]) -> None:
         self.owner = owner

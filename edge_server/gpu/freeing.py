@@ -54,6 +54,6 @@ class Freeing:
                 job.set()
                 continue
             function, pointer = job
-            # What cannot be freed because the device is lost is of no interest.
+            # Memory of a lost device cannot be freed, and need not.
             with suppress(EdgeServerError):
                 self._device.call("free memory", function, pointer)

@@ -23,7 +23,7 @@ class Kernel:
 
 
 class Module:
-    """A loaded image; made by `Device.module`."""
+    """A loaded image of kernels; made by `Device.module`."""
 
     def __init__(self, device: Device, image: bytes) -> None:
         self.device = device

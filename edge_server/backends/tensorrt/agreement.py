@@ -93,7 +93,7 @@ class _PlanCheck:
                 )
 
     def _batchers(self) -> set[str]:
-        """What the sequence batcher fills in or carries on."""
+        """Names of tensors that the sequence batcher fills: controls and states."""
         batching = self._config.sequence_batching
         if batching is None:
             return set()

@@ -1,4 +1,4 @@
-"""One execution context of a plan, and what it is set to."""
+"""One execution context of a plan, with its profile, shapes and addresses."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FIRST_TO_RAISE = (10, 13)
 class Context:
     """Runs a plan on one stream, one batch after the other; for one thread at a time.
 
-    What it is set to stays: a model of fixed shapes is set once.
+    Its settings stay: a model of fixed shapes is set once.
 
     Args:
         name: the instance's, for errors.
@@ -42,7 +42,7 @@ class Context:
         self._ahead = ahead
         self._context: trt.IExecutionContext = engine.context()
         self._profile = 0
-        # What has one shape only is never set.
+        # An input with a fixed shape is never set.
         self._fixed = {t.name: t.shape for t in engine.io.inputs if -1 not in t.shape}
         self._reads_shapes = any(t.holds_shape for t in engine.io.inputs)
         self._shapes: dict[str, Shape] = dict(self._fixed)
@@ -61,7 +61,7 @@ class Context:
         """
         context = self._context
         mark = trt_log().mark
-        # What is read on the host may have changed unseen.
+        # The values of a shape tensor on the host may have changed.
         self._shapes_inferred = self._shapes_inferred and not self._reads_shapes
         if profile != self._profile:
             self._set_profile(profile, mark)
@@ -122,7 +122,7 @@ class Context:
         self._ahead.end(self._stream)
 
     def enqueue_here(self) -> None:
-        """As `enqueue`, on the very stream: for a recording of it."""
+        """As `enqueue`, on the stream itself: for a recording of it."""
         self._enqueue_on(self._stream.handle)
 
     def _enqueue_on(self, handle: int) -> None:
@@ -150,7 +150,7 @@ class Context:
             self._context.set_optimization_profile_async(profile, self._stream.handle)
         except RuntimeError as error:
             raise InternalError(f"{failure}: {trt_log().since(mark)}") from error
-        # It copies to the device, and the shapes of the new profile are wanted now.
+        # The call copies to the device, and the next lines need the shapes of the new profile.
         self._stream.synchronize()
         self._profile = profile
         self._shapes = dict(self._fixed)

@@ -1,4 +1,4 @@
-"""What a plan says of itself, asked in a process of its own: reading it may crash that."""
+"""Inputs and outputs of a plan, read in a process of its own, which reading may crash."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ROOT = Path(edge_server.__file__).parent.parent
 
 
 class Description(msgspec.Struct, frozen=True):
-    """What the process answers: what the plan says, or why nothing came of it."""
+    """The result of the process: the plan's inputs and outputs, or why there are none."""
 
     io: PlanIO | None = None
     failure: str = ""

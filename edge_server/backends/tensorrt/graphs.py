@@ -85,7 +85,7 @@ def record(
         if buffers.host:
             raise Unsupported("it has tensors on the host")
         if engine.dla_core is not None:
-            # What NVDLA gets goes through a driver of its own.
+            # Work for NVDLA goes through a driver of its own.
             raise Unsupported("what runs on NVDLA cannot be recorded")
         if not (engine.io.is_fixed or engine.shares_profiles):
             raise Unsupported("TensorRT before 10 lets a profile with free dimensions be one run's")

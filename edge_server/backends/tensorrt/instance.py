@@ -113,7 +113,7 @@ class PlanInstance:
 
     def _run(self, run: Run) -> tuple[int, int]:
         """When the inputs were on their way, and when the outputs were there; in ns."""
-        # What the last run reads, and where it writes, is used again now.
+        # This run uses the buffers of the last one again.
         self._through.wait()
         for slot in self._room.inputs.values():
             slot.begin()
@@ -205,7 +205,7 @@ class PlanInstance:
         return run.kept[name]
 
     def _bring_home(self, run: Run) -> None:
-        """Copy to the host what is wanted there, and wait until it is."""
+        """Copy the outputs that are wanted on the host, and wait for the copies."""
         for array in run.kept.values():
             array.written(self._stream)
         home = [name for name in run.wanted if name not in run.kept]

@@ -46,7 +46,7 @@ class IoBuffers:
 
     @property
     def mapped_outputs(self) -> frozenset[str]:
-        """What is read on the host without having been copied there."""
+        """Names of outputs that the host reads in place, without a copy."""
         mapped = {name for name, slot in self.outputs.items() if slot.is_mapped}
         return frozenset(mapped - self.allocators.keys())
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from edge_server.gpu.device import Device
     from edge_server.gpu.memory import DeviceMemory, MappedMemory
 
-# What TensorRT wants of every address.
+# The alignment of every address that TensorRT gets.
 ALIGNMENT_BYTES = 256
 
 

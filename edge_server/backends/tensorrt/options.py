@@ -1,4 +1,4 @@
-"""What a configuration says of how its plan is run."""
+"""Options in a model's configuration for running its plan."""
 
 from __future__ import annotations
 

@@ -174,7 +174,7 @@ def _cache() -> PlanCache:
 
 
 def device_facts(device: Device) -> DeviceFacts:
-    """What a side-car is compared with. The driver is there: `device` is open."""
+    """The facts that a side-car is compared with; `device` is open, so there is a driver."""
     major, minor = device.compute_capability
     with device.current("count NVDLA cores"):
         runtime: trt.Runtime = trt.Runtime(trt_log().logger)

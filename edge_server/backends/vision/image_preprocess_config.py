@@ -1,4 +1,4 @@
-"""What an `image_preprocess` model makes of its frames, read from its configuration."""
+"""The preprocessing of an `image_preprocess` model, read from its configuration."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Preprocessing:
         )
 
     def frames_shape(self, shape: tuple[int, ...]) -> FramesShape:
-        """What an input of that shape holds.
+        """Count and size of the frames in an input of that shape.
 
         Raises:
             InvalidRequest: it is empty, a side is longer than `MAX_SIDE_PX`, or it is no frame

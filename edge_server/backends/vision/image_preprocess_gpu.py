@@ -76,7 +76,7 @@ class GpuPreprocess:
         self._frame_out_bytes = int(np.prod(planes.shape)) * self._dtype.itemsize
         batch_bytes = wanted.most_frames * self._frame_out_bytes
         self._pool = BufferPool(device, OUTPUTS_ALIVE * batch_bytes, name)
-        # What is surely needed is taken at once: a GPU without the memory fails now.
+        # Allocate one batch of outputs at once: a GPU without the memory fails now.
         self._pool.take(self._stream, batch_shape, self._dtype)
         self._map = (
             UndistortionOnDevice(device, self._stream, wanted.undistortion)
@@ -93,7 +93,7 @@ class GpuPreprocess:
             shapes = [wanted.frames_shape(r.inputs[wanted.image].shape) for r in requests]
             planes: CudaArray | None = None
             if any(wanted.planes.name in request.outputs for request in requests):
-                # Once around all calls of the driver.
+                # One context switch for all calls of the driver.
                 with self._device.current("preprocess"):
                     images = [self._image(request) for request in requests]
                     addresses = self._addresses(images, shapes)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 # A first import of a large library from a slow disk takes seconds.
 PATIENCE_S = 30.0
-# What was killed is gone by then, or hangs in the kernel, where nothing ends it.
+# By then a killed process has ended, or hangs in the kernel, where no signal ends it.
 _KILLED_S = 1.0
 # Such a process sees the modules that this one sees, in whatever way it was started.
 _START = (

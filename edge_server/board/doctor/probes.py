@@ -1,4 +1,4 @@
-"""What is asked of libraries, the network and the kernel; each runs in a process of its own.
+"""Probes of libraries, the network and the kernel; each runs in a process of its own.
 
 Each returns a dict that JSON can carry. Libraries are imported by name, because importing them is
 the question. `{"missing": true}` is a library that is not installed; one that is and cannot be

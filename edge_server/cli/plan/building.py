@@ -56,10 +56,10 @@ def build_for_people(target: Target, arguments: argparse.Namespace) -> None:
 
 
 def requested_options(configured: BuildOptions, arguments: argparse.Namespace) -> BuildOptions:
-    """What the configuration wants, changed by what a person says.
+    """The options of the configuration, overridden by the arguments.
 
     Raises:
-        InvalidRequest: the arguments cannot be meant together.
+        InvalidRequest: the arguments contradict each other.
         Unavailable: there is no directory of samples.
     """
     if arguments.fp16 and arguments.int8:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def inspect(target: Target, *, layers: bool, as_json: bool) -> Iterator[str]:
-    """What is known of the plan of `target`, a line each.
+    """The side-car of the plan of `target`, a line per fact.
 
     Raises:
         ModelConfigError: there is no plan, or nothing that says what it is.

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 # quicker; INT8 has 8 bits for what FP32 has 24 for.
 TOLERANCES = {"fp32": 2e-3, "fp16": 2e-2, "int8": 1e-1}
 _TYPED_TOLERANCE = 2e-2
-# What says how a model is served, not what it answers; the one file is named.
+# Fields that change how a model is served, not its outputs; the file is given by name.
 _NOT_COMPARED = (
     *("response_cache", "model_warmup", "version_policy", "dynamic_batching"),
     "cc_model_filenames",
@@ -60,7 +60,7 @@ class Sample(NamedTuple):
 
 @dataclass
 class Verified:
-    """What came out, a line for each sample and output."""
+    """The result of a comparison, a line for each sample and output."""
 
     agrees: bool = True
     lines: list[str] = field(default_factory=list)
@@ -102,7 +102,7 @@ def verify(target: Target, tolerance: float | None, samples: int) -> Verified:
 def samples_for(
     config: ModelConfig, target: Target, shapes: Mapping[str, tuple[int, ...]], count: int
 ) -> list[Sample]:
-    """What is recorded of the model, else `count` random ones of `shapes`."""
+    """The golden pairs of the model, else `count` random ones of `shapes`."""
     return _golden(config, target) or _random(config, shapes, count)
 
 
@@ -141,7 +141,7 @@ def write_beside(
 
 
 def load_models(repository: Path, stack: ExitStack) -> DataPlane:
-    """What answers for the models in `repository`, on this device's GPUs; closed with `stack`.
+    """A data plane with the models in `repository`, on this device's GPUs; closed with `stack`.
 
     Raises:
         ModelConfigError: one of them cannot be loaded.

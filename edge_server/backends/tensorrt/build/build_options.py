@@ -1,4 +1,4 @@
-"""What plan is wanted of an ONNX file: by its model's configuration, or by a person."""
+"""Options of a plan's build, from the model's configuration or the command line."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class GivenShapes:
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """Everything that decides what is built of an ONNX file, except for the device.
+    """All that decides which plan an ONNX file becomes, except for the device.
 
     Attributes:
         precision: `fp16` lets layers calculate in FP16, `int8` in INT8 and FP16. A network that is
@@ -74,7 +74,7 @@ class BuildOptions:
 
 
 def build_options_of(config: ModelConfig) -> BuildOptions:
-    """What `config` wishes for: its shapes, its NVDLA core, and its parameters `plan_…`.
+    """The build options in `config`: its shapes, its NVDLA core, and its parameters `plan_…`.
 
     `instance_group.secondary_devices` of kind KIND_NVDLA names cores. The parameters are
     `plan_precision` (fp32, fp16, int8), `plan_strongly_typed`, `plan_min`, `plan_opt`, `plan_max`
@@ -100,7 +100,7 @@ def build_options_of(config: ModelConfig) -> BuildOptions:
             profiles=given_profiles(
                 *(parameters.get(f"plan_{which}", "").split(";") for which in ("min", "opt", "max"))
             ),
-            # What is built for one core runs on each.
+            # A plan for one NVDLA core runs on each.
             dla_core=min(cores, default=None),
             max_gpu_layers=_number(parameters, "plan_max_gpu_layers"),
             workspace_mib=_number(parameters, "plan_workspace_mib") or WORKSPACE_MIB,

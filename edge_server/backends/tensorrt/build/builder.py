@@ -114,7 +114,7 @@ def build_plan(
 
 
 def network_flags(version: tuple[int, int], *, typed: bool) -> int:
-    """What `create_network` is given."""
+    """The flags of `create_network`."""
     # 8 would else leave the first dimension out of every shape. 10 does not, and 11 has forgotten
     # the name.
     if version < (10, 0):
@@ -219,7 +219,7 @@ def _look(
     inspector: trt.EngineInspector = engine.create_engine_inspector()
     information = inspector.get_engine_information(trt.LayerInformationFormat.JSON)
     names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
-    # What every profile fixes is free in the network, and fixed in the engine.
+    # A dimension that every profile fixes is free in the network, and fixed in the engine.
     return placed(information), {
         name: EngineTensor(
             tuple(engine.get_tensor_shape(name)), engine.get_tensor_format_desc(name)

@@ -52,12 +52,12 @@ class PlanCache:
         return self._folder / "timing"
 
     def place(self, onnx: Path, options: BuildOptions, facts: DeviceFacts) -> Path:
-        """Where that plan is, or would be.
+        """The path of that plan, whether it exists or not.
 
         Raises:
             ModelConfigError: the ONNX file cannot be read.
         """
-        # As `compare` has it: what is but a caution must not cost a build of minutes.
+        # As in `compare`: a mere caution must not cost a build of minutes.
         l4t = facts.l4t if options.dla_core is not None else ""
         device = (facts.tensorrt, facts.sm, l4t)
         key = hashlib.sha256("\n".join((sha256_of(onnx), options.digest, *device)).encode())
@@ -66,7 +66,7 @@ class PlanCache:
     def find(
         self, onnx: Path, options: BuildOptions, facts: DeviceFacts, model: str
     ) -> Path | None:
-        """That plan; None where there is none that is whole and fits.
+        """The path of that plan; None where there is none that is whole and fits.
 
         Raises:
             ModelConfigError: the ONNX file cannot be read.

@@ -1,4 +1,4 @@
-"""What a plan depends on of the device that it is built on and runs on."""
+"""Facts of the device that a plan depends on: the device that builds it and runs it."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def full_version(reported: str, load: Callable[[str], Any] = ctypes.CDLL) -> str
     if reported.count(".") != 2:
         return reported
     try:
-        # That of the bindings: a second of that name is never loaded.
+        # The library of the bindings: the loader never loads a second one of that name.
         library = load(f"libnvinfer.so.{reported.split('.', maxsplit=1)[0]}")
         return f"{reported}.{library.getInferLibBuildVersion()}"
     except (OSError, AttributeError):

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-# What TensorRT calls the ways of a tensor between the GPU and NVDLA: `input to nvm`.
+# TensorRT's names of a tensor's copies between the GPU and NVDLA: `input to nvm`.
 _TO_AND_FROM_DLA = (" to nvm", " from nvm", " copy finish")
 
 
@@ -32,7 +32,7 @@ class Placed:
 
 
 def placed(information: str) -> Placed:
-    """What `get_engine_information` in JSON says; nothing of it is taken for granted.
+    """Where layers run, by the JSON of `get_engine_information`, whose every field may be missing.
 
     Layers are objects where the plan was built with detailed verbosity, names alone otherwise.
     """

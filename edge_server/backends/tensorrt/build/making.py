@@ -31,7 +31,7 @@ def make_plan(
     *,
     timing_cache: Path | None = None,
 ) -> SideCar:
-    """Build `plan` of `onnx` and write its side-car; what was there stays until both are whole.
+    """Build `plan` of `onnx` and write its side-car; the earlier plan stays until both are whole.
 
     Each takes the place of the former at once. Between the two a power cut may fall: the side-car's
     digest then shows that it is not this plan's.
@@ -75,6 +75,6 @@ def make_plan(
 
 
 def _clear(plan: Path) -> None:
-    """What builds have left that were killed."""
+    """Remove the temporary files of killed builds."""
     for left in plan.parent.glob(f".{plan.name}.*.tmp"):
         left.unlink(missing_ok=True)

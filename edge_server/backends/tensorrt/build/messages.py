@@ -77,7 +77,7 @@ class PlanBuilt(msgspec.Struct, frozen=True, tag="built"):
 
 
 class Looked(msgspec.Struct, frozen=True, tag="looked"):
-    """What TensorRT's inspector says of an engine, in its JSON."""
+    """The description of an engine by TensorRT's inspector, in its JSON."""
 
     information: str
 
@@ -89,7 +89,7 @@ class Found(msgspec.Struct, frozen=True, tag="found"):
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    """Nothing came of it; `kind` is the name of one of our errors."""
+    """The job failed; `kind` is the name of one of our errors."""
 
     text: str
     kind: str = "InternalError"

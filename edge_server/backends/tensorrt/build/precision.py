@@ -1,4 +1,4 @@
-"""What the layers of a network may calculate in, on every version of TensorRT."""
+"""The number formats that layers may calculate in, on every version of TensorRT."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ _Result = TypeVar("_Result", PlanBuilt, Looked, Found)
 
 @dataclass(frozen=True)
 class BuildLimits:
-    """What a process may take of the board.
+    """How much memory of the board a process may take.
 
     Attributes:
         memory_bytes: of the host's memory, RLIMIT_DATA; 0 is without bound.
@@ -89,7 +89,7 @@ def build(
 
 
 def look(job: LookJob) -> str:
-    """What TensorRT's inspector says of a plan, in JSON.
+    """The description of a plan by TensorRT's inspector, in JSON.
 
     Raises:
         EdgeServerError: what the process failed with.
@@ -212,7 +212,7 @@ class _Child:
 
 
 def available_bytes(meminfo: Path = _MEMINFO) -> int:
-    """What the kernel thinks that programs can still have."""
+    """The memory that the kernel reports as available."""
     for line in meminfo.read_text().splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) << 10

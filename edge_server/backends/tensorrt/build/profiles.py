@@ -31,7 +31,7 @@ class NetworkInput:
 
 @dataclass(frozen=True)
 class Range:
-    """What one input may have in one profile; the plan is fastest at `opt`."""
+    """The range of one input's shape in one profile; the plan is fastest at `opt`."""
 
     min: Shape
     opt: Shape

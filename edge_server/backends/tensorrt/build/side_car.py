@@ -47,7 +47,7 @@ class PlanTensor:
 
 @dataclass(frozen=True)
 class SideCar:
-    """What `model.plan.json` says.
+    """The content of `model.plan.json`.
 
     Attributes:
         onnx_sha256: of the file that the plan was built of.
@@ -80,7 +80,7 @@ def side_car_path(plan: Path) -> Path:
 
 
 def read_side_car(plan: Path) -> SideCar | None:
-    """What is written beside `plan`; None where nothing is.
+    """The side-car beside `plan`; None where there is none.
 
     Raises:
         ModelConfigError: it cannot be read, or is none.

@@ -146,7 +146,7 @@ def disk(evidence: Evidence) -> Finding:
     user = board.account.name
     poll = settings is not None and settings.repository.mode == "poll"
     usual = settings is not None and not settings.repository.store
-    # What systemd makes for the unit at its first start is not there before that.
+    # systemd makes the unit's directories at its first start; before that they do not exist.
     made = there.stands in (there.directory, there.directory.parent)
     if poll and not there.writable and (made or not usual or board.unit is None):
         return fault(
