@@ -28,7 +28,7 @@ from gpu_section import run_section
 from gpu_timing import host_ms
 from tiny_onnx import relu_of_product
 
-from edge_server.backends.tensorrt.build.build_options import wish_of
+from edge_server.backends.tensorrt.build.build_options import build_options_of
 from edge_server.backends.tensorrt.build.facts import version_of
 from edge_server.backends.tensorrt.build.making import make_plan
 from edge_server.backends.tensorrt.build.process import build
@@ -357,7 +357,7 @@ def _build(directory: Path, text: str) -> float:
     config = ModelConfig.of(read_model_config(path))
     onnx = directory / "1" / "model.onnx"
     plan = onnx.with_name("model.plan")
-    return make_plan(onnx, plan, wish_of(config), build, lambda _: None).build_s
+    return make_plan(onnx, plan, build_options_of(config), build, lambda _: None).build_s
 
 
 def _parameter(key: str, value: str) -> str:

@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 
 # Else 1.31 keeps a data base of what it is used for in the user's home, and sends it to its maker.
-# It looks when it is imported.
+# ONNX Runtime reads it at import.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 import onnxruntime as ort
 

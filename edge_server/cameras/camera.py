@@ -29,7 +29,7 @@ LONGEST_WAIT_S = 1.0
 
 
 class CameraState(Enum):
-    """What a camera does now."""
+    """The state of a camera."""
 
     STARTING = "starting"  # no frame yet
     LIVE = "live"

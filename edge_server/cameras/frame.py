@@ -1,4 +1,4 @@
-"""What a camera hands on: frames, and the sources they come from."""
+"""Frames, and the sources that produce them."""
 
 from __future__ import annotations
 

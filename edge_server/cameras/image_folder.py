@@ -107,7 +107,7 @@ def _decode_or_skip(path: Path) -> NDArray[np.uint8] | None:
 
 
 def _decode_whole(path: Path) -> NDArray[np.uint8]:
-    """Decode one image; what is half there is refused rather than shown half grey.
+    """Decode one image; an incomplete file is refused rather than shown half grey.
 
     Raises:
         OSError: the file cannot be read.
@@ -127,7 +127,7 @@ def _decode_whole(path: Path) -> NDArray[np.uint8]:
 
 
 def _jpeg_is_complete(data: bytes) -> bool:
-    """Whether the scan has an end; OpenCV 4.8 decodes one without and tells nobody.
+    """Whether the scan has an end; OpenCV 4.8 decodes one without and reports no error.
 
     The segments before the scan are walked by their lengths (ITU-T T.81, B.1.1.4), as one of
     them may hold a thumbnail with an end of its own.

@@ -93,7 +93,7 @@ def _open_file(uri: SourceUri) -> FrameSource:
     loop, fps = uri.flag("loop"), uri.fps()
     try:
         if path.is_file():
-            # OpenCV does not tell a file that may not be read from one that is damaged.
+            # OpenCV reports an unreadable file and a damaged one alike.
             path.open("rb").close()
         if path.is_dir() or (path.is_file() and path.suffix.lower() in IMAGE_SUFFIXES):
             from edge_server.cameras.image_folder import ImageFolder  # noqa: PLC0415

@@ -1,4 +1,4 @@
-"""What a person writes to name a source of frames, taken apart and checked."""
+"""URIs of frame sources, parsed and checked."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from edge_server.errors import SourceUriError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# Slower than 1 Hz, a recording could not be told from a stalled camera.
+# Slower than 1 Hz, a recording cannot be distinguished from a stalled camera.
 SLOWEST_FPS = 1.0
 FASTEST_FPS = 1000.0
 
-# What counts as an image, alone or in a folder of them.
+# File names of images, alone or in a folder.
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png"})
 
 
@@ -39,7 +39,7 @@ class SourceUri:
     label: str
 
     def allow(self, *known: str) -> None:
-        """Refuse query keys that nobody would read.
+        """Refuse unknown query keys.
 
         Raises:
             SourceUriError: a key is not in `known`; the text has the nearest match.

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 # For a file that does not say its own rate.
 DEFAULT_FPS = 25.0
-# FFmpeg takes any .txt for ANSI art and plays it; nobody means that.
+# FFmpeg takes any .txt for ANSI art and plays it, which no user intends.
 ANSI_ART = int.from_bytes(b"ansi", "little")
 
 

@@ -1,5 +1,5 @@
-"""The only room that touches CUDA: devices, streams, memory and what runs on them.
+"""The only package that calls CUDA: devices, streams, memory, kernels and graphs.
 
-A machine without CUDA is a normal state: everything here can be imported there, and the first
-wish for a GPU is answered with the reason and its remedy.
+A machine without CUDA is a normal state: everything here can be imported there, and opening a
+GPU raises the reason with its remedy.
 """

@@ -20,10 +20,10 @@ _CAPABILITY_MINOR = 76
 class BareGpu:
     """A GPU, and its primary context, which TensorRT uses too.
 
-    What is taken of it goes with the process.
+    Its memory is freed with the process.
 
     Args:
-        index: as CUDA counts those that this process sees.
+        index: as CUDA counts the GPUs that this process sees.
 
     Raises:
         Unavailable: there is no driver, or no such GPU; the text says which.

@@ -1,4 +1,4 @@
-"""Memory with what must be waited for before it is read, and before it is written again."""
+"""Device memory with the events to wait for before a read, and before the next write."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Buffer:
-    """Device memory in the order of streams: nobody waits for it on the CPU.
+    """Device memory whose order streams keep by events: no thread waits for it.
 
     Args:
         owner: keeps the memory alive for as long as this lives.
@@ -30,10 +30,10 @@ class Buffer:
 
     @property
     def ready(self) -> Event:
-        """The event after which it may be read.
+        """The event after which the buffer may be read.
 
         Raises:
-            InternalError: nobody has said `written`.
+            InternalError: `written` was not called.
         """
         if not self._written:
             raise InternalError(
@@ -42,17 +42,17 @@ class Buffer:
         return self._ready
 
     def written(self, stream: Stream) -> None:
-        """All that `stream` holds now is what writes it."""
+        """The work that `stream` holds now writes the buffer."""
         self._ready.record(stream)
         self._written = True
 
     def read_by(self, event: Event) -> None:
-        """Who reads it is through after `event`; it may be set anew later, but not taken back."""
+        """A reader is done after `event`, which may be recorded again later, but not withdrawn."""
         if event not in self._readers:
             self._readers.append(event)
 
     def reuse(self, stream: Stream) -> None:
-        """Let `stream` write it next: after those who read it, and after who wrote it."""
+        """Let `stream` write the buffer next: after its readers, and after its last writer."""
         if self._written:
             if self._ready.stream is not stream:
                 stream.wait(self._ready)

@@ -1,4 +1,4 @@
-"""Device memory that goes round: nothing is allocated per frame once every size has been seen."""
+"""Device memory for reuse: no frame allocates once every size has been seen."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class BufferPool:
     """Device arrays for one user (a model's instance), out of at most `limit_bytes`.
 
     A buffer comes back by itself when the last array over it is garbage, whatever thread drops
-    it; the next taker's stream, not its thread, waits for those who still read it.
+    it; the next user's stream, not its thread, waits for the streams that still read it.
 
     Args:
-        name: whose it is, for errors.
+        name: the user's, for errors.
     """
 
     def __init__(self, device: Device, limit_bytes: int, name: str) -> None:
@@ -49,12 +49,12 @@ class BufferPool:
 
     @property
     def held_bytes(self) -> int:
-        """Device memory that this has allocated, in use or idle."""
+        """Device memory that the pool has allocated, in use or idle."""
         return self._held_bytes
 
     def take(self, stream: Stream, shape: Sequence[int], dtype: DTypeLike) -> CudaArray:
         """An array whose content is undefined, to be written by what `stream` is given from now
-        on; say `written` on it then.
+        on; call `written` on it then.
 
         Raises:
             Unavailable: `limit_bytes` are in use, or the device has no more.
@@ -67,12 +67,12 @@ class BufferPool:
         return CudaArray(buffer, tuple(shape), dtype, lease=_Lease(self, buffer))
 
     def give_back(self, buffer: Buffer) -> None:
-        """Nothing refers to it any more; for leases only."""
+        """Take back a buffer without references; for leases only."""
         if not self._closed:
             self._returned.append(buffer)
 
     def close(self) -> None:
-        """Free what is idle; what is in use is freed with its last array."""
+        """Free idle buffers; a buffer in use is freed with its last array."""
         with self._lock:
             self._closed = True
             self._idle.clear()
@@ -91,7 +91,7 @@ class BufferPool:
 
     def _new(self, need_bytes: int) -> Buffer:
         nbytes = _rounded(need_bytes)
-        # Sizes that nobody asks for any more make room.
+        # Idle buffers of other sizes are freed first.
         while self._idle and self._held_bytes + nbytes > self.limit_bytes:
             self._held_bytes -= self._idle.pop(0).nbytes
         if self._held_bytes + nbytes > self.limit_bytes:

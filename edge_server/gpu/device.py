@@ -31,8 +31,8 @@ def open_device(index: int = 0, *, on_lost: Callable[[DeviceLost], None] | None 
 
     Args:
         index: as CUDA counts the GPUs that this process sees.
-        on_lost: told of the first error after which only a new process helps, on the thread that
-            met it, before it is raised there.
+        on_lost: called with the first error after which only a new process helps, on the thread
+            that met it, before it is raised there.
 
     Raises:
         Unavailable: no driver, no pycuda, no such GPU, or it cannot be used; with the remedy.
@@ -60,7 +60,7 @@ def load_driver(libcuda: Libcuda) -> Any:
     """
     try:
         with warnings.catch_warnings():
-            # One that does not fit warns before it fails.
+            # A pycuda that does not fit the driver warns before it fails.
             warnings.simplefilter("ignore")
             # Only here, and only now: without libcuda its import fails.
             import pycuda.driver as driver  # noqa: PLC0415, PLR0402
@@ -79,7 +79,7 @@ def load_driver(libcuda: Libcuda) -> Any:
 
 
 class Device:
-    """One GPU: what it is, its primary context, and whatever lives on it.
+    """One GPU: its properties, its primary context, and the objects made in it.
 
     Everything made here makes the context current by itself; who does several things in a row
     takes `current()` around them, which costs a call of the driver once instead of every time.
@@ -141,7 +141,7 @@ class Device:
         """A mark in a stream.
 
         Args:
-            timed: it can tell milliseconds to another one.
+            timed: `ms_since` another timed event works.
             spin: a thread that waits for it burns its core instead of sleeping.
         """
         return Event(self, timed=timed, spin=spin)
@@ -189,9 +189,9 @@ class Device:
         with self.current("check"):
             self.driver.Context.synchronize()
 
-    def failure(self, said: str, doing: str) -> EdgeServerError:
-        """Our error for what CUDA `said` while `doing`; a lost device is told to who asked."""
-        error = self._failures.named(said, str(self), doing)
+    def failure(self, driver_text: str, doing: str) -> EdgeServerError:
+        """Our error for CUDA's text while `doing`; `on_lost` gets that of a lost device."""
+        error = self._failures.classify(driver_text, str(self), doing)
         if isinstance(error, DeviceLost) and self._on_lost is not None:
             self._on_lost(error)
         return error
@@ -211,7 +211,7 @@ class Device:
                 raise self.failure(str(error.strerror), doing) from error
 
     def allocate(self, doing: str, function: str, *arguments: object) -> None:
-        """As `call`; where memory is short, once more when what is garbage is free.
+        """As `call`; where memory is short, once more after dropped memory is freed.
 
         Raises:
             Unavailable: there is not so much.
@@ -248,7 +248,7 @@ class Device:
             # With the context, CUDA has freed all that was in it.
             box.clear()
             return
-        # What cannot be freed because the device is lost is of no interest.
+        # Memory of a lost device cannot be freed, and need not.
         with suppress(EdgeServerError), self.current("free"):
             box.clear()
 
@@ -260,7 +260,7 @@ class Device:
         self._closed = True
         with suppress(self.driver.Error):
             self._context.detach()
-        # Whoever asks takes contexts that are no more off the stack.
+        # The call takes detached contexts off the stack of pycuda.
         self.driver.Context.get_current()
 
     def close(self) -> None:
@@ -273,7 +273,7 @@ class Device:
                 # pycuda detaches in one thread only, and where the context is current.
                 self._context.push()
                 self._context.detach()
-                # It forgets it, but leaves it on the driver's own stack.
+                # pycuda forgets the context, but leaves it on the driver's own stack.
                 self.libcuda.pop_context()
 
 
@@ -304,17 +304,22 @@ class _Current:
         traceback: TracebackType | None,
     ) -> None:
         driver_error = self._device.driver.Error
-        # First, as what happened first tells more.
+        if isinstance(error, driver_error):
+            # pycuda's frames would keep its objects alive, until a thread without the context
+            # drops the error.
+            error.__traceback__ = None
+        del traceback
+        # The first error, as it says more than one that follows from it.
         ours = self._ours(error) if isinstance(error, driver_error) else None
         if self._entered:
             try:
                 self._device.driver.Context.pop()
             except driver_error as pop_error:
-                told = self._ours(pop_error)
-                if isinstance(told, DeviceLost):
+                pop_failure = self._ours(pop_error)
+                if isinstance(pop_failure, DeviceLost):
                     self._device.abandon()
                 if error is None:
-                    error, ours = pop_error, told
+                    error, ours = pop_error, pop_failure
         if ours is not None:
             raise ours from error
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from edge_server.gpu.event import Event
     from edge_server.gpu.stream import Stream
 
-# What DLPack and the CUDA array interface call the default stream that waits for all others.
+# Number of the legacy default stream in DLPack and the CUDA array interface.
 _LEGACY_STREAM = 1
 _NO_WAITING = -1
 
@@ -25,9 +25,9 @@ _NO_WAITING = -1
 class CudaArray:
     """A C-contiguous array in device memory; it is never copied to the host unasked.
 
-    Who reads it first lets its stream wait for `ready`, and says with `read_by` when it is
-    through; then the memory can be written again as soon as nobody holds the array, without any
-    thread having waited. A library that reads it through DLPack or the CUDA array interface
+    A reader lets its stream wait for `ready`, and records with `read_by` when it is done; then the
+    memory can be written again as soon as no reference to the array is left, and no thread
+    waits. A library that reads it through DLPack or the CUDA array interface
     waits by itself, but cannot say when it is through: who lends it to one says that.
     """
 
@@ -95,7 +95,7 @@ class CudaArray:
         return self.buffer.ready
 
     def written(self, stream: Stream) -> None:
-        """What `stream` holds now writes it; others may read it after that."""
+        """The work that `stream` holds now writes the array; others may read it after that."""
         self.buffer.written(stream)
 
     def read_by(self, event: Event) -> None:

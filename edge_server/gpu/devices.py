@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class Devices:
     """Hands out GPUs, and remembers when one is lost.
 
-    Construction touches no driver; where there is none, the first wish says why.
+    Construction touches no driver; where there is none, the first `gpu` raises why.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class Devices:
         return self._count()[1]
 
     def gpu(self, index: int = 0) -> Device:
-        """The GPU `index`, as CUDA counts those that this process sees.
+        """The GPU `index`, as CUDA counts the GPUs that this process sees.
 
         Raises:
             Unavailable: it is not here or cannot be used; with the remedy.
@@ -64,7 +64,7 @@ class Devices:
             self._open.clear()
 
     def _lose(self, error: DeviceLost) -> None:
-        # The first one tells the cause.
+        # The first error names the cause.
         self._lost = self._lost or error
 
     def _count(self) -> tuple[int, str]:

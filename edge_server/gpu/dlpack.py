@@ -52,7 +52,7 @@ class _ManagedTensor(ctypes.Structure):
 
 
 class _Lent:
-    """What a capsule points to; alive from `make_capsule` until its taker calls the deleter."""
+    """The tensor of a capsule; alive from `make_capsule` until its taker calls the deleter."""
 
     def __init__(self, owner: object, shape: tuple[int, ...]) -> None:
         self.owner = owner
@@ -66,7 +66,7 @@ def _delete(managed: int) -> None:
 
 
 def _forget(capsule: int) -> None:
-    """A capsule dies; unless somebody has taken what it holds, that goes with it."""
+    """Destructor of a capsule: frees its tensor unless a consumer has taken it."""
     if _PYTHON.PyCapsule_IsValid(ctypes.c_void_p(capsule), _NAME):
         _delete(_PYTHON.PyCapsule_GetPointer(ctypes.c_void_p(capsule), _NAME))
 
@@ -133,7 +133,7 @@ def described(thing: Any, stream: Stream) -> tuple[int, tuple[int, ...], np.dtyp
         TypeError: it is no C-contiguous array on the device of `stream`.
     """
     interface = getattr(thing, "__cuda_array_interface__", None)
-    # Before version 3 (torch) it names no stream to wait for; by DLPack its library is told ours.
+    # Before version 3 (torch) it names no stream to wait for; by DLPack its library gets ours.
     if interface and (interface["version"] >= 3 or not hasattr(thing, "__dlpack__")):
         return _by_interface(thing, interface, stream)
     if not hasattr(thing, "__dlpack__"):

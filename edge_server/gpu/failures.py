@@ -1,4 +1,4 @@
-"""From what CUDA says went wrong to our errors.
+"""Our errors for the errors of CUDA.
 
 pycuda gives no code, only a text that ends in the driver's own words for it
 (`cuStreamSynchronize failed: unspecified launch failure`); so the driver is asked for its words.
@@ -37,7 +37,7 @@ STICKY = (214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 
 
 
 class Failures:
-    """Tells the errors of one driver apart by its own words for them."""
+    """Classifies the errors of one driver by its own texts for them."""
 
     def __init__(self, libcuda: Libcuda) -> None:
         self._sticky = {text: code for code in STICKY if (text := libcuda.error_text(code))}
@@ -48,11 +48,11 @@ class Failures:
             if (text := libcuda.error_text(code))
         }
 
-    def named(self, said: str, gpu: str, doing: str) -> EdgeServerError:
-        """Our error for what pycuda `said`.
+    def classify(self, driver_text: str, gpu: str, doing: str) -> EdgeServerError:
+        """Our error for what pycuda `driver_text`.
 
         Args:
-            said: the text of pycuda's error, or of a driver's.
+            driver_text: the text of pycuda's error, or of a driver's.
             gpu: as a person knows it: `GPU 0`.
             doing: what was tried, as part of a sentence: `copy to the device`.
 
@@ -61,16 +61,17 @@ class Failures:
             the driver does not take the kernels, InternalError for all else.
         """
         for text, code in self._sticky.items():
-            if text in said:
+            if text in driver_text:
                 return DeviceLost(
-                    f"{gpu}: {doing}: {said} (CUDA error {code}): the process must start anew"
+                    f"{gpu}: {doing}: {driver_text} (CUDA error {code}): "
+                    "the process must start anew"
                 )
-        if self._out_of_memory in said:
+        if self._out_of_memory in driver_text:
             return Unavailable(
-                f"{gpu}: {doing}: {said}: fewer models, instances or smaller batches fit, "
+                f"{gpu}: {doing}: {driver_text}: fewer models, instances or smaller batches fit, "
                 "or another process must give memory back"
             )
         for text, remedy in self._kernels.items():
-            if text in said:
-                return Unavailable(f"{gpu}: {doing}: {said}: {remedy}")
-        return InternalError(f"{gpu}: {doing}: {said}")
+            if text in driver_text:
+                return Unavailable(f"{gpu}: {doing}: {driver_text}: {remedy}")
+        return InternalError(f"{gpu}: {doing}: {driver_text}")

@@ -12,12 +12,12 @@ from edge_server.errors import EdgeServerError
 if TYPE_CHECKING:
     from edge_server.gpu.device import Device
 
-# For the last of it when the device is closed, on a GPU that may be stuck.
+# How long `close` waits for the last frees: the GPU may be stuck.
 _CLOSING_S = 5.0
 
 
 class Freeing:
-    """Frees memory behind the back of whoever drops it.
+    """Frees memory on its own thread, after the thread that drops it has gone on.
 
     The driver frees only once the GPU is idle. A request's thread would wait for that, and in
     pycuda, which keeps the interpreter's lock meanwhile, every other thread with it.
@@ -25,8 +25,8 @@ class Freeing:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        # The only queue that a finalizer may put to: the collector calls it in the middle of
-        # anything, also of a put.
+        # The only queue with a reentrant put: the collector runs finalizers in the middle of
+        # any call, also of a put.
         self._jobs: queue.SimpleQueue[tuple[str, object] | threading.Event | None]
         self._jobs = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=f"free {device}", daemon=True)
@@ -37,14 +37,14 @@ class Freeing:
         self._jobs.put((function, pointer))
 
     def wait(self) -> None:
-        """Return when all that was given before is free."""
+        """Return when all memory given before is free, or the thread has ended."""
         reached = threading.Event()
         self._jobs.put(reached)
         while not reached.wait(1.0) and self._thread.is_alive():
             pass
 
     def close(self) -> None:
-        """Free what is left; what comes from now on goes with the context."""
+        """Free the memory given so far; memory dropped later is freed with the context."""
         self._jobs.put(None)
         self._thread.join(_CLOSING_S)
 
@@ -54,6 +54,6 @@ class Freeing:
                 job.set()
                 continue
             function, pointer = job
-            # What cannot be freed because the device is lost is of no interest.
+            # Memory of a lost device cannot be freed, and need not.
             with suppress(EdgeServerError):
                 self._device.call("free memory", function, pointer)

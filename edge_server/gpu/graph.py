@@ -27,7 +27,7 @@ def no_graphs_because() -> str:
 
 
 def record_graph(stream: Stream, work: Callable[[], None]) -> Graph:
-    """What `work` gives to `stream`, without running it.
+    """Record the work that `work` gives to `stream`, without running it.
 
     Args:
         stream: any of `Device.stream`.
@@ -75,7 +75,7 @@ class Graph:
             _call(self.device, doing, self._driver.cuGraphLaunch, executable, stream.handle)
 
     def close(self) -> None:
-        """Let go of it now; what was launched still runs."""
+        """Destroy the graph now; launched work still runs."""
         self.device.let_go(self._box)
 
 
@@ -106,13 +106,13 @@ def _call(device: Device, doing: str, function: Any, *arguments: object) -> Any:
 
 
 def _checked(device: Device, doing: str, name: str, answer: tuple[Any, ...]) -> Any:
-    """What a call of cuda-bindings gave beside its error code.
+    """The results of a call of cuda-bindings beside its error code.
 
     Raises:
         EdgeServerError: the code is one of an error.
     """
     code, *values = answer
     if int(code):
-        said = f"{name} failed: {device.libcuda.error_text(int(code))}"
-        raise device.failure(said, doing)
+        driver_text = f"{name} failed: {device.libcuda.error_text(int(code))}"
+        raise device.failure(driver_text, doing)
     return values[0] if values else None

@@ -61,7 +61,7 @@ class Libcuda:
             )
 
     def error_text(self, code: int) -> str:
-        """What the driver calls the error `code`, as pycuda's messages end; empty for no error
+        """The driver's text for the error `code`, as pycuda's messages end; empty for no error
         of its own."""
         text = ctypes.c_char_p()
         self._library.cuGetErrorString(code, ctypes.byref(text))

@@ -63,7 +63,7 @@ class MappedMemory:
 
 
 class _PinnedMemory:
-    """What owns pinned memory, and what numpy keeps alive with every view on it."""
+    """The owner of pinned memory, which numpy keeps alive with every view on it."""
 
     def __init__(
         self, device: Device, shape: tuple[int, ...], dtype: np.dtype[Any], flags: int

@@ -11,15 +11,19 @@ if TYPE_CHECKING:
 class Kernel:
     """One function of a module; run it with `Stream.launch`."""
 
-    def __init__(self, name: str, function: Any, module: Module) -> None:
+    def __init__(self, name: str, device: Device, function: Any) -> None:
         self.name = name
-        self.raw = function
-        # The function is of no use without it.
-        self._module = module
+        # pycuda's function keeps pycuda's module loaded, so that both are dropped in the context.
+        self._box = device.hold(self, function)
+
+    @property
+    def raw(self) -> Any:
+        """pycuda's, for this package only."""
+        return self._box[0]
 
 
 class Module:
-    """A loaded image; made by `Device.module`."""
+    """A loaded image of kernels; made by `Device.module`."""
 
     def __init__(self, device: Device, image: bytes) -> None:
         self.device = device
@@ -39,4 +43,4 @@ class Module:
         with self.device.current(f"find kernel {name}"):
             function = self._box[0].get_function(name)
             function.prepare(signature)
-        return Kernel(name, function, self)
+        return Kernel(name, self.device, function)

@@ -1,4 +1,4 @@
-"""A stream whose work goes before that of others, or after it."""
+"""A stream of higher or lower priority than the others."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class PriorityStream:
         return self._handle.value or 0
 
     def begin(self, stream: Stream) -> None:
-        """What is given here from now on comes after all that `stream` holds."""
+        """Order the next work here after all work that `stream` holds."""
         stream.hold_back_handle(self.handle)
 
     def end(self, stream: Stream) -> None:
-        """What is given to `stream` from now on comes after all that this holds."""
+        """Order the next work of `stream` after all work here."""
         stream.wait_for_handle(self.handle)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""An order of work on a GPU: what is given to it runs in turn, beside all other streams."""
+"""A CUDA stream: its work runs in order, beside all other streams."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NON_BLOCKING = 1
 
 
 class OnDevice(Protocol):
-    """Whatever lies on a device: DeviceArray, DeviceMemory, MappedMemory."""
+    """Memory on a device: DeviceArray, DeviceMemory, MappedMemory."""
 
     @property
     def pointer(self) -> int: ...
@@ -43,7 +43,7 @@ class Stream:
         return (event or Event(self.device)).record(self)
 
     def wait(self, event: Event) -> None:
-        """Let what is given from now on begin after `event`; this thread does not wait."""
+        """Order the next work here after `event`; this thread does not wait."""
         with self.device.current("wait for another stream"):
             self._box[0].wait_for_event(event.raw)
 
@@ -144,7 +144,7 @@ class Stream:
         return self._box[0]
 
     def close(self) -> None:
-        """Let go of it now; what it holds still runs."""
+        """Destroy the stream now; its work still runs."""
         self.device.let_go(self._box)
 
 

@@ -1,4 +1,4 @@
-"""What the house says about lanes: one frozen value from decode to MQTT, gRPC and page."""
+"""Types of lanes: one frozen value from decode to MQTT, gRPC and page."""
 
 from __future__ import annotations
 

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 TEMPLATE = Path(__file__).with_name("model_card.md.in")
 # What the shares of `samples.py` come to where there is no such material.
 _RENDERED = (
-    "| {share} % | roads drawn by `edge_server/cameras/synthetic/road_renderer.py`, a tenth of them "
-    "without a line | exact | this repository |"
+    "| {share} % | roads drawn by `edge_server/cameras/synthetic/road_renderer.py`, a tenth of "
+    "them without a line | exact | this repository |"
 )
 _FOLDER = """\
 | 52 % | 84 motorway frames (0-83 of 110), warped: another place in the lane, another bend, \

@@ -22,7 +22,7 @@ import pytest
 
 from edge_server import errors
 from edge_server.backends.tensorrt.build import process
-from edge_server.backends.tensorrt.build.build_lock import build_turn
+from edge_server.backends.tensorrt.build.build_lock import build_lock
 from edge_server.backends.tensorrt.build.build_options import BuildOptions, GivenShapes
 from edge_server.backends.tensorrt.build.layers import Placed
 from edge_server.backends.tensorrt.build.messages import (
@@ -121,7 +121,7 @@ def test_every_version_builds_a_batching_network(
     assert facts.tensorrt == f"{version}.0.30"
     assert (facts.sm, facts.gpu, facts.multiprocessors) == ("sm_87", "Orin", 16)
     assert facts.dla_cores == 2
-    assert not facts.trouble
+    assert not facts.reason
 
 
 def test_what_every_profile_fixes_is_fixed_in_the_side_car_as_in_the_engine(
@@ -357,7 +357,7 @@ def test_without_a_driver_nothing_crashes_and_the_reason_is_told(
 ) -> None:
     tensorrt("10.3", gpu=False)
     facts = process.probe_device()
-    assert facts.trouble.startswith("no CUDA driver: ")
+    assert facts.reason.startswith("no CUDA driver: ")
     assert facts.tensorrt == "10.3.0.30"
     with pytest.raises(
         errors.InternalError, match="cannot build here: CUDA initialization failure"
@@ -373,7 +373,7 @@ def test_a_driver_without_a_device_is_told(
     tensorrt("10.3")
     monkeypatch.setenv("SIMULATED_NO_DEVICE", "1")
     facts = process.probe_device()
-    assert "cuInit answers 100 (no CUDA-capable device is detected)" in (facts.trouble)
+    assert "cuInit answers 100 (no CUDA-capable device is detected)" in (facts.reason)
 
 
 def test_without_tensorrt_the_device_is_told_all_the_same(
@@ -385,7 +385,7 @@ def test_without_tensorrt_the_device_is_told_all_the_same(
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{tmp_path}")
     facts = process.probe_device()
     assert facts.sm == "sm_87"
-    assert facts.trouble.startswith("no TensorRT here: libnvinfer.so.10: not found")
+    assert facts.reason.startswith("no TensorRT here: libnvinfer.so.10: not found")
 
 
 def test_a_device_that_does_not_answer_is_not_waited_for(
@@ -491,7 +491,7 @@ def _state(pid: int) -> str:
 def _children(pid: int | None = None) -> list[int]:
     own = pid or os.getpid()
     texts = Path(f"/proc/{own}/task/{own}/children").read_text().split()
-    return [int(text) for text in texts if b"plans.child" in _command(int(text))]
+    return [int(text) for text in texts if b"tensorrt.build.child" in _command(int(text))]
 
 
 def _command(pid: int) -> bytes:
@@ -549,7 +549,7 @@ def test_the_verbs_report_nvdla_and_tell_a_plan_of_another_tensorrt(
 def test_two_builds_take_turns(tensorrt: Callable[..., None], tmp_path: Path) -> None:
     tensorrt("10.3")
     (tmp_path / "fixed.onnx").write_bytes(b"onnx")
-    with build_turn(lambda: None):
+    with build_lock(lambda: None):
         waiting = subprocess.Popen(
             [
                 *(sys.executable, "-m", "edge_server", "plan", "build"),

@@ -23,7 +23,11 @@ from onnx import TensorProto, helper
 
 from edge_server import errors
 from edge_server.backends.tensorrt.build import process
-from edge_server.backends.tensorrt.build.build_options import BuildOptions, GivenShapes, wish_of
+from edge_server.backends.tensorrt.build.build_options import (
+    BuildOptions,
+    GivenShapes,
+    build_options_of,
+)
 from edge_server.backends.tensorrt.build.messages import BuildJob, Progressed
 from edge_server.backends.tensorrt.build.profiles import Range
 from edge_server.backends.tensorrt.build.side_car import read_side_car, sha256_of
@@ -77,7 +81,7 @@ def test_the_shipped_network_has_the_tensors_that_its_configuration_says(tmp_pat
     onnx_path = tmp_path / "model.onnx"
     shutil.copyfile(MODEL / "1" / "model.onnx", onnx_path)
     events: list[Event] = []
-    built = build(onnx_path, wish_of(config), events)
+    built = build(onnx_path, build_options_of(config), events)
     # It was exported for a batch of exactly 1, which is its `max_batch_size`.
     assert config.max_batch_size == 1
     expected = {

@@ -72,20 +72,20 @@ class _PlanCheck:
                     f"{count}"
                 )
 
-    def _check_names(self, kind: str, said: Sequence[Any], real: Sequence[PlanTensor]) -> None:
+    def _check_names(self, kind: str, specs: Sequence[Any], real: Sequence[PlanTensor]) -> None:
         names = [tensor.name for tensor in real]
-        for tensor in said:
+        for tensor in specs:
             if tensor.name not in names:
                 raise self._fault(
                     f"unexpected inference {kind} '{tensor.name}', allowed {kind}s are: "
                     f"{', '.join(names)}"
                 )
-        if len(said) > len(names):
+        if len(specs) > len(names):
             raise self._fault(
-                f"unable to load model '{self._config.name}', configuration expects {len(said)} "
+                f"unable to load model '{self._config.name}', configuration expects {len(specs)} "
                 f"{kind}s, model provides at most {len(names)}"
             )
-        configured = {tensor.name for tensor in said} | self._batchers()
+        configured = {tensor.name for tensor in specs} | self._batchers()
         for name in () if self._config.completion.auto else names:
             if name not in configured:
                 raise self._fault(
@@ -93,7 +93,7 @@ class _PlanCheck:
                 )
 
     def _batchers(self) -> set[str]:
-        """What the sequence batcher fills in or carries on."""
+        """Names of tensors that the sequence batcher fills: controls and states."""
         batching = self._config.sequence_batching
         if batching is None:
             return set()
@@ -110,27 +110,27 @@ class _PlanCheck:
                 f"unsupported datatype {tensor.datatype} for {kind} '{name}' for model '{model}'"
             )
         message = self._config.message
-        said = next((t for t in getattr(message, kind) if t.name == name), None)
-        if said is None:
+        spec = next((t for t in getattr(message, kind) if t.name == name), None)
+        if spec is None:
             return
-        if said.data_type != pb.TYPE_INVALID:
-            wanted = DataType.from_config(pb.DataType.Name(said.data_type))
+        if spec.data_type != pb.TYPE_INVALID:
+            wanted = DataType.from_config(pb.DataType.Name(spec.data_type))
             if wanted is not datatype:
                 raise self._fault(
                     f"unexpected datatype {datatype.config_name} for inference {kind} '{name}', "
-                    f"expecting {pb.DataType.Name(said.data_type)} for {self._instance}"
+                    f"expecting {pb.DataType.Name(spec.data_type)} for {self._instance}"
                 )
-        if tensor.holds_shape and not said.is_shape_tensor and not self._config.completion.auto:
+        if tensor.holds_shape and not spec.is_shape_tensor and not self._config.completion.auto:
             raise self._fault(
                 f"{kind} '{name}' for model '{model}' is a shape tensor but the model "
                 "configuration doesn't mark it as a shape tensor."
             )
-        if said.is_shape_tensor and not tensor.holds_shape:
+        if spec.is_shape_tensor and not tensor.holds_shape:
             raise self._fault(
                 f"{kind} '{name}' for model '{model}' is not a shape tensor but the model "
                 "configuration marks it as a shape tensor."
             )
-        self._check_format(kind, tensor, marked=said.is_non_linear_format_io)
+        self._check_format(kind, tensor, marked=spec.is_non_linear_format_io)
 
     def _check_format(self, kind: str, tensor: PlanTensor, *, marked: bool) -> None:
         linear = is_linear(tensor)
@@ -221,7 +221,7 @@ class _PlanCheck:
 
 
 def is_linear(tensor: PlanTensor) -> bool:
-    """By TensorRT's own description: `Row-major linear FP32 format`; nothing is said of one that
+    """By TensorRT's own description: `Row-major linear FP32 format`; it reports nothing of one that
     no device has looked at."""
     return not tensor.format or "linear" in tensor.format.lower()
 

@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 
 class OutputAllocator(trt.IOutputAllocator):  # type: ignore[misc]
-    """Gives TensorRT room for one output while it runs, and keeps it for the next run.
+    """Gives TensorRT memory for one output while it runs, and keeps it for the next run.
 
     TensorRT calls it in the middle of a run: it raises nothing there.
 
     Attributes:
         memory: where the output is; None before the first.
         shape: of the last output.
-        trouble: why there was no room in the last run.
+        failure: why the last run got no memory.
     """
 
     def __init__(self, device: Device) -> None:
@@ -34,12 +34,12 @@ class OutputAllocator(trt.IOutputAllocator):  # type: ignore[misc]
         self._device = device
         self.memory: DeviceMemory | None = None
         self.shape: Shape = ()
-        self.trouble: EdgeServerError | None = None
+        self.failure: EdgeServerError | None = None
 
     def begin(self) -> None:
         """A run follows."""
         self.shape = ()
-        self.trouble = None
+        self.failure = None
 
     def reallocate_output(self, tensor_name: str, memory: int, size: int, alignment: int) -> int:
         """Where `size` bytes can be written; 0 where nowhere."""
@@ -49,7 +49,7 @@ class OutputAllocator(trt.IOutputAllocator):  # type: ignore[misc]
     def reallocate_output_async(
         self, tensor_name: str, memory: int, size: int, alignment: int, stream: int
     ) -> int:
-        """As TensorRT asks from 10 on; what it had before is in nobody's use any more."""
+        """As above, called by TensorRT 10 and newer; no run uses the earlier memory any more."""
         del tensor_name, memory, alignment, stream
         return self._pointer(size)
 
@@ -58,7 +58,7 @@ class OutputAllocator(trt.IOutputAllocator):  # type: ignore[misc]
             try:
                 self.memory = self._device.memory(max(1, size))
             except EdgeServerError as error:
-                self.trouble = error
+                self.failure = error
                 return 0
         return self.memory.pointer
 

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfig:
     """The configuration with what the plan says: by its side-car, or else in a process of its own,
-    as a plan that nobody vouches for may crash who reads it."""
+    as reading a plan without a side-car may crash the process."""
     check_parameters(files, _ours(config), TensorRtParameters)
     _check_kind(files, config)
     directory = files.versions[version]

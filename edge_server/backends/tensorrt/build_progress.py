@@ -1,4 +1,4 @@
-"""What is told of a plan that is being built."""
+"""Progress of a plan's build, in the log and on the model's index entry."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _LOGGED_EVERY = 0.1
-_TOLD_EVERY_S = 1.0
+_REPORT_EVERY_S = 1.0
 _STEP_PERCENT = 5
 # TensorRT's own words, which may name many layers.
 _LONGEST_PHASE = 80
 
 
 class BuildProgress:
-    """Tells each step of a build, and its progress: in the log, and by `tell`.
+    """Reports each step of a build, and its progress: in the log, and by `on_progress`.
 
-    The log hears each tenth of the way; `tell` each twentieth, and what changes between at most
-    every second. After the `with` it has nothing to tell any more.
+    The log gets a line per tenth of the build; `on_progress` a text per twentieth, and a changed
+    phase at most once a second. The end of the `with` block reports the empty text.
 
     Args:
-        plan: the file that is wanted.
-        tensorrt: the version that builds it.
+        plan: the name of the plan's file.
+        tensorrt: the version that builds the plan.
         now: monotonic, s.
     """
 
@@ -40,16 +40,16 @@ class BuildProgress:
         model: str,
         plan: str,
         tensorrt: str,
-        tell: ProgressCallback,
+        on_progress: ProgressCallback,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._model = model
         self._what = f"{plan} with TensorRT {'.'.join(tensorrt.split('.')[:2])}"
-        self._tell = tell
+        self._on_progress = on_progress
         self._now = now
         self._logged_next = 0.0
         self._step = -1
-        self._told_at = 0.0
+        self._reported_at_s = 0.0
         self._text = ""
 
     def __enter__(self) -> BuildProgress:
@@ -57,12 +57,12 @@ class BuildProgress:
 
     def __exit__(self, *_: object) -> None:
         if self._text:
-            self._tell("")
+            self._on_progress("")
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, Step):
             log.info("model %s: plan: %s", self._model, event.what)
-            self._say(f"{self._what}: {event.what}")
+            self._report(f"{self._what}: {event.what}")
         elif isinstance(event, Progressed):
             if event.fraction >= self._logged_next:
                 log.info("model %s: plan: %.0f %% built", self._model, 100 * event.fraction)
@@ -74,11 +74,11 @@ class BuildProgress:
         phase = event.phase[:_LONGEST_PHASE]
         text = f"building {self._what}: {percent} % ({phase})"
         step = percent // _STEP_PERCENT
-        is_due = step > self._step or self._now() - self._told_at >= _TOLD_EVERY_S
+        is_due = step > self._step or self._now() - self._reported_at_s >= _REPORT_EVERY_S
         if is_due and text != self._text:
             self._step = step
-            self._say(text)
+            self._report(text)
 
-    def _say(self, text: str) -> None:
-        self._text, self._told_at = text, self._now()
-        self._tell(text)
+    def _report(self, text: str) -> None:
+        self._text, self._reported_at_s = text, self._now()
+        self._on_progress(text)

@@ -1,11 +1,11 @@
-"""One execution context of a plan, and what it is set to."""
+"""One execution context of a plan, with its profile, shapes and addresses."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from edge_server.backends.tensorrt.engine import version
-from edge_server.backends.tensorrt.trt_log import said
+from edge_server.backends.tensorrt.trt_log import trt_log
 from edge_server.errors import DeviceLost, EdgeServerError, InternalError, InvalidRequest
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ FIRST_TO_RAISE = (10, 13)
 class Context:
     """Runs a plan on one stream, one batch after the other; for one thread at a time.
 
-    What it is set to stays: a model of fixed shapes is set once.
+    Its settings stay: a model of fixed shapes is set once.
 
     Args:
         name: the instance's, for errors.
@@ -42,16 +42,16 @@ class Context:
         self._ahead = ahead
         self._context: trt.IExecutionContext = engine.context()
         self._profile = 0
-        # What has one shape only is never set.
+        # An input with a fixed shape is never set.
         self._fixed = {t.name: t.shape for t in engine.io.inputs if -1 not in t.shape}
         self._reads_shapes = any(t.holds_shape for t in engine.io.inputs)
         self._shapes: dict[str, Shape] = dict(self._fixed)
         self._outputs: dict[str, Shape] = {}
-        self._is_settled = False
+        self._shapes_inferred = False
         self._addresses: dict[str, int] = {}
 
     def set_shapes(self, profile: int, shapes: Shapes) -> None:
-        """What the next runs get; inputs that TensorRT reads on the host are bound beforehand.
+        """Set the shapes of the next runs; inputs that TensorRT reads on the host are bound before.
 
         Args:
             shapes: of every other input.
@@ -60,25 +60,25 @@ class Context:
             InvalidRequest: TensorRT does not take these shapes.
         """
         context = self._context
-        mark = said().mark
-        # What is read on the host may have changed unseen.
-        self._is_settled = self._is_settled and not self._reads_shapes
+        mark = trt_log().mark
+        # The values of a shape tensor on the host may have changed.
+        self._shapes_inferred = self._shapes_inferred and not self._reads_shapes
         if profile != self._profile:
-            self._take(profile, mark)
+            self._set_profile(profile, mark)
         for name, shape in shapes.items():
             if self._shapes.get(name) != shape:
-                self._is_settled = False
+                self._shapes_inferred = False
                 if not context.set_input_shape(name, shape):
                     self._shapes.pop(name, None)
                     raise InvalidRequest(
                         f"request specifies invalid shape for input '{name}' for {self._name}. "
-                        f"Error details: {said().since(mark)}"
+                        f"Error details: {trt_log().since(mark)}"
                     )
                 self._shapes[name] = shape
-        if not self._is_settled:
+        if not self._shapes_inferred:
             self._outputs.clear()
-            self._settle(mark)
-            self._is_settled = True
+            self._infer_shapes(mark)
+            self._shapes_inferred = True
 
     def output_shape(self, name: str) -> Shape:
         """With -1 where it depends on the data.
@@ -87,7 +87,7 @@ class Context:
             InvalidRequest: the inputs' shapes do not go together.
         """
         if name not in self._outputs:
-            mark = said().mark
+            mark = trt_log().mark
             try:
                 self._outputs[name] = tuple(self._context.get_tensor_shape(name))
             except ValueError as error:
@@ -118,46 +118,46 @@ class Context:
             self.enqueue_here()
             return
         self._ahead.begin(self._stream)
-        self._give(self._ahead.handle)
+        self._enqueue_on(self._ahead.handle)
         self._ahead.end(self._stream)
 
     def enqueue_here(self) -> None:
-        """As `enqueue`, on the very stream: for a recording of it."""
-        self._give(self._stream.handle)
+        """As `enqueue`, on the stream itself: for a recording of it."""
+        self._enqueue_on(self._stream.handle)
 
-    def _give(self, handle: int) -> None:
-        mark = said().mark
+    def _enqueue_on(self, handle: int) -> None:
+        mark = trt_log().mark
         if not self._context.execute_async_v3(handle):
             self._check_device()
             raise InternalError(
                 f"failed to run TRT inference: unable to enqueue for inference {self._name}: "
-                f"{said().since(mark)}"
+                f"{trt_log().since(mark)}"
             )
 
-    def _take(self, profile: int, mark: int) -> None:
+    def _set_profile(self, profile: int, mark: int) -> None:
         """Raises: InternalError: TensorRT refuses the profile; DeviceLost: so does the device."""
         last = self._io.profile_count - 1
         failure = (
             f"Can not set the specified optimization profile {profile}[{profile}] for "
             f"{self._name}. Expected optimization profile index range 0-{last}"
         )
-        # Up to TensorRT 10.12 a refusal ends the process (see `_settle`), so that what is refused,
-        # a profile that is not there and a lost device, is found out before.
+        # Up to TensorRT 10.12 a refusal ends the process (see `FIRST_TO_RAISE`), so that a profile
+        # that does not exist and a lost device are found before.
         if not 0 <= profile <= last:
             raise InternalError(failure)
         self._stream.synchronize()
         try:
             self._context.set_optimization_profile_async(profile, self._stream.handle)
         except RuntimeError as error:
-            raise InternalError(f"{failure}: {said().since(mark)}") from error
-        # It copies to the device, and the shapes of the new profile are wanted now.
+            raise InternalError(f"{failure}: {trt_log().since(mark)}") from error
+        # The call copies to the device, and the next lines need the shapes of the new profile.
         self._stream.synchronize()
         self._profile = profile
         self._shapes = dict(self._fixed)
-        self._is_settled = False
+        self._shapes_inferred = False
 
-    def _settle(self, mark: int) -> None:
-        """Raises: InvalidRequest, InternalError: the shapes of the outputs cannot be told."""
+    def _infer_shapes(self, mark: int) -> None:
+        """Raises: InvalidRequest, InternalError: the outputs' shapes are not known."""
         context = self._context
         if version() >= FIRST_TO_RAISE:
             try:
@@ -175,14 +175,14 @@ class Context:
         if missing:
             raise InternalError(
                 f"{self._name}: TensorRT does not know the shapes for {', '.join(missing)}: "
-                f"{said().since(mark)}"
+                f"{trt_log().since(mark)}"
             )
 
     def _do_not_go_together(self, mark: int) -> InvalidRequest:
         """Each input may have its shape, but not beside the others."""
         return InvalidRequest(
             f"request specifies invalid shapes for {self._name}: they do not go together: "
-            f"{said().since(mark)}"
+            f"{trt_log().since(mark)}"
         )
 
     def _check_device(self) -> None:

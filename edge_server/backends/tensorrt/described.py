@@ -1,4 +1,4 @@
-"""What a plan says of itself, asked in a process of its own: reading it may crash that."""
+"""Inputs and outputs of a plan, read in a process of its own, which reading may crash."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _ROOT = Path(edge_server.__file__).parent.parent
 
 
 class Description(msgspec.Struct, frozen=True):
-    """What the process answers: what the plan says, or why nothing came of it."""
+    """The result of the process: the plan's inputs and outputs, or why there are none."""
 
     io: PlanIO | None = None
-    trouble: str = ""
+    failure: str = ""
 
 
 def described(plan: Path, gpu: int, dla_core: int | None) -> PlanIO:
@@ -46,17 +46,18 @@ def described(plan: Path, gpu: int, dla_core: int | None) -> PlanIO:
         how = f"died of signal {-done.returncode}" if done.returncode < 0 else "failed"
         raise ModelLoadError(
             _unreadable(
-                plan, f"the process that read it {how}: {lines[-1] if lines else 'it said nothing'}"
+                plan,
+                f"the process that read it {how}: {lines[-1] if lines else 'it printed nothing'}",
             )
         ) from None
     if found.io is None:
-        raise ModelConfigError(_unreadable(plan, found.trouble))
+        raise ModelConfigError(_unreadable(plan, found.failure))
     return found.io
 
 
-def _last_line(said: bytes) -> bytes:
-    """The answer; plugins may have said something before."""
-    return next(reversed(said.splitlines()), b"")
+def _last_line(output: bytes) -> bytes:
+    """The description; plugins may have printed lines before it."""
+    return next(reversed(output.splitlines()), b"")
 
 
 def _unreadable(plan: Path, why: str) -> str:
@@ -74,7 +75,7 @@ def _describe(plan: str, gpu: str, dla_core: str) -> Description:
         found = Description(engine.io)
         engine.close()
     except (EdgeServerError, ImportError) as error:
-        found = Description(trouble=str(error))
+        found = Description(failure=str(error))
     devices.close()
     return found
 

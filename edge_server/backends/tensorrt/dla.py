@@ -10,7 +10,7 @@ MATRIX = (
 
 
 def no_such_core(core: int, cores: int, tensorrt: str) -> str:
-    """What a person is told; the head of it is Triton's."""
+    """The text for a missing core; its first part is Triton's."""
     return (
         f"unable to create TensorRT runtime with DLA Core ID: {core}, available number of DLA "
         f"cores: {cores}; TensorRT {tensorrt}. {MATRIX}. Take secondary_devices out of the "

@@ -14,7 +14,7 @@ from edge_server.backends.tensorrt.build.profiles import Range
 from edge_server.backends.tensorrt.build.side_car import PlanTensor
 from edge_server.backends.tensorrt.dla import no_such_core
 from edge_server.backends.tensorrt.plan_io import PlanIO
-from edge_server.backends.tensorrt.trt_log import said
+from edge_server.backends.tensorrt.trt_log import trt_log
 from edge_server.errors import InternalError, ModelConfigError, Unavailable
 from edge_server.model_config.files import reading
 
@@ -73,12 +73,12 @@ class Engine:
         engine: trt.ICudaEngine | None = self._engine
         if engine is None:
             raise InternalError(f"model '{self._model}': its engine is closed")
-        mark = said().mark
+        mark = trt_log().mark
         context: trt.IExecutionContext | None = engine.create_execution_context()
         if context is None:
             raise Unavailable(
                 f"model '{self._model}': no execution context on {self.device}: "
-                f"{said().since(mark)}; fewer instances, models or smaller batches fit"
+                f"{trt_log().since(mark)}; fewer instances, models or smaller batches fit"
             )
         return context
 
@@ -95,7 +95,7 @@ def _register_plugins() -> None:
     """Once for the process: plans may have layers of the plugins that come with TensorRT."""
     # The lean bindings have none.
     if hasattr(trt, "init_libnvinfer_plugins"):
-        trt.init_libnvinfer_plugins(said().logger, "")
+        trt.init_libnvinfer_plugins(trt_log().logger, "")
 
 
 @cache
@@ -105,12 +105,12 @@ def _one_load(gpu: int) -> threading.Lock:
 
 
 def _runtime(dla_core: int | None) -> Any:
-    mark = said().mark
+    mark = trt_log().mark
     try:
-        runtime: trt.Runtime = trt.Runtime(said().logger)
+        runtime: trt.Runtime = trt.Runtime(trt_log().logger)
     except TypeError as error:
         # All that pybind11 says is that a factory gave nothing.
-        raise Unavailable(f"unable to create TensorRT runtime: {said().since(mark)}") from error
+        raise Unavailable(f"unable to create TensorRT runtime: {trt_log().since(mark)}") from error
     if dla_core is not None:
         if dla_core >= runtime.num_DLA_cores:
             raise Unavailable(no_such_core(dla_core, runtime.num_DLA_cores, trt.__version__))
@@ -122,11 +122,11 @@ def _runtime(dla_core: int | None) -> Any:
 def _deserialized(runtime: trt.Runtime, plan: Path, model: str) -> Any:
     with reading(plan):
         data = plan.read_bytes()
-    mark = said().mark
+    mark = trt_log().mark
     engine: trt.ICudaEngine | None = runtime.deserialize_cuda_engine(data)
     if engine is None:
         raise ModelConfigError(
-            f"{plan}: unable to create TensorRT engine: {said().since(mark)}; TensorRT "
+            f"{plan}: unable to create TensorRT engine: {trt_log().since(mark)}; TensorRT "
             f"{trt.__version__} is here: run `edge-server plan build {model}`, or copy the plan "
             f"again if it is cut short ({len(data)} bytes)"
         )
@@ -160,7 +160,7 @@ def _tensor(engine: trt.ICudaEngine, name: str) -> PlanTensor:
 
 
 def _range(engine: trt.ICudaEngine, tensor: PlanTensor, profile: int) -> Range | None:
-    """None for what this version cannot tell."""
+    """None where this version of TensorRT has no function for it."""
     if not tensor.holds_shape:
         found = engine.get_tensor_profile_shape(tensor.name, profile)
     elif hasattr(engine, "get_tensor_profile_values"):

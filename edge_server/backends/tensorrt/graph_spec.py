@@ -55,9 +55,9 @@ def graph_shapes(
     Raises:
         ModelConfigError: a `graph_spec` cannot be; with Triton's text.
     """
-    said = config.message.optimization.cuda.graph_spec
-    if said:
-        wanted = [_spec(config, io, spec, profiles) for spec in said]
+    specs = config.message.optimization.cuda.graph_spec
+    if specs:
+        wanted = [_spec(config, io, spec, profiles) for spec in specs]
     else:
         wanted = [
             _usual(io, batch_size, profile)

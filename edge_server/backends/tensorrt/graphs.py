@@ -66,7 +66,7 @@ def record(
     engine: Engine,
     context: Context,
     stream: Stream,
-    room: IoBuffers,
+    buffers: IoBuffers,
     *,
     wanted: Sequence[GraphShapes],
     name: str,
@@ -82,16 +82,16 @@ def record(
     graphs = Graphs()
     runs: list[RecordedRun] = []
     try:
-        if room.host:
+        if buffers.host:
             raise Unsupported("it has tensors on the host")
         if engine.dla_core is not None:
-            # What NVDLA gets goes through a driver of its own.
+            # Work for NVDLA goes through a driver of its own.
             raise Unsupported("what runs on NVDLA cannot be recorded")
         if not (engine.io.is_fixed or engine.shares_profiles):
             raise Unsupported("TensorRT before 10 lets a profile with free dimensions be one run's")
         for each in wanted:
             own = None if engine.io.is_fixed else Context(engine, stream, name)
-            shapes, graph = _recorded(own or context, stream, room, each)
+            shapes, graph = _recorded(own or context, stream, buffers, each)
             runs.append(RecordedRun(each, graph, shapes, own))
     except DeviceLost:
         raise
@@ -105,15 +105,15 @@ def record(
 
 
 def _recorded(
-    context: Context, stream: Stream, room: IoBuffers, wanted: GraphShapes
+    context: Context, stream: Stream, buffers: IoBuffers, wanted: GraphShapes
 ) -> tuple[dict[str, Shape], Graph]:
     """The shapes of the outputs, and the run that writes them."""
     context.set_shapes(wanted.profile, wanted.shapes)
-    for name, slot in room.inputs.items():
+    for name, slot in buffers.inputs.items():
         context.bind(name, slot.pointer)
         slot.clear(stream)
     shapes: dict[str, Shape] = {}
-    for name, output in room.outputs.items():
+    for name, output in buffers.outputs.items():
         shapes[name] = context.output_shape(name)
         if -1 in shapes[name] or not output.holds(shapes[name]):
             raise Unsupported(f"the size of output '{name}' is not known beforehand")

@@ -1,4 +1,4 @@
-"""Tensors that TensorRT reads or writes on the host: those that hold shapes."""
+"""Tensors that TensorRT reads or writes on the host: shape tensors."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class HostTensors:
         return address
 
     def output(self, name: str) -> NDArray[Any]:
-        """What the last run wrote."""
+        """The shape tensors that the last run wrote."""
         copy: NDArray[Any] = self._outputs[name].copy()
         return copy
 

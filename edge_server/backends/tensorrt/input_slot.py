@@ -1,4 +1,4 @@
-"""One input of an instance: where the parts of a batch come together."""
+"""One input of an instance: the buffer that gathers a batch."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class InputSlot:
         self.dtype = dtype
         self._device = device
         self._staging = make(nbytes)
-        # Kept until the next run: copies may still read them.
+        # Held until the next run: copies may still read these arrays.
         self._held: list[object] = []
 
     @property
@@ -44,17 +44,17 @@ class InputSlot:
         return self._staging.pointer
 
     def begin(self) -> None:
-        """The last run is over: what it read may go."""
+        """Release the arrays of the last run, which is over."""
         self._held.clear()
 
     def clear(self, stream: Stream) -> None:
-        """Set all of it to 0: what is no number, or an index from nowhere, does harm."""
+        """Set the buffer to 0: stale bytes may be NaN, or an index out of range."""
         stream.fill(self._staging.span(0, self._staging.nbytes))
 
     def in_place(self, requests: Sequence[ExecuteRequest], stream: Stream) -> CudaArray | None:
         """The one part of the batch where it lies on the device already, and can be read there.
 
-        `stream` waits for whoever writes it.
+        `stream` waits for the stream that writes it.
         """
         if len(requests) > 1:
             return None
@@ -75,7 +75,7 @@ class InputSlot:
                 beside them is 0.
 
         Returns:
-            Those that were read on the device: whoever wrote them must know when that is over.
+            The arrays that are read on the device: mark them read by this run.
         """
         staging = self._staging
         read: list[CudaArray] = []
@@ -141,7 +141,7 @@ class InputSlot:
         return array if mine else None  # type: ignore[return-value]
 
     def _flush(self, stream: Stream, begin: int, end: int) -> None:
-        """What lies in pinned memory from `begin` to `end` follows to the device."""
+        """Copy pinned memory from `begin` to `end` to the device."""
         staging = self._staging
         if begin < end and staging.host is not None and not staging.is_mapped:
             stream.to_device(staging.span(begin, end - begin), staging.host[begin:end])

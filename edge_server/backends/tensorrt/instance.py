@@ -1,4 +1,4 @@
-"""One instance of a plan: a context, a stream, and room for its tensors."""
+"""One instance of a plan: a context, a stream, and buffers for its tensors."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class PlanInstance:
                         engine, self._context, self._stream, self._room, wanted=graphs, name=name
                     )
             except BaseException:
-                # Before its engine, which whoever made that closes.
+                # Before its engine, which the model closes.
                 self._context.close()
                 if self._ahead is not None:
                     self._ahead.close()
@@ -113,7 +113,7 @@ class PlanInstance:
 
     def _run(self, run: Run) -> tuple[int, int]:
         """When the inputs were on their way, and when the outputs were there; in ns."""
-        # What the last run reads, and where it writes, is used again now.
+        # This run uses the buffers of the last one again.
         self._through.wait()
         for slot in self._room.inputs.values():
             slot.begin()
@@ -141,7 +141,7 @@ class PlanInstance:
         for name, whole in recorded.output_shapes.items():
             output = self._room.outputs[name]
             output.pointer(whole)
-            # What a graph for more rows made of the others is nobody's.
+            # A graph for more rows also writes rows that no request has.
             run.output_shapes[name] = (run.rows, *whole[1:]) if self._batched else whole
             array = self._kept(run, name)
             if array is not None:
@@ -187,9 +187,9 @@ class PlanInstance:
         try:
             self._context.enqueue()
         except InternalError as error:
-            trouble = (each.trouble for each in allocators.values())
-            raise next(filter(None, trouble), error) from error
-        # TensorRT has told the sizes by now.
+            failure = (each.failure for each in allocators.values())
+            raise next(filter(None, failure), error) from error
+        # TensorRT has set the sizes by now.
         run.output_shapes.update({name: each.shape for name, each in allocators.items()})
 
     def _kept(self, run: Run, name: str) -> CudaArray | None:
@@ -205,7 +205,7 @@ class PlanInstance:
         return run.kept[name]
 
     def _bring_home(self, run: Run) -> None:
-        """Copy to the host what is wanted there, and wait until it is."""
+        """Copy the outputs that are wanted on the host, and wait for the copies."""
         for array in run.kept.values():
             array.written(self._stream)
         home = [name for name in run.wanted if name not in run.kept]

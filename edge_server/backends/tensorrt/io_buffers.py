@@ -1,4 +1,4 @@
-"""IoBuffers for every tensor of an instance, made once for the largest batch."""
+"""Buffers for every tensor of an instance, made once for the largest batch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from edge_server.backends.tensorrt.options import Options
     from edge_server.backends.tensorrt.plan_io import PlanIO
 
-# So many answers of one instance may be kept on the device at once, by whoever got them.
+# So many responses of one instance may be held on the device by callers at once.
 KEPT_ANSWERS = 16
 _LEAST_POOL_BYTES = 1 << 20
 
@@ -46,7 +46,7 @@ class IoBuffers:
 
     @property
     def mapped_outputs(self) -> frozenset[str]:
-        """What is read on the host without having been copied there."""
+        """Names of outputs that the host reads in place, without a copy."""
         mapped = {name for name, slot in self.outputs.items() if slot.is_mapped}
         return frozenset(mapped - self.allocators.keys())
 
@@ -61,7 +61,7 @@ class IoBuffers:
 def allocate_io(
     engine: Engine, context: Context, profiles: Sequence[int], options: Options, name: str
 ) -> IoBuffers:
-    """IoBuffers for the largest that each of `profiles` takes and gives.
+    """Buffers for the largest tensors that each of `profiles` takes and gives.
 
     Raises:
         Unavailable: there is not so much memory.
@@ -93,7 +93,7 @@ def allocate_io(
 
 
 def _output_bytes(io: PlanIO, context: Context, profiles: Sequence[int]) -> Mapping[str, int]:
-    """The most that each output takes; 0 for those that only a run can tell."""
+    """The most bytes that each output takes; 0 for an output whose size only a run determines."""
     most = dict.fromkeys((tensor.name for tensor in io.outputs), 0)
     if any(tensor.holds_shape for tensor in io.inputs):
         return most

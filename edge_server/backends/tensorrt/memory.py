@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from edge_server.gpu.device import Device
     from edge_server.gpu.memory import DeviceMemory, MappedMemory
 
-# What TensorRT wants of every address.
+# The alignment of every address that TensorRT gets.
 ALIGNMENT_BYTES = 256
 
 
@@ -27,10 +27,10 @@ class Span:
 
 
 class StagingBuffer:
-    """Room for one tensor on the device, with the host's way to it.
+    """Memory for one tensor on the device, with the host's way to it.
 
     Where the GPU works in the host's memory they are the same (mapped pinned memory), and nothing
-    is copied. Elsewhere there is pinned memory beside it, for copies that nobody waits for.
+    is copied. Elsewhere there is pinned memory beside it, for copies that no thread waits for.
 
     Args:
         pinned: without it copies go by whatever memory the host's array is in.

@@ -56,7 +56,7 @@ class PlanModel:
             raise ModelConfigError(NOT_ON_A_GPU.format(model=self._config.name))
         engine, is_own = self._engine(placement)
         try:
-            # As Triton has it, of those that are equally near the lowest is taken.
+            # As in Triton, the lowest of equally near profiles.
             ordered = sorted(set(placement.profiles or (0,)))
             _check_profile(engine, ordered[-1], name)
             graphs = graph_shapes(self._config, engine.io, ordered) if self._options.graphs else ()

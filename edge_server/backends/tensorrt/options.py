@@ -1,4 +1,4 @@
-"""What a configuration says of how its plan is run."""
+"""Options in a model's configuration for running its plan."""
 
 from __future__ import annotations
 
@@ -76,14 +76,14 @@ class Options:
 
     @staticmethod
     def of(config: ModelConfig, parameters: TensorRtParameters) -> Options:
-        said = config.message.optimization
+        optimization = config.message.optimization
         return Options(
             mapped=parameters.mapped_memory,
-            pinned_inputs=said.input_pinned_memory.enable,
-            pinned_outputs=said.output_pinned_memory.enable,
-            graphs=said.cuda.graphs,
-            busy_wait=said.cuda.busy_wait_events,
-            priority=_PRIORITIES.get(said.priority, ""),
-            copy_stream=said.cuda.output_copy_stream,
+            pinned_inputs=optimization.input_pinned_memory.enable,
+            pinned_outputs=optimization.output_pinned_memory.enable,
+            graphs=optimization.cuda.graphs,
+            busy_wait=optimization.cuda.busy_wait_events,
+            priority=_PRIORITIES.get(optimization.priority, ""),
+            copy_stream=optimization.cuda.output_copy_stream,
             batched=config.max_batch_size > 0,
         )

@@ -1,4 +1,4 @@
-"""One output of an instance: where TensorRT writes it, and how it gets to who asked."""
+"""One output of an instance: the buffer that TensorRT writes, and the copies to callers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class OutputSlot:
-    """Room for one output, and the copies out of it.
+    """Memory for one output, and the copies out of it.
 
     Args:
         nbytes: of the largest that a profile's inputs give; more is made where more comes.
@@ -39,7 +39,7 @@ class OutputSlot:
 
     @property
     def is_mapped(self) -> bool:
-        """What is read on the host was not copied there."""
+        """Whether the host reads the output in place, without a copy."""
         return self._usual.is_mapped
 
     def holds(self, shape: Shape) -> bool:
@@ -58,7 +58,7 @@ class OutputSlot:
         return self._written.pointer
 
     def array(self, shape: Shape, stream: Stream) -> CudaArray:
-        """Memory on the device that whoever gets it keeps as long as they like.
+        """Memory on the device that its receiver may hold for any time.
 
         Raises:
             Unavailable: too much of it is kept already.
@@ -66,12 +66,12 @@ class OutputSlot:
         return self._pool.take(stream, shape, self.dtype)
 
     def copy_to(self, array: CudaArray, stream: Stream) -> None:
-        """What was written at `pointer` goes to `array`."""
+        """Copy the output at `pointer` to `array`."""
         if array.nbytes:
             stream.copy(array, self._written.span(0, array.nbytes))
 
     def begin_to_host(self, shape: Shape, stream: Stream) -> NDArray[Any]:
-        """What was written at `pointer`, as it will be once `stream` has come so far."""
+        """The output at `pointer` on the host, complete once `stream` has done its work so far."""
         nbytes = self._bytes(shape)
         staging = self._written
         # Without pinned memory the copy is over when this returns.
@@ -81,7 +81,7 @@ class OutputSlot:
         return host.view(self.dtype).reshape(shape)
 
     def owned(self, host: NDArray[Any]) -> NDArray[Any]:
-        """What `begin_to_host` gave, for keeps: the next run writes there again."""
+        """A copy of the result of `begin_to_host` that the next run does not overwrite."""
         return host if self._written.host is None else host.copy()
 
     def _bytes(self, shape: Shape) -> int:

@@ -1,4 +1,4 @@
-"""What a plan takes and gives, whoever tells it: its side-car, or TensorRT itself."""
+"""Inputs and outputs of a plan, read from its side-car or from TensorRT itself."""
 
 from __future__ import annotations
 

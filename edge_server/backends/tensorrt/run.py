@@ -52,7 +52,7 @@ class Run:
         self.host: dict[str, NDArray[Any]] = {}
 
     def answers(self, uncounted: frozenset[str]) -> list[Tensors]:
-        """Each request's part of what was made.
+        """Each request's part of the outputs.
 
         Args:
             uncounted: outputs that no copy brought to the host.

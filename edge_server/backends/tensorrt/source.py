@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import tensorrt as trt
 
-from edge_server.backends.tensorrt.build.build_options import wish_of
+from edge_server.backends.tensorrt.build.build_options import build_options_of
 from edge_server.backends.tensorrt.build.cache import PlanCache, ensure_plan
 from edge_server.backends.tensorrt.build.facts import DeviceFacts, full_version, l4t_release
 from edge_server.backends.tensorrt.build.process import build
@@ -21,7 +21,7 @@ from edge_server.backends.tensorrt.build.side_car import (
 from edge_server.backends.tensorrt.build_progress import BuildProgress
 from edge_server.backends.tensorrt.dla import no_such_core
 from edge_server.backends.tensorrt.options import on_gpu_alone, plan_name
-from edge_server.backends.tensorrt.trt_log import said
+from edge_server.backends.tensorrt.trt_log import trt_log
 from edge_server.board.state_directory import state_directory
 from edge_server.errors import ModelConfigError, Unavailable
 from edge_server.gpu.bare_gpu import BareGpu
@@ -50,7 +50,7 @@ class PlanSource:
     the ONNX file beside it, in a process of its own, and kept in a cache.
 
     Args:
-        tell: hears how far a build is.
+        on_progress: called with how far a build is.
     """
 
     def __init__(
@@ -58,12 +58,12 @@ class PlanSource:
         directory: Path,
         config: ModelConfig,
         parameters: TensorRtParameters,
-        tell: ProgressCallback,
+        on_progress: ProgressCallback,
     ) -> None:
         self._model = config.name
         self._config = config
         self._parameters = parameters
-        self._tell = tell
+        self._on_progress = on_progress
         self._directory = directory
         self._onnx = directory / ONNX_NAME
         self._new: set[Path] = set()
@@ -126,7 +126,7 @@ class PlanSource:
         require_path(plan, self._model)
         side_car = read_side_car(plan)
         if side_car is None:
-            log.info("model %s: %s has no side-car: TensorRT tells what it is", self._model, plan)
+            log.info("model %s: %s has no side-car: TensorRT reads what it is", self._model, plan)
             return []
         onnx = self._onnx if self._onnx.exists() else None
         faults = compare(side_car, facts, self._model)
@@ -146,7 +146,7 @@ class PlanSource:
             log.warning("model %s: %s: %s", self._model, plan, caution)
 
     def _built(self, name: str, facts: DeviceFacts, core: int | None) -> Path:
-        wish = replace(wish_of(self._config), dla_core=core)
+        options = replace(build_options_of(self._config), dla_core=core)
         is_new = False
 
         def build_now(job: BuildJob, on_event: Callable[[Event], None]) -> PlanBuilt:
@@ -154,9 +154,15 @@ class PlanSource:
             is_new = True
             return build(job, on_event)
 
-        with BuildProgress(self._model, name, facts.tensorrt, self._tell) as told:
+        with BuildProgress(self._model, name, facts.tensorrt, self._on_progress) as progress:
             plan = ensure_plan(
-                self._onnx, wish, facts, _cache(), build_now, model=self._model, on_event=told
+                self._onnx,
+                options,
+                facts,
+                _cache(),
+                build_now,
+                model=self._model,
+                on_event=progress,
             )
         if is_new:
             self._new.add(plan)
@@ -168,10 +174,10 @@ def _cache() -> PlanCache:
 
 
 def device_facts(device: Device) -> DeviceFacts:
-    """What a side-car is compared with. The driver is there: `device` is open."""
+    """The facts that a side-car is compared with; `device` is open, so there is a driver."""
     major, minor = device.compute_capability
     with device.current("count NVDLA cores"):
-        runtime: trt.Runtime = trt.Runtime(said().logger)
+        runtime: trt.Runtime = trt.Runtime(trt_log().logger)
         cores = int(runtime.num_DLA_cores)
         del runtime
     return DeviceFacts(

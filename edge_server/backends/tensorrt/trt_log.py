@@ -1,4 +1,4 @@
-"""What TensorRT says, kept for the text of a failure."""
+"""TensorRT's last errors, kept for the text of an error."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _SHOWN = 3
 
 
 class TrtLog:
-    """The last errors that TensorRT told of, of this whole process.
+    """The last errors that TensorRT logged in this process.
 
     Attributes:
-        logger: what TensorRT is given.
+        logger: the logger that TensorRT writes to.
     """
 
     def __init__(self) -> None:
@@ -35,13 +35,13 @@ class TrtLog:
 
 
 @cache
-def said() -> TrtLog:
-    """The one for this process: TensorRT keeps the first logger that it is given, for all."""
+def trt_log() -> TrtLog:
+    """The log of this process: TensorRT keeps the first logger that it is given."""
     return TrtLog()
 
 
 class _Logger(trt.ILogger):  # type: ignore[misc]
-    """Called on threads that TensorRT chooses, also in the middle of its calls: it only keeps."""
+    """TensorRT calls it on any thread, also within its own calls: `log` only appends."""
 
     def __init__(self, errors: deque[tuple[int, str]]) -> None:
         super().__init__()

@@ -3,7 +3,7 @@
 Input: one UINT8 tensor, a frame as the camera gives it.
 Outputs: one FP32 or FP16 tensor with dims [3,H,W] (planes in the order B, G, R, values times
 `scale`), and optionally one INT32 tensor with dims [2]: height and width in px of what was resized,
-for whoever has to find the way back from network coordinates.
+for the model that maps network coordinates back to pixels.
 
 Parameters in config.pbtxt:
 - `scale`: what the 8-bit values are multiplied by (default 1/255).
@@ -17,7 +17,7 @@ Parameters in config.pbtxt:
   frame has the frame's size and camera matrix; what the camera did not see is black. Frames of
   another size than the calibrated one are refused.
 
-Lanes that `lane_decode` makes with the told size are thus in px of the crop, from its upper left
+Lanes that `lane_decode` makes with that size are thus in px of the crop, from its upper left
 corner (add x and y for the frame's), and of the undistorted image where there is a lens.
 
 The frame is converted by OpenCV's integer rules (BT.601, video range), resized bilinearly in 8 bits

@@ -1,4 +1,4 @@
-"""What an `image_preprocess` model makes of its frames, read from its configuration."""
+"""The preprocessing of an `image_preprocess` model, read from its configuration."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 # 256 MiB of floats; a network that takes more is a slip of the keyboard.
 MAX_ELEMENTS = 64 * 1024 * 1024
-# A GPU instance has room for a whole batch from the start; elsewhere a small request of tiny frames
+# A GPU instance holds memory for a whole batch at once; elsewhere a small request of tiny frames
 # asks for as much.
 MOST_BATCH_BYTES = 1 << 30
 
@@ -49,7 +49,7 @@ class FramesShape(NamedTuple):
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """One model's wish; the same wherever its instances run.
+    """One model's configuration; the same wherever its instances run.
 
     Attributes:
         image: the input's name.
@@ -89,7 +89,7 @@ class Preprocessing:
         )
 
     def frames_shape(self, shape: tuple[int, ...]) -> FramesShape:
-        """What an input of that shape holds.
+        """Count and size of the frames in an input of that shape.
 
         Raises:
             InvalidRequest: it is empty, a side is longer than `MAX_SIDE_PX`, or it is no frame

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from edge_server.gpu.module import Module
     from edge_server.gpu.stream import Stream
 
-# A bound, not a need: more full batches than the data plane lets in at once, so that arrays which
-# nobody lets go of end in an error that names the instance, not in a full device.
+# A bound, not a need: more full batches than the data plane admits at once, so that arrays which
+# callers never release end in an error that names the instance, not in a full device.
 OUTPUTS_ALIVE = 32
 # Cameras of so many sizes share an instance without their geometry being worked out anew.
 SIZES_KEPT = 16
@@ -76,7 +76,7 @@ class GpuPreprocess:
         self._frame_out_bytes = int(np.prod(planes.shape)) * self._dtype.itemsize
         batch_bytes = wanted.most_frames * self._frame_out_bytes
         self._pool = BufferPool(device, OUTPUTS_ALIVE * batch_bytes, name)
-        # What is surely needed is taken at once: a GPU without room for it shows now.
+        # Allocate one batch of outputs at once: a GPU without the memory fails now.
         self._pool.take(self._stream, batch_shape, self._dtype)
         self._map = (
             UndistortionOnDevice(device, self._stream, wanted.undistortion)
@@ -93,7 +93,7 @@ class GpuPreprocess:
             shapes = [wanted.frames_shape(r.inputs[wanted.image].shape) for r in requests]
             planes: CudaArray | None = None
             if any(wanted.planes.name in request.outputs for request in requests):
-                # Once around all calls of the driver.
+                # One context switch for all calls of the driver.
                 with self._device.current("preprocess"):
                     images = [self._image(request) for request in requests]
                     addresses = self._addresses(images, shapes)
@@ -169,7 +169,7 @@ class GpuPreprocess:
         addresses: Sequence[FrameAddress],
         size: FramesShape,
     ) -> CudaArray:
-        """(frames, 3, H, W), written by what the stream now holds; nobody waits."""
+        """(frames, 3, H, W), written by the work that the stream now holds; no thread waits."""
         shape = (len(addresses), *self._wanted.planes.shape)
         geometry = self._geometry(size.height, size.width)
         on_device = [image for image in images if isinstance(image, CudaArray)]

@@ -17,7 +17,7 @@ _DISTORTION_COUNTS = (4, 5, 8, 12, 14)
 
 
 class ImagePreprocessParameters(Parameters, frozen=True):
-    """As config.pbtxt says them; see `image_preprocess`."""
+    """The parameters in config.pbtxt; see `image_preprocess`."""
 
     scale: float = 1 / 255
     pixel_format: str = "bgr"
@@ -29,7 +29,7 @@ class ImagePreprocessParameters(Parameters, frozen=True):
 
 @dataclass(frozen=True)
 class Lens:
-    """What a calibration says of a camera; pixels are those of frames of `width` x `height`."""
+    """The calibration of a camera; pixels are those of frames of `width` x `height`."""
 
     camera_matrix: tuple[tuple[float, float, float], ...]
     distortion: tuple[float, ...]
@@ -54,20 +54,20 @@ class FrameParameters:
     @staticmethod
     def of(config: ModelConfig) -> FrameParameters:
         """Raises: ValueError: values that cannot be, alone or together; with the remedy."""
-        said = read_parameters(config, ImagePreprocessParameters)
-        pixel_format = _pixel_format(said.pixel_format)
-        crop = _crop(said.crop) if said.crop else None
-        lens = _lens(said)
+        parameters = read_parameters(config, ImagePreprocessParameters)
+        pixel_format = _pixel_format(parameters.pixel_format)
+        crop = _crop(parameters.crop) if parameters.crop else None
+        lens = _lens(parameters)
         if lens is not None:
             fault = even_fault(pixel_format, lens.width, lens.height)
             if fault:
-                raise ValueError(f"'calibrated_size' is '{said.calibrated_size}': {fault}")
+                raise ValueError(f"'calibrated_size' is '{parameters.calibrated_size}': {fault}")
             if crop is not None and not fits(crop, lens.width, lens.height):
                 raise ValueError(
-                    f"'crop' is '{said.crop}', which is not within the undistorted frame of "
+                    f"'crop' is '{parameters.crop}', which is not within the undistorted frame of "
                     f"{lens.width}x{lens.height} px ('calibrated_size'); make it smaller"
                 )
-        return FrameParameters(said.scale, pixel_format, crop, lens)
+        return FrameParameters(parameters.scale, pixel_format, crop, lens)
 
 
 def fits(region: CropRegion, width: int, height: int) -> bool:
@@ -106,11 +106,11 @@ def _crop(text: str) -> CropRegion:
     return CropRegion(x, y, width, height)
 
 
-def _lens(said: ImagePreprocessParameters) -> Lens | None:
+def _lens(texts: ImagePreprocessParameters) -> Lens | None:
     given = {
-        "camera_matrix": said.camera_matrix,
-        "distortion": said.distortion,
-        "calibrated_size": said.calibrated_size,
+        "camera_matrix": texts.camera_matrix,
+        "distortion": texts.distortion,
+        "calibrated_size": texts.calibrated_size,
     }
     missing = [name for name, text in given.items() if not text]
     if len(missing) == len(given):
@@ -120,20 +120,20 @@ def _lens(said: ImagePreprocessParameters) -> Lens | None:
             f"'{missing[0]}' is missing; undistortion takes 'camera_matrix', 'distortion' and "
             "'calibrated_size' together, or none of them"
         )
-    matrix = _numbers(said.camera_matrix)
+    matrix = _numbers(texts.camera_matrix)
     if len(matrix) != 4 or min(matrix[:2]) <= 0:
         raise ValueError(
-            f"'camera_matrix' is '{said.camera_matrix}'; it is fx,fy,cx,cy in px of a frame of "
+            f"'camera_matrix' is '{texts.camera_matrix}'; it is fx,fy,cx,cy in px of a frame of "
             "'calibrated_size', fx and fy more than 0"
         )
-    distortion = _numbers(said.distortion)
+    distortion = _numbers(texts.distortion)
     if len(distortion) not in _DISTORTION_COUNTS:
         raise ValueError(
-            f"'distortion' is '{said.distortion}'; it is k1,k2,p1,p2[,k3[,k4,k5,k6[,s1,s2,s3,s4"
+            f"'distortion' is '{texts.distortion}'; it is k1,k2,p1,p2[,k3[,k4,k5,k6[,s1,s2,s3,s4"
             "[,tau_x,tau_y]]]], as cv2.calibrateCamera gives them"
         )
     fx, fy, cx, cy = matrix
-    width, height = _size(said.calibrated_size)
+    width, height = _size(texts.calibrated_size)
     return Lens(((fx, 0.0, cx), (0.0, fy, cy), (0.0, 0.0, 1.0)), distortion, width, height)
 
 

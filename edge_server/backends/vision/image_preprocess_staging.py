@@ -1,4 +1,4 @@
-"""Host frames on their way to a GPU, without a thread that waits for it."""
+"""Host frames on their way to a GPU, without a thread that waits for the copy."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from edge_server.gpu.memory import DeviceMemory
     from edge_server.gpu.stream import Stream
 
-# One that is filled, one that is read, and one to spare where the GPU is busy with others.
+# One slot to fill, one that a kernel reads, and a spare where the GPU is busy with other work.
 SLOTS = 3
 
 
 class FrameStaging:
-    """Pinned memory that goes round, for one stream and one thread at a time.
+    """A ring of pinned buffers, for one stream and one thread at a time.
 
     Attributes:
         copies: frames are copied to the device, as it cannot read them on the host at speed.
@@ -38,7 +38,7 @@ class FrameStaging:
         """The address where the stream's next work finds `frames`, one behind the other.
 
         They may be overwritten when this returns. It waits only where the GPU is `SLOTS` batches
-        behind. Say `read` once that work has been given to the stream.
+        behind. Call `read` once that work has been given to the stream.
 
         Raises:
             EdgeServerError: no memory for them, or the device failed.
@@ -59,7 +59,7 @@ class FrameStaging:
         return self._on_device.pointer
 
     def read(self) -> None:
-        """All that reads what `put` gave last has been given to the stream."""
+        """Mark the slot of the last `put`: all work that reads it has been given to the stream."""
         self._slots[-1].read.record(self._stream)
 
     def close(self) -> None:
@@ -78,7 +78,7 @@ class _Slot:
         self._host = np.empty(0, np.uint8)
 
     def of(self, nbytes: int, *, mapped: bool) -> NDArray[np.uint8]:
-        """So many bytes of it; a larger one takes its place where it has fewer."""
+        """The first `nbytes` of the slot, which grows where it has fewer."""
         if self._host.nbytes < nbytes:
             if mapped:
                 memory = self._device.mapped((nbytes,), np.uint8)

@@ -1,1 +1,1 @@
-"""`edge-server doctor`: what is well with this machine, what is not, and what to do about it."""
+"""`edge-server doctor`: checks of this machine, each with a remedy."""

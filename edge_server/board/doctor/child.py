@@ -27,8 +27,8 @@ def main() -> None:
         asked = getattr(importlib.import_module(module), name)
         # Only now: that user may not be able to read this Python.
         _become(account)
-        said = asked(*arguments)
-        json.dump(said, answers)
+        found = asked(*arguments)
+        json.dump(found, answers)
         answers.flush()
         code = 0
     except Exception:  # noqa: BLE001 - the last line of it is the answer

@@ -20,7 +20,7 @@ _UNASKED = ProbeResult(trouble="not asked")
 
 @dataclass(frozen=True)
 class Configuration:
-    """What the daemon would run with; `settings` is None where `error` says why not.
+    """The settings of the daemon; `settings` is None where `error` says why.
 
     Attributes:
         path: the file; None where there is none, and the defaults count.
@@ -33,12 +33,12 @@ class Configuration:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What every check is a function of.
+    """The input of every check.
 
     Attributes:
-        board: what its files tell.
+        board: the facts from its files.
         configuration: the daemon's.
-        disk: of the model store, or where it would be; None where nobody tells.
+        disk: of the model store, or where it would be; None where it cannot be read.
         answers: of the probes, by their names.
         python: the version that runs here.
         version: our own.

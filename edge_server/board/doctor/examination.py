@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _USUAL_CONFIGURATION = "etc/edge_server/config.toml"
 _STATE_OF_THE_UNIT = "var/lib/edge_server"
 _PROBES = "edge_server.board.doctor.probes:"
-# Those of every machine; settings and systemd add theirs.
+# The probes of every machine; settings and systemd add theirs.
 _ALWAYS = (
     "driver",
     "cuda_runtime",
@@ -46,7 +46,7 @@ _NETWORK_PATIENCE_S = 8.0
 
 @dataclass(frozen=True)
 class Examination:
-    """What was found, by the names of the checks, in their order."""
+    """Findings by the names of the checks, in their order."""
 
     evidence: Evidence
     findings: Mapping[str, Finding]
@@ -90,7 +90,7 @@ def examine(
 
 
 def run_checks(evidence: Evidence) -> dict[str, Finding]:
-    """What each check says of `evidence`; one that fails itself is a fault, and the others run."""
+    """The finding of each check; a check that raises is a fault, and the others run."""
     findings = {}
     for name, check in CHECKS.items():
         try:
@@ -121,13 +121,13 @@ def _usual_configuration(root: Path) -> Path | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError:
-        pass  # is there, and reading it will tell what is the matter
+        pass  # exists; the error of reading it names the fault
     return usual
 
 
 def _questions(board: BoardFacts, settings: Settings | None) -> dict[str, Probe]:
     questions = {name: Probe(_PROBES + name) for name in _ALWAYS}
-    # Who may open the GPU is a matter of the user.
+    # Permission to open the GPU depends on the user.
     questions["driver"] = replace(questions["driver"], account=board.account)
     if board.systemd and board.unit is not None:
         questions["unit"] = Probe(f"{_PROBES}unit")
@@ -143,6 +143,6 @@ def _questions(board: BoardFacts, settings: Settings | None) -> dict[str, Probe]
 def _store(board: BoardFacts, settings: Settings | None, root: Path) -> Path:
     if settings is not None and settings.repository.store:
         return root / settings.repository.store.lstrip("/")
-    # The unit's user is not the one who asks here, nor is its environment.
+    # The unit runs as another user, in another environment, than this process.
     state = root / _STATE_OF_THE_UNIT if board.unit is not None else state_directory()
     return state / "store"

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 # A first import of a large library from a slow disk takes seconds.
 PATIENCE_S = 30.0
-# What was killed is gone by then, or hangs in the kernel, where nothing ends it.
+# By then a killed process has ended, or hangs in the kernel, where no signal ends it.
 _KILLED_S = 1.0
 # Such a process sees the modules that this one sees, in whatever way it was started.
 _START = (
@@ -44,14 +44,14 @@ class Probe:
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """What the function said, or in `trouble` why it said nothing."""
+    """The result of the function, or in `trouble` why there is none."""
 
     says: Mapping[str, Any] = field(default_factory=dict)
     trouble: str = ""
 
 
 def ask(question: Probe) -> ProbeResult:
-    """The answer, within the question's patience and a second; never raises.
+    """The result, within the probe's `patience_s` and a second; never raises.
 
     The process also ends itself in time, should this one be gone by then.
     """

@@ -1,4 +1,4 @@
-"""What is asked of libraries, the network and the kernel; each runs in a process of its own.
+"""Probes of libraries, the network and the kernel; each runs in a process of its own.
 
 Each returns a dict that JSON can carry. Libraries are imported by name, because importing them is
 the question. `{"missing": true}` is a library that is not installed; one that is and cannot be
@@ -26,7 +26,7 @@ _COMPUTE_MAJOR, _COMPUTE_MINOR, _INTEGRATED = 75, 76, 18
 # libcudart's names: with the development packages, then of CUDA 13, 12 and 11.
 _CUDARTS = ("libcudart.so", "libcudart.so.13", "libcudart.so.12", "libcudart.so.11.0")
 _CUDART_DIRECTORIES = ("", "/usr/local/cuda/lib64/")
-# timex.h: what adjtimex(2) says of a clock that nobody sets, and where in the struct.
+# timex.h: what adjtimex(2) reports of a clock that is not synchronized, and where in the struct.
 _STA_UNSYNC = 0x0040
 _TIMEX_LONGS = 64
 
@@ -118,7 +118,7 @@ def onnxruntime() -> Says:
 
 
 def kernel_clock() -> Says:
-    """Whether anything keeps the kernel's clock right: any time daemon tells the kernel so."""
+    """Whether the kernel's clock is synchronized: each time daemon sets that flag."""
     # struct timex has 208 bytes on 64-bit Linux: modes (an int), offset, freq, maxerror, esterror,
     # status (an int). With modes 0 it only reads.
     timex = (ctypes.c_long * _TIMEX_LONGS)()
@@ -167,7 +167,7 @@ def grpc_port(host: str, port: str) -> Says:
 
 
 def broker(host: str, port: str) -> Says:
-    """Whether somebody takes a TCP connection there."""
+    """Whether a process accepts TCP connections there."""
     try:
         socket.create_connection((host, int(port)), timeout=4).close()
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What stands on and beside a rendered road: barriers, trees and vehicles."""
+"""Objects on and beside a rendered road: barriers, trees and vehicles."""
 
 from __future__ import annotations
 

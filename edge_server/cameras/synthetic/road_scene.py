@@ -1,4 +1,4 @@
-"""What a rendered road consists of: sampled once from a random generator, then only read."""
+"""Parts of a rendered road: sampled once from a random generator, then only read."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class Vehicle:
 
 @dataclass(frozen=True, eq=False)
 class Roadside:
-    """What is beside, on and above the road.
+    """Objects beside, on and above the road.
 
     Attributes:
         asphalt, verge, shoulder: BGR of the surfaces.

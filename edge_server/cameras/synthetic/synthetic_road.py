@@ -22,7 +22,7 @@ class SyntheticRoad:
     The same arguments always give the same images.
 
     Attributes:
-        truth: the lanes of the image read last, as `road_renderer.render` tells them: each
+        truth: the lanes of the image read last, as `road_renderer.render` returns them: each
             (N, 2) float32 x, y in pixels; empty before the first.
 
     Args:

@@ -1,4 +1,4 @@
-"""How an examination is told: lines for people, JSON for machines."""
+"""The report of an examination: lines for people, JSON for machines."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def text(examination: Examination, *, marks: bool, colour: bool) -> Iterator[str
     """A line for each check, and one with its remedy where there is one; the sum at the end.
 
     Args:
-        marks: ✔, ‼ and ✘ tell the levels; else words do.
+        marks: ✔, ‼ and ✘ show the levels; else words do.
         colour: they are coloured as terminals do it.
     """
     evidence = examination.evidence
@@ -50,7 +50,7 @@ def text(examination: Examination, *, marks: bool, colour: bool) -> Iterator[str
 
 
 def as_json(examination: Examination) -> str:
-    """One object: `ok`, the checks, the facts of the board, and what the probes said."""
+    """One object: `ok`, the checks, the facts of the board, and the results of the probes."""
     evidence = examination.evidence
     checks = [
         {
@@ -61,7 +61,7 @@ def as_json(examination: Examination) -> str:
         }
         for name, finding in examination.findings.items()
     ]
-    told = {
+    report = {
         "edge_server": evidence.version,
         "python": evidence.python,
         "ok": not examination.count(Level.FAULT),
@@ -70,7 +70,7 @@ def as_json(examination: Examination) -> str:
         "disk": None if evidence.disk is None else asdict(evidence.disk),
         "probes": {name: asdict(answer) for name, answer in evidence.answers.items()},
     }
-    return json.dumps(told, indent=2, default=_plain)
+    return json.dumps(report, indent=2, default=_plain)
 
 
 def matrix() -> Iterator[str]:

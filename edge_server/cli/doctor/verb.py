@@ -1,4 +1,4 @@
-"""`edge-server doctor`: its flags, and how it is told. What it needs is imported when it runs."""
+"""`edge-server doctor`: its flags and its report. The checks are imported when it runs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CODES = "exit codes: 0 no fault (warnings there may be), 1 at least one fault, 
 
 
 def add_doctor(parser: argparse.ArgumentParser) -> None:
-    """What `doctor` takes."""
+    """The arguments of `doctor`."""
     parser.description, parser.epilog = _ABOUT, _CODES
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument(

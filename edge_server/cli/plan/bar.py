@@ -18,7 +18,7 @@ _COLUMNS = 78
 
 
 class BuildBar:
-    """Shows events; what TensorRT says is shown on request only, and counted.
+    """Shows events; TensorRT's messages are counted, and shown where `verbose`.
 
     Attributes:
         warnings: how many warnings TensorRT gave.
@@ -42,7 +42,7 @@ class BuildBar:
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, TrtMessage):
-            self._said(event)
+            self._show_message(event)
             return
         if isinstance(event, Step):
             self._what, self._fraction = event.what, None
@@ -54,11 +54,11 @@ class BuildBar:
         self._draw()
 
     def close(self) -> None:
-        """The line is gone."""
+        """Clear the line."""
         if self._on_terminal:
             print("\r\033[K", end="", file=self._file, flush=True)
 
-    def _said(self, event: TrtMessage) -> None:
+    def _show_message(self, event: TrtMessage) -> None:
         self.warnings += event.level == "WARNING"
         if self._verbose:
             self.close()

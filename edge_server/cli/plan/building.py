@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from edge_server.backends.tensorrt.build.build_lock import build_turn
+from edge_server.backends.tensorrt.build.build_lock import build_lock
 from edge_server.backends.tensorrt.build.build_options import given_profiles
 from edge_server.backends.tensorrt.build.cache import PlanCache
 from edge_server.backends.tensorrt.build.making import make_plan
@@ -33,7 +33,7 @@ def build_for_people(target: Target, arguments: argparse.Namespace) -> None:
         EdgeServerError: nothing was built, and what was there is as it was.
     """
     require_onnx(target)
-    options = wish_for(target.options, arguments)
+    options = requested_options(target.options, arguments)
     plan: Path = arguments.out or target.plan
     limits = BuildLimits(memory_bytes=(arguments.memory_limit or 0) << 20)
     timing_cache = None
@@ -45,21 +45,21 @@ def build_for_people(target: Target, arguments: argparse.Namespace) -> None:
         return build(job, on_event, limits)
 
     try:
-        with build_turn(lambda: bar(Step("waiting for another build"))):
+        with build_lock(lambda: bar(Step("waiting for another build"))):
             side_car = make_plan(target.onnx, plan, options, run, bar, timing_cache=timing_cache)
     finally:
         bar.close()
-    for line in _told(target, plan, side_car, options):
+    for line in _summary(target, plan, side_car, options):
         print(line)
     if bar.warnings and not arguments.verbose:
         print(f"TensorRT warned {bar.warnings} times; --verbose shows it")
 
 
-def wish_for(configured: BuildOptions, arguments: argparse.Namespace) -> BuildOptions:
-    """What the configuration wants, changed by what a person says.
+def requested_options(configured: BuildOptions, arguments: argparse.Namespace) -> BuildOptions:
+    """The options of the configuration, overridden by the arguments.
 
     Raises:
-        InvalidRequest: the arguments cannot be meant together.
+        InvalidRequest: the arguments contradict each other.
         Unavailable: there is no directory of samples.
     """
     if arguments.fp16 and arguments.int8:
@@ -90,7 +90,7 @@ def wish_for(configured: BuildOptions, arguments: argparse.Namespace) -> BuildOp
     return options
 
 
-def _told(target: Target, plan: Path, side_car: SideCar, options: BuildOptions) -> Iterator[str]:
+def _summary(target: Target, plan: Path, side_car: SideCar, options: BuildOptions) -> Iterator[str]:
     built = side_car.built_with
     size_mib = plan.stat().st_size / (1 << 20)
     yield (

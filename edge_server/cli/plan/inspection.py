@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 
 def inspect(target: Target, *, layers: bool, as_json: bool) -> Iterator[str]:
-    """What is known of the plan of `target`, a line each.
+    """The side-car of the plan of `target`, a line per fact.
 
     Raises:
         ModelConfigError: there is no plan, or nothing that says what it is.
-        Unavailable: its layers are asked for, and this is no device that can tell.
+        Unavailable: its layers are asked for, and this device cannot read them.
     """
     with reading(target.plan):
         if not target.plan.exists():
@@ -48,13 +48,13 @@ def inspect(target: Target, *, layers: bool, as_json: bool) -> Iterator[str]:
     if as_json:
         yield encode(side_car).decode().rstrip()
         return
-    yield from _told(side_car)
+    yield from _summary(side_car)
     yield from _fit(target)
     if layers:
         yield from _layers(target, side_car)
 
 
-def _told(side_car: SideCar) -> Iterator[str]:
+def _summary(side_car: SideCar) -> Iterator[str]:
     built = side_car.built_with
     yield f"plan       sha256 {side_car.plan_sha256}"
     yield f"ONNX       sha256 {side_car.onnx_sha256}"
@@ -83,14 +83,14 @@ def _tensor(tensor: PlanTensor) -> str:
 
 
 def _fit(target: Target) -> Iterator[str]:
-    """Whether it runs here; where nobody can tell, that."""
+    """Whether the plan runs here, or why that cannot be determined."""
     try:
         facts = probe_device()
     except EdgeServerError as error:
         yield f"here       cannot be told: {error}"
         return
-    if facts.trouble:
-        yield f"here       does not run: {facts.trouble}"
+    if facts.reason:
+        yield f"here       does not run: {facts.reason}"
         return
     onnx = target.onnx if target.onnx.exists() else None
     reasons = why_not(target.plan, onnx, facts, target.name)
@@ -104,9 +104,9 @@ def _fit(target: Target) -> Iterator[str]:
 
 def _layers(target: Target, side_car: SideCar) -> Iterator[str]:
     facts = probe_device()
-    if facts.trouble:
-        raise Unavailable(f"the layers are TensorRT's to tell, on the device: {facts.trouble}")
+    if facts.reason:
+        raise Unavailable(f"the layers are TensorRT's to tell, on the device: {facts.reason}")
     print("reading the engine …", file=sys.stderr)
-    said = look(LookJob(str(target.plan.absolute()), side_car.dla_core))
-    yield f"tensors    {', '.join(engine_layers.io_names(said))}"
-    yield from engine_layers.table(said)
+    information = look(LookJob(str(target.plan.absolute()), side_car.dla_core))
+    yield f"tensors    {', '.join(engine_layers.io_names(information))}"
+    yield from engine_layers.table(information)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edge_server.backends.tensorrt.build.build_options import BuildOptions, wish_of
+from edge_server.backends.tensorrt.build.build_options import BuildOptions, build_options_of
 from edge_server.backends.tensorrt.build.cache import PLAN_NAME
 from edge_server.errors import ModelConfigError
 from edge_server.model_config.completion import complete
@@ -29,7 +29,7 @@ class Target:
 
     Attributes:
         name: what texts call it, and what is given to the verbs again.
-        wish: what its configuration wants.
+        options: of the build, as its configuration gives them.
         files: None where it is a mere ONNX file.
         config: as it is written, not completed from the model's file; None likewise.
     """
@@ -74,7 +74,7 @@ def find_target(model: str, repositories: Sequence[Path], version: int | None = 
         model,
         directory / (filename if filename.endswith(".onnx") else _ONNX_NAME),
         directory / (filename if filename.endswith(".plan") else PLAN_NAME),
-        wish_of(config),
+        build_options_of(config),
         files,
         config,
         chosen,

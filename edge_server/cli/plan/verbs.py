@@ -1,4 +1,4 @@
-"""`edge-server plan …`: what each verb takes. What they need is imported when they run."""
+"""`edge-server plan …`: the arguments of each verb. Each verb imports its code when it runs."""
 
 from __future__ import annotations
 

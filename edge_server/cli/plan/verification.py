@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 # quicker; INT8 has 8 bits for what FP32 has 24 for.
 TOLERANCES = {"fp32": 2e-3, "fp16": 2e-2, "int8": 1e-1}
 _TYPED_TOLERANCE = 2e-2
-# What says how a model is served, not what it answers; the one file is named.
+# Fields that change how a model is served, not its outputs; the file is given by name.
 _NOT_COMPARED = (
     *("response_cache", "model_warmup", "version_policy", "dynamic_batching"),
     "cc_model_filenames",
@@ -60,7 +60,7 @@ class Sample(NamedTuple):
 
 @dataclass
 class Verified:
-    """What came out, a line for each sample and output."""
+    """The result of a comparison, a line for each sample and output."""
 
     agrees: bool = True
     lines: list[str] = field(default_factory=list)
@@ -78,8 +78,8 @@ def verify(target: Target, tolerance: float | None, samples: int) -> Verified:
     require_onnx(target)
     side_car = read_side_car(target.plan)
     facts = probe_device()
-    if facts.trouble:
-        raise Unavailable(f"verify runs the plan, which takes its device: {facts.trouble}")
+    if facts.reason:
+        raise Unavailable(f"verify runs the plan, which takes its device: {facts.reason}")
     if importlib.util.find_spec("onnxruntime") is None:
         raise Unavailable("verify compares with ONNX Runtime: install 'edge-server[onnxruntime]'")
     reasons = why_not(target.plan, target.onnx, facts, target.name)
@@ -102,7 +102,7 @@ def verify(target: Target, tolerance: float | None, samples: int) -> Verified:
 def samples_for(
     config: ModelConfig, target: Target, shapes: Mapping[str, tuple[int, ...]], count: int
 ) -> list[Sample]:
-    """What is recorded of the model, else `count` random ones of `shapes`."""
+    """The golden pairs of the model, else `count` random ones of `shapes`."""
     return _golden(config, target) or _random(config, shapes, count)
 
 
@@ -141,7 +141,7 @@ def write_beside(
 
 
 def load_models(repository: Path, stack: ExitStack) -> DataPlane:
-    """What answers for the models in `repository`, on this device's GPUs; closed with `stack`.
+    """A data plane with the models in `repository`, on this device's GPUs; closed with `stack`.
 
     Raises:
         ModelConfigError: one of them cannot be loaded.
@@ -176,15 +176,15 @@ def compare_models(
             for model in (REFERENCE, PLAN)
         )
         for name in sorted(want):
-            said = sample.tolerances.get(name) if tolerance is None else tolerance
-            fault, text = compare_tensors(want[name], made[name], usual, said)
+            stated = sample.tolerances.get(name) if tolerance is None else tolerance
+            fault, text = compare_tensors(want[name], made[name], usual, stated)
             found.agrees = found.agrees and not fault
             found.lines.append(f"{sample.name}: {name} {text}")
     return found
 
 
 def compare_tensors(
-    want: Tensor, made: Tensor, usual: float, said: float | None
+    want: Tensor, made: Tensor, usual: float, stated: float | None
 ) -> tuple[bool, str]:
     """Whether they differ by more than they may, and how much they do."""
     if made.shape != want.shape:
@@ -194,7 +194,7 @@ def compare_tensors(
     got, wanted = as_floats(made), as_floats(want)
     off = np.abs(got - wanted)
     largest = float(np.abs(wanted).max(initial=0.0))
-    allowed = usual * largest if said is None else said
+    allowed = usual * largest if stated is None else stated
     worst, mean = float(off.max(initial=0.0)), float(off.mean()) if off.size else 0.0
     agrees = worst <= allowed
     verdict = "agrees" if agrees else "differs"

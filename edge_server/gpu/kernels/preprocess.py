@@ -1,8 +1,8 @@
 """How the preprocessing kernels are launched: geometry and arguments, no CUDA.
 
-`preprocess.cu` holds six kernels, `preprocess_args.h` says what they are told; this is the only
+`preprocess.cu` holds six kernels, `preprocess_args.h` declares their arguments; this is the only
 place that fills that struct. Everything here is arithmetic on sizes and addresses, so it runs and
-is tested on any machine; whoever launches gives the result to the driver.
+is tested on any machine; the caller passes the result to the driver.
 """
 
 from __future__ import annotations

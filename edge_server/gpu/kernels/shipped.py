@@ -24,7 +24,7 @@ def image_name(compute_capability: tuple[int, int], driver_version: int) -> str:
 
     Args:
         compute_capability: of the GPU, (8, 7) for an Orin.
-        driver_version: the newest CUDA that the driver knows, as cuDriverGetVersion tells it:
+        driver_version: the newest CUDA that the driver knows, as cuDriverGetVersion returns it:
             12060 for 12.6.
 
     Raises:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
+import threading
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -52,6 +54,38 @@ def test_a_kernel_gets_its_arguments_and_its_grid(kernels: None, device: Device)
     assert out.array.tolist() == [0] * 6
     stream.synchronize()
     assert out.array.tolist() == [-7, 0.5, -3, 9, 231, 456]
+
+
+def test_kernels_in_a_cycle_are_unloaded_whatever_thread_collects_them(
+    kernels: None, device: Device
+) -> None:
+    cycle: list[object] = [device.module(b"image").kernel("mix", "Pif4s")]
+    cycle.append(cycle)
+    del cycle
+    # pycuda warns, and leaks, where a module is dropped without its context.
+    collecting = threading.Thread(target=gc.collect)
+    collecting.start()
+    collecting.join()
+
+
+def test_the_error_of_a_launch_keeps_no_object_of_pycuda_alive(
+    kernels: None, device: Device, simulated_gpu: SimulatedGpu
+) -> None:
+    stream, out = device.stream(), device.memory(24)
+    kernel = device.module(b"image").kernel("mix", "Pif4s")
+    simulated_gpu.set("fail=cuLaunchKernel:701:0")
+    errors = []
+    with pytest.raises(InternalError) as caught:
+        stream.launch(kernel, (1,), (1,), out, 1, 2.0, b"abcd")
+    errors.append(caught.value)
+    del kernel, caught
+    # A thread without the context drops the last reference to the error.
+    dropping = threading.Thread(target=errors.clear)
+    dropping.start()
+    dropping.join()
+    collecting = threading.Thread(target=gc.collect)
+    collecting.start()
+    collecting.join()
 
 
 def test_a_kernel_outlives_the_name_of_its_module(kernels: None, device: Device) -> None:

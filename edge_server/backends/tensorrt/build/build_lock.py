@@ -3,46 +3,50 @@ measurements."""
 
 from __future__ import annotations
 
+import errno
 import socket
 import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from edge_server.errors import Cancelled
+from edge_server.errors import Cancelled, InternalError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 # An abstract name: no directory that a service might not see, and gone with the process.
-_NAME = "\0edge-server-plan-build"
-_AGAIN_S = 0.5
+LOCK_NAME = "\0edge-server-plan-build"
+_RETRY_S = 0.5
 
 
 @contextmanager
-def build_turn(
-    on_wait: Callable[[], None],
-    stop: threading.Event | None = None,
-    name: str = _NAME,
-) -> Iterator[None]:
-    """Hold the device's only turn to build; waits for it.
+def build_lock(on_wait: Callable[[], None], stop: threading.Event | None = None) -> Iterator[None]:
+    """Hold the device's build lock; waits while another build holds it.
 
     Args:
-        on_wait: called once, where another process or thread has it.
+        on_wait: called once, where another process or thread holds the lock.
 
     Raises:
-        Cancelled: `stop` was set while this waited.
+        Cancelled: `stop` was set during the wait.
+        InternalError: the kernel refuses the lock itself, which no wait mends.
     """
     stop = stop or threading.Event()
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as turn:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as lock:
         waited = False
         while True:
             try:
-                turn.bind(name)
+                lock.bind(LOCK_NAME)
                 break
-            except OSError:
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise InternalError(
+                        f"the lock of plan builds, the abstract Unix socket {LOCK_NAME[1:]}, "
+                        f"cannot be bound: {error.strerror}; let the service's security profile "
+                        "(AppArmor, SELinux) allow it"
+                    ) from error
                 if not waited:
                     on_wait()
                 waited = True
-                if stop.wait(_AGAIN_S):
+                if stop.wait(_RETRY_S):
                     raise Cancelled("the build was given up while another one ran") from None
         yield

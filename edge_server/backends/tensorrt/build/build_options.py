@@ -1,4 +1,4 @@
-"""What plan is wanted of an ONNX file: by its model's configuration, or by a person."""
+"""Options of a plan's build, from the model's configuration or the command line."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WORKSPACE_MIB = 1024
 
 @dataclass(frozen=True)
 class GivenShapes:
-    """One optimisation profile, as far as somebody said it: input → shape.
+    """One optimisation profile, as far as it is given: input → shape.
 
     Of an input that holds a shape, the values of it take the place of its own shape.
     """
@@ -38,7 +38,7 @@ class GivenShapes:
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """Everything that decides what is built of an ONNX file, except for the device.
+    """All that decides which plan an ONNX file becomes, except for the device.
 
     Attributes:
         precision: `fp16` lets layers calculate in FP16, `int8` in INT8 and FP16. A network that is
@@ -46,7 +46,7 @@ class BuildOptions:
         strongly_typed: on TensorRT 10; 11 has nothing else, 8 does not know it.
         max_batch_size: the model's; 0 where its shapes have no batch dimension.
         dims: input → what the configuration says of it, with -1 for the batch where it batches.
-        profiles: what is said of each optimisation profile; one that takes every shape that the
+        profiles: the given shapes of each optimisation profile; one that takes every shape that the
             configuration allows, where nothing is.
         dla_core: the NVDLA core to build for; None is the GPU.
         gpu_fallback: layers that NVDLA cannot take may run on the GPU.
@@ -73,8 +73,8 @@ class BuildOptions:
         return hashlib.sha256(msgspec.json.encode(self, order="sorted")).hexdigest()
 
 
-def wish_of(config: ModelConfig) -> BuildOptions:
-    """What `config` wishes for: its shapes, its NVDLA core, and its parameters `plan_…`.
+def build_options_of(config: ModelConfig) -> BuildOptions:
+    """The build options in `config`: its shapes, its NVDLA core, and its parameters `plan_…`.
 
     `instance_group.secondary_devices` of kind KIND_NVDLA names cores. The parameters are
     `plan_precision` (fp32, fp16, int8), `plan_strongly_typed`, `plan_min`, `plan_opt`, `plan_max`
@@ -84,12 +84,12 @@ def wish_of(config: ModelConfig) -> BuildOptions:
     Raises:
         ModelConfigError: one of them cannot be understood; names it.
     """
-    said = config.parameters
+    parameters = config.parameters
     cores = [g.dla_core for g in config.instance_groups if g.dla_core is not None]
     try:
         return BuildOptions(
-            precision=precision(said.get("plan_precision", "fp32")),
-            strongly_typed=_flag(said, "plan_strongly_typed"),
+            precision=precision(parameters.get("plan_precision", "fp32")),
+            strongly_typed=_flag(parameters, "plan_strongly_typed"),
             max_batch_size=config.max_batch_size,
             dims={
                 spec.name: (-1, *config.model_shape(spec))
@@ -98,12 +98,12 @@ def wish_of(config: ModelConfig) -> BuildOptions:
                 for spec in config.inputs
             },
             profiles=given_profiles(
-                *(said.get(f"plan_{which}", "").split(";") for which in ("min", "opt", "max"))
+                *(parameters.get(f"plan_{which}", "").split(";") for which in ("min", "opt", "max"))
             ),
-            # What is built for one core runs on each.
+            # A plan for one NVDLA core runs on each.
             dla_core=min(cores, default=None),
-            max_gpu_layers=_number(said, "plan_max_gpu_layers"),
-            workspace_mib=_number(said, "plan_workspace_mib") or WORKSPACE_MIB,
+            max_gpu_layers=_number(parameters, "plan_max_gpu_layers"),
+            workspace_mib=_number(parameters, "plan_workspace_mib") or WORKSPACE_MIB,
         )
     except InvalidRequest as error:
         raise ModelConfigError(f"model '{config.name}': parameters: {error}") from error
@@ -154,15 +154,15 @@ def precision(text: str) -> Precision:
     raise InvalidRequest(f"precision '{text}' is unknown; known: {', '.join(get_args(Precision))}")
 
 
-def _flag(said: Mapping[str, str], name: str) -> bool:
-    text = said.get(name, "false").strip().lower()
+def _flag(parameters: Mapping[str, str], name: str) -> bool:
+    text = parameters.get(name, "false").strip().lower()
     if text not in ("true", "false", "1", "0"):
         raise InvalidRequest(f"'{name}' is '{text}'; give true or false")
     return text in ("true", "1")
 
 
-def _number(said: Mapping[str, str], name: str) -> int | None:
-    text = said.get(name, "").strip()
+def _number(parameters: Mapping[str, str], name: str) -> int | None:
+    text = parameters.get(name, "").strip()
     if text and not text.isdecimal():
         raise InvalidRequest(f"'{name}' is '{text}'; give a whole number")
     return int(text) if text else None

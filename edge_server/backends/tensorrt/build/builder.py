@@ -49,7 +49,11 @@ DLA_MATRIX = (
 
 
 def build_plan(
-    job: BuildJob, facts: DeviceFacts, gpu: BareGpu | None, log: BuildLog, tell: Callable[[Event], None]
+    job: BuildJob,
+    facts: DeviceFacts,
+    gpu: BareGpu | None,
+    log: BuildLog,
+    on_event: Callable[[Event], None],
 ) -> PlanBuilt:
     """Write the plan that `job` asks for to its `out`; what its side-car shall say.
 
@@ -58,21 +62,21 @@ def build_plan(
             (TensorRT-RTX) does not.
 
     Raises:
-        EdgeServerError: no plan was built; the text says why, with what TensorRT said.
+        EdgeServerError: no plan was built; the text says why, in TensorRT's words.
     """
     began = time.monotonic()
     options, version, timings = job.options, version_of(trt.__version__), Path(job.timing_cache)
     typed = is_typed(options, version)
     check_precision(options, version)
     builder: trt.Builder = _make_builder(log)
-    tell(Step(f"parsing {Path(job.onnx).name}"))
+    on_event(Step(f"parsing {Path(job.onnx).name}"))
     network: trt.INetworkDefinition = builder.create_network(network_flags(version, typed=typed))
     # The weights of the network are the parser's, until the plan is built.
     parser = _parse(network, Path(job.onnx), options, log)
     check_types(network, Path(job.onnx), options, version)
     config: trt.IBuilderConfig = builder.create_builder_config()
     config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, options.workspace_mib << 20)
-    # Else the inspector tells no more than names, and not where a layer runs.
+    # Without it the inspector reports names only, and not where a layer runs.
     config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
     profiles = _set_profiles(builder, network, config, options)
     set_precision(network, config, options, typed=typed)
@@ -84,18 +88,18 @@ def build_plan(
     _set_dla(builder, config, options)
     read_timings(config, timings, facts)
     # Not every version's configuration keeps it alive.
-    monitor = set_monitor(config, tell)
-    tell(Step("building"))
+    monitor = set_monitor(config, on_event)
+    on_event(Step("building"))
     plan: trt.IHostMemory | None = builder.build_serialized_network(network, config)
     del monitor, parser
-    if calibrator is not None and calibrator.trouble is not None:
-        raise InvalidRequest(f"calibration failed: {calibrator.trouble}")
+    if calibrator is not None and calibrator.failure is not None:
+        raise InvalidRequest(f"calibration failed: {calibrator.failure}")
     if plan is None:
         raise InternalError(f"TensorRT {trt.__version__} built nothing: {log.errors()}")
     write_timings(config, timings, facts)
     where, seen = None, dict[str, EngineTensor]()
     if gpu is not None:
-        tell(Step("looking where its layers run"))
+        on_event(Step("looking where its layers run"))
         where, seen = _look(plan, options, log)
         _check_placed(where, options)
     Path(job.out).write_bytes(plan)
@@ -110,7 +114,7 @@ def build_plan(
 
 
 def network_flags(version: tuple[int, int], *, typed: bool) -> int:
-    """What `create_network` is given."""
+    """The flags of `create_network`."""
     # 8 would else leave the first dimension out of every shape. 10 does not, and 11 has forgotten
     # the name.
     if version < (10, 0):
@@ -132,7 +136,9 @@ def _make_builder(log: BuildLog) -> Any:
         ) from error
 
 
-def _parse(network: trt.INetworkDefinition, onnx: Path, options: BuildOptions, log: BuildLog) -> Any:
+def _parse(
+    network: trt.INetworkDefinition, onnx: Path, options: BuildOptions, log: BuildLog
+) -> Any:
     """The parser, when all of `onnx` is in `network`.
 
     Raises:
@@ -146,13 +152,13 @@ def _parse(network: trt.INetworkDefinition, onnx: Path, options: BuildOptions, l
     if parser.parse_from_file(str(onnx)):
         return parser
     errors: list[trt.ParserError] = [parser.get_error(i) for i in range(parser.num_errors)]
-    said = [_told(error) for error in errors] or [f"  {log.errors()}"]
+    lines = [_error_text(error) for error in errors] or [f"  {log.errors()}"]
     raise ModelConfigError(
-        f"{onnx}: TensorRT {trt.__version__} cannot read it:\n" + "\n".join(said)
+        f"{onnx}: TensorRT {trt.__version__} cannot read it:\n" + "\n".join(lines)
     )
 
 
-def _told(error: trt.ParserError) -> str:
+def _error_text(error: trt.ParserError) -> str:
     if error.node() < 0:
         return f"  {error.desc()}"
     # From 10 on it knows what the node is called, and which operator it is.
@@ -200,20 +206,24 @@ def _set_dla(builder: trt.Builder, config: trt.IBuilderConfig, options: BuildOpt
 
 
 class EngineTensor(NamedTuple):
-    """What only the engine tells of a tensor."""
+    """Properties of a tensor that only the engine has."""
 
     shape: tuple[int, ...]
     format: str
 
 
-def _look(plan: trt.IHostMemory, options: BuildOptions, log: BuildLog) -> tuple[Placed, dict[str, EngineTensor]]:
+def _look(
+    plan: trt.IHostMemory, options: BuildOptions, log: BuildLog
+) -> tuple[Placed, dict[str, EngineTensor]]:
     engine: trt.ICudaEngine = open_engine(plan, options.dla_core, log)
     inspector: trt.EngineInspector = engine.create_engine_inspector()
-    said = inspector.get_engine_information(trt.LayerInformationFormat.JSON)
+    information = inspector.get_engine_information(trt.LayerInformationFormat.JSON)
     names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
-    # What every profile fixes is free in the network, and fixed in the engine.
-    return placed(said), {
-        name: EngineTensor(tuple(engine.get_tensor_shape(name)), engine.get_tensor_format_desc(name))
+    # A dimension that every profile fixes is free in the network, and fixed in the engine.
+    return placed(information), {
+        name: EngineTensor(
+            tuple(engine.get_tensor_shape(name)), engine.get_tensor_format_desc(name)
+        )
         for name in names
     }
 
@@ -230,7 +240,9 @@ def _check_placed(where: Placed, options: BuildOptions) -> None:
     )
 
 
-def _tensors(network: trt.INetworkDefinition, seen: dict[str, EngineTensor]) -> tuple[PlanTensor, ...]:
+def _tensors(
+    network: trt.INetworkDefinition, seen: dict[str, EngineTensor]
+) -> tuple[PlanTensor, ...]:
     inputs = [network.get_input(index) for index in range(network.num_inputs)]
     outputs = [network.get_output(index) for index in range(network.num_outputs)]
     return (

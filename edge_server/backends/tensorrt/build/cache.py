@@ -18,7 +18,7 @@ from edge_server.backends.tensorrt.build.side_car import (
     sha256_of,
     side_car_path,
 )
-from edge_server.backends.tensorrt.build.build_lock import build_turn
+from edge_server.backends.tensorrt.build.build_lock import build_lock
 
 if TYPE_CHECKING:
     import threading
@@ -52,19 +52,21 @@ class PlanCache:
         return self._folder / "timing"
 
     def place(self, onnx: Path, options: BuildOptions, facts: DeviceFacts) -> Path:
-        """Where that plan is, or would be.
+        """The path of that plan, whether it exists or not.
 
         Raises:
             ModelConfigError: the ONNX file cannot be read.
         """
-        # As `compare` has it: what is but a caution must not cost a build of minutes.
+        # As in `compare`: a mere caution must not cost a build of minutes.
         l4t = facts.l4t if options.dla_core is not None else ""
         device = (facts.tensorrt, facts.sm, l4t)
         key = hashlib.sha256("\n".join((sha256_of(onnx), options.digest, *device)).encode())
         return self._folder / key.hexdigest()[:32] / PLAN_NAME
 
-    def find(self, onnx: Path, options: BuildOptions, facts: DeviceFacts, model: str) -> Path | None:
-        """That plan; None where there is none that is whole and fits.
+    def find(
+        self, onnx: Path, options: BuildOptions, facts: DeviceFacts, model: str
+    ) -> Path | None:
+        """The path of that plan; None where there is none that is whole and fits.
 
         Raises:
             ModelConfigError: the ONNX file cannot be read.
@@ -125,7 +127,7 @@ def ensure_plan(
     """
     if (found := cache.find(onnx, options, facts, model)) is not None:
         return found
-    with build_turn(lambda: on_event(Step("waiting for another build")), stop):
+    with build_lock(lambda: on_event(Step("waiting for another build")), stop):
         if (found := cache.find(onnx, options, facts, model)) is not None:
             return found
         plan = cache.place(onnx, options, facts)

@@ -21,7 +21,7 @@ Sample = Mapping[str, "NDArray[Any]"]
 
 
 class Samples:
-    """What a network's inputs look like in life, one batch after the other.
+    """Typical inputs of a network, one batch after the other.
 
     A network of one input has `DIR/*.npy`, one of several `DIR/<input>/*.npy`, where the first of
     each go together, then the second. A file holds what the input takes, the batch dimension

@@ -14,21 +14,21 @@ if TYPE_CHECKING:
 
 
 def make_calibrator(samples: Samples, gpu: BareGpu) -> Any:
-    """What TensorRT asks for batches; None where it has no calibration any more.
+    """The calibrator that feeds `samples` to TensorRT; None where TensorRT has no calibration.
 
-    Whoever gives it to a configuration keeps it for as long as the plan is built. Its `trouble` is
-    what went wrong with a sample, if anything did.
+    The builder configuration does not own the calibrator: hold it until the plan is built. Its
+    `failure` is the exception that a sample raised, or None.
     """
     if not hasattr(trt, "IInt8EntropyCalibrator2"):
         return None
 
     class Calibrator(trt.IInt8EntropyCalibrator2):  # type: ignore[misc]
-        """TensorRT would print an exception of it, and go on."""
+        """Raises nothing: TensorRT would print the exception and go on without a calibration."""
 
         def __init__(self) -> None:
             super().__init__()
             self._left = iter(samples)
-            self.trouble: Exception | None = None
+            self.failure: Exception | None = None
 
         def get_batch_size(self) -> int:
             return 1
@@ -39,8 +39,8 @@ def make_calibrator(samples: Samples, gpu: BareGpu) -> Any:
                 if sample is None:
                     return None
                 return [gpu.put(name, sample[name]) for name in names]
-            except Exception as error:  # noqa: BLE001 - told when the build has ended
-                self.trouble = error
+            except Exception as error:  # noqa: BLE001 - raised after the build
+                self.failure = error
                 return None
 
         def read_calibration_cache(self) -> None:

@@ -48,13 +48,13 @@ def main(arguments: list[str]) -> None:
         del sys.path[0]
     job = msgspec.json.decode(sys.stdin.buffer.read(), type=Job)
     try:
-        out.tell(_work(job, out))
+        out.send(_work(job, out))
     except EdgeServerError as error:
-        out.tell(Failed(str(error), type(error).__name__))
+        out.send(Failed(str(error), type(error).__name__))
     except MemoryError:
-        out.tell(Failed("its limit of memory was not enough", "Unavailable"))
-    except Exception as error:  # noqa: BLE001 - whoever asked shall know
-        out.tell(Failed(f"unexpected {type(error).__name__}: {error}"))
+        out.send(Failed("its limit of memory was not enough", "Unavailable"))
+    except Exception as error:  # noqa: BLE001 - reported to the parent
+        out.send(Failed(f"unexpected {type(error).__name__}: {error}"))
     # Some of TensorRT's classes do not survive the interpreter's own end.
     os._exit(0)
 
@@ -67,19 +67,19 @@ def _work(job: Job, out: _Events) -> Event:
     try:
         import tensorrt as trt  # noqa: PLC0415 - a machine without it is a normal one
     except ImportError as error:
-        trouble = f"no TensorRT here: {error}; on a Jetson: apt install python3-libnvinfer"
+        reason = f"no TensorRT here: {error}; on a Jetson: apt install python3-libnvinfer"
         if isinstance(job, FactsJob):
-            return Found(_facts("", gpu, 0, f"{no_gpu}; {trouble}".removeprefix("; ")))
-        raise Unavailable(trouble) from error
+            return Found(_facts("", gpu, 0, f"{no_gpu}; {reason}".removeprefix("; ")))
+        raise Unavailable(reason) from error
     # These import it for themselves.
     from edge_server.backends.tensorrt.build import builder, engine, logger  # noqa: PLC0415
 
-    log = logger.BuildLog(out.tell)
+    log = logger.BuildLog(out.send)
     # A Runtime that is made without a driver crashes.
     cores = engine.dla_cores(log) if gpu is not None else 0
     facts = _facts(full_version(trt.__version__), gpu, cores, no_gpu)
     if isinstance(job, BuildJob):
-        return builder.build_plan(job, facts, gpu, log, out.tell)
+        return builder.build_plan(job, facts, gpu, log, out.send)
     if isinstance(job, LookJob):
         if gpu is None:
             raise Unavailable(no_gpu)
@@ -87,7 +87,7 @@ def _work(job: Job, out: _Events) -> Event:
     return Found(facts)
 
 
-def _facts(tensorrt: str, gpu: BareGpu | None, dla_cores: int, trouble: str) -> DeviceFacts:
+def _facts(tensorrt: str, gpu: BareGpu | None, dla_cores: int, reason: str) -> DeviceFacts:
     return DeviceFacts(
         tensorrt=tensorrt,
         compute_capability=gpu.compute_capability if gpu else "",
@@ -95,7 +95,7 @@ def _facts(tensorrt: str, gpu: BareGpu | None, dla_cores: int, trouble: str) -> 
         multiprocessors=gpu.multiprocessors if gpu else 0,
         l4t=l4t_release(),
         dla_cores=dla_cores,
-        trouble=trouble,
+        reason=reason,
     )
 
 
@@ -107,7 +107,7 @@ class _Events:
         self._writing = threading.Lock()
         self._progress_at = -_BETWEEN_S
 
-    def tell(self, event: Event) -> None:
+    def send(self, event: Event) -> None:
         with self._writing:
             if isinstance(event, Progressed):
                 now = time.monotonic()

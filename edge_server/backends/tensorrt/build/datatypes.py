@@ -28,5 +28,5 @@ def datatype_name(name: str) -> str:
 
 
 def numpy_type(name: str) -> str:
-    """What numpy calls it; `bool` for what calibration never sees."""
+    """numpy's type for it; `bool` for a type that calibration never reads."""
     return _NUMPY.get(name, "?")

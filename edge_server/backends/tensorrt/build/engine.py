@@ -42,7 +42,7 @@ def open_engine(plan: Any, dla_core: int | None, log: BuildLog) -> Any:
 
 
 def information(plan: Any, dla_core: int | None, log: BuildLog) -> str:
-    """What the inspector says of a plan, as JSON.
+    """The inspector's description of a plan, as JSON.
 
     Raises:
         Unsupported, InternalError: it cannot be opened.

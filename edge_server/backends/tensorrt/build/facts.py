@@ -1,4 +1,4 @@
-"""What a plan depends on of the device that it is built on and runs on."""
+"""Facts of the device that a plan depends on: the device that builds it and runs it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class DeviceFacts:
         multiprocessors: how many the GPU has: Orin modules of one name differ in it.
         l4t: Jetson Linux's release: `36.4.7`.
         dla_cores: how many NVDLA cores TensorRT sees.
-        trouble: why there is no GPU, or no TensorRT; empty where both are there.
+        reason: why there is no GPU, or no TensorRT; empty where both are there.
     """
 
     tensorrt: str = ""
@@ -35,7 +35,7 @@ class DeviceFacts:
     multiprocessors: int = 0
     l4t: str = ""
     dla_cores: int = 0
-    trouble: str = ""
+    reason: str = ""
 
     @property
     def sm(self) -> str:
@@ -48,22 +48,22 @@ class DeviceFacts:
         return version_of(self.tensorrt)
 
 
-def full_version(said: str, load: Callable[[str], Any] = ctypes.CDLL) -> str:
+def full_version(reported: str, load: Callable[[str], Any] = ctypes.CDLL) -> str:
     """TensorRT's version with the build number, which TensorRT compares in plans too.
 
     Args:
-        said: what the bindings call it, which from 8.6 on may leave the build number out: `10.3.0`.
+        reported: what the bindings call it, which from 8.6 on may leave the build number out: `10.3.0`.
         load: opens a library by its name.
     """
-    if said.count(".") != 2:
-        return said
+    if reported.count(".") != 2:
+        return reported
     try:
-        # That of the bindings: a second of that name is never loaded.
-        library = load(f"libnvinfer.so.{said.split('.', maxsplit=1)[0]}")
-        return f"{said}.{library.getInferLibBuildVersion()}"
+        # The library of the bindings: the loader never loads a second one of that name.
+        library = load(f"libnvinfer.so.{reported.split('.', maxsplit=1)[0]}")
+        return f"{reported}.{library.getInferLibBuildVersion()}"
     except (OSError, AttributeError):
-        # 8 does not tell.
-        return said
+        # TensorRT 8 has no such function.
+        return reported
 
 
 def version_of(text: str) -> tuple[int, int]:

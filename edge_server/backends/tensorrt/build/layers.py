@@ -1,4 +1,4 @@
-"""Where the layers of an engine run, as TensorRT's inspector tells it."""
+"""Where the layers of an engine run, as TensorRT's inspector reports it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-# What TensorRT calls the ways of a tensor between the GPU and NVDLA: `input to nvm`.
+# TensorRT's names of a tensor's copies between the GPU and NVDLA: `input to nvm`.
 _TO_AND_FROM_DLA = (" to nvm", " from nvm", " copy finish")
 
 
@@ -32,7 +32,7 @@ class Placed:
 
 
 def placed(information: str) -> Placed:
-    """What `get_engine_information` in JSON says; nothing of it is taken for granted.
+    """Where layers run, by the JSON of `get_engine_information`, whose every field may be missing.
 
     Layers are objects where the plan was built with detailed verbosity, names alone otherwise.
     """
@@ -56,8 +56,8 @@ def placed(information: str) -> Placed:
 
 def io_names(information: str) -> tuple[str, ...]:
     """The engine's own tensors: `Bindings`, or `I/O Tensors` as TensorRT 11 spells it."""
-    said = _object(information)
-    found = said.get("I/O Tensors", said.get("Bindings", []))
+    parsed = _object(information)
+    found = parsed.get("I/O Tensors", parsed.get("Bindings", []))
     if not isinstance(found, list):
         return ()
     names = (entry.get("Name", "") if isinstance(entry, dict) else entry for entry in found)
@@ -78,10 +78,10 @@ def _layers(information: str) -> list[Any]:
 
 def _object(information: str) -> dict[str, Any]:
     try:
-        said = json.loads(information)
+        parsed = json.loads(information)
     except ValueError:
         return {}
-    return said if isinstance(said, dict) else {}
+    return parsed if isinstance(parsed, dict) else {}
 
 
 def _name_and_kind(layer: Any) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""What TensorRT says while it works: told as it comes, errors kept for the text of a failure."""
+"""TensorRT's log during a build: each message is an event, errors are kept for the text of an error."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _KEPT = 8
 
 
 class BuildLog:
-    """One for a process: TensorRT keeps the first logger that it is given for all.
+    """The log of a process: TensorRT keeps the first logger that it is given, for all objects.
 
     Attributes:
-        logger: what TensorRT is given; it is called on threads of its own.
+        logger: the logger that TensorRT writes to, on threads of its own.
     """
 
-    def __init__(self, tell: Callable[[TrtMessage], None]) -> None:
+    def __init__(self, on_event: Callable[[TrtMessage], None]) -> None:
         self._errors: deque[str] = deque(maxlen=_KEPT)
         levels = {
             trt.ILogger.INTERNAL_ERROR: "ERROR",
@@ -41,7 +41,7 @@ class BuildLog:
                 if level == "ERROR":
                     errors.append(msg)
                 if level is not None:
-                    tell(TrtMessage(level, msg))
+                    on_event(TrtMessage(level, msg))
 
         self.logger: Any = TrtLogger()
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from edge_server.backends.tensorrt.build.build_options import BuildOptions
 
-# What builds: `process.build` with its limits, in life.
+# Builds a plan: in production `process.build` with its limits.
 Build = Callable[[BuildJob, Callable[[Event], None]], PlanBuilt]
 
 
@@ -31,10 +31,10 @@ def make_plan(
     *,
     timing_cache: Path | None = None,
 ) -> SideCar:
-    """Build `plan` of `onnx` and write its side-car; what was there stays until both are whole.
+    """Build `plan` of `onnx` and write its side-car; the earlier plan stays until both are whole.
 
     Each takes the place of the former at once. Between the two a power cut may fall: the side-car's
-    digest then tells that it is not this plan's.
+    digest then shows that it is not this plan's.
 
     Raises:
         EdgeServerError: nothing was built, and what was there is as it was.
@@ -45,7 +45,7 @@ def make_plan(
     job = BuildJob(str(onnx), str(written), options, str(timing_cache or ""))
     try:
         _clear(plan)
-        # A place that cannot be written to is told now, not after minutes.
+        # A directory that cannot be written to fails now, not after minutes.
         written.touch()
         built = build(job, on_event)
         if sha256_of(onnx) != onnx_sha256:
@@ -53,8 +53,8 @@ def make_plan(
         side_car = SideCar(
             onnx_sha256=onnx_sha256,
             plan_sha256=sha256_of(written),
-            wish=options.digest,
-            built_with=replace(built.facts, trouble=""),
+            options=options.digest,
+            built_with=replace(built.facts, reason=""),
             precision=built.precision,
             dla_core=options.dla_core,
             profiles=built.profiles,
@@ -75,6 +75,6 @@ def make_plan(
 
 
 def _clear(plan: Path) -> None:
-    """What builds have left that were killed."""
+    """Remove the temporary files of killed builds."""
     for left in plan.parent.glob(f".{plan.name}.*.tmp"):
         left.unlink(missing_ok=True)

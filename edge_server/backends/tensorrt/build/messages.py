@@ -1,4 +1,4 @@
-"""What a process that works with TensorRT is asked, and what it tells: a JSON object each line."""
+"""Jobs and events of the process that works with TensorRT: one JSON object a line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class BuildJob(msgspec.Struct, frozen=True, tag="build"):
     """Build a plan.
 
     Attributes:
-        out: where the plan is written; whoever asks brings it to its place.
+        out: where the process writes the plan; the parent moves it to its place.
         timing_cache: a directory of what TensorRT measured before; empty is none.
     """
 
@@ -28,14 +28,14 @@ class BuildJob(msgspec.Struct, frozen=True, tag="build"):
 
 
 class LookJob(msgspec.Struct, frozen=True, tag="look"):
-    """Load a plan and tell of its layers."""
+    """Load a plan and report its layers."""
 
     plan: str
     dla_core: int | None = None
 
 
 class FactsJob(msgspec.Struct, frozen=True, tag="facts"):
-    """Tell what the device is."""
+    """Report the facts of the device."""
 
 
 Job = Union[BuildJob, LookJob, FactsJob]  # noqa: UP007 - msgspec reads it on Python 3.10
@@ -55,14 +55,14 @@ class Progressed(msgspec.Struct, frozen=True, tag="progress"):
 
 
 class TrtMessage(msgspec.Struct, frozen=True, tag="said"):
-    """TensorRT said something; `level` is ERROR, WARNING or INFO."""
+    """A line of TensorRT's log; `level` is ERROR, WARNING or INFO."""
 
     level: str
     text: str
 
 
 class Working(msgspec.Struct, frozen=True, tag="working"):
-    """There is nothing to tell, and the process is at work."""
+    """The process is alive and at work, without anything new to report."""
 
 
 class PlanBuilt(msgspec.Struct, frozen=True, tag="built"):
@@ -77,7 +77,7 @@ class PlanBuilt(msgspec.Struct, frozen=True, tag="built"):
 
 
 class Looked(msgspec.Struct, frozen=True, tag="looked"):
-    """What TensorRT's inspector says of an engine, in its JSON."""
+    """The description of an engine by TensorRT's inspector, in its JSON."""
 
     information: str
 
@@ -89,7 +89,7 @@ class Found(msgspec.Struct, frozen=True, tag="found"):
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    """Nothing came of it; `kind` is the name of one of our errors."""
+    """The job failed; `kind` is the name of one of our errors."""
 
     text: str
     kind: str = "InternalError"

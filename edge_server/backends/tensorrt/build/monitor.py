@@ -13,8 +13,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def set_monitor(config: trt.IBuilderConfig, tell: Callable[[Event], None]) -> Any:
-    """Have progress told; keep what this gives until the plan is built. None before 10."""
+def set_monitor(config: trt.IBuilderConfig, on_event: Callable[[Event], None]) -> Any:
+    """Report progress to `on_event`; None before TensorRT 10.
+
+    TensorRT does not own the monitor: hold the returned object until the plan is built.
+    """
     if not hasattr(trt, "IProgressMonitor"):
         return None
 
@@ -27,11 +30,11 @@ def set_monitor(config: trt.IBuilderConfig, tell: Callable[[Event], None]) -> An
 
         def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:
             self._phases.start(phase_name, parent_phase, num_steps)
-            tell(Progressed(self._phases.fraction, phase_name))
+            on_event(Progressed(self._phases.fraction, phase_name))
 
         def step_complete(self, phase_name: str, step: int) -> bool:
             self._phases.step(phase_name, step)
-            tell(Progressed(self._phases.fraction, phase_name))
+            on_event(Progressed(self._phases.fraction, phase_name))
             return True
 
         def phase_finish(self, phase_name: str) -> None:

@@ -1,4 +1,4 @@
-"""What the layers of a network may calculate in, on every version of TensorRT."""
+"""The number formats that layers may calculate in, on every version of TensorRT."""
 
 from __future__ import annotations
 
@@ -44,7 +44,11 @@ def check_precision(options: BuildOptions, version: tuple[int, int]) -> None:
         raise Unsupported(f"{which} is not calibrated: {_TYPED_HINT}")
     if options.calibration and options.precision != "int8":
         raise InvalidRequest("calibration is for INT8 only; add --int8")
-    if options.dla_core is not None and options.precision == "fp32" and not is_typed(options, version):
+    if (
+        options.dla_core is not None
+        and options.precision == "fp32"
+        and not is_typed(options, version)
+    ):
         raise InvalidRequest("NVDLA calculates in FP16 and INT8 only; add --fp16 or --int8")
 
 
@@ -67,9 +71,13 @@ def check_types(
 
 
 def set_precision(
-    network: trt.INetworkDefinition, config: trt.IBuilderConfig, options: BuildOptions, *, typed: bool
+    network: trt.INetworkDefinition,
+    config: trt.IBuilderConfig,
+    options: BuildOptions,
+    *,
+    typed: bool,
 ) -> None:
-    """Let the layers calculate in what `wish` allows.
+    """Let the layers calculate in what `options` allow.
 
     Raises:
         InvalidRequest: INT8, and nothing says the range of the tensors.

@@ -50,7 +50,7 @@ _Result = TypeVar("_Result", PlanBuilt, Looked, Found)
 
 @dataclass(frozen=True)
 class BuildLimits:
-    """What a process may take of the board.
+    """How much memory of the board a process may take.
 
     Attributes:
         memory_bytes: of the host's memory, RLIMIT_DATA; 0 is without bound.
@@ -78,7 +78,7 @@ def build(
     """Build a plan; minutes.
 
     Args:
-        on_event: hears everything that the process tells, on this thread.
+        on_event: called with each event of the process, on this thread.
         stop: ends it when it is set.
 
     Raises:
@@ -89,7 +89,7 @@ def build(
 
 
 def look(job: LookJob) -> str:
-    """What TensorRT's inspector says of a plan, in JSON.
+    """The description of a plan by TensorRT's inspector, in JSON.
 
     Raises:
         EdgeServerError: what the process failed with.
@@ -98,7 +98,7 @@ def look(job: LookJob) -> str:
 
 
 def probe_device(patience_s: float = _PATIENCE_S) -> DeviceFacts:
-    """What this device is; `trouble` where it is no device for plans.
+    """The facts of this device; `reason` says why it cannot build or run plans.
 
     Raises:
         EdgeServerError: not even that could be found out, or not in time.
@@ -186,7 +186,7 @@ class _Child:
         self._stack.close()
 
     def events(self, timeout_s: float) -> list[Event] | None:
-        """What it told within `timeout_s`; None when it has ended."""
+        """The events of the process within `timeout_s`; None when it has ended."""
         if not self._poll.poll(1e3 * timeout_s):
             return []
         data = os.read(self._reading, 1 << 16)
@@ -212,7 +212,7 @@ class _Child:
 
 
 def available_bytes(meminfo: Path = _MEMINFO) -> int:
-    """What the kernel thinks that programs can still have."""
+    """The memory that the kernel reports as available."""
     for line in meminfo.read_text().splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) << 10

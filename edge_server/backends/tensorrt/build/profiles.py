@@ -1,4 +1,4 @@
-"""Optimisation profiles: which shapes a plan takes, from what is said and what the network has."""
+"""Optimisation profiles: which shapes a plan takes, from the given shapes and the network's inputs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class NetworkInput:
 
 @dataclass(frozen=True)
 class Range:
-    """What one input may have in one profile; the plan is fastest at `opt`."""
+    """The range of one input's shape in one profile; the plan is fastest at `opt`."""
 
     min: Shape
     opt: Shape
@@ -44,18 +44,18 @@ Profile = Mapping[str, Range]
 def profiles_for(inputs: Sequence[NetworkInput], options: BuildOptions) -> tuple[Profile, ...]:
     """A range for every input with a free dimension, or that holds a shape; none where none has.
 
-    What is not said comes from the configuration: a batch from 1 to the model's `max_batch_size`
-    and best at that, other dimensions as its dims have them. Of a range that is said in part, the
-    rest is what is said of it.
+    A shape that is not given comes from the configuration: a batch from 1 to the model's `max_batch_size`
+    and best at that, other dimensions as its dims have them. A range that is given in
+    part is filled with its given sizes.
 
     Raises:
-        InvalidRequest: a size is neither said nor known, or cannot be; names the input, and what
+        InvalidRequest: a size is neither given nor known, or cannot be; names the input, and what
             to give.
     """
     _check_names(inputs, options)
     free = [i for i in inputs if i.holds_shape or -1 in i.shape]
-    said = options.profiles or (GivenShapes(),)
-    profiles = tuple({i.name: _range(i, given, options) for i in free} for given in said)
+    requested = options.profiles or (GivenShapes(),)
+    profiles = tuple({i.name: _range(i, given, options) for i in free} for given in requested)
     if options.dla_core is not None:
         _check_fixed(profiles)
     return profiles if free else ()

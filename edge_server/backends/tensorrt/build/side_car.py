@@ -22,7 +22,7 @@ from edge_server.backends.tensorrt.build.profiles import Range  # noqa: TC001 - 
 if TYPE_CHECKING:
     from pathlib import Path
 
-FORMAT = 1
+FORMAT = 2
 _CHUNK_BYTES = 1 << 20
 
 
@@ -33,7 +33,7 @@ class PlanTensor:
     Attributes:
         datatype: the protocol's name, or TensorRT's where the protocol has none.
         shape: -1 where a profile bounds it, or where it depends on the data.
-        format: how TensorRT lays it out; empty where only the device could tell.
+        format: how TensorRT lays it out; empty where only the device knows.
         holds_shape: its values are sizes, and it lies on the host.
     """
 
@@ -47,22 +47,22 @@ class PlanTensor:
 
 @dataclass(frozen=True)
 class SideCar:
-    """What `model.plan.json` says.
+    """The content of `model.plan.json`.
 
     Attributes:
         onnx_sha256: of the file that the plan was built of.
-        wish: the digest of what was wanted of it, see `BuildOptions`.
+        options: the digest of its `BuildOptions`.
         precision: what layers may calculate in; of a strongly typed network, `as the ONNX file`.
         dla_core: the core that was asked for; None is the GPU alone. The plan runs on any core.
         profiles: input → its range, of each.
-        placed: where its layers run; None where no device could tell.
+        placed: where its layers run; None where the build had no device to read that from.
         trtexec: the command line that builds the same.
         build_s: how long it took.
     """
 
     onnx_sha256: str
     plan_sha256: str
-    wish: str
+    options: str
     built_with: DeviceFacts
     precision: str
     dla_core: int | None
@@ -80,7 +80,7 @@ def side_car_path(plan: Path) -> Path:
 
 
 def read_side_car(plan: Path) -> SideCar | None:
-    """What is written beside `plan`; None where nothing is.
+    """The side-car beside `plan`; None where there is none.
 
     Raises:
         ModelConfigError: it cannot be read, or is none.

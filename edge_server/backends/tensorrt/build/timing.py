@@ -1,4 +1,4 @@
-"""What TensorRT measured while it built: with it, the next build of the same layers is quick."""
+"""TensorRT's timing cache: with its measurements, the next build of the same layers is quick."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def timing_path(folder: Path, facts: DeviceFacts) -> Path:
 
 
 def read_timings(config: trt.IBuilderConfig, folder: Path, facts: DeviceFacts) -> None:
-    """Give `config` what was measured before; what cannot be used is measured anew."""
+    """Give `config` the earlier measurements; TensorRT repeats those that do not fit."""
     if folder == _NONE:
         return
     try:
@@ -38,7 +38,7 @@ def read_timings(config: trt.IBuilderConfig, folder: Path, facts: DeviceFacts) -
 
 
 def write_timings(config: trt.IBuilderConfig, folder: Path, facts: DeviceFacts) -> None:
-    """Keep what was measured; a disk that is full costs only the next build's time."""
+    """Store the measurements; a full disk costs only the next build's time."""
     cache: trt.ITimingCache | None = None if folder == _NONE else config.get_timing_cache()
     if cache is None:
         return

@@ -14,9 +14,13 @@ if TYPE_CHECKING:
 
 
 def trtexec_line(
-    onnx: Path, plan: Path, options: BuildOptions, profiles: Sequence[Profile], version: tuple[int, int]
+    onnx: Path,
+    plan: Path,
+    options: BuildOptions,
+    profiles: Sequence[Profile],
+    version: tuple[int, int],
 ) -> str:
-    """What a person would type; calibration from samples is the one thing that trtexec cannot."""
+    """The command line of the same build; trtexec cannot calibrate from samples."""
     words = ["trtexec", f"--onnx={onnx}", f"--saveEngine={plan}"]
     if version < (11, 0):
         words += {"fp32": [], "fp16": ["--fp16"], "int8": ["--int8", "--fp16"]}[options.precision]

@@ -1,4 +1,4 @@
-"""What is looked at, in the order in which it is told: the board first, then what stands on it."""
+"""The checks, in the order of the report: the board first, then the software on it."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from edge_server.board.doctor.finding import Finding
 
 _LATER = "unknown until the settings can be read"
-# What the daemon ends with where its configuration is wrong.
+# The exit code of the daemon where its configuration is wrong.
 _CONFIGURATION = "78"
 
 

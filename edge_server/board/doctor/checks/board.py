@@ -1,4 +1,4 @@
-"""The board itself: what it is, how fast and warm, what time, how much room."""
+"""The board itself: what it is, how fast and warm, what time, how much free disk."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def heat(evidence: Evidence) -> Finding:
 
 
 def clock(evidence: Evidence) -> Finding:
-    """A time that can be right, and that somebody keeps right."""
+    """The clock shows a plausible time, and a time daemon synchronizes it."""
     wall = evidence.board.wall_clock
     now = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(wall.now_s))
     remedy = "sudo timedatectl set-ntp true, with a network; a battery for the board's RTC without"
@@ -146,7 +146,7 @@ def disk(evidence: Evidence) -> Finding:
     user = board.account.name
     poll = settings is not None and settings.repository.mode == "poll"
     usual = settings is not None and not settings.repository.store
-    # What systemd makes for the unit at its first start is not there before that.
+    # systemd makes the unit's directories at its first start; before that they do not exist.
     made = there.stands in (there.directory, there.directory.parent)
     if poll and not there.writable and (made or not usual or board.unit is None):
         return fault(

@@ -43,7 +43,7 @@ def gpu_nodes(evidence: Evidence) -> Finding:
     open_nodes = f"{len(board.gpu_nodes) - len(refused)} device files open to {user}"
     if evidence.driver_works and evidence.driver_tried_by_account:
         # Some are for root on every board, as those that switch the GPU's power, and /dev/nvmap may
-        # be one to read only: whether CUDA starts tells more than the modes.
+        # be one to read only: whether CUDA starts says more than the modes.
         others = f", {len(refused)} not, which CUDA does not need to start" if refused else ""
         return ok(f"{open_nodes}{others}")
     curable = [node for node in refused if node.group]

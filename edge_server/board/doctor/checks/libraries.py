@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def onnxruntime(evidence: Evidence) -> Finding:
-    """It is there, or TensorRT is instead."""
+    """ONNX Runtime can be imported, or TensorRT instead."""
     answer = evidence.answer("onnxruntime")
     says = answer.says
     if answer.trouble or says.get("error"):
@@ -31,7 +31,7 @@ def onnxruntime(evidence: Evidence) -> Finding:
 
 
 def opencv(evidence: Evidence) -> Finding:
-    """It is there; on a Jetson it is JetPack's own, which has GStreamer."""
+    """OpenCV can be imported; on a Jetson it is JetPack's own, which has GStreamer."""
     answer, board = evidence.answer("opencv"), evidence.board
     says = answer.says
     jetpacks = "sudo apt install python3-opencv, in a venv with --system-site-packages"

@@ -16,7 +16,7 @@ _REFERENCE = "JetPack 6.2 supports them; see edge-server doctor --matrix"
 
 
 def tensorrt(evidence: Evidence) -> Finding:
-    """It can be imported, and on a Jetson it is JetPack's own."""
+    """TensorRT can be imported, and on a Jetson it is JetPack's own."""
     answer, board = evidence.answer("tensorrt"), evidence.board
     says = answer.says
     if answer.trouble or says.get("error"):

@@ -39,6 +39,14 @@ if TYPE_CHECKING:
 
     from ....conftest import SimulatedGpu
 
+
+@pytest.fixture(autouse=True)
+def own_build_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lock of plan builds is the machine's: another test session may hold it."""
+    name = f"\0edge-server-test-{os.getpid()}"
+    monkeypatch.setattr("edge_server.backends.tensorrt.build.build_lock.LOCK_NAME", name)
+
+
 SETTINGS = "EDGE_SIMULATED_TENSORRT"
 CONFIG = 'name: "m" platform: "tensorrt_plan" '
 
@@ -122,7 +130,7 @@ class Workshop:
             written = SideCar(
                 onnx_sha256="",
                 plan_sha256=sha256_of(self.plan),
-                wish="",
+                options="",
                 built_with=device_facts(device),
                 precision="fp32",
                 dla_core=engine.dla_core,

@@ -448,7 +448,7 @@ def test_an_input_without_a_shape_is_named(workshop: Workshop) -> None:
         workshop.tensorrt(f"version={version}")
         batching(workshop)
         context: Any = workshop.instance("max_batch_size: 8")._context
-        context._is_settled = False
+        context._shapes_inferred = False
         context._shapes.clear()
         context._context._shapes.clear()
         with pytest.raises(InternalError, match="TensorRT does not know the shapes for x: "):

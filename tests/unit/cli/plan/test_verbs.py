@@ -13,7 +13,7 @@ from edge_server.backends.tensorrt.build.build_options import BuildOptions, Give
 from edge_server.backends.tensorrt.build.messages import Progressed, Step, TrtMessage, Working
 from edge_server.cli.main import run_command
 from edge_server.cli.plan.bar import BuildBar
-from edge_server.cli.plan.building import wish_for
+from edge_server.cli.plan.building import requested_options
 from edge_server.cli.plan.verbs import add_verbs
 from edge_server.errors import InvalidRequest
 
@@ -91,7 +91,9 @@ def options(*arguments: str, configured: BuildOptions | None = None) -> BuildOpt
 
     parser = argparse.ArgumentParser()
     add_verbs(parser)
-    return wish_for(configured or BuildOptions(), parser.parse_args(["build", "m", *arguments]))
+    return requested_options(
+        configured or BuildOptions(), parser.parse_args(["build", "m", *arguments])
+    )
 
 
 def test_what_a_person_says_wins_over_the_configuration(tmp_path: Path) -> None:

@@ -10,13 +10,13 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.errors import InvalidRequest, ModelConfigError
 from edge_server.model_config.config import ModelConfig
-from edge_server.backends.tensorrt.build.build_options import GivenShapes, BuildOptions, given_profiles, shapes, wish_of
+from edge_server.backends.tensorrt.build.build_options import GivenShapes, BuildOptions, given_profiles, shapes, build_options_of
 
 INPUT = 'input [ { name: "x" data_type: TYPE_FP32 dims: [ 3, -1 ] } ]'
 
 
 def options(text: str) -> BuildOptions:
-    return wish_of(ModelConfig.of(text_format.Parse(f'name: "m" {text}', pb.ModelConfig())))
+    return build_options_of(ModelConfig.of(text_format.Parse(f'name: "m" {text}', pb.ModelConfig())))
 
 
 def parameter(name: str, value: str) -> str:

@@ -16,14 +16,15 @@ from edge_server.backends.tensorrt.build.facts import DeviceFacts
 from edge_server.backends.tensorrt.build.making import make_plan
 from edge_server.backends.tensorrt.build.messages import BuildJob, PlanBuilt, Event, Progressed, Step
 from edge_server.backends.tensorrt.build.side_car import read_side_car, side_car_path
-from edge_server.backends.tensorrt.build.build_lock import build_turn
+from edge_server.backends.tensorrt.build import build_lock as build_lock_module
+from edge_server.backends.tensorrt.build.build_lock import build_lock
 from edge_server.backends.tensorrt.build.build_options import BuildOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 ORIN = DeviceFacts("10.3.0.30", "8.7", "Orin", 16, "36.4.3", 2)
-WISH = BuildOptions()
+OPTIONS = BuildOptions()
 
 
 class Builds:
@@ -65,7 +66,7 @@ def ensure(
     onnx: Path,
     cache: PlanCache,
     build: Builds,
-    options: BuildOptions = WISH,
+    options: BuildOptions = OPTIONS,
     *,
     on_event: Callable[[Event], None] = ignore,
 ) -> Path:
@@ -85,18 +86,18 @@ def test_a_plan_is_built_once(onnx: Path, cache: PlanCache) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wish", "facts"),
+    ("options", "facts"),
     [
         (BuildOptions("fp16"), ORIN),
-        (WISH, replace(ORIN, tensorrt="10.16.2.1")),
-        (WISH, replace(ORIN, compute_capability="9.0")),
+        (OPTIONS, replace(ORIN, tensorrt="10.16.2.1")),
+        (OPTIONS, replace(ORIN, compute_capability="9.0")),
         (BuildOptions("fp16", dla_core=0), replace(ORIN, l4t="36.4.7")),
     ],
 )
 def test_another_wish_or_device_is_another_plan(
     options: BuildOptions, facts: DeviceFacts, onnx: Path, cache: PlanCache
 ) -> None:
-    before = cache.place(onnx, replace(options, precision="fp32") if options != WISH else WISH, ORIN)
+    before = cache.place(onnx, replace(options, precision="fp32") if options != OPTIONS else OPTIONS, ORIN)
     assert cache.place(onnx, options, facts) != before
 
 
@@ -106,13 +107,13 @@ def test_a_power_mode_or_an_update_costs_no_build(
 ) -> None:
     build = Builds()
     plan = ensure(onnx, cache, build)
-    assert cache.find(onnx, WISH, replace(ORIN, **facts), "m") == plan
+    assert cache.find(onnx, OPTIONS, replace(ORIN, **facts), "m") == plan
 
 
 def test_another_onnx_file_is_another_plan(onnx: Path, cache: PlanCache) -> None:
-    before = cache.place(onnx, WISH, ORIN)
+    before = cache.place(onnx, OPTIONS, ORIN)
     onnx.write_bytes(b"another")
-    assert cache.place(onnx, WISH, ORIN) != before
+    assert cache.place(onnx, OPTIONS, ORIN) != before
 
 
 @pytest.mark.parametrize("harm", ["flip", "cut", "no side-car", "no plan", "bad side-car"])
@@ -132,10 +133,10 @@ def test_what_is_damaged_is_built_anew(harm: str, onnx: Path, cache: PlanCache) 
 def test_a_build_that_fails_leaves_what_was_there(onnx: Path, tmp_path: Path) -> None:
     build = Builds()
     plan = tmp_path / "model.plan"
-    before = make_plan(onnx, plan, WISH, build, ignore)
+    before = make_plan(onnx, plan, OPTIONS, build, ignore)
     build.fails = True
     with pytest.raises(InternalError, match="built nothing"):
-        make_plan(onnx, plan, WISH, build, ignore)
+        make_plan(onnx, plan, OPTIONS, build, ignore)
     assert plan.read_bytes() == b"plan 1"
     assert read_side_car(plan) == before
     assert sorted(p.name for p in tmp_path.iterdir()) == [
@@ -150,14 +151,14 @@ def test_a_place_that_cannot_be_written_to_is_told_before_anything_is_built(
 ) -> None:
     build = Builds()
     with pytest.raises(InternalError, match="cannot be written: No such file or directory"):
-        make_plan(onnx, tmp_path / "none" / "model.plan", WISH, build, ignore)
+        make_plan(onnx, tmp_path / "none" / "model.plan", OPTIONS, build, ignore)
     assert build.jobs == []
 
 
 def test_what_a_killed_build_left_is_removed_by_the_next(onnx: Path, tmp_path: Path) -> None:
     left = tmp_path / ".model.plan.12345.tmp"
     left.write_bytes(b"half")
-    make_plan(onnx, tmp_path / "model.plan", WISH, Builds(), ignore)
+    make_plan(onnx, tmp_path / "model.plan", OPTIONS, Builds(), ignore)
     assert not left.exists()
 
 
@@ -165,7 +166,7 @@ def test_an_onnx_file_that_changes_meanwhile_is_no_truth(onnx: Path, tmp_path: P
     build = Builds()
     build.on_build = lambda: onnx.write_bytes(b"changed") and None
     with pytest.raises(ModelConfigError, match="was changed while it was built"):
-        make_plan(onnx, tmp_path / "model.plan", WISH, build, ignore)
+        make_plan(onnx, tmp_path / "model.plan", OPTIONS, build, ignore)
     assert not (tmp_path / "model.plan").exists()
 
 
@@ -230,14 +231,21 @@ def test_one_build_runs_at_a_time_and_who_waited_takes_its_plan(
     assert len(build.jobs) == 1
 
 
-def test_who_waits_can_be_stopped() -> None:
-    name = f"\0edge-server-test-{os.getpid()}"
+def test_a_build_that_waits_for_the_lock_can_be_stopped() -> None:
     stop = threading.Event()
-    with (
-        build_turn(lambda: None, name=name),
-        pytest.raises(Cancelled),
-        build_turn(stop.set, stop, name),
-    ):
+    with build_lock(lambda: None), pytest.raises(Cancelled), build_lock(stop.set, stop):
         pass
-    with build_turn(lambda: pytest.fail("it is free again"), name=name):
+    with build_lock(lambda: pytest.fail("it is free again")):
+        pass
+
+
+def test_a_lock_that_the_kernel_refuses_is_an_error_and_no_wait(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    # Refused, but not because another build holds it: as under a security profile.
+    monkeypatch.setattr(build_lock_module, "LOCK_NAME", str(tmp_path / "none" / "lock"))
+    with (
+        pytest.raises(InternalError, match="the lock of plan builds.*No such file"),
+        build_lock(lambda: pytest.fail("no build holds it")),
+    ):
         pass

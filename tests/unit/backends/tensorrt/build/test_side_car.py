@@ -131,8 +131,8 @@ def test_what_is_no_side_car_is_told_with_the_remedy(data: bytes, tmp_path: Path
 
 def test_a_side_car_of_a_later_format_is_not_guessed_at(tmp_path: Path) -> None:
     plan = tmp_path / "model.plan"
-    side_car_path(plan).write_bytes(encode(side_car(format=2)))
-    with pytest.raises(ModelConfigError, match="is of format 2, this edge-server knows 1"):
+    side_car_path(plan).write_bytes(encode(side_car(format=3)))
+    with pytest.raises(ModelConfigError, match="is of format 3, this edge-server knows 2"):
         read_side_car(plan)
 
 
