@@ -279,7 +279,7 @@ def _verify(arguments: argparse.Namespace) -> int:
 
 def _back(arguments: argparse.Namespace) -> int:
     from edge_server.cli.models.hearing import hear  # noqa: PLC0415
-    from edge_server.repository.transfer.content_list import digest_of  # noqa: PLC0415
+    from edge_server.repository.transfer.inventory import digest_of  # noqa: PLC0415
     from edge_server.repository.transfer.remote import repository_at  # noqa: PLC0415
 
     repository = repository_at(arguments.to, arguments.ssh)
