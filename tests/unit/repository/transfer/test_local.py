@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,6 +15,7 @@ from edge_server.repository.verdicts import Verdicts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from edge_server.repository.store import StagedModel
     from tests.unit.repository.transfer.conftest import MakeModel
