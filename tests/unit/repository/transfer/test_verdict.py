@@ -65,6 +65,21 @@ def test_what_was_told_is_read(store: Path, repository: Path) -> None:
     assert models_told(repository, str(store)) == {}
 
 
+def test_a_verdict_that_could_not_be_written_is_written_again(
+    store: Path, repository: Path
+) -> None:
+    verdicts = Verdicts(store, [repository])
+    # What a full disk does: nothing can be written.
+    (store / "verdicts.tmp").mkdir()
+    verdicts.tell("m", REFUSED, "d1", "it is broken")
+    assert models_told(repository, str(store)) == {}
+    (store / "verdicts.tmp").rmdir()
+    verdicts.write_again()
+    told = models_told(repository, str(store))
+    assert told is not None
+    assert told["m"].reason == "it is broken"
+
+
 def test_another_repository_is_followed_by_nobody(store: Path, repository: Path) -> None:
     Verdicts(store, [repository / "other"])
     assert followed(repository, str(store)) is None
@@ -138,7 +153,17 @@ def test_a_daemon_that_ends_meanwhile_is_told(store: Path, repository: Path) -> 
     timer.join()
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"models": 1}', '{"models": {"m": {"x": 1}}}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        pytest.param("[" * 200_000, id="deep"),
+        "{}",
+        '{"models": 1}',
+        '{"models": {"m": {"x": 1}}}',
+    ],
+)
 def test_what_is_no_report_is_none(store: Path, text: str) -> None:
     (store / "verdicts.json").write_text(text)
     assert read_report(store) is None
