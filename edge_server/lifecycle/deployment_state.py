@@ -144,6 +144,10 @@ class DeploymentState:
             staged.name, staged.digest
         )
 
+    def write_again(self) -> None:
+        """See `Verdicts.write_again`."""
+        self._verdicts.write_again()
+
     def gone(self, name: str) -> None:
         """It was taken out of the repository."""
         self.count("removed")

@@ -141,13 +141,15 @@ class PollControl:
         self._store.close()
 
     def _attend(self, now: float) -> Collection[str]:
-        """The models that somebody let out of quarantine; what memory is there for is loaded."""
+        """The models that left quarantine or are to be staged again; those that memory has come
+        for are loaded."""
         self._updates.retry(now)
         try:
             self._updates.note_what_serves()
         except EdgeServerError as error:
             log.warning("repository: what serves is not kept for a restart: %s", error)
-        return self._store.release_noted()
+        self._deployment_state.write_again()
+        return self._store.release_noted() | self._updates.due_for_staging(now)
 
     def _load_first(self, stop: threading.Event) -> None:
         looks, until = 0, math.inf

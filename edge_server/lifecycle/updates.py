@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from contextlib import ExitStack, contextmanager
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 from edge_server.errors import EdgeServerError, InternalError, ModelConfigError, Unavailable
 from edge_server.lifecycle.memory_retry import MemoryRetry
 from edge_server.lifecycle.model_states import told
+from edge_server.process.backoff import Backoff
 from edge_server.repository.content import TornModel
 from edge_server.repository.store import StagedModel
 
@@ -27,6 +29,9 @@ log = logging.getLogger(__name__)
 
 # A load that takes longer hangs, or is of a model that need not hold the others up.
 LOAD_PATIENCE_S = 20.0
+# Between two tries to stage a model that the store had no room for.
+_FIRST_PAUSE_S = 5.0
+_LONGEST_PAUSE_S = 60.0
 
 
 class Updates:
@@ -38,7 +43,8 @@ class Updates:
     model that come meanwhile, the last one counts.
 
     What cannot be staged or loaded leaves what serves as it is, with the reason on the index, and
-    is not tried again until its files change; but what there was no memory for is, when there is.
+    is not tried again until its files change; but what there was no memory for is, when there is,
+    and what the store could not take is staged again after longer and longer pauses.
 
     Args:
         ledger: hears what becomes of each model.
@@ -54,6 +60,7 @@ class Updates:
         budget: MemoryBudget | None = None,
         patience_s: float = LOAD_PATIENCE_S,
     ) -> None:
+        self._staging_retry: dict[str, _StagingRetry] = {}
         self._memory_retry: MemoryRetry[StagedModel] = MemoryRetry(budget)
         self._loader = loader
         self._deployment_state = deployment_state
@@ -105,13 +112,20 @@ class Updates:
             self._memory_retry.forget(change.name)
             try:
                 works.append((change.name, self._prepare(change)))
+                self._staging_retry.pop(change.name, None)
             except TornModel as error:
                 log.debug("model %s: %s", change.name, error)
                 self._deployment_state.count("torn")
                 torn.append(change.name)
             except QuarantinedModel as error:
                 self._refuse(change.name, error, error.digest)
+            except InternalError as error:
+                # The disk is full or ails: nothing is wrong with the model.
+                retry = self._staging_retry.setdefault(change.name, _StagingRetry())
+                retry.pause(time.monotonic())
+                self._refuse(change.name, error, waits=True)
             except EdgeServerError as error:
+                self._staging_retry.pop(change.name, None)
                 self._refuse(change.name, error)
         with self._changed:
             for name, work in works:
@@ -119,6 +133,16 @@ class Updates:
                     break
                 self._begin(name, work)
         return torn
+
+    def due_for_staging(self, now: float) -> set[str]:
+        """The models that the store could not take, to be staged again by `now` (monotonic).
+
+        `carry_out` and this are called by one thread.
+        """
+        due = {name for name, retry in self._staging_retry.items() if now >= retry.not_before}
+        for name in due:
+            self._staging_retry[name].not_before = math.inf  # until `carry_out` has tried
+        return due
 
     def retry(self, now: float) -> None:
         """Begin with what there was no memory for and is by now (`time.monotonic()`)."""
@@ -243,13 +267,26 @@ class Updates:
             # What fits nothing yet may fit with the next change of another model.
             self._deployment_state.decline(name, work.before)
 
-    def _refuse(self, name: str, error: EdgeServerError, digest: str = "") -> None:
+    def _refuse(
+        self, name: str, error: EdgeServerError, digest: str = "", *, waits: bool = False
+    ) -> None:
         self._deployment_state.count("failed")
-        self._deployment_state.failed(name, str(error), digest)
+        self._deployment_state.failed(name, str(error), digest, waits=waits)
         try:
             self._loader.refuse(name, error)
         except Unavailable:
             log.debug("model %s: not refused: the server ends", name)
+
+
+class _StagingRetry:
+    """`not_before` is a time of `time.monotonic()`."""
+
+    def __init__(self) -> None:
+        self.not_before = 0.0
+        self._pauses = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
+
+    def pause(self, now: float) -> None:
+        self.not_before = now + self._pauses.next_s()
 
 
 class QuarantinedModel(ModelConfigError):

@@ -72,8 +72,14 @@ class StateFile:
                 log.warning("model store: %s is not used: %s; kept as %s", path, error, aside.name)
                 try:
                     path.replace(aside)
-                except OSError:
-                    log.exception("model store: %s cannot be set aside", path)
+                except OSError as refusal:
+                    log.error(  # noqa: TRY400 - the reason is whole without a traceback
+                        "model store: %s cannot be set aside and will be overwritten: %s; "
+                        "remove %s",
+                        path,
+                        refusal.strerror,
+                        aside,
+                    )
         return StoreState()
 
     def look(self) -> StoreState:

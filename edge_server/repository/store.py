@@ -253,7 +253,7 @@ class ModelStore:
         self._note(lambda state: state.released(digest))
 
     def release_noted(self) -> set[str]:
-        """Release what somebody left a note about, see `QuarantineReleases`; the models that it was."""
+        """Release the digests that `QuarantineReleases` has notes of; the names of their models."""
         released = set()
         for digest in self._quarantine_releases.take():
             with self._lock:

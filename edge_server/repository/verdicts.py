@@ -68,8 +68,8 @@ class Report(NamedTuple):
 class Verdicts:
     """Writes what became of each model into the store; any thread may call.
 
-    A restart says it anew: nothing here need outlive a power cut. What cannot be written is not
-    heard by who delivers, and changes nothing else.
+    A restart says it anew: nothing here need outlive a power cut. A verdict that
+    cannot be written is kept for `write_again`, and changes nothing else.
     """
 
     def __init__(self, store: Path, repositories: Sequence[Path]) -> None:
@@ -112,6 +112,12 @@ class Verdicts:
             self._models.pop(name, None)
             self._write()
 
+    def write_again(self) -> None:
+        """Write what could not be written, as while the disk was full."""
+        with self._lock:
+            if self._failed:
+                self._write()
+
     def _change(self, name: str, **fields: str) -> None:
         with self._lock:
             before = self._models.get(name, Verdict())
@@ -132,6 +138,7 @@ class Verdicts:
         try:
             beside.write_text(json.dumps(fields))
             beside.replace(self._path)
+            self._failed = False
         except OSError as error:
             if not self._failed:
                 log.warning("model store: %s cannot be written: %s", self._path, error)
@@ -149,7 +156,9 @@ def read_report(store: Path) -> Report | None:
         models = {name: Verdict(**each) for name, each in fields["models"].items()}
         runs = bool(fields["started"]) and _started(int(fields["pid"])) == fields["started"]
         return Report(runs, tuple(fields["repositories"]), models)
-    except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError, AttributeError):
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
         return None
 
 

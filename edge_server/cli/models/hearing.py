@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING
 
 from edge_server.cli.verbs import FAILED, OK
 from edge_server.errors import SettingsError
-from edge_server.repository.transfer.verdict import ENDED, NOBODY, SILENT, Wanted, in_words
+from edge_server.repository.transfer.verdict import (
+    ENDED,
+    NOBODY,
+    REPLACED,
+    SILENT,
+    Wanted,
+    in_words,
+)
 from edge_server.repository.verdicts import GOOD, ON_TRIAL, WAITS
 
 if TYPE_CHECKING:
@@ -65,6 +72,12 @@ def _told(
         )
     if ended == ENDED:
         return "the daemon ended before it said what became of it", UNAVAILABLE
+    if ended == REPLACED:
+        return (
+            f"{repository} no longer holds it: another push, a rollback or a removal came before "
+            "the daemon said what became of it; `edge-server models list` tells what is there",
+            FAILED,
+        )
     if ended == SILENT:
         return (
             f"the daemon has not said what became of it within {patience_s:g} s "

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from edge_server.errors import ModelConfigError
 from edge_server.repository.manifest import NAME
 from edge_server.repository.signature import SignaturePolicy
-from edge_server.repository.transfer.content_list import digest_of, unfit
+from edge_server.repository.transfer.content_list import unfit
+from edge_server.repository.transfer.inventory import digest_of
 from edge_server.repository.verdicts import GOOD, Verdict
 
 if TYPE_CHECKING:

@@ -15,7 +15,6 @@ from edge_server.model_config.config import Completion
 from edge_server.repository.scan import files_in
 from edge_server.repository.transfer.content_list import (
     allows_interface_change,
-    digest_of,
     manifest_of,
     unfit,
 )
@@ -25,6 +24,7 @@ from edge_server.repository.transfer.inventory import (
     SIGNATURE,
     Source,
     about_in,
+    digest_of,
     take_inventory,
 )
 from edge_server.repository.transfer.local import LocalRepository, replaced_by, send_tree

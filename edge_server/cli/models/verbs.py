@@ -26,9 +26,9 @@ nothing else.
 """
 _CODES = """\
 exit codes: 0 done, 1 failed (verify: it is not what its manifest says, or not signed by that key;
-push, rollback: the daemon refused it or rolled it back), 2 usage, 69 the host or the daemon cannot
-be reached, 75 the daemon has not decided yet, 78 no such model, or it or a key cannot be used; the
-text says why, 130 interrupted
+push, rollback: the daemon refused it or rolled it back, or other content took its place before the
+daemon decided), 2 usage, 69 the host or the daemon cannot be reached, 75 the daemon has not decided
+yet, 78 no such model, or it or a key cannot be used; the text says why, 130 interrupted
 """
 _INTERRUPTED = "edge-server: interrupted; no half model is left"
 
@@ -279,7 +279,7 @@ def _verify(arguments: argparse.Namespace) -> int:
 
 def _back(arguments: argparse.Namespace) -> int:
     from edge_server.cli.models.hearing import hear  # noqa: PLC0415
-    from edge_server.repository.transfer.content_list import digest_of  # noqa: PLC0415
+    from edge_server.repository.transfer.inventory import digest_of  # noqa: PLC0415
     from edge_server.repository.transfer.remote import repository_at  # noqa: PLC0415
 
     repository = repository_at(arguments.to, arguments.ssh)

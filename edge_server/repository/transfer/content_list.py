@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -66,21 +65,6 @@ def unfit(
         for path in sorted(said.files.keys() | there.keys())
     )
     return next(filter(None, faults), "") or said.differing_directory(empty)
-
-
-def digest_of(contents: Mapping[str, FileContent], empty: Iterable[str]) -> str:
-    """One for all that a model is, but for its name, its manifest and its signature.
-
-    Args:
-        empty: the directories with nothing in them.
-    """
-    lines = [
-        f"{path}\0{each.size}\0{each.sha256}\n"
-        for path, each in sorted(contents.items())
-        if path not in ABOUT_CONTENT
-    ]
-    lines += [f"{path}/\0\n" for path in sorted(empty)]
-    return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def _difference(path: str, there: FileContent | None, said: ManifestFile | None) -> str:

@@ -16,7 +16,7 @@ from edge_server.errors import ModelConfigError
 from edge_server.repository.tree import look, opened
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from edge_server.repository.tree import ModelTree
@@ -133,6 +133,21 @@ def take_inventory(repository: Path, name: str) -> Inventory:
         about.get(SIGNATURE),
         before,
     )
+
+
+def digest_of(contents: Mapping[str, FileContent], empty: Iterable[str]) -> str:
+    """The SHA-256 of a model's content: all but its name, its manifest and its signature.
+
+    Args:
+        empty: the directories with nothing in them.
+    """
+    lines = [
+        f"{path}\0{each.size}\0{each.sha256}\n"
+        for path, each in sorted(contents.items())
+        if path not in ABOUT_CONTENT
+    ]
+    lines += [f"{path}/\0\n" for path in sorted(empty)]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def look_at(repository: Path, name: str) -> ModelTree:

@@ -15,6 +15,7 @@ from edge_server.repository.scan import is_model_name, shown
 from edge_server.repository.transfer.incoming import Incoming, roll_back
 from edge_server.repository.transfer.inventory import (
     ABOUT_CONTENT,
+    digest_of,
     look_at,
     source_of,
     take_inventory,
@@ -126,7 +127,8 @@ class LocalRepository:
         Raises:
             NotFound: no daemon follows it, or it knows of nothing good.
             SettingsError: the daemon's store may not be read.
-            ModelConfigError, InternalError: see `Incoming`.
+            ModelConfigError: the copy is not what was found good.
+            InternalError: see `Incoming`.
         """
         there = followed(self.path, store)
         if there is None:
@@ -139,6 +141,11 @@ class LocalRepository:
         copy = there.store / told.copy
         with self.receiving(name) as incoming:
             contents = LocalRepository(copy.parent).send(copy.name, incoming)
+            if digest_of(contents, incoming.empty_directories) != told.last_good:
+                raise ModelConfigError(
+                    f"{copy}: is damaged: its content is not {told.last_good[:12]}, which was last "
+                    "found good; push the model again"
+                )
             incoming.place(contents)
             return incoming.placed_ns
 

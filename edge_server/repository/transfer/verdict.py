@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from edge_server.errors import SettingsError
 from edge_server.repository.store_place import stores_here
+from edge_server.repository.transfer.inventory import digest_of, take_inventory
 from edge_server.repository.verdicts import (
     LOADING,
     ON_TRIAL,
@@ -29,6 +30,7 @@ TOLD = "told"
 NOBODY = "nobody"  # no daemon that runs follows that repository
 ENDED = "ended"  # the daemon ended meanwhile
 SILENT = "silent"  # it said nothing final in time
+REPLACED = "replaced"  # the repository holds other content of that name, or none
 
 
 class Wanted(NamedTuple):
@@ -65,12 +67,9 @@ def followed(repository: Path, store: str = "") -> Followed | None:
     found: Followed | None = None
     for place in [Path(store)] if store else stores_here():
         try:
-            report = read_report(place)
-        except OSError as error:
-            blind = SettingsError(
-                f"model store {place}: {error.strerror or error}; run this as root or the "
-                "daemon's user, or name the store with --store"
-            )
+            report = _read(place)
+        except SettingsError as error:
+            blind = error
             continue
         if report is not None and str(repository.resolve()) in report.repositories:
             found = found or Followed(place, report)
@@ -100,8 +99,10 @@ def wait_for(repository: Path, wanted: Wanted) -> tuple[str, Verdict]:
     if there is None or not there.report.runs:
         return NOBODY, verdict
     until = time.monotonic() + wanted.patience_s
+    content = _Content(repository, wanted)
     while True:
-        report = read_report(there.store)
+        is_there = content.is_there()
+        report = _read(there.store)
         if report is None or not report.runs:
             return ENDED, verdict
         told = report.models.get(wanted.name, Verdict())
@@ -109,9 +110,49 @@ def wait_for(repository: Path, wanted: Wanted) -> tuple[str, Verdict]:
             verdict = told
             if _is_final(told, wanted):
                 return TOLD, verdict
+        if not is_there:
+            return REPLACED, verdict
         if time.monotonic() > until:
             return SILENT, verdict
         time.sleep(_LOOK_S)
+
+
+class _Content:
+    """Whether a repository still holds what a verdict is wanted of.
+
+    A model whose directory has not changed is not read again.
+    """
+
+    def __init__(self, repository: Path, wanted: Wanted) -> None:
+        self._repository = repository
+        self._wanted = wanted
+        self._directory: tuple[int, int] | None = None
+        self._is_there = True
+
+    def is_there(self) -> bool:
+        """Raises: ModelConfigError: the repository cannot be read."""
+        try:
+            status = (self._repository / self._wanted.name).lstat()
+        except OSError:
+            return False
+        directory = status.st_ino, status.st_ctime_ns  # a rename changes the latter
+        if directory != self._directory:
+            inventory = take_inventory(self._repository, self._wanted.name)
+            # A model that cannot be read is for the daemon to judge.
+            digest = digest_of(inventory.files, inventory.empty)
+            self._is_there = bool(inventory.fault) or digest == self._wanted.digest
+            self._directory = directory
+        return self._is_there
+
+
+def _read(store: Path) -> Report | None:
+    try:
+        return read_report(store)
+    except OSError as error:
+        raise SettingsError(
+            f"model store {store}: {error.strerror or error}; run this as root or the daemon's "
+            "user, or name the store with --store"
+        ) from error
 
 
 def _is_about(told: Verdict, wanted: Wanted) -> bool:

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
-from edge_server.lifecycle.updates import LoadSlot
+from edge_server.errors import EdgeServerError, InternalError, ModelConfigError
+from edge_server.lifecycle.updates import LoadSlot, Updates
+from edge_server.repository.change_detector import Change
+from edge_server.repository.tree import ModelTree
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import pytest
 
 PATIENCE_S = 30.0
@@ -52,3 +59,35 @@ def test_who_hangs_is_left_behind_and_does_not_end_anothers_turn(
             assert turn._holder == "next"
     assert "model hangs: still loads" in caplog.text
     assert turn._holder is None
+
+
+def test_what_the_store_could_not_take_is_staged_again_and_a_broken_model_is_not(
+    tmp_path: Path,
+) -> None:
+    faults: list[EdgeServerError] = [InternalError("no room")]
+    failed: list[tuple[str, bool]] = []
+
+    def stage(tree: ModelTree) -> None:
+        raise faults[0]
+
+    def fail(name: str, reason: str, digest: str, *, waits: bool) -> None:
+        failed.append((reason, waits))
+
+    # Nothing comes as far as to be loaded.
+    loader: Any = SimpleNamespace(refuse=lambda name, error: None)
+    deployment_state: Any = SimpleNamespace(count=lambda outcome: None, failed=fail)
+    store: Any = SimpleNamespace(stage=stage)
+    updates = Updates(loader, deployment_state, store)
+    changes = [Change("m", ModelTree("m", tmp_path))]
+    for _ in range(3):
+        began = time.monotonic()
+        assert updates.carry_out(changes) == []
+        assert failed.pop() == ("no room", True)
+        assert updates.due_for_staging(began) == set()
+        assert updates.due_for_staging(time.monotonic() + 3600) == {"m"}
+        # Once is enough until it has been tried.
+        assert updates.due_for_staging(time.monotonic() + 7200) == set()
+    faults[0] = ModelConfigError("broken")
+    updates.carry_out(changes)
+    assert failed.pop() == ("broken", False)
+    assert updates.due_for_staging(time.monotonic() + 3600) == set()

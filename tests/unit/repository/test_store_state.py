@@ -99,6 +99,17 @@ def test_what_is_no_state_is_set_aside_and_told(
     assert written.read() == NEW
 
 
+def test_a_state_that_cannot_be_set_aside_is_told_without_a_traceback(
+    written: StateFile, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "state.json").write_text("{")
+    (tmp_path / "state.damaged" / "something").mkdir(parents=True)
+    written.read()
+    assert written.was_unreadable
+    assert f"Is a directory; remove {tmp_path / 'state.damaged'}" in caplog.text
+    assert "Traceback" not in caplog.text
+
+
 def test_what_a_newer_one_wrote_is_kept_for_it(
     written: StateFile, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

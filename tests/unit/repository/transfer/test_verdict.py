@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import threading
@@ -11,9 +12,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from edge_server.errors import SettingsError
+from edge_server.repository.transfer.inventory import FileContent, digest_of
 from edge_server.repository.transfer.verdict import (
     ENDED,
     NOBODY,
+    REPLACED,
     SILENT,
     TOLD,
     Wanted,
@@ -37,12 +40,17 @@ def store(tmp_path: Path) -> Path:
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
     place = tmp_path / "models"
-    place.mkdir()
+    (place / "m").mkdir(parents=True)
+    (place / "m" / "config.pbtxt").write_text("")
     return place
 
 
+# Of the model in `repository`.
+D1 = digest_of({"config.pbtxt": FileContent(hashlib.sha256(b"").hexdigest(), 0)}, ())
+
+
 def wanted(store: Path, patience_s: float, since_ns: int = 0, *, passed: bool = False) -> Wanted:
-    return Wanted("m", "d1", since_ns, passed, patience_s, str(store))
+    return Wanted("m", D1, since_ns, passed, patience_s, str(store))
 
 
 def test_what_was_told_is_read(store: Path, repository: Path) -> None:
@@ -55,6 +63,21 @@ def test_what_was_told_is_read(store: Path, repository: Path) -> None:
     assert told["m"][4:] == ("d0", "d0", "copies/key/m")
     verdicts.gone("m")
     assert models_told(repository, str(store)) == {}
+
+
+def test_a_verdict_that_could_not_be_written_is_written_again(
+    store: Path, repository: Path
+) -> None:
+    verdicts = Verdicts(store, [repository])
+    # What a full disk does: nothing can be written.
+    (store / "verdicts.tmp").mkdir()
+    verdicts.tell("m", REFUSED, "d1", "it is broken")
+    assert models_told(repository, str(store)) == {}
+    (store / "verdicts.tmp").rmdir()
+    verdicts.write_again()
+    told = models_told(repository, str(store))
+    assert told is not None
+    assert told["m"].reason == "it is broken"
 
 
 def test_another_repository_is_followed_by_nobody(store: Path, repository: Path) -> None:
@@ -79,22 +102,47 @@ def test_a_process_that_ended_says_nothing_even_where_its_number_is_another_ones
 
 def test_words_from_before_the_push_do_not_count(store: Path, repository: Path) -> None:
     verdicts = Verdicts(store, [repository])
-    verdicts.tell("m", REFUSED, "d1", "old")
+    verdicts.tell("m", REFUSED, D1, "old")
     since_ns = time.monotonic_ns()
     assert wait_for(repository, wanted(store, 0.3, since_ns))[0] == SILENT
     assert wait_for(repository, wanted(store, 0.3))[0] == TOLD
-    verdicts.tell("m", LOADING, "d1")
-    timer = threading.Timer(0.2, verdicts.serves, ["m", "d1"], {"on_trial": True})
+    verdicts.tell("m", LOADING, D1)
+    timer = threading.Timer(0.2, verdicts.serves, ["m", D1], {"on_trial": True})
     timer.start()
     ended, verdict = wait_for(repository, wanted(store, 60.0, since_ns))
     timer.join()
-    assert (ended, verdict.serves) == (TOLD, "d1")
+    assert (ended, verdict.serves) == (TOLD, D1)
     # Of other content nothing is concluded.
     ended, verdict = wait_for(repository, wanted(store, 0.3, since_ns, passed=True))
     assert ended == SILENT
-    verdicts.is_good("m", "d1", store / "copies" / "key" / "m")
+    verdicts.is_good("m", D1, store / "copies" / "key" / "m")
     ended, verdict = wait_for(repository, wanted(store, 0.3, since_ns, passed=True))
     assert (ended, verdict.outcome) == (TOLD, GOOD)
+
+
+@pytest.mark.parametrize("what", ["other content", "nothing"])
+def test_the_waiting_ends_where_the_repository_no_longer_holds_the_model(
+    store: Path, repository: Path, tmp_path: Path, what: str
+) -> None:
+    verdicts = Verdicts(store, [repository])
+    verdicts.tell("m", LOADING, D1)
+
+    def take() -> None:
+        (repository / "m").rename(tmp_path / "was")
+        if what == "other content":
+            (tmp_path / "new").mkdir()
+            (tmp_path / "new" / "config.pbtxt").write_text("new")
+            (tmp_path / "new").rename(repository / "m")
+
+    timer = threading.Timer(0.3, take)
+    timer.start()
+    ended, verdict = wait_for(repository, wanted(store, 60.0))
+    timer.join()
+    assert (ended, verdict.outcome) == (REPLACED, LOADING)
+    # What the daemon said in time counts all the same.
+    verdicts.tell("m", REFUSED, D1, "it is broken")
+    ended, verdict = wait_for(repository, wanted(store, 60.0))
+    assert (ended, verdict.reason) == (TOLD, "it is broken")
 
 
 def test_a_daemon_that_ends_meanwhile_is_told(store: Path, repository: Path) -> None:
@@ -105,7 +153,17 @@ def test_a_daemon_that_ends_meanwhile_is_told(store: Path, repository: Path) -> 
     timer.join()
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"models": 1}', '{"models": {"m": {"x": 1}}}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        pytest.param("[" * 200_000, id="deep"),
+        "{}",
+        '{"models": 1}',
+        '{"models": {"m": {"x": 1}}}',
+    ],
+)
 def test_what_is_no_report_is_none(store: Path, text: str) -> None:
     (store / "verdicts.json").write_text(text)
     assert read_report(store) is None
