@@ -141,13 +141,14 @@ class PollControl:
         self._store.close()
 
     def _attend(self, now: float) -> Collection[str]:
-        """The models that somebody let out of quarantine; what memory is there for is loaded."""
+        """The models that are to be staged again: the store had no room for them, or they were
+        released from quarantine. Loads that are due again begin."""
         self._updates.retry(now)
         try:
             self._updates.note_what_serves()
         except EdgeServerError as error:
             log.warning("repository: what serves is not kept for a restart: %s", error)
-        return self._store.release_noted()
+        return self._store.release_noted() | set(self._updates.to_stage_again(now))
 
     def _load_first(self, stop: threading.Event) -> None:
         looks, until = 0, math.inf

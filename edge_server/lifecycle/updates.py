@@ -8,14 +8,20 @@ import time
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
-from edge_server.errors import EdgeServerError, InternalError, ModelConfigError, Unavailable
-from edge_server.lifecycle.memory_retry import MemoryRetry
+from edge_server.errors import (
+    EdgeServerError,
+    InternalError,
+    ModelConfigError,
+    Unavailable,
+    may_pass,
+)
+from edge_server.lifecycle.load_retry import LoadRetry
 from edge_server.lifecycle.model_states import told
 from edge_server.repository.content import TornModel
 from edge_server.repository.store import StagedModel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from edge_server.lifecycle.budget import MemoryBudget
     from edge_server.lifecycle.deployment_state import DeploymentState
@@ -38,7 +44,10 @@ class Updates:
     model that come meanwhile, the last one counts.
 
     What cannot be staged or loaded leaves what serves as it is, with the reason on the index, and
-    is not tried again until its files change; but what there was no memory for is, when there is.
+    is not tried again until its files change. Tried again are a model that there was no memory for,
+    when there is; one that the store could not copy, its disk being full perhaps; and one that
+    served before the daemon started and does not now, for a reason that may pass (a Python model's
+    `initialize` raised, no GPU yet).
 
     Args:
         ledger: hears what becomes of each model.
@@ -54,7 +63,8 @@ class Updates:
         budget: MemoryBudget | None = None,
         patience_s: float = LOAD_PATIENCE_S,
     ) -> None:
-        self._memory_retry: MemoryRetry[StagedModel] = MemoryRetry(budget)
+        self._load_retry: LoadRetry[StagedModel] = LoadRetry(budget)
+        self._staging_retry: LoadRetry[None] = LoadRetry(None)
         self._loader = loader
         self._deployment_state = deployment_state
         self._store = store
@@ -77,20 +87,25 @@ class Updates:
             for staged in others:
                 self._deployment_state.accept(staged)
                 loading.enter_context(self._store.loading(staged))
-            failed = {entry.name: entry.reason for entry in self._loader.load_all(stop)}
+            entries = self._loader.load_all(stop)
+        failed = {entry.name: entry.reason for entry in entries}
+        passing = {entry.name for entry in entries if entry.may_pass}
         for staged in rollback_set:
             if stop is not None and stop.is_set():
                 break
             self._deployment_state.accept(staged)
             with self._store.loading(staged):
                 failures = self._loader.load(staged.name)
-                failed |= {name: told(failure) for name, failure in failures.items()}
+            failed |= {name: told(failure) for name, failure in failures.items()}
+            passing |= {name for name, failure in failures.items() if may_pass(failure.error)}
         for name, staged in kept.items():
             if name not in failed:
                 self._deployment_state.serves_again(staged)
             else:
-                self._deployment_state.failed(name, failed[name], staged.digest)
-                self._memory_retry.keep(name, staged, time.monotonic())
+                waits = self._load_retry.keep(
+                    name, staged, time.monotonic(), passes=name in passing
+                )
+                self._deployment_state.failed(name, failed[name], staged.digest, waits=waits)
         return kept
 
     def carry_out(self, changes: Sequence[Change]) -> list[str]:
@@ -102,9 +117,10 @@ class Updates:
         torn = []
         works = []
         for change in changes:
-            self._memory_retry.forget(change.name)
+            self._load_retry.forget(change.name)
             try:
                 works.append((change.name, self._prepare(change)))
+                self._staging_retry.forget(change.name)
             except TornModel as error:
                 log.debug("model %s: %s", change.name, error)
                 self._deployment_state.count("torn")
@@ -112,7 +128,13 @@ class Updates:
             except QuarantinedModel as error:
                 self._refuse(change.name, error, error.digest)
             except EdgeServerError as error:
-                self._refuse(change.name, error)
+                waits = may_pass(error)
+                if waits:
+                    now = time.monotonic()
+                    self._staging_retry.keep(change.name, None, now, passes=True)
+                else:
+                    self._staging_retry.forget(change.name)
+                self._refuse(change.name, error, waits=waits)
         with self._changed:
             for name, work in works:
                 if self._closed:
@@ -121,13 +143,22 @@ class Updates:
         return torn
 
     def retry(self, now: float) -> None:
-        """Begin with what there was no memory for and is by now (`time.monotonic()`)."""
-        for name, staged in self._memory_retry.due(now).items():
+        """Load again what is due at `now` (`time.monotonic()`)."""
+        for name, staged in self._load_retry.due(now).items():
+            if self._serves(staged):
+                # A retry of an ensemble that uses it has brought it along, or the other way round.
+                self._load_retry.forget(name)
+                continue
             with self._changed:
                 if self._closed or name in self._busy:
                     continue
-                log.info("model %s: there is memory for it by now: loaded again", name)
+                log.info("model %s: loaded again: what it failed for may have passed", name)
                 self._begin(name, _Work(staged, self._deployment_state.accept(staged)))
+
+    def to_stage_again(self, now: float) -> Collection[str]:
+        """The models that are to be staged again at `now` (`time.monotonic()`): the disk was full,
+        or failed."""
+        return self._staging_retry.due(now).keys()
 
     def note_what_serves(self) -> None:
         """Let the ledger know what serves by now, also what came or went back with another model.
@@ -227,25 +258,37 @@ class Updates:
             failures = self._loader.load(name)
         failure = failures.get(name)
         if failure is None:
-            self._memory_retry.forget(name)
+            self._load_retry.forget(name)
             self._deployment_state.count("loaded")
             self.note_what_serves()
             return
         self._deployment_state.count("failed")
         is_short = isinstance(failure.error, Unavailable)
-        waits = is_short or failure.misfit
-        self._deployment_state.failed(name, told(failure), staged.digest, waits=waits)
-        if is_short:
-            self._memory_retry.keep(name, staged, time.monotonic())
+        passes = may_pass(failure.error) and self._served_before(staged)
+        if is_short or passes:
+            self._load_retry.keep(name, staged, time.monotonic(), passes=passes)
         else:
-            self._memory_retry.forget(name)
+            self._load_retry.forget(name)
+        waits = is_short or passes or failure.misfit
+        self._deployment_state.failed(name, told(failure), staged.digest, waits=waits)
         if not failure.misfit:
             # What fits nothing yet may fit with the next change of another model.
             self._deployment_state.decline(name, work.before)
 
-    def _refuse(self, name: str, error: EdgeServerError, digest: str = "") -> None:
+    def _served_before(self, staged: StagedModel) -> bool:
+        """Whether it is what served last, and nothing of that name serves now."""
+        is_away = self._loader.serves(staged.name) is None
+        return is_away and self._store.has_served(staged.name, staged.digest)
+
+    def _serves(self, staged: StagedModel) -> bool:
+        model_spec = self._loader.serves(staged.name)
+        return model_spec is not None and model_spec.files.holder is staged
+
+    def _refuse(
+        self, name: str, error: EdgeServerError, digest: str = "", *, waits: bool = False
+    ) -> None:
         self._deployment_state.count("failed")
-        self._deployment_state.failed(name, str(error), digest)
+        self._deployment_state.failed(name, str(error), digest, waits=waits)
         try:
             self._loader.refuse(name, error)
         except Unavailable:
