@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from edge_server.lifecycle.deployment_state import DeploymentState
     from edge_server.lifecycle.loader import RepositoryLoader
     from edge_server.repository.store import ModelStore
+    from edge_server.requests import Cancellation
 
 log = logging.getLogger(__name__)
 
@@ -103,9 +104,10 @@ class PollControl:
         config: str | None = None,
         files: Mapping[str, bytes] = NO_FILES,
         within: str = "",
+        cancellation: Cancellation | None = None,
     ) -> None:
         """See `ModelControl.load`."""
-        del name, config, files, within
+        del name, config, files, within, cancellation
         _refuse()
 
     def unload(self, name: str, *, unload_dependents: bool = False) -> None:
