@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from edge_server.inference.control import ModelControl
     from edge_server.inference.snapshot import ModelEntry
+    from edge_server.requests import Cancellation
 
 
 class BoundedControl:
@@ -34,6 +35,7 @@ class BoundedControl:
         config: str | None = None,
         files: Mapping[str, bytes] = NO_FILES,
         within: str = "",
+        cancellation: Cancellation | None = None,
     ) -> None:
         """See `ModelControl.load`.
 
@@ -46,7 +48,9 @@ class BoundedControl:
                 "one of them is done"
             )
         try:
-            self._control.load(name, config=config, files=files, within=within)
+            self._control.load(
+                name, config=config, files=files, within=within, cancellation=cancellation
+            )
         finally:
             self._places.release()
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from edge_server.inference.snapshot import ModelEntry
+    from edge_server.requests import Cancellation
 
 NO_FILES: Mapping[str, bytes] = MappingProxyType({})
 # Triton's text wherever models are not loaded on request, be it polling or not.
@@ -32,6 +33,7 @@ class ModelControl(Protocol):
         config: str | None = None,
         files: Mapping[str, bytes] = NO_FILES,
         within: str = "",
+        cancellation: Cancellation | None = None,
     ) -> None:
         """Load or reload `name` and what it depends on; returns when that is done.
 
@@ -40,8 +42,11 @@ class ModelControl(Protocol):
             files: `<version>/<name>` → content, instead of the model's directory; with `config`.
             within: the model that asks. It may be loading itself, so what would wait for that is
                 refused; empty where no model asks.
+            cancellation: of the request; a load that waits for another one is given up once its
+                request is cancelled, one that has begun goes on.
 
         Raises:
+            Cancelled: the request was cancelled before its load began.
             Unavailable: the control mode does not allow it, or it would wait for itself.
             NotFound, ModelConfigError, InvalidRequest, InternalError: Triton's texts.
         """

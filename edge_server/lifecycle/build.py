@@ -203,8 +203,8 @@ class Build:
             )
         except Hangs as error:
             raise ModelLoadError(
-                f"model '{model_spec.name}': its check before it serves: {error}; mend the model, or "
-                "record a golden pair that it answers"
+                f"model '{model_spec.name}': its check before it serves: {error}; mend the model, "
+                "or record a golden pair that it answers"
             ) from error
         except BaseException:
             loaded.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import TYPE_CHECKING
 
 from edge_server.errors import (
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from edge_server.inference.registry import ModelRegistry
     from edge_server.lifecycle.build import LoadFailure
     from edge_server.lifecycle.loader import RepositoryLoader
+    from edge_server.requests import Cancellation
 
 log = logging.getLogger(__name__)
 
@@ -114,6 +116,7 @@ class RepositoryControl:
         config: str | None = None,
         files: Mapping[str, bytes] = NO_FILES,
         within: str = "",
+        cancellation: Cancellation | None = None,
     ) -> None:
         """See `ModelControl.load`."""
         self._require_explicit()
@@ -132,7 +135,7 @@ class RepositoryControl:
                 "Load parameter 'config' must be specified for model file override"
             )
         try:
-            failures = self._load(name, config, files, within)
+            failures = self._load(name, config, files, within, cancellation)
         except NotFound as error:
             raise _not_polled(name) from error
         if failures:
@@ -167,13 +170,19 @@ class RepositoryControl:
         self._private.close()
 
     def _load(
-        self, name: str, config: str | None, files: Mapping[str, bytes], within: str
+        self,
+        name: str,
+        config: str | None,
+        files: Mapping[str, bytes],
+        within: str,
+        cancellation: Cancellation | None,
     ) -> Mapping[str, LoadFailure]:
+        load = partial(self._loader.load, name, within=within, cancellation=cancellation)
         if config is None:
-            return self._loader.load(name, within=within)
+            return load()
         message = parse_model_config_json(config, name)
         if not files:
-            return self._loader.load(name, Override(message), within=within)
+            return load(Override(message))
         try:
             root = self._private.path()
         except OSError as error:
@@ -182,7 +191,7 @@ class RepositoryControl:
             ) from error
         staged = StagedFiles(root, name, files)
         try:
-            return self._loader.load(name, Override(message, staged), within=within)
+            return load(Override(message, staged))
         finally:
             # The models hold what they need.
             staged.let_go()

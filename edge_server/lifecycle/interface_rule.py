@@ -49,8 +49,9 @@ class InterfaceRule:
         for old_config, new_config in _pairs(serving, new):
             if change := tensor_break(old_config, new_config, kept) if kept else "":
                 return ModelConfigError(
-                    f"model '{model_spec.name}' sees lanes for a camera, which needs its tensors as "
-                    f"they are: {change}; push it under another name, and let the camera use that"
+                    f"model '{model_spec.name}' sees lanes for a camera, which needs its tensors "
+                    f"as they are: {change}; push it under another name, and let the camera use "
+                    "that"
                 )
             change = interface_break(old_config, new_config)
             if change and not (

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from edge_server.model_config.files import ModelFiles
     from edge_server.repository.signature import SignaturePolicy
     from edge_server.repository.source import ModelSource
+    from edge_server.requests import Cancellation
 
     Found = dict[str, ModelSpec | LoadFailure]
 
@@ -126,23 +127,30 @@ class RepositoryLoader:
         return self._load_each({**found, **absent}, names, stop)
 
     def load(
-        self, name: str, override: Override | None = None, *, within: str = ""
+        self,
+        name: str,
+        override: Override | None = None,
+        *,
+        within: str = "",
+        cancellation: Cancellation | None = None,
     ) -> dict[str, LoadFailure]:
         """Load or reload `name` and what it depends on; what has not changed stays as it is.
 
         Args:
             within: the model that asks for it, perhaps while it is loaded itself.
+            cancellation: of the request for it; a load that has begun goes on.
 
         Returns:
             Those of them that failed; what served before them still does.
 
         Raises:
             NotFound: no repository has it.
+            Cancelled: the request was cancelled before the load began.
             Unavailable: the loader is closed, or it would wait for the load of `within`.
         """
         names = {name}
         while True:
-            with self._model_locks.hold(names, within):
+            with self._model_locks.hold(names, within, cancellation):
                 found = self._read_with_members([name], override)
                 if name not in found:
                     raise self._absent(name)

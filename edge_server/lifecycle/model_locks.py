@@ -6,10 +6,12 @@ import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from edge_server.errors import Unavailable
+from edge_server.errors import Cancelled, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
+
+    from edge_server.requests import Cancellation
 
 
 class _Hold:
@@ -38,13 +40,20 @@ class ModelLocks:
         self._over = False
 
     @contextmanager
-    def hold(self, names: Collection[str], within: str = "") -> Iterator[None]:
+    def hold(
+        self,
+        names: Collection[str],
+        within: str = "",
+        cancellation: Cancellation | None = None,
+    ) -> Iterator[None]:
         """Wait until all of `names` are free; they are the caller's inside.
 
         Args:
             within: on whose behalf; whoever holds that waits for the caller.
+            cancellation: of the request for the load; once cancelled, it waits no more.
 
         Raises:
+            Cancelled: the request was cancelled before the names were free.
             Unavailable: `end` was called meanwhile, or it would wait for itself.
         """
         with self._changed:
@@ -55,7 +64,15 @@ class ModelLocks:
                     f"the load of '{within}' that is under way: ask again when that is done"
                 )
             self._all.add(hold)
-            self._changed.wait_for(lambda: self._over or self._held.keys().isdisjoint(names))
+            if cancellation is not None:
+                cancellation.when_cancelled(self._look_again)
+            while not (self._over or self._held.keys().isdisjoint(names)):
+                if cancellation is not None and cancellation.cancelled:
+                    self._all.discard(hold)
+                    raise Cancelled(
+                        f"the load of {', '.join(sorted(names))} was cancelled before it began"
+                    )
+                self._changed.wait()
             if self._over:
                 raise Unavailable("Server exiting")
             self._held.update(dict.fromkeys(hold.names, hold))
@@ -67,6 +84,10 @@ class ModelLocks:
                     del self._held[name]
                 self._all.discard(hold)
                 self._changed.notify_all()
+
+    def _look_again(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
 
     def end(self, timeout_s: float) -> bool:
         """Let nobody in any more; whether all who were in have gone in that time."""

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from edge_server.lifecycle.deployment_state import DeploymentState
     from edge_server.lifecycle.loader import RepositoryLoader
     from edge_server.repository.store import ModelStore
+    from edge_server.requests import Cancellation
 
 log = logging.getLogger(__name__)
 
@@ -103,9 +104,10 @@ class PollControl:
         config: str | None = None,
         files: Mapping[str, bytes] = NO_FILES,
         within: str = "",
+        cancellation: Cancellation | None = None,
     ) -> None:
         """See `ModelControl.load`."""
-        del name, config, files, within
+        del name, config, files, within, cancellation
         _refuse()
 
     def unload(self, name: str, *, unload_dependents: bool = False) -> None:
@@ -141,15 +143,15 @@ class PollControl:
         self._store.close()
 
     def _attend(self, now: float) -> Collection[str]:
-        """The models that left quarantine or are to be staged again; those that memory has come
-        for are loaded."""
+        """The models that are to be staged again: the store had no room for them, or they were
+        released from quarantine. Loads that are due again begin."""
         self._updates.retry(now)
         try:
             self._updates.note_what_serves()
         except EdgeServerError as error:
             log.warning("repository: what serves is not kept for a restart: %s", error)
         self._deployment_state.write_again()
-        return self._store.release_noted() | self._updates.due_for_staging(now)
+        return self._store.release_noted() | set(self._updates.to_stage_again(now))
 
     def _load_first(self, stop: threading.Event) -> None:
         looks, until = 0, math.inf

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import time
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
-from edge_server.errors import EdgeServerError, InternalError, ModelConfigError, Unavailable
-from edge_server.lifecycle.memory_retry import MemoryRetry
+from edge_server.errors import (
+    EdgeServerError,
+    InternalError,
+    ModelConfigError,
+    Unavailable,
+    may_pass,
+)
+from edge_server.lifecycle.load_retry import LoadRetry
 from edge_server.lifecycle.model_states import told
-from edge_server.process.backoff import Backoff
 from edge_server.repository.content import TornModel
 from edge_server.repository.store import StagedModel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from edge_server.lifecycle.budget import MemoryBudget
     from edge_server.lifecycle.deployment_state import DeploymentState
@@ -29,9 +33,6 @@ log = logging.getLogger(__name__)
 
 # A load that takes longer hangs, or is of a model that need not hold the others up.
 LOAD_PATIENCE_S = 20.0
-# Between two tries to stage a model that the store had no room for.
-_FIRST_PAUSE_S = 5.0
-_LONGEST_PAUSE_S = 60.0
 
 
 class Updates:
@@ -43,8 +44,10 @@ class Updates:
     model that come meanwhile, the last one counts.
 
     What cannot be staged or loaded leaves what serves as it is, with the reason on the index, and
-    is not tried again until its files change; but what there was no memory for is, when there is,
-    and what the store could not take is staged again after longer and longer pauses.
+    is not tried again until its files change. Tried again are a model that there was no memory for,
+    when there is; one that the store could not copy, its disk being full perhaps; and one that
+    served before the daemon started and does not now, for a reason that may pass (a Python model's
+    `initialize` raised, no GPU yet).
 
     Args:
         ledger: hears what becomes of each model.
@@ -60,8 +63,8 @@ class Updates:
         budget: MemoryBudget | None = None,
         patience_s: float = LOAD_PATIENCE_S,
     ) -> None:
-        self._staging_retry: dict[str, _StagingRetry] = {}
-        self._memory_retry: MemoryRetry[StagedModel] = MemoryRetry(budget)
+        self._load_retry: LoadRetry[StagedModel] = LoadRetry(budget)
+        self._staging_retry: LoadRetry[None] = LoadRetry(None)
         self._loader = loader
         self._deployment_state = deployment_state
         self._store = store
@@ -84,20 +87,25 @@ class Updates:
             for staged in others:
                 self._deployment_state.accept(staged)
                 loading.enter_context(self._store.loading(staged))
-            failed = {entry.name: entry.reason for entry in self._loader.load_all(stop)}
+            entries = self._loader.load_all(stop)
+        failed = {entry.name: entry.reason for entry in entries}
+        passing = {entry.name for entry in entries if entry.may_pass}
         for staged in rollback_set:
             if stop is not None and stop.is_set():
                 break
             self._deployment_state.accept(staged)
             with self._store.loading(staged):
                 failures = self._loader.load(staged.name)
-                failed |= {name: told(failure) for name, failure in failures.items()}
+            failed |= {name: told(failure) for name, failure in failures.items()}
+            passing |= {name for name, failure in failures.items() if may_pass(failure.error)}
         for name, staged in kept.items():
             if name not in failed:
                 self._deployment_state.serves_again(staged)
             else:
-                self._deployment_state.failed(name, failed[name], staged.digest)
-                self._memory_retry.keep(name, staged, time.monotonic())
+                waits = self._load_retry.keep(
+                    name, staged, time.monotonic(), passes=name in passing
+                )
+                self._deployment_state.failed(name, failed[name], staged.digest, waits=waits)
         return kept
 
     def carry_out(self, changes: Sequence[Change]) -> list[str]:
@@ -109,24 +117,24 @@ class Updates:
         torn = []
         works = []
         for change in changes:
-            self._memory_retry.forget(change.name)
+            self._load_retry.forget(change.name)
             try:
                 works.append((change.name, self._prepare(change)))
-                self._staging_retry.pop(change.name, None)
+                self._staging_retry.forget(change.name)
             except TornModel as error:
                 log.debug("model %s: %s", change.name, error)
                 self._deployment_state.count("torn")
                 torn.append(change.name)
             except QuarantinedModel as error:
                 self._refuse(change.name, error, error.digest)
-            except InternalError as error:
-                # The disk is full or ails: nothing is wrong with the model.
-                retry = self._staging_retry.setdefault(change.name, _StagingRetry())
-                retry.pause(time.monotonic())
-                self._refuse(change.name, error, waits=True)
             except EdgeServerError as error:
-                self._staging_retry.pop(change.name, None)
-                self._refuse(change.name, error)
+                waits = may_pass(error)
+                if waits:
+                    now = time.monotonic()
+                    self._staging_retry.keep(change.name, None, now, passes=True)
+                else:
+                    self._staging_retry.forget(change.name)
+                self._refuse(change.name, error, waits=waits)
         with self._changed:
             for name, work in works:
                 if self._closed:
@@ -134,24 +142,23 @@ class Updates:
                 self._begin(name, work)
         return torn
 
-    def due_for_staging(self, now: float) -> set[str]:
-        """The models that the store could not take, to be staged again by `now` (monotonic).
-
-        `carry_out` and this are called by one thread.
-        """
-        due = {name for name, retry in self._staging_retry.items() if now >= retry.not_before}
-        for name in due:
-            self._staging_retry[name].not_before = math.inf  # until `carry_out` has tried
-        return due
-
     def retry(self, now: float) -> None:
-        """Begin with what there was no memory for and is by now (`time.monotonic()`)."""
-        for name, staged in self._memory_retry.due(now).items():
+        """Load again what is due at `now` (`time.monotonic()`)."""
+        for name, staged in self._load_retry.due(now).items():
+            if self._serves(staged):
+                # A retry of an ensemble that uses it has brought it along, or the other way round.
+                self._load_retry.forget(name)
+                continue
             with self._changed:
                 if self._closed or name in self._busy:
                     continue
-                log.info("model %s: there is memory for it by now: loaded again", name)
+                log.info("model %s: loaded again: what it failed for may have passed", name)
                 self._begin(name, _Work(staged, self._deployment_state.accept(staged)))
+
+    def to_stage_again(self, now: float) -> Collection[str]:
+        """The models that are to be staged again at `now` (`time.monotonic()`): the disk was full,
+        or failed."""
+        return self._staging_retry.due(now).keys()
 
     def note_what_serves(self) -> None:
         """Let the ledger know what serves by now, also what came or went back with another model.
@@ -251,21 +258,31 @@ class Updates:
             failures = self._loader.load(name)
         failure = failures.get(name)
         if failure is None:
-            self._memory_retry.forget(name)
+            self._load_retry.forget(name)
             self._deployment_state.count("loaded")
             self.note_what_serves()
             return
         self._deployment_state.count("failed")
         is_short = isinstance(failure.error, Unavailable)
-        waits = is_short or failure.misfit
-        self._deployment_state.failed(name, told(failure), staged.digest, waits=waits)
-        if is_short:
-            self._memory_retry.keep(name, staged, time.monotonic())
+        passes = may_pass(failure.error) and self._served_before(staged)
+        if is_short or passes:
+            self._load_retry.keep(name, staged, time.monotonic(), passes=passes)
         else:
-            self._memory_retry.forget(name)
+            self._load_retry.forget(name)
+        waits = is_short or passes or failure.misfit
+        self._deployment_state.failed(name, told(failure), staged.digest, waits=waits)
         if not failure.misfit:
             # What fits nothing yet may fit with the next change of another model.
             self._deployment_state.decline(name, work.before)
+
+    def _served_before(self, staged: StagedModel) -> bool:
+        """Whether it is what served last, and nothing of that name serves now."""
+        is_away = self._loader.serves(staged.name) is None
+        return is_away and self._store.has_served(staged.name, staged.digest)
+
+    def _serves(self, staged: StagedModel) -> bool:
+        model_spec = self._loader.serves(staged.name)
+        return model_spec is not None and model_spec.files.holder is staged
 
     def _refuse(
         self, name: str, error: EdgeServerError, digest: str = "", *, waits: bool = False
@@ -276,17 +293,6 @@ class Updates:
             self._loader.refuse(name, error)
         except Unavailable:
             log.debug("model %s: not refused: the server ends", name)
-
-
-class _StagingRetry:
-    """`not_before` is a time of `time.monotonic()`."""
-
-    def __init__(self) -> None:
-        self.not_before = 0.0
-        self._pauses = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
-
-    def pause(self, now: float) -> None:
-        self.not_before = now + self._pauses.next_s()
 
 
 class QuarantinedModel(ModelConfigError):

@@ -305,3 +305,20 @@ def test_where_models_must_be_signed_nothing_else_is_loaded_on_request(
     assert "directory 7, which is empty, is not in it" in text
     assert ask(server, "echo") == [1.0, 2.0]
     assert index(server)["echo", "1"][0] == "READY"
+
+
+def test_loads_whose_callers_have_gone_are_given_up_and_leave_their_places(
+    models: Path, server: triton.InferenceServerClient
+) -> None:
+    """There are 16 places for loads; all but the one of the load that hangs become free."""
+    (models / "hangs" / "1").mkdir(parents=True)
+    (models / "hangs" / "config.pbtxt").write_text(IDENTITY.replace("identity", "python"))
+    (models / "hangs" / "1" / "model.py").write_text(
+        "import time\nclass TritonPythonModel:\n    def initialize(self, args):\n"
+        "        time.sleep(3600)\n    def execute(self, requests):\n        return []\n"
+    )
+    for _ in range(20):
+        gone, _text = refusal(server.load_model, "hangs", client_timeout=0.2)
+        assert gone == "StatusCode.DEADLINE_EXCEEDED"
+    server.load_model("echo")
+    assert ask(server, "echo") == [1.0, 2.0]

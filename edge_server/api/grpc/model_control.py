@@ -9,9 +9,12 @@ from edge_server.inference.control import NOT_ALLOWED, path_in_model
 
 if TYPE_CHECKING:
     from edge_server.inference.control import ModelControl
+    from edge_server.requests import Cancellation
 
 
-def load_model(control: ModelControl | None, request: Any) -> None:
+def load_model(
+    control: ModelControl | None, request: Any, cancellation: Cancellation | None = None
+) -> None:
     """Do what a `RepositoryModelLoadRequest` asks for; returns when it is done.
 
     Raises:
@@ -38,7 +41,7 @@ def load_model(control: ModelControl | None, request: Any) -> None:
         raise Unavailable(NOT_ALLOWED)
     if files and config is None:
         raise InvalidRequest("Load parameter 'config' must be specified for model file override")
-    control.load(name, config=config, files=files)
+    control.load(name, config=config, files=files, cancellation=cancellation)
 
 
 def unload_model(control: ModelControl | None, request: Any) -> None:

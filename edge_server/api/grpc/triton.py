@@ -240,7 +240,7 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
 
     def RepositoryModelLoad(self, request: bytes, context: Any) -> bytes:
         """The message as bytes, as it may bring a model's files; see `read_load_request`."""
-        load_model(self._control, read_load_request(request))
+        load_model(self._control, read_load_request(request), CallCancellation(context))
         return b""
 
     def RepositoryModelUnload(self, request: Any, context: Any) -> Any:

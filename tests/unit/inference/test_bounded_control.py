@@ -26,7 +26,13 @@ class Waits:
         self.done = threading.Event()
 
     def load(
-        self, name: str, *, config: str | None, files: Mapping[str, bytes], within: str
+        self,
+        name: str,
+        *,
+        config: str | None,
+        files: Mapping[str, bytes],
+        within: str,
+        cancellation: object,
     ) -> None:
         self.begun.release()
         assert self.done.wait(10.0)

@@ -23,7 +23,13 @@ class Notes:
         self.asked: list[object] = []
 
     def load(
-        self, name: str, *, config: str | None, files: Mapping[str, bytes], within: str
+        self,
+        name: str,
+        *,
+        config: str | None,
+        files: Mapping[str, bytes],
+        within: str,
+        cancellation: object = None,
     ) -> None:
         self.asked.append((name, config, dict(files), within))
 

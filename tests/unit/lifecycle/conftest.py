@@ -78,12 +78,14 @@ class CountedBackend:
         made: every model, in order.
         loads: model name → how many were begun.
         gates: model name → where its loads wait.
+        fails: model name → what its loads raise.
         tell: model name → what its last load was given to tell by.
     """
 
     def __init__(self) -> None:
         self.made: list[Counted] = []
         self.gates: dict[str, Gate] = {}
+        self.fails: dict[str, Exception] = {}
         self.tell: dict[str, ProgressCallback] = {}
         self.loads: defaultdict[str, int] = defaultdict(int)
 
@@ -102,6 +104,8 @@ class CountedBackend:
         self.tell[config.name] = tell
         if gate := self.gates.get(config.name):
             gate.pass_through()
+        if error := self.fails.get(config.name):
+            raise error
         path = directory / "add"
         number = float(path.read_text()) if path.exists() else 0.0
         if number < 0:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from edge_server.errors import Unavailable
+from edge_server.errors import Cancelled, Unavailable
 from edge_server.lifecycle.model_locks import ModelLocks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from concurrent.futures import Future
 
 PATIENCE_S = 10.0
@@ -138,3 +138,49 @@ def test_who_waits_at_the_end_is_sent_away(pool: ThreadPoolExecutor) -> None:
         second.future.result(PATIENCE_S)
     first.end()
     assert model_locks.end(0.0)
+
+
+class Request:
+    """The cancellation of a request that waits for a load."""
+
+    def __init__(self) -> None:
+        self.cancelled = False
+        self.waits = threading.Event()
+
+    def when_cancelled(self, callback: Callable[[], None]) -> None:
+        self._callback = callback
+        self.waits.set()
+
+    def cancel(self) -> None:
+        self.cancelled = True
+        self._callback()
+
+
+def test_a_cancelled_request_waits_no_more_and_is_in_nobodys_way(
+    pool: ThreadPoolExecutor,
+) -> None:
+    model_locks, request = ModelLocks(), Request()
+    first = holds(model_locks, pool, "a")
+
+    def ask() -> None:
+        with model_locks.hold({"a", "b"}, cancellation=request):
+            raise AssertionError("it was cancelled")
+
+    waiting = pool.submit(ask)
+    assert request.waits.wait(PATIENCE_S)
+    request.cancel()
+    with pytest.raises(Cancelled, match="the load of a, b was cancelled before it began"):
+        waiting.result(PATIENCE_S)
+    holds(model_locks, pool, "b").end()
+    first.end()
+    holds(model_locks, pool, "a").end()
+    assert model_locks.end(PATIENCE_S)
+
+
+def test_a_request_that_is_cancelled_already_waits_for_nothing(pool: ThreadPoolExecutor) -> None:
+    model_locks, request = ModelLocks(), Request()
+    first = holds(model_locks, pool, "a")
+    request.cancelled = True
+    with pytest.raises(Cancelled), model_locks.hold({"a"}, cancellation=request):
+        pass
+    first.end()

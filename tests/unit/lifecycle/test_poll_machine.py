@@ -58,22 +58,34 @@ class Client(threading.Thread):
         self.answers: set[float] = set()
         self.failures: list[Exception] = []
         self.gone = threading.Event()  # the model may rightly be missing
+        # Held by a request until its end has been judged.
+        self.asking = threading.Lock()
         self._plane = plane
         self._over = threading.Event()
 
     def run(self) -> None:
         while not self._over.wait(0.0005):
-            try:
-                self.answers.add(ask(self._plane))
-            except (NotFound, Unavailable) as error:
-                if not self.gone.is_set():
-                    self.failures.append(error)
-            except Exception as error:  # noqa: BLE001 - whatever it is, it is a failure
-                self.failures.append(error)
+            with self.asking:
+                self._ask()
+
+    def is_back(self) -> None:
+        """From now on the model must answer; a request that missed it has been judged by then."""
+        with self.asking:
+            self.gone.clear()
 
     def stop(self) -> None:
         self._over.set()
         self.join(PATIENCE_S)
+        assert not self.is_alive()
+
+    def _ask(self) -> None:
+        try:
+            self.answers.add(ask(self._plane))
+        except (NotFound, Unavailable) as error:
+            if not self.gone.is_set():
+                self.failures.append(error)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is a failure
+            self.failures.append(error)
 
 
 def ask(plane: DataPlane) -> float:
@@ -249,13 +261,14 @@ class Machine(RuleBasedStateMachine):
             self.look()
         if self.good is not None and not self.away:
             assert ask(self.plane) == self.good
-            self.client.gone.clear()
+            self.client.is_back()
 
     @rule()
     def start_again(self) -> None:
         self._finish()
-        good = [float((s.directory / "1" / "add").read_text()) for s in self.store.history("m")]
         self._stop()
+        # Up to the end a version may pass its probation, and become the last known good.
+        good = [float((s.directory / "1" / "add").read_text()) for s in self.store.history("m")]
         self._start()
         if good:
             # What was still on probation is not the last known good.

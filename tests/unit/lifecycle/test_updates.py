@@ -83,11 +83,9 @@ def test_what_the_store_could_not_take_is_staged_again_and_a_broken_model_is_not
         began = time.monotonic()
         assert updates.carry_out(changes) == []
         assert failed.pop() == ("no room", True)
-        assert updates.due_for_staging(began) == set()
-        assert updates.due_for_staging(time.monotonic() + 3600) == {"m"}
-        # Once is enough until it has been tried.
-        assert updates.due_for_staging(time.monotonic() + 7200) == set()
+        assert not updates.to_stage_again(began)
+    assert set(updates.to_stage_again(time.monotonic() + 3600)) == {"m"}
     faults[0] = ModelConfigError("broken")
     updates.carry_out(changes)
     assert failed.pop() == ("broken", False)
-    assert updates.due_for_staging(time.monotonic() + 3600) == set()
+    assert not updates.to_stage_again(time.monotonic() + 7200)

@@ -22,7 +22,9 @@ class Notes:
     def __init__(self) -> None:
         self.asked: list[object] = []
 
-    def load(self, name: str, *, config: str | None, files: Mapping[str, bytes]) -> None:
+    def load(
+        self, name: str, *, config: str | None, files: Mapping[str, bytes], cancellation: object
+    ) -> None:
         self.asked.append((name, config, dict(files)))
 
     def unload(self, name: str, *, unload_dependents: bool) -> None:

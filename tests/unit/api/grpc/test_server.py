@@ -84,6 +84,7 @@ class Loads:
         config: str | None = None,
         files: Mapping[str, bytes] = {},
         within: str = "",
+        cancellation: object = None,
     ) -> None:
         assert self.done.wait(PATIENCE_S)
 

@@ -1,4 +1,4 @@
-"""Models that there was no memory for: what is to be done for them when there is."""
+"""Models whose load failed for a reason that may pass: when each of them is to be loaded again."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _LONGEST_PAUSE_S = 300.0
 T = TypeVar("T")
 
 
-class MemoryRetry(Generic[T]):
-    """Work by model name, kept from a load that memory was too short for. Thread-safe.
+class LoadRetry(Generic[T]):
+    """Work by model name, to be done again after a load that failed. Thread-safe.
 
     Args:
-        budget: what refused them; None refuses nothing.
+        budget: of the loader; None lets all load.
     """
 
     def __init__(self, budget: MemoryBudget | None) -> None:
@@ -29,18 +29,26 @@ class MemoryRetry(Generic[T]):
         self._lock = threading.Lock()
         self._kept: dict[str, _Kept[T]] = {}
 
-    def keep(self, name: str, work: T, now: float) -> None:
-        """The last load of `name` failed at `now`: keep `work` if that was for want of memory."""
+    def keep(self, name: str, work: T, now: float, *, passes: bool = False) -> bool:
+        """The last load of `name` failed at `now`: keep `work` if there was no memory for it.
+
+        Args:
+            passes: keep it for whatever reason the load failed.
+
+        Returns:
+            Whether `work` is kept.
+        """
         lacked = 0 if self._budget is None else self._budget.lacked(name)
         with self._lock:
-            if not lacked:
+            if not (lacked or passes):
                 self._kept.pop(name, None)
-                return
+                return False
             kept = self._kept.get(name)
             if kept is None:
                 kept = self._kept[name] = _Kept(work)
                 kept.pause(now)
             kept.work, kept.needs_bytes = work, lacked
+            return True
 
     def forget(self, name: str) -> None:
         """It was loaded, or is something else by now."""
@@ -48,16 +56,17 @@ class MemoryRetry(Generic[T]):
             self._kept.pop(name, None)
 
     def due(self, now: float) -> dict[str, T]:
-        """What there is memory for by now, for each model after longer and longer pauses; kept
-        until its load has ended one way or the other."""
+        """What may be loaded at `now` (`time.monotonic()`) and has memory, for each model after
+        longer and longer pauses; kept until its load has ended one way or the other."""
         with self._lock:
             waited = {n: kept for n, kept in self._kept.items() if now >= kept.not_before}
-        if self._budget is None:
-            return {}
-        due = {n: kept for n, kept in waited.items() if self._budget.has(kept.needs_bytes)}
+        due = {n: kept for n, kept in waited.items() if self._has(kept.needs_bytes)}
         for kept in due.values():
             kept.pause(now)
         return {name: kept.work for name, kept in due.items()}
+
+    def _has(self, needed_bytes: int) -> bool:
+        return not needed_bytes or self._budget is None or self._budget.has(needed_bytes)
 
 
 class _Kept(Generic[T]):

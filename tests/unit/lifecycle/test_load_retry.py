@@ -1,15 +1,18 @@
-"""What there was no memory for is loaded when there is, told once and not tried in a loop."""
+"""A model whose load failed for a reason that may pass is loaded again, not in a loop."""
 
 from __future__ import annotations
 
 import logging
+import time
 from typing import TYPE_CHECKING
+from unittest.mock import Mock
 
 import pytest
 
+from edge_server.errors import InternalError, ModelConfigError, ModelLoadError
 from edge_server.inference.snapshot import ModelState
 from edge_server.repository.change_detector import Change
-from tests.unit.lifecycle.board import CONFIG, Board
+from tests.unit.lifecycle.board import CONFIG, LATER_S, Board
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,7 +47,7 @@ def test_it_is_loaded_when_there_is_memory(board: Board, caplog: pytest.LogCaptu
     board.memory(1)
     with caplog.at_level(logging.INFO):
         board.retry()
-    assert "model m: there is memory for it by now: loaded again" in caplog.messages
+    assert "model m: loaded again: what it failed for may have passed" in caplog.messages
     assert board.serving() == 2
     assert board.reasons() == [""]
     assert [copy.digest for copy in board.store.history("m")] == [
@@ -101,3 +104,72 @@ def test_what_served_last_and_found_no_memory_at_a_start_comes_when_there_is(boa
     board.memory(1)
     board.retry()
     assert board.serving() == 1
+
+
+def test_what_served_last_and_does_not_start_at_a_start_is_loaded_again(
+    board: Board, counted: CountedBackend
+) -> None:
+    board.memory(1)
+    board.deliver(1)
+    counted.fails["m"] = ModelLoadError("no GPU yet")
+    board.start_again()
+    assert board.serving() is None
+    board.retry(after_s=0.0)
+    assert counted.loads["m"] == 2, "the first pause is not over"
+    board.retry()
+    assert (board.serving(), board.reasons()) == (None, ["no GPU yet"])
+    del counted.fails["m"]
+    board.retry(after_s=2 * LATER_S)
+    assert (board.serving(), board.reasons()) == (1, [""])
+    board.retry(after_s=3 * LATER_S)
+    assert counted.loads["m"] == 4
+
+
+def test_a_new_model_that_does_not_start_is_not_loaded_again(
+    board: Board, counted: CountedBackend
+) -> None:
+    board.memory(1)
+    board.deliver(1)
+    counted.fails["m"] = ModelLoadError("no GPU yet")
+    board.deliver(2)
+    board.retry()
+    assert (board.serving(), counted.loads["m"]) == (1, 2)
+
+
+def test_what_served_last_and_is_wrong_by_now_is_not_loaded_again(
+    board: Board, counted: CountedBackend
+) -> None:
+    board.memory(1)
+    board.deliver(1)
+    counted.fails["m"] = ModelConfigError("of a runtime that is gone")
+    board.start_again()
+    board.retry()
+    assert (board.serving(), counted.loads["m"]) == (None, 2)
+
+
+def test_what_the_disk_had_no_room_for_is_staged_again(
+    board: Board, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    board.memory(1)
+    board.deliver(1)
+    with monkeypatch.context() as patch:
+        full = InternalError("no space left")
+        patch.setattr(board.store, "stage", Mock(side_effect=full))
+        board.deliver(2)
+    assert (board.serving(), board.reasons()) == (1, ["no space left"])
+    assert board.updates.to_stage_again(time.monotonic()) == set()
+    later = time.monotonic() + LATER_S
+    assert board.updates.to_stage_again(later) == {"m"}
+    board.deliver(2)
+    assert (board.serving(), board.reasons()) == (2, [""])
+    assert board.updates.to_stage_again(later + LATER_S) == set()
+
+
+def test_what_cannot_be_staged_as_it_is_is_not_staged_again(
+    board: Board, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    board.memory(1)
+    wrong = ModelConfigError("not as its manifest says")
+    monkeypatch.setattr(board.store, "stage", Mock(side_effect=wrong))
+    board.deliver(1)
+    assert board.updates.to_stage_again(time.monotonic() + LATER_S) == set()
