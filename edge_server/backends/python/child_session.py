@@ -71,7 +71,7 @@ class ChildSession:
         process: just started.
         outputs: the model's, in order.
         metrics: of the model.
-        surroundings: what it may load.
+        server_context: what it may load.
         decoupled: it may answer after its execution.
     """
 

@@ -210,7 +210,7 @@ class AskModelReady(Message, frozen=True):
 
 
 class LoadModel(Message, frozen=True):
-    """`CallReturned` follows once it is loaded, or is not; see `Surroundings.load`.
+    """`CallReturned` follows once it is loaded, or is not; see `ServerContext.load`.
 
     Attributes:
         config: empty is none.
