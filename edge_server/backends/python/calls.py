@@ -57,7 +57,7 @@ class ModelCalls:
         name: of the instance.
         model: its model's name.
         process: the one that calls.
-        surroundings: what is beyond the worlds of the requests.
+        server_context: what is beyond the worlds of the requests.
     """
 
     def __init__(

@@ -71,7 +71,7 @@ class ChildSession:
         process: just started.
         outputs: the model's, in order.
         metrics: of the model.
-        surroundings: what it may load.
+        server_context: what it may load.
         decoupled: it may answer after its execution.
     """
 
@@ -128,10 +128,12 @@ class ChildSession:
             self.end(f"it spoke nonsense: {error}")
         except ChannelClosed:
             pass
+        except (ValueError, LookupError) as error:
+            # A tensor that is not where the message says, a metric that was never made.
+            self.end(f"it spoke nonsense: {error}")
         except Exception as error:
-            # What it says makes no sense: a tensor that is not where it says it is.
-            log.exception("model %s: instance %s spoke nonsense", self._model, self._name)
-            self.end(f"it spoke nonsense: {error!r}")
+            log.exception("model %s: instance %s: unforeseen error", self._model, self._name)
+            self.end(f"the server could not take what it sent: {error!r}")
         how = self._process.close()
         self.end(how)
         self._calls.close()

@@ -58,8 +58,8 @@ class PythonInstance:
         config: of its model.
         version: its model's version.
         metrics: of its model.
-        turns: of its model's instances.
-        surroundings: what its model may load.
+        arbiter: of its model's instances.
+        server_context: what its model may load.
     """
 
     def __init__(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
-Value = bool | int | float | str
+# The protocol has no larger integers; msgpack has.
+Int64 = Annotated[int, msgspec.Meta(le=(1 << 63) - 1)]
+Value = bool | Int64 | float | str
 
 # What a model's process may say at once: names, texts and places, never tensors. Decoded it takes
 # many times as much.
@@ -179,7 +181,7 @@ class Executed(Message, frozen=True):
     """`execute` returned `answers`; with a failure, who has no last answer gets that."""
 
     batch: int
-    execute_ns: int
+    execute_ns: Annotated[int, msgspec.Meta(ge=0)]
     failure: str = ""
     answers: list[Answered] = []
 
@@ -208,7 +210,7 @@ class AskModelReady(Message, frozen=True):
 
 
 class LoadModel(Message, frozen=True):
-    """`CallReturned` follows once it is loaded, or is not; see `Surroundings.load`.
+    """`CallReturned` follows once it is loaded, or is not; see `ServerContext.load`.
 
     Attributes:
         config: empty is none.

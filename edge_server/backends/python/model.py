@@ -28,7 +28,7 @@ class PythonModel:
     Args:
         directory: the version directory.
         config: completed.
-        surroundings: for what it loads and asks of its own accord.
+        server_context: for what it loads and asks of its own accord.
     """
 
     def __init__(

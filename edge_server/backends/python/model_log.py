@@ -16,6 +16,8 @@ log = logging.getLogger(__name__)
 PER_SECOND_BYTES = 8 << 10
 AT_ONCE_BYTES = 256 << 10
 LONGEST_LINE_BYTES = 8 << 10
+# A shorter line counts as this much: each costs the log a time, a level and a name.
+SHORTEST_LINE_BYTES = 64
 
 
 class ModelLog:
@@ -35,11 +37,11 @@ class ModelLog:
         self._dropped = 0
         self._begun = b""
 
-    def line(self, level: int, text: str) -> None:
-        """One line that the model gives to its logger, which may have more lines in it."""
+    def line(self, level: int, text: str) -> bool:
+        """Log a text of the model's logger, of one line or more; False where it is dropped."""
         short = text[:LONGEST_LINE_BYTES]
         with self._lock:
-            taken, dropped = self._take(len(short))
+            taken, dropped = self._take(max(len(short), SHORTEST_LINE_BYTES))
         if dropped:
             log.warning(
                 "model %s: %d lines of its log were dropped: it writes more than %d bytes a second",
@@ -49,12 +51,17 @@ class ModelLog:
             )
         if taken:
             log.log(level, "model %s: %s%s", self._model, short, "" if short == text else " …")
+        return taken
 
     def printed(self, data: bytes) -> None:
         """What has come on its standard output or error; lines that are complete are passed on."""
         *lines, self._begun = (self._begun + data).split(b"\n")
-        for line in lines:
-            self.line(logging.INFO, line.decode(errors="backslashreplace"))
+        for index, line in enumerate(lines):
+            if not self.line(logging.INFO, line.decode(errors="backslashreplace")):
+                # To look at each of a flood of lines would keep the daemon's other threads waiting.
+                with self._lock:
+                    self._dropped += len(lines) - index - 1
+                break
         if len(self._begun) > LONGEST_LINE_BYTES:
             self.end()
 

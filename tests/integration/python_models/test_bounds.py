@@ -45,17 +45,17 @@ def forget_peak() -> None:
     [
         ('self.M.LogLine(20, "x" * (20 << 20))', "a message of 2097"),
         (
-            "self.M.Executed(1, 1, '', [self.M.Answered(n, self.M.Answer(), False) "
+            "self.M.Executed(1, 1, '', [self.M.Answered(n, self.M.ChildResponse(), False) "
             "for n in range(300000)])",
             "a message of",
         ),
         (
-            "self.M.Answered(1, self.M.Answer([self.M.TensorPlace(f't{n}', 'UINT8', (200 << 20,), "
-            "64, 200 << 20) for n in range(1000)]), True)",
+            "self.M.Answered(1, self.M.ChildResponse([self.M.TensorPlace(f't{n}', 'UINT8', "
+            "(200 << 20,), 64, 200 << 20) for n in range(1000)]), True)",
             "bytes of tensors in a memory of",
         ),
         (
-            "self.M.Answered(1, self.M.Answer([self.M.TensorPlace('y', 'BYTES', (1 << 34,), "
+            "self.M.Answered(1, self.M.ChildResponse([self.M.TensorPlace('y', 'BYTES', (1 << 34,), "
             "64, 1 << 20)]), True)",
             "elements of BYTES at once",
         ),
@@ -82,6 +82,33 @@ def test_a_lie_ends_the_process_and_costs_little_memory(serve: Serve, lie: str, 
     assert memory_bytes() - before < 100 << 20
 
 
+@pytest.mark.parametrize(
+    ("lie", "why"),
+    [
+        ("self.M.Executed(2, -(10**15))", "Expected `int` >= 0"),
+        (
+            "self.M.Answered(1, self.M.ChildResponse(parameters={'p': 2**63}), True)",
+            "Expected `int` <= 9223372036854775807",
+        ),
+        (
+            "self.M.Answered(1, self.M.ChildResponse([self.M.TensorPlace('y', 'NOPE', (1,), 64, "
+            "4)]), True)",
+            "'NOPE' is not a valid DataType",
+        ),
+        ("self.M.ChangeMetric(7, 'set', 1.0)", "list index out of range"),
+    ],
+)
+def test_a_lie_about_numbers_is_named_and_no_fault_of_the_server(
+    serve: Serve, lie: str, why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    served = serve(
+        m=LIAR + f"def execute(self, requests):\n    self.say({lie})\n    time.sleep(60)"
+    )
+    with pytest.raises(InternalError, match=f"it spoke nonsense: .*{why}"):
+        served.infer("m", 1)
+    assert not [record for record in caplog.records if record.exc_info]
+
+
 def test_answers_that_wait_for_nobody_are_bounded(serve: Serve) -> None:
     """A decoupled model whose caller is slow, and that does not wait for it."""
     served = serve(
@@ -91,8 +118,8 @@ def test_answers_that_wait_for_nobody_are_bounded(serve: Serve) -> None:
             + """
 def execute(self, requests):
     sender = requests[0].get_response_sender()
-    many = [self.M.Answered(sender._number, self.M.Answer(parameters={"p": "x" * 500000}), False)]
-    self.say(*many * 2000)
+    response = self.M.ChildResponse(parameters={"p": "x" * 500000})
+    self.say(*[self.M.Answered(sender._number, response, False)] * 2000)
 """,
         )
     )

@@ -202,7 +202,7 @@ def test_a_sequence_is_never_given_to_another_instance(serve: Serve) -> None:
     with pytest.raises(InternalError):
         served.infer("m", SEGV, sequence=SequencePlace(1, start=True))
     away = next(i for i in served.model("m")._instances if not i.up)
-    assert away._model_locks.take(away, None) is None
+    assert away._arbiter.take(away, None) is None
 
 
 def test_nothing_is_left_behind_when_a_model_is_closed(serve: Serve) -> None:

@@ -1,7 +1,7 @@
 """System calls that Python models do without: their numbers, and what is decided of each.
 
 Numbers: arch/x86/entry/syscalls/syscall_64.tbl for x86-64, include/uapi/asm-generic/unistd.h for
-aarch64, each from Linux 6.1; they never change.
+aarch64, each from Linux 6.17; they never change.
 """
 
 from __future__ import annotations
@@ -49,6 +49,17 @@ REFUSED: dict[str, Numbers] = {
     "setns": (308, 268),
     "unshare": (272, 97),
     "open_by_handle_at": (304, 265),
+    # Landlock leaves these open, whatever file they name; the first one up to Linux 6.1.
+    "truncate": (76, 45),
+    "setxattr": (188, 5),
+    "lsetxattr": (189, 6),
+    "fsetxattr": (190, 7),
+    "setxattrat": (463, 463),
+    "removexattr": (197, 14),
+    "lremovexattr": (198, 15),
+    "fremovexattr": (199, 16),
+    "removexattrat": (466, 466),
+    "file_setattr": (469, 469),
     "fanotify_init": (300, 262),
     "quotactl": (179, 60),
     "quotactl_fd": (443, 443),
@@ -83,9 +94,26 @@ REFUSED: dict[str, Numbers] = {
     "ioperm": (173, NONE),
 }
 
-# They return 0 and change nothing, so that programs that begin a session of their own still run:
-# what a model starts stays in its group and session, is known by that, and ends with it.
-WITHOUT_EFFECT: dict[str, Numbers] = {"setsid": (112, 157), "setpgid": (109, 154)}
+# They return 0 and change nothing, so that programs that make such a call on their way still run.
+WITHOUT_EFFECT: dict[str, Numbers] = {
+    # What a model starts stays in its group and session, is known by that, and ends with it.
+    "setsid": (112, 157),
+    "setpgid": (109, 154),
+    # Landlock leaves these open for every file that the daemon's user owns: its keys and state,
+    # and the files of other models, which a new time would load again.
+    "chmod": (90, NONE),
+    "fchmod": (91, 52),
+    "fchmodat": (268, 53),
+    "fchmodat2": (452, 452),
+    "chown": (92, NONE),
+    "lchown": (94, NONE),
+    "fchown": (93, 55),
+    "fchownat": (260, 54),
+    "utime": (132, NONE),
+    "utimes": (235, NONE),
+    "futimesat": (261, NONE),
+    "utimensat": (280, 88),
+}
 
 # Its flags lie where no filter can read them; libraries then use `clone`.
 UNKNOWN: dict[str, Numbers] = {"clone3": (435, 435)}

@@ -10,6 +10,7 @@ from edge_server.backends.python.model_log import (
     AT_ONCE_BYTES,
     LONGEST_LINE_BYTES,
     PER_SECOND_BYTES,
+    SHORTEST_LINE_BYTES,
     ModelLog,
 )
 
@@ -17,8 +18,10 @@ from edge_server.backends.python.model_log import (
 class Clock:
     def __init__(self) -> None:
         self.now_s = 0.0
+        self.reads = 0
 
     def __call__(self) -> float:
+        self.reads += 1
         return self.now_s
 
 
@@ -78,3 +81,25 @@ def test_a_flood_is_cut_off_and_told_of_once_a_second(
     caplog.clear()
     log.printed(b"well again\n")
     assert caplog.messages[-1] == "model m: well again"
+
+
+def test_lines_that_come_together_are_dropped_together(
+    clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """To look at each of a flood of lines would keep the daemon's other threads waiting."""
+    log = ModelLog("m", clock)
+    for _ in range(AT_ONCE_BYTES // LONGEST_LINE_BYTES):
+        log.line(logging.INFO, "x" * LONGEST_LINE_BYTES)
+    clock.reads = 0
+    log.printed(b"y\n" * 30_000 + b"begun")
+    assert clock.reads == 1
+    clock.now_s += 60
+    log.printed(b" again\n")
+    assert "30000 lines of its log were dropped" in caplog.text
+    assert caplog.messages[-1] == "model m: begun again"
+
+
+def test_short_lines_count_as_longer_ones(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+    log = ModelLog("m", clock)
+    log.printed(b"y\n" * AT_ONCE_BYTES)
+    assert len(caplog.records) == AT_ONCE_BYTES // SHORTEST_LINE_BYTES

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
 
 from edge_server.backends.python.scratch import Scratch
+
+PATIENCE_S = 60.0
 
 
 @pytest.fixture(autouse=True)
@@ -36,3 +40,31 @@ def test_what_a_dead_daemon_left_is_removed_and_what_is_used_is_not(temporary: P
     used.close()
     other.close()
     assert {path.name for path in temporary.iterdir()} == {"edge-server-model-link", "other"}
+
+
+@pytest.mark.parametrize("orphan", [False, True])
+def test_directories_that_are_deep_or_that_nobody_may_list_go_too(
+    temporary: Path, orphan: bool
+) -> None:
+    scratch = None if orphan else Scratch()
+    path = Path(scratch.path) if scratch else temporary / "edge-server-model-dead"
+    (path / "closed" / "within").mkdir(parents=True)
+    (path / "closed").chmod(0o300)
+    nest(path, 1500)
+    (scratch or Scratch()).close()
+    # The removal goes on where it takes long.
+    end = time.monotonic() + PATIENCE_S
+    while list(temporary.iterdir()):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def nest(path: Path, depth: int) -> None:
+    """Directories within each other; no single path reaches the last."""
+    fd = os.open(path, os.O_RDONLY)
+    for _ in range(depth):
+        os.mkdir("d", dir_fd=fd)
+        below = os.open("d", os.O_RDONLY, dir_fd=fd)
+        os.close(fd)
+        fd = below
+    os.close(fd)

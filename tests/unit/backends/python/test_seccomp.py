@@ -76,7 +76,9 @@ def test_what_reaches_into_others_is_refused(machine: str) -> None:
             assert decided(machine, numbers, *wrong) == ERRNO | errno.EPERM
     assert decided(machine, CLONE, 0x10000011) == ERRNO | errno.EPERM
     assert decided(machine, UNKNOWN["clone3"]) == ERRNO | errno.ENOSYS
-    assert decided(machine, WITHOUT_EFFECT["setsid"]) == ERRNO
+    for numbers in WITHOUT_EFFECT.values():
+        if numbers[column] >= 0:
+            assert decided(machine, numbers) == ERRNO
     assert decided(machine, SOCKET, 1, 1 | 0o2000000, unix_sockets=False) == ERRNO | errno.EACCES
 
 
