@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import grpc
@@ -44,8 +45,8 @@ class SelfCall:
         connect: makes a plain connection there.
         waiting: how many calls the server has taken that no thread works on yet.
         metadata: headers that the call must carry.
-        speaks_tls: there is no certificate to call it with; then it is well if it says anything at
-            all, or closes a connection that does not begin to speak TLS.
+        speaks_tls: there is no certificate for a call; then the server is well if it sends anything
+            in reply to a ClientHello, or closes the connection.
     """
 
     def __init__(
@@ -115,11 +116,13 @@ class SelfCall:
         return ""
 
     def _greeted(self) -> tuple[bytes | None, str]:
-        """What a new connection hears first, nothing where it is closed; or why it hears none."""
+        """The first byte on a new connection, none where it is closed; or why there is neither."""
         try:
             with self._connect(self._patience_s) as connection:
+                if self._speaks_tls:
+                    connection.sendall(_client_hello())
                 return connection.recv(1), ""
-        except ConnectionResetError:
+        except (ConnectionResetError, BrokenPipeError):
             return b"", ""
         except OSError as error:
             return None, error.strerror or str(error)
@@ -127,3 +130,16 @@ class SelfCall:
     def _close(self) -> None:
         if self._channel is not None:
             self._channel.close()
+
+
+def _client_hello() -> bytes:
+    """Without it a server that speaks TLS is silent until its handshake times out."""
+    # Not needed without TLS.
+    import ssl  # noqa: PLC0415
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False  # gRPC logs each name that its certificate does not have
+    sent = ssl.MemoryBIO()
+    with suppress(ssl.SSLWantReadError):
+        context.wrap_bio(ssl.MemoryBIO(), sent).do_handshake()
+    return sent.read()

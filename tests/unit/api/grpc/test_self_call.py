@@ -81,6 +81,7 @@ def test_a_server_that_answers_is_well(
         Grpc(port=0, socket=str(tmp_path / "grpc.sock")),
         Grpc(port=0, restricted=restricted),
         Grpc(port=0, tls=tls, handshake_timeout_ms=200),
+        Grpc(port=0, tls=tls, handshake_timeout_ms=600_000),
     ):
         call = asked(own(serve(settings)), 1)
         assert call._failures == 0, (settings, call._why)
