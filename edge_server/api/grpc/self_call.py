@@ -38,7 +38,8 @@ class SelfCall:
     """Calls Health/Check again and again, over one connection that stays open.
 
     A server that is full is well: one whose threads are all taken, or that closes a new connection
-    at once because there are as many as there may be.
+    at once because there are as many as there may be. Others may leave between the call, which
+    finds the server full, and the look at a new connection, which does not: that is well, too.
 
     Args:
         target: where the server listens, in gRPC's words.
@@ -110,7 +111,10 @@ class SelfCall:
         try:
             check(pb.HealthCheckRequest(), timeout=self._patience_s, metadata=self._metadata)
         except grpc.RpcError as error:
-            if self._waiting() or self._greeted()[0] == b"":
+            greeting = self._greeted()[0]
+            # A server that takes the connection and answers no call: that is DEADLINE_EXCEEDED.
+            was_full = greeting is not None and error.code() is grpc.StatusCode.UNAVAILABLE
+            if self._waiting() or was_full or greeting == b"":
                 return ""
             return f"{error.code().name}: {error.details()}"
         return ""
