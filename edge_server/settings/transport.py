@@ -77,8 +77,8 @@ class Grpc(Section, frozen=True):
             would let one client fill the board's memory. Answers are as long as models make them.
         max_pending_bytes: of all requests and answers in flight, on TCP, on the socket as many
             again, and as many of tensors that were copied from shared memory.
-        message_timeout_ms: a call is cancelled whose request has not come by then, or whose answer
-            is not taken; 25 MB take 2 s at 100 Mbit/s.
+        message_timeout_ms: a call ends whose request has not arrived by then, or whose response the
+            client has not read, on a stream after 10 s at least; 25 MB take 2 s at 100 Mbit/s.
         max_connections: on TCP, and as many again on the socket.
         max_streams: calls at once on one connection.
         max_metadata_bytes: headers of one call.

@@ -18,6 +18,7 @@ import grpc
 from edge_server.api.grpc.admission import SHUTTING_DOWN
 from edge_server.api.grpc.byte_budget import ByteBudget
 from edge_server.api.grpc.stream_request import StreamRequest
+from edge_server.api.grpc.traffic import SLOW_READER_S
 from edge_server.errors import EdgeServerError, InternalError, Unavailable
 
 if TYPE_CHECKING:
@@ -32,8 +33,6 @@ log = logging.getLogger(__name__)
 _MOST_WAITING = 16
 # Of an error's text, which may quote what a client sent: it waits to be written, too.
 _LONGEST_TEXT = 4000
-# Who takes no answer for so long is gone, as far as the models that wait for it are concerned.
-_SLOW_READER_S = 10.0
 
 
 class Submit(Protocol):
@@ -68,7 +67,7 @@ class InferStream:
         budget: ByteBudget | None = None,
         *,
         errors_end_it: bool = False,
-        slow_reader_s: float = _SLOW_READER_S,
+        slow_reader_s: float = SLOW_READER_S,
     ) -> None:
         self._submit = submit
         self._budget = budget or ByteBudget()
