@@ -79,6 +79,9 @@ def streaming(
                     yield response
         except Exception as error:  # noqa: BLE001 - that is what this is for
             _abort(context, method, error)
+        finally:
+            # Half of a large request may have arrived, which nobody counted.
+            traffic.budget.note_many()
 
     return grpc.stream_stream_rpc_method_handler(answer)
 

@@ -178,6 +178,7 @@ def test_a_stream_whose_client_does_not_read_ends_with_the_reason_and_gives_its_
             call = channel.stream_stream("/s/m")(iter([bytes(MIB)]), timeout=PATIENCE_S)
             assert ended.wait(PATIENCE_S)
             assert traffic.budget.room_bytes == traffic.budget.limit_bytes
+            assert traffic.budget.waits_for_quiet
             with pytest.raises(grpc.RpcError):
                 list(call)
             assert call.code() is grpc.StatusCode.DEADLINE_EXCEEDED
