@@ -77,6 +77,7 @@ def streaming(
             for response in behaviour(requests, context):
                 with traffic.sending(response, context):
                     yield response
+                del response
         except Exception as error:  # noqa: BLE001 - that is what this is for
             _abort(context, method, error)
         finally:

@@ -101,6 +101,7 @@ class InferStream:
                 finally:
                     if final:
                         self._release(stream_request)
+                    del taken, stream_request, answer
         finally:
             self.end()
 
@@ -194,6 +195,9 @@ class InferStream:
                 ):
                     return
                 self._start(stream_request, data)
+                # A client may pause for hours; and where it goes, gRPC's error keeps this frame
+                # until the next full garbage collection.
+                del data, stream_request
         except grpc.RpcError:
             # That is how grpc says that the call is over.
             return
