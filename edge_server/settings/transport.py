@@ -1,4 +1,4 @@
-"""The tables of the configuration file that say how gRPC is spoken: addresses, limits, trust."""
+"""The tables `[grpc]`, `[grpc.tls]` and `[[grpc.restricted]]`: addresses, limits, trust."""
 
 from __future__ import annotations
 
@@ -83,9 +83,10 @@ class Grpc(Section, frozen=True):
         max_streams: calls at once on one connection.
         max_metadata_bytes: headers of one call.
         idle_timeout_ms: a connection without a call is closed.
-        max_connection_age_ms: a TCP connection is closed and made anew, so that one who holds
-            half-sent requests loses them; its calls get `max_connection_age_grace_ms` to finish.
-        keepalive_time_ms: a silent connection is asked whether it lives, and given up after
+        max_connection_age_ms: a TCP connection is closed and made anew, so that a client that holds
+            half-sent requests of streams loses them; its calls get `max_connection_age_grace_ms` to
+            finish.
+        keepalive_time_ms: a silent connection is pinged after that time, and closed after
             `keepalive_timeout_ms`.
     """
 

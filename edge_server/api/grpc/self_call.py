@@ -1,4 +1,4 @@
-"""The daemon asks its own gRPC server how it is, as a client would."""
+"""The daemon calls its own gRPC server, as a client would, to see whether it answers."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class SelfCall:
         self.worker.start()
 
     def stop(self) -> None:
-        """Call no more; who waits for an answer is not waited for."""
+        """Make no more calls; a call under way is not waited for."""
         self.worker.stop(0.0)
 
     def check(self) -> None:
