@@ -1,4 +1,4 @@
-"""The tables of the configuration file that say how gRPC is spoken: addresses, limits, trust."""
+"""The tables `[grpc]`, `[grpc.tls]` and `[[grpc.restricted]]`: addresses, limits, trust."""
 
 from __future__ import annotations
 
@@ -77,15 +77,16 @@ class Grpc(Section, frozen=True):
             would let one client fill the board's memory. Answers are as long as models make them.
         max_pending_bytes: of all requests and answers in flight, on TCP, on the socket as many
             again, and as many of tensors that were copied from shared memory.
-        message_timeout_ms: a call is cancelled whose request has not come by then, or whose answer
-            is not taken; 25 MB take 2 s at 100 Mbit/s.
+        message_timeout_ms: a call ends whose request has not arrived by then, or whose response the
+            client has not read, on a stream after 10 s at least; 25 MB take 2 s at 100 Mbit/s.
         max_connections: on TCP, and as many again on the socket.
         max_streams: calls at once on one connection.
         max_metadata_bytes: headers of one call.
         idle_timeout_ms: a connection without a call is closed.
-        max_connection_age_ms: a TCP connection is closed and made anew, so that one who holds
-            half-sent requests loses them; its calls get `max_connection_age_grace_ms` to finish.
-        keepalive_time_ms: a silent connection is asked whether it lives, and given up after
+        max_connection_age_ms: a TCP connection is closed and made anew, so that a client that holds
+            half-sent requests of streams loses them; its calls get `max_connection_age_grace_ms` to
+            finish.
+        keepalive_time_ms: a silent connection is pinged after that time, and closed after
             `keepalive_timeout_ms`.
     """
 

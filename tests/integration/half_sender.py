@@ -18,13 +18,14 @@ _ZEROS = bytes(_FRAME_BYTES)
 
 
 class HalfSender:
-    """One connection, on which every call lacks the end of its message.
+    """One connection, on which a call lacks the end of its message, or its response a reader.
 
     Args:
         patience_s: for room in the server's windows.
+        reads: the server may send responses.
     """
 
-    def __init__(self, port: int, patience_s: float) -> None:
+    def __init__(self, port: int, patience_s: float, *, reads: bool = True) -> None:
         self._patience_s = patience_s
         self._socket = socket.create_connection(("127.0.0.1", port), patience_s)
         self._socket.settimeout(None)
@@ -37,7 +38,8 @@ class HalfSender:
         self._next = 1
         self.ended: set[int] = set()
         self.closed = False
-        self._send(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(_SETTINGS, 0, 0))
+        settings = b"" if reads else struct.pack(">HI", _INITIAL_WINDOW_SIZE, 0)
+        self._send(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(_SETTINGS, 0, 0, settings))
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 

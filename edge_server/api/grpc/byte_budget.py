@@ -61,6 +61,7 @@ class ByteBudget:
         """
         with self._changed:
             if not self._fits(size_bytes):
+                self.note_many()
                 raise Unavailable(
                     f"Exceeds maximum queue size: messages of {self._inside_bytes} bytes are in "
                     f"flight already, and of {self.limit_bytes} at most (grpc.max_pending_bytes); "
@@ -90,14 +91,15 @@ class ByteBudget:
             self._changed.notify_all()
 
     def note_many(self) -> None:
-        """There were many bytes that nobody counted."""
+        """Note many bytes that are not counted, such as those of a refused request."""
         self._many_at = time.monotonic()
         if self._many_from is None:
             self._many_from = self._many_at
             self.when_many()
 
     def memory_is_due(self, now: float) -> bool:
-        """Whether free memory should go back to the kernel; True once after each time of many.
+        """Whether free memory should go back to the kernel: now and then while there are many
+        bytes, and once more when it has been quiet after them.
 
         While large requests come one after another they use the same memory again, and some more.
         """
@@ -106,10 +108,13 @@ class ByteBudget:
                 return False
             if self._inside_bytes >= _MANY_BYTES:
                 self._many_at = now
-            due = now - self._many_at > _QUIET_S or now - self._many_from > _MOST_UNREST_S
-            if due:
+            if now - self._many_at > _QUIET_S:
                 self._many_from = None
-            return due
+                return True
+            if now - self._many_from > _MOST_UNREST_S:
+                self._many_from = now
+                return True
+            return False
 
     @property
     def room_bytes(self) -> int:

@@ -30,7 +30,7 @@ class CallThreads(Executor):
     end, no more. Both together take a sixth off the server's CPU time for a small request.
 
     Args:
-        moments: is told when each call was taken.
+        moments: holds when each call was taken.
     """
 
     def __init__(self, most: int, name: str, moments: CallMoments | None = None) -> None:
@@ -58,9 +58,9 @@ class CallThreads(Executor):
             if self._ended:
                 raise RuntimeError("no call is run after the shutdown")
             if self._idle:
-                desk = self._idle.pop()
-                desk.task = task
-                desk.wake.release()
+                slot = self._idle.pop()
+                slot.task = task
+                slot.wake.release()
             elif len(self._threads) == self._most:
                 self._waiting.append(task)
             else:
@@ -83,15 +83,15 @@ class CallThreads(Executor):
             self._ended = True
             if cancel_futures:
                 self._waiting.clear()
-            for desk in self._idle:
-                desk.wake.release()
+            for slot in self._idle:
+                slot.wake.release()
             self._idle.clear()
         if wait:
             for thread in self._threads:
                 thread.join()
 
-    def _work(self, desk: _WorkerSlot) -> None:
-        while (task := desk.task) is not None:
+    def _work(self, slot: _WorkerSlot) -> None:
+        while (task := slot.task) is not None:
             if self._moments is not None:
                 self._moments.taken_ns = task.taken_ns
             try:
@@ -99,19 +99,19 @@ class CallThreads(Executor):
             except Exception:
                 log.exception("grpc: a call broke its thread")
             # Idle, it shall not keep a request's tensors alive.
-            task = desk.task = None
+            task = slot.task = None
             with self._lock:
                 if self._waiting:
-                    desk.task = self._waiting.popleft()
+                    slot.task = self._waiting.popleft()
                     continue
                 if self._ended:
                     return
-                self._idle.append(desk)
-            desk.wake.acquire()
+                self._idle.append(slot)
+            slot.wake.acquire()
 
 
 class _WorkerSlot:
-    """Where a thread finds its next task; none is the end."""
+    """The next task of a thread; None ends the thread."""
 
     __slots__ = ("task", "wake")
 
@@ -122,7 +122,7 @@ class _WorkerSlot:
 
 
 class _Task:
-    """A call, and who wants to know of its end: as much of a Future as grpc uses."""
+    """A call and the callbacks for its end: as much of a Future as grpc uses."""
 
     __slots__ = ("_args", "_call", "_kwargs", "_lock", "_over", "_when_over", "taken_ns")
 

@@ -42,7 +42,7 @@ def method_handlers(
     def handler(method: Any, answer: Callable[..., Any]) -> Handler:
         # Errors become statuses here rather than in an interceptor, which would cost every call.
         if method.server_streaming:
-            return streaming(answer, method.full_name)
+            return streaming(answer, method.full_name, traffic)
         return unary(answer, method.full_name, traffic)
 
     handlers = {}

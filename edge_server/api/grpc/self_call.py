@@ -1,8 +1,9 @@
-"""The daemon asks its own gRPC server how it is, as a client would."""
+"""The daemon calls its own gRPC server, as a client would, to see whether it answers."""
 
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import grpc
@@ -37,15 +38,16 @@ class SelfCall:
     """Calls Health/Check again and again, over one connection that stays open.
 
     A server that is full is well: one whose threads are all taken, or that closes a new connection
-    at once because there are as many as there may be.
+    at once because there are as many as there may be. Others may leave between the call, which
+    finds the server full, and the look at a new connection, which does not: that is well, too.
 
     Args:
         target: where the server listens, in gRPC's words.
         connect: makes a plain connection there.
         waiting: how many calls the server has taken that no thread works on yet.
         metadata: headers that the call must carry.
-        speaks_tls: there is no certificate to call it with; then it is well if it says anything at
-            all, or closes a connection that does not begin to speak TLS.
+        speaks_tls: there is no certificate for a call; then the server is well if it sends anything
+            in reply to a ClientHello, or closes the connection.
     """
 
     def __init__(
@@ -77,7 +79,7 @@ class SelfCall:
         self.worker.start()
 
     def stop(self) -> None:
-        """Call no more; who waits for an answer is not waited for."""
+        """Make no more calls; a call under way is not waited for."""
         self.worker.stop(0.0)
 
     def check(self) -> None:
@@ -109,17 +111,22 @@ class SelfCall:
         try:
             check(pb.HealthCheckRequest(), timeout=self._patience_s, metadata=self._metadata)
         except grpc.RpcError as error:
-            if self._waiting() or self._greeted()[0] == b"":
+            greeting = self._greeted()[0]
+            # A server that takes the connection and answers no call: that is DEADLINE_EXCEEDED.
+            was_full = greeting is not None and error.code() is grpc.StatusCode.UNAVAILABLE
+            if self._waiting() or was_full or greeting == b"":
                 return ""
             return f"{error.code().name}: {error.details()}"
         return ""
 
     def _greeted(self) -> tuple[bytes | None, str]:
-        """What a new connection hears first, nothing where it is closed; or why it hears none."""
+        """The first byte on a new connection, none where it is closed; or why there is neither."""
         try:
             with self._connect(self._patience_s) as connection:
+                if self._speaks_tls:
+                    connection.sendall(_client_hello())
                 return connection.recv(1), ""
-        except ConnectionResetError:
+        except (ConnectionResetError, BrokenPipeError):
             return b"", ""
         except OSError as error:
             return None, error.strerror or str(error)
@@ -127,3 +134,16 @@ class SelfCall:
     def _close(self) -> None:
         if self._channel is not None:
             self._channel.close()
+
+
+def _client_hello() -> bytes:
+    """Without it a server that speaks TLS is silent until its handshake times out."""
+    # Not needed without TLS.
+    import ssl  # noqa: PLC0415
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False  # gRPC logs each name that its certificate does not have
+    sent = ssl.MemoryBIO()
+    with suppress(ssl.SSLWantReadError):
+        context.wrap_bio(ssl.MemoryBIO(), sent).do_handshake()
+    return sent.read()

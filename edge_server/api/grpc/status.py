@@ -66,14 +66,23 @@ def unary(
     return grpc.stream_unary_rpc_method_handler(answer)
 
 
-def streaming(behaviour: Callable[..., Any], method: str) -> grpc.RpcMethodHandler[Any, Any]:
+def streaming(
+    behaviour: Callable[..., Iterator[bytes]], method: str, traffic: Traffic | None = None
+) -> grpc.RpcMethodHandler[Any, Any]:
     """As `unary`, for a behaviour that takes and gives streams."""
+    traffic = traffic or Traffic()
 
-    def answer(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[Any]:
+    def answer(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         try:
-            yield from behaviour(requests, context)
+            for response in behaviour(requests, context):
+                with traffic.sending(response, context):
+                    yield response
+                del response
         except Exception as error:  # noqa: BLE001 - that is what this is for
             _abort(context, method, error)
+        finally:
+            # Half of a large request may have arrived, which nobody counted.
+            traffic.budget.note_many()
 
     return grpc.stream_stream_rpc_method_handler(answer)
 

@@ -1,7 +1,7 @@
-"""ModelStreamInfer: requests and answers on one call, each at its own pace.
+"""ModelStreamInfer: requests and responses on one call, each at its own pace.
 
 A thread reads the requests and submits them in order, so that the requests of a sequence reach
-the scheduler in order; the call's own thread writes the answers. A model that is scheduled
+the scheduler in order; the call's own thread writes the responses. A model that is scheduled
 directly runs on the reading thread, so the stream's next request waits for it; other streams do
 not.
 """
@@ -18,6 +18,7 @@ import grpc
 from edge_server.api.grpc.admission import SHUTTING_DOWN
 from edge_server.api.grpc.byte_budget import ByteBudget
 from edge_server.api.grpc.stream_request import StreamRequest
+from edge_server.api.grpc.traffic import SLOW_READER_S
 from edge_server.errors import EdgeServerError, InternalError, Unavailable
 
 if TYPE_CHECKING:
@@ -32,18 +33,16 @@ log = logging.getLogger(__name__)
 _MOST_WAITING = 16
 # Of an error's text, which may quote what a client sent: it waits to be written, too.
 _LONGEST_TEXT = 4000
-# Who takes no answer for so long is gone, as far as the models that wait for it are concerned.
-_SLOW_READER_S = 10.0
 
 
 class Submit(Protocol):
     """Starts one request of a stream."""
 
     def __call__(self, data: bytes, stream_request: StreamRequest) -> None:
-        """Read `data`, tell `exchange` about it, take its place, submit it with its `respond`.
+        """Read `data` into `stream_request`, take its place, submit it with its `respond`.
 
         Raises:
-            EdgeServerError: it cannot be taken; `respond` hears nothing.
+            EdgeServerError: the request cannot be taken; `respond` is not called.
         """
         ...
 
@@ -68,14 +67,14 @@ class InferStream:
         budget: ByteBudget | None = None,
         *,
         errors_end_it: bool = False,
-        slow_reader_s: float = _SLOW_READER_S,
+        slow_reader_s: float = SLOW_READER_S,
     ) -> None:
         self._submit = submit
         self._budget = budget or ByteBudget()
         self._errors_end_it = errors_end_it
         self._slow_reader_s = slow_reader_s
         self._changed = threading.Condition()
-        # What is to be written: the first is its request's turn, the second may go at once.
+        # Responses to be written: in the order of their requests, and those of decoupled models.
         self._in_order: deque[StreamRequest] = deque()
         self._at_once: deque[tuple[StreamRequest, ResponseCallback, bool]] = deque()
         self._open: set[StreamRequest] = set()
@@ -102,6 +101,7 @@ class InferStream:
                 finally:
                     if final:
                         self._release(stream_request)
+                    del taken, stream_request, answer
         finally:
             self.end()
 
@@ -112,7 +112,7 @@ class InferStream:
             self._changed.notify_all()
 
     def end(self) -> None:
-        """Nobody listens any more: what still waits is cancelled."""
+        """Cancel all requests that wait, as the client is gone."""
         with self._changed:
             if self.over:
                 return
@@ -130,7 +130,7 @@ class InferStream:
             callback()
 
     def when_over(self, stream_request: StreamRequest, callback: Callable[[], None]) -> None:
-        """Call `callback` when the stream ends before `exchange` has its last answer."""
+        """Call `callback` when the stream ends before `stream_request` has its last response."""
         with self._changed:
             if not self.over:
                 stream_request.callbacks.append(callback)
@@ -171,7 +171,7 @@ class InferStream:
             return stream_request.told(error)
 
     def _release(self, stream_request: StreamRequest) -> None:
-        """Its request counts no more."""
+        """Stop counting the bytes of the request."""
         with self._changed:
             size_bytes, stream_request.size_bytes = stream_request.size_bytes, 0
         self._budget.give(size_bytes)
@@ -195,8 +195,11 @@ class InferStream:
                 ):
                     return
                 self._start(stream_request, data)
+                # A client may pause for hours; and where it goes, gRPC's error keeps this frame
+                # until the next full garbage collection.
+                del data, stream_request
         except grpc.RpcError:
-            # That is how grpc says that the call is over.
+            # gRPC raises it when the call is over.
             return
         finally:
             with self._changed:
@@ -226,7 +229,7 @@ class InferStream:
             self._refuse(stream_request, InternalError(text[:_LONGEST_TEXT]))
 
     def admit(self, stream_request: StreamRequest) -> None:
-        """From now on `exchange` has its place among the answers."""
+        """Give `stream_request` its place among the responses."""
         with self._changed:
             self._open.add(stream_request)
             if not stream_request.decoupled:

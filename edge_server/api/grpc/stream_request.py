@@ -26,9 +26,9 @@ class StreamRequest:
 
     Attributes:
         size_bytes: of the request.
-        id: its own, as far as it could be read.
+        id: of the request, as far as it could be read.
         decoupled: its answers do not wait for those of earlier requests.
-        empty_final: the client wants to hear of the end even where nothing is said.
+        empty_final: the client wants a final response even where it is empty.
         forms: see `to_response_message`.
         finally_: called once, when the last answer has come.
     """
@@ -55,7 +55,7 @@ class StreamRequest:
         self._stream.when_over(self, callback)
 
     def take_place(self) -> None:
-        """From now on it has its place among the stream's answers."""
+        """Give the request its place among the stream's responses."""
         self._stream.admit(self)
 
     def respond(self, answer: ResponseCallback, final: bool) -> None:
@@ -69,7 +69,7 @@ class StreamRequest:
         """The `ModelStreamInferResponse` for one answer.
 
         Raises:
-            EdgeServerError: the answer cannot be told in the form that was asked for.
+            EdgeServerError: the response does not fit the form that the client requested.
         """
         if answer is None:
             answer = InferResponse(self.model_name, self.model_version, self.id, {})

@@ -1,8 +1,8 @@
-"""Messages on their way, in and out: none may take for ever, nor all together fill the memory.
+"""Limits on requests that arrive and on responses that clients take: their time and their bytes.
 
-gRPC holds what has come of a request until all of it has, and an answer until its client has taken
-it. A client that sends half of the one, or reads half of the other, keeps memory here and perhaps a
-thread; keep-alive does not end that, because such a client still answers pings.
+gRPC holds the part of a request that has arrived until the rest arrives, and a response until the
+client has read it. A client that sends half a request, or reads half a response, keeps memory here
+and perhaps a thread; keep-alive does not end that, because such a client still answers pings.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import grpc
@@ -23,27 +24,33 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _LOOK_S = 0.05
-# Small messages are there as soon as their call; only what takes longer is looked at.
+# Small requests arrive with their call; only those that take longer can be large.
 _LONG_S = 0.05
-# While calls wait for a thread, those that hold one for a message must be quicker.
+# While calls wait for a thread, calls that hold one for their request have less time.
 _CROWDED_S = 0.5
-_TELL_EVERY_S = 60.0
+# A stream's client reads one response after another, and may work on each before the next.
+SLOW_READER_S = 10.0
+_LOG_EVERY_S = 60.0
 
 
 class Traffic:
-    """Reads the requests of one side's calls, and cancels the calls whose messages get stuck.
+    """Reads the requests of one side's calls, and ends the calls whose messages get stuck.
 
-    A call is cancelled when its request is not complete after `within_s`, or its large answer not
-    taken; when its request is not complete after half a second and other calls wait for a thread;
-    and when more requests are on their way than `budget` has room for at their longest while the
-    process grows by as much as that: then the youngest go. The client hears CANCELLED, the only
-    status that gRPC lets another thread give.
+    A call ends when its request is not complete after `within_s`, or its client has not read its
+    large response by then; when its request is not complete after half a second and other calls
+    wait for a thread; when a stream's client has not read one response after `within_s` and after
+    `SLOW_READER_S`; and when more requests arrive than `budget` has room for at their longest while
+    the process grows by as much as that: then the youngest calls end. The status is UNAVAILABLE for
+    a request, DEADLINE_EXCEEDED for a response, with the reason.
+
+    Between two requests of a stream its client may pause as long as it likes, and gRPC does not
+    show whether half a request has arrived: the limit on open streams bounds those bytes.
 
     Nothing is watched before `start`.
 
     Args:
-        budget: where requests count until they are answered, and then answers until they are
-            taken; None is one of its own.
+        budget: counts requests until they are answered, and then responses until they are read;
+            None is one of its own.
         within_s: how long a message may be on its way.
         longest_bytes: of one request.
         waiting: how many calls wait for a thread.
@@ -64,19 +71,20 @@ class Traffic:
         self._longest_bytes = longest_bytes
         self._waiting = waiting
         self._resident = resident
-        # Since when, oldest first; single steps on a dict need no lock.
-        self._coming: dict[grpc.ServicerContext, float] = {}
-        self._going: dict[grpc.ServicerContext, float] = {}
+        # Calls whose request arrives, oldest first, with the time of their begin; calls whose
+        # response leaves, with begin and limit. Single steps on a dict need no lock.
+        self._arriving: dict[grpc.ServicerContext, float] = {}
+        self._leaving: dict[grpc.ServicerContext, tuple[float, float]] = {}
         self._resident_before = resident()
-        self._cut = 0
-        self._told_at = float("-inf")
+        self._ended = 0
+        self._logged_at = float("-inf")
         self._awake = threading.Event()
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
         self.budget.when_many = self._wake
 
     def start(self) -> None:
-        """From now on calls are watched."""
+        """Watch calls from now on."""
         self._thread = threading.Thread(target=self._watch, name="grpc-traffic", daemon=True)
         self._thread.start()
 
@@ -89,59 +97,84 @@ class Traffic:
 
     def read(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
         """The request of a call that has one; the call ends as gRPC's own where there is none."""
-        self._coming[context] = time.monotonic()
+        self._arriving[context] = time.monotonic()
         self._wake()
         try:
             request = next(requests, None)
         finally:
-            self._coming.pop(context, None)
+            self._arriving.pop(context, None)
         if request is None:
             context.abort(
                 grpc.StatusCode.UNIMPLEMENTED, "this method requires exactly one request message."
             )
         return request
 
-    def send(self, answer: bytes, context: grpc.ServicerContext) -> bytes:
-        """`answer`, which counts until the call is over."""
-        size_bytes = len(answer)
+    def send(self, response: bytes, context: grpc.ServicerContext) -> bytes:
+        """`response`, which counts until the call is over."""
+        size_bytes = len(response)
         if size_bytes >= COUNTED_FROM_BYTES:
             self.budget.add(size_bytes)
-            self._going[context] = time.monotonic()
+            self._leaving[context] = time.monotonic(), self._within_s
             self._wake()
 
             def sent() -> None:
-                self._going.pop(context, None)
+                self._leaving.pop(context, None)
                 self.budget.give(size_bytes)
 
             if not context.add_callback(sent):
                 sent()
-        return answer
+        return response
+
+    @contextmanager
+    def sending(self, response: bytes, context: grpc.ServicerContext) -> Iterator[None]:
+        """Count and watch a stream's `response` for the block, which ends when it is written."""
+        self.budget.add(len(response))
+        self._leaving[context] = time.monotonic(), max(self._within_s, SLOW_READER_S)
+        self._wake()
+        try:
+            yield
+        finally:
+            self._leaving.pop(context, None)
+            self.budget.give(len(response))
 
     def tick(self, now: float) -> None:
-        """Cancel what takes too long or too much, and give memory back that nobody needs."""
-        crowded = self._waiting() > 0
-        within_s = min(self._within_s, _CROWDED_S) if crowded else self._within_s
-        coming = self._coming.copy()
-        long = [context for context, since in coming.items() if now - since > _LONG_S]
-        stuck = [context for context in long if now - coming[context] > within_s]
-        stuck += [c for c, since in self._going.copy().items() if now - since > self._within_s]
+        """End calls that take too long or too much, and give memory back that nobody needs."""
+        self._end_late_requests(now)
+        for context, (since, limit_s) in self._leaving.copy().items():
+            if now - since > limit_s:
+                text = f"the client did not read the response within {limit_s:g} s"
+                self._end(context, grpc.StatusCode.DEADLINE_EXCEEDED, text)
+        if self.budget.memory_is_due(now):
+            give_back()
+        if self._ended and now - self._logged_at > _LOG_EVERY_S:
+            log.warning("grpc: %d calls were cut off, their messages got stuck", self._ended)
+            self._ended, self._logged_at = 0, now
+
+    def _end_late_requests(self, now: float) -> None:
+        within_s, why = self._within_s, " (grpc.message_timeout_ms)"
+        if self._waiting() and within_s > _CROWDED_S:
+            within_s, why = _CROWDED_S, " while other calls waited for a thread"
+        arriving = self._arriving.copy()
+        long = [context for context, since in arriving.items() if now - since > _LONG_S]
+        late = [context for context in long if now - arriving[context] > within_s]
+        for context in late:
+            text = f"the request did not arrive within {within_s:g} s{why}"
+            self._end(context, grpc.StatusCode.UNAVAILABLE, text)
         room = max(1, self.budget.room_bytes // self._longest_bytes)
         if len(long) <= room:
             self._resident_before = self._resident()
         elif self._resident() - self._resident_before > self.budget.limit_bytes:
-            stuck += long[room:]
-        cut = dict.fromkeys(stuck)
-        for context in cut:
-            self._coming.pop(context, None)
-            self._going.pop(context, None)
-            context.cancel()
-            self.budget.note_many()
-        self._cut += len(cut)
-        if self.budget.memory_is_due(now):
-            give_back()
-        if self._cut and now - self._told_at > _TELL_EVERY_S:
-            log.warning("grpc: %d calls were cut off, their messages got stuck", self._cut)
-            self._cut, self._told_at = 0, now
+            text = "requests that arrive at once take too much memory (grpc.max_pending_bytes)"
+            for context in long[room:]:
+                if context not in late:
+                    self._end(context, grpc.StatusCode.UNAVAILABLE, text)
+
+    def _end(self, context: grpc.ServicerContext, code: grpc.StatusCode, text: str) -> None:
+        self._arriving.pop(context, None)
+        self._leaving.pop(context, None)
+        end_call(context, code, text)
+        self.budget.note_many()
+        self._ended += 1
 
     def _wake(self) -> None:
         if not self._awake.is_set():
@@ -152,6 +185,16 @@ class Traffic:
             self._awake.clear()
             while not self._closed.wait(_LOOK_S):
                 self.tick(time.monotonic())
-                busy = self._coming or self._going or self._cut or self.budget.waits_for_quiet
+                busy = self._arriving or self._leaving or self._ended or self.budget.waits_for_quiet
                 if not busy:
                     break
+
+
+def end_call(context: grpc.ServicerContext, code: grpc.StatusCode, text: str) -> None:
+    """End a call with this status, from any thread."""
+    call = getattr(getattr(context, "_rpc_event", None), "call", None)
+    if call is None:
+        # A later gRPC keeps it elsewhere; its `cancel` knows no status but CANCELLED.
+        context.cancel()
+    else:
+        call.cancel(code.value[0], text)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Broker(Protocol):
-    """What is told of the way to the broker."""
+    """The state of the connection to the broker."""
 
     @property
     def connected(self) -> bool: ...
@@ -28,7 +28,7 @@ class Broker(Protocol):
 
 
 class FollowedRepository(Protocol):
-    """What is told of the way from the repositories to what serves."""
+    """The state of the repository poll."""
 
     def poll_age_s(self, now: float) -> float: ...
 

@@ -77,5 +77,15 @@ def test_memory_is_due_once_when_it_has_been_quiet_after_many_bytes() -> None:
 def test_memory_is_due_now_and_then_where_it_never_becomes_quiet() -> None:
     budget, now = ByteBudget(), time.monotonic()
     with budget.hold(10 * MIB):
-        due = [budget.memory_is_due(now + second) for second in range(12)]
-    assert due == [False] * 11 + [True]
+        due = [budget.memory_is_due(now + second) for second in range(23)]
+    assert due == ([False] * 11 + [True]) + ([False] * 10 + [True])
+    # What lay in use then lies free only now.
+    due = [budget.memory_is_due(now + second) for second in range(23, 40)]
+    assert due == [False, False, True] + [False] * 14
+
+
+def test_memory_is_due_after_a_request_that_was_refused() -> None:
+    budget, now = ByteBudget(8 * MIB), time.monotonic()
+    with budget.hold(MIB), pytest.raises(Unavailable), budget.hold(30 * MIB):
+        pass
+    assert budget.memory_is_due(now + 3)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
 import grpc
@@ -81,6 +81,7 @@ def test_a_server_that_answers_is_well(
         Grpc(port=0, socket=str(tmp_path / "grpc.sock")),
         Grpc(port=0, restricted=restricted),
         Grpc(port=0, tls=tls, handshake_timeout_ms=200),
+        Grpc(port=0, tls=tls, handshake_timeout_ms=600_000),
     ):
         call = asked(own(serve(settings)), 1)
         assert call._failures == 0, (settings, call._why)
@@ -144,6 +145,31 @@ def test_a_server_with_as_many_connections_as_there_may_be_is_well(
     call = asked(own(server))
     assert call._failures == 0, call._why
     call._close()
+
+
+def test_a_server_is_well_that_is_full_for_the_call_and_has_room_a_moment_later(
+    stack: ExitStack,
+) -> None:
+    full, greets = (stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2))
+
+    def take(listener: socket.socket, greeting: bytes) -> None:
+        # Its end is the end of the listener.
+        with suppress(OSError):
+            while True:
+                with listener.accept()[0] as connection:
+                    connection.sendall(greeting)
+
+    for listener, greeting in ((full, b""), (greets, b"\0")):
+        thread = threading.Thread(target=take, args=(listener, greeting))
+        thread.start()
+        stack.callback(thread.join)
+        stack.callback(listener.shutdown, socket.SHUT_RDWR)
+    call = SelfCall(
+        f"127.0.0.1:{full.getsockname()[1]}", connects(greets.getsockname()[1]), lambda: 0
+    )
+    stack.callback(call._close)
+    asked(call).check()
+    assert call._failures == 0
 
 
 def test_a_server_whose_threads_are_all_taken_is_well(stack: ExitStack) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
@@ -222,6 +223,42 @@ def test_what_comes_after_the_end_is_not_kept(pool: ThreadPoolExecutor) -> None:
     stream_request.respond(InferResponse("m", "1", "", {"x": Tensor(large)}), False)
     del large
     assert kept() is None
+
+
+def test_a_stream_that_waits_keeps_no_request_and_no_response(pool: ThreadPoolExecutor) -> None:
+    class Data:
+        def __len__(self) -> int:
+            return 1
+
+    asks_again, go_on = threading.Event(), threading.Event()
+    data = [Data()]
+    request_lives = weakref.ref(data[0])
+
+    def requests() -> Iterator[bytes]:
+        yield data.pop()  # type: ignore[misc]
+        asks_again.set()
+        assert go_on.wait(PATIENCE_S)
+
+    responses: list[weakref.ref[np.ndarray]] = []
+
+    def submit(_: bytes, stream_request: StreamRequest) -> None:
+        stream_request.take_place()
+        values = np.zeros(1)
+        responses.append(weakref.ref(values))
+        stream_request.respond(InferResponse("m", "1", "", {"x": Tensor(values)}), True)
+
+    stream = InferStream(submit)
+    answers = stream.answers(requests())
+    next(answers)
+    assert asks_again.wait(PATIENCE_S)
+    assert request_lives() is None
+    waits = pool.submit(next, answers, None)
+    until = time.monotonic() + PATIENCE_S
+    while responses[0]() is not None and time.monotonic() < until:
+        time.sleep(0.01)
+    assert responses[0]() is None
+    go_on.set()
+    assert waits.result(PATIENCE_S) is None
 
 
 def test_a_stream_does_not_end_while_a_last_answer_waits_for_room() -> None:

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 import grpc
 import pytest
 
+from edge_server.api.grpc import traffic as traffic_module
 from edge_server.api.grpc.byte_budget import MIB, ByteBudget
 from edge_server.api.grpc.call_threads import CallThreads
-from edge_server.api.grpc.status import unary
-from edge_server.api.grpc.traffic import Traffic
+from edge_server.api.grpc.status import streaming, unary
+from edge_server.api.grpc.traffic import SLOW_READER_S, Traffic
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -136,6 +137,57 @@ def test_a_large_answer_counts_until_it_is_taken_and_has_to_be(traffic: Traffic)
     assert traffic.budget.room_bytes == 8 * MIB
 
 
+def test_a_streams_response_counts_while_it_is_written_and_has_to_be_read(
+    traffic: Traffic,
+) -> None:
+    stream = Answered()
+    with traffic.sending(bytes(4 * MIB), stream):  # type: ignore[arg-type]
+        assert traffic.budget.room_bytes == 4 * MIB
+    assert traffic.budget.room_bytes == 8 * MIB
+    traffic.tick(time.monotonic() + 100)
+    assert not stream.cancelled
+    with traffic.sending(bytes(1), stream):  # type: ignore[arg-type]
+        traffic.tick(time.monotonic() + SLOW_READER_S - 1)
+        assert not stream.cancelled
+        traffic.tick(time.monotonic() + SLOW_READER_S + 0.1)
+        assert stream.cancelled
+
+
+def test_a_stream_whose_client_does_not_read_ends_with_the_reason_and_gives_its_bytes_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(traffic_module, "SLOW_READER_S", 0.2)
+    traffic = Traffic(within_s=0.2)
+    ended = threading.Event()
+
+    def answer(requests: Iterator[bytes], _: grpc.ServicerContext) -> Iterator[bytes]:
+        try:
+            yield next(requests) * 64
+        finally:
+            ended.set()
+
+    server = grpc.server(CallThreads(2, "grpc"))  # type: ignore[arg-type]
+    server.add_registered_method_handlers("s", {"m": streaming(answer, "s.m", traffic)})
+    port = server.add_insecure_port("127.0.0.1:0")
+    traffic.start()
+    server.start()
+    try:
+        unlimited = [("grpc.max_receive_message_length", -1)]
+        with grpc.insecure_channel(f"127.0.0.1:{port}", unlimited) as channel:
+            # 64 MiB are more than gRPC's client takes while nobody reads.
+            call = channel.stream_stream("/s/m")(iter([bytes(MIB)]), timeout=PATIENCE_S)
+            assert ended.wait(PATIENCE_S)
+            assert traffic.budget.room_bytes == traffic.budget.limit_bytes
+            assert traffic.budget.waits_for_quiet
+            with pytest.raises(grpc.RpcError):
+                list(call)
+            assert call.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            assert call.details() == "the client did not read the response within 0.2 s"
+    finally:
+        server.stop(None).wait()
+        traffic.close()
+
+
 def test_what_is_inside_leaves_less_room_for_what_comes(traffic: Traffic, memory: Memory) -> None:
     calls = [Call(traffic) for _ in range(2)]
     now = time.monotonic() + 0.1
@@ -210,7 +262,12 @@ def test_half_sent_calls_give_their_threads_back() -> None:
                 channel.stream_unary("/s/m").future(nothing(), timeout=PATIENCE_S) for _ in range(6)
             ]
             assert channel.unary_unary("/s/m")(b"one", timeout=PATIENCE_S) == b"one"
-            assert {call.code() for call in held} == {grpc.StatusCode.CANCELLED}
+            assert {(call.code(), call.details()) for call in held} == {
+                (
+                    grpc.StatusCode.UNAVAILABLE,
+                    "the request did not arrive within 0.2 s (grpc.message_timeout_ms)",
+                )
+            }
             with pytest.raises(grpc.RpcError) as caught:
                 channel.stream_unary("/s/m")(iter(()), timeout=PATIENCE_S)
             assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
