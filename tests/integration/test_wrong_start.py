@@ -244,3 +244,12 @@ def test_with_json_every_line_is_an_object_the_last_one_too() -> None:
     lines = [json.loads(line) for line in done.stderr.splitlines()]
     assert "model repository cannot be read" in lines[-1]["text"]
     assert lines[-1]["level"] == "error"
+
+
+def test_with_json_ffmpeg_adds_no_lines_of_its_own(tmp_path: Path) -> None:
+    video = tmp_path / "broken.mp4"
+    video.write_bytes(b"\0\0\0\x18ftypmp42\0\0\0\0mp42isom")
+    arguments = ["--grpc-port=0", "--metrics-port=0", "--log-format=json", f"--camera=a={video}"]
+    done = run_to_its_end("run", *arguments)
+    lines = [json.loads(line) for line in done.stderr.splitlines()]
+    assert "no video can be read" in lines[-1]["text"]
