@@ -23,10 +23,12 @@ _SUBPIXEL_BITS = 4
 
 
 def draw_lanes(image: NDArray[np.uint8], lanes: Sequence[Lane]) -> NDArray[np.uint8]:
-    """A copy of `image`, (H, W, 3) uint8 BGR, with each lane as a line and its score."""
+    """A copy of `image`, (H, W, 3) uint8 BGR, with each finite lane as a line and its score."""
     picture: NDArray[np.uint8] = image.copy()
     thickness = max(2, image.shape[1] // 320)
     for rank, lane in enumerate(lanes):
+        if not np.isfinite(lane.points).all():
+            continue
         colour = _COLOURS[rank % len(_COLOURS)]
         points = np.rint(lane.points * (1 << _SUBPIXEL_BITS)).astype(np.int32)
         cv2.polylines(

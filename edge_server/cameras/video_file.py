@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from typing import TYPE_CHECKING
 
 import cv2
@@ -21,6 +22,7 @@ log = logging.getLogger(__name__)
 
 # For a file that does not say its own rate.
 DEFAULT_FPS = 25.0
+_FFMPEG_QUIET = "-8"  # AV_LOG_QUIET
 # FFmpeg takes any .txt for ANSI art and plays it, which no user intends.
 ANSI_ART = int.from_bytes(b"ansi", "little")
 
@@ -90,6 +92,8 @@ class VideoFile:
 
 def _open_video(path: Path) -> tuple[cv2.VideoCapture, NDArray[np.uint8]]:
     """The opened file and its first image."""
+    # FFmpeg's own lines on stderr are none of the log's: with --log-format json each is an object.
+    os.environ.setdefault("OPENCV_FFMPEG_LOGLEVEL", _FFMPEG_QUIET)
     capture = cv2.VideoCapture(str(path))
     image = None
     if capture.isOpened() and int(capture.get(cv2.CAP_PROP_FOURCC)) != ANSI_ART:

@@ -20,7 +20,14 @@ from edge_server.daemon.model_parts import (
     chosen_signatures,
     python_of,
 )
-from edge_server.errors import ModelConfigError, SettingsError, SourceError, Unavailable
+from edge_server.errors import (
+    EdgeServerError,
+    ModelConfigError,
+    SettingsError,
+    SourceError,
+    Unavailable,
+    may_pass,
+)
 from edge_server.gpu.devices import Devices
 from edge_server.inference.data_plane import DataPlane
 from edge_server.inference.registry import ModelRegistry
@@ -47,12 +54,16 @@ class Findings:
     Attributes:
         well: what is as it should be, and what is worth a warning.
         faults: what `run` would refuse for good, with the remedy.
-        unavailable: what it would end with now, and not where others let go of it.
+        unavailable: what `run` would end with now, and what may pass by itself.
     """
 
     well: list[str] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
     unavailable: list[str] = field(default_factory=list)
+
+    def note(self, error: EdgeServerError, prefix: str = "") -> None:
+        """Add `error` to what `run` would end with 69 for, or with 78."""
+        (self.unavailable if may_pass(error) else self.faults).append(f"{prefix}{error}")
 
 
 def check(settings: chosen.Settings) -> Findings:
@@ -69,17 +80,12 @@ def check(settings: chosen.Settings) -> Findings:
         data_plane = DataPlane(registry)
         faulty_models = _check_models(settings.repository, control, data_plane, findings)
         for name, camera in settings.cameras.items():
-            faults = _check_camera(name, camera, data_plane, faulty_models)
-            findings.faults += faults
-            if not faults:
-                findings.well.append(f"camera {name}: {camera.uri}: gives frames to {camera.model}")
+            _check_camera(name, camera, data_plane, faulty_models, findings)
         for try_it, well in _tries(settings):
             try:
                 try_it()
-            except SettingsError as error:
-                findings.faults.append(str(error))
-            except Unavailable as error:
-                findings.unavailable.append(str(error))
+            except (SettingsError, Unavailable) as error:
+                findings.note(error)
             else:
                 findings.well.append(well)
         if settings.mqtt is not None:
@@ -145,13 +151,19 @@ def _check_models(
     try:
         failed = control.load_first()
     except ModelConfigError as error:
-        findings.faults.append(str(error))
+        findings.note(error)
         return None
     ready = data_plane.index(only_ready=True)
     findings.well += [f"model {e.name} version {e.version}: {e.state.value}" for e in ready]
     if not ready and not failed:
         findings.well.append(f"warning: {_nothing(repository)}")
-    findings.faults += [entry.reason for entry in failed]
+    for entry in failed:
+        if not repository.exit_on_error:
+            findings.well.append(f"warning: {entry.reason}; the daemon goes on without it")
+        elif entry.may_pass:
+            findings.unavailable.append(entry.reason)
+        else:
+            findings.faults.append(entry.reason)
     return {entry.name for entry in failed}
 
 
@@ -164,23 +176,30 @@ def _nothing(repository: chosen.Repository) -> str:
 
 
 def _check_camera(
-    name: str, settings: chosen.CameraSection, data_plane: DataPlane, faulty_models: set[str] | None
-) -> list[str]:
-    """The camera's faults; one of its model's own has been told with the model."""
-    faults = []
+    name: str,
+    settings: chosen.CameraSection,
+    data_plane: DataPlane,
+    faulty_models: set[str] | None,
+    findings: Findings,
+) -> None:
+    """A camera's model that is faulty itself has been reported with the model."""
     camera = Camera(name, settings.uri)
-    if faulty_models is not None and settings.model not in faulty_models:
+    is_well = faulty_models is not None and settings.model not in faulty_models
+    if is_well:
         try:
             LanePipeline(camera, data_plane, settings.model, ()).prove()
         except (SettingsError, Unavailable) as error:
-            faults.append(str(error))
+            findings.note(error)
+            is_well = False
     try:
         camera.open()
     except SourceError as error:
-        faults.append(f"cameras.{name}.uri: {error}")
+        findings.note(error, f"cameras.{name}.uri: ")
+        is_well = False
     finally:
         camera.stop()
-    return faults
+    if is_well:
+        findings.well.append(f"camera {name}: {settings.uri}: gives frames to {settings.model}")
 
 
 def _check_broker(mqtt: chosen.Mqtt, device: str, findings: Findings) -> None:

@@ -67,11 +67,14 @@ def decode_lanes(
         scores: whether columns 0-1 hold raw logits or probabilities.
 
     Raises:
-        ValueError: the array has another shape.
+        ValueError: the array has another shape, or no score in it is a number: that is a failed
+            network, and no empty road.
     """
     if proposals.ndim != 2 or proposals.shape[1] != COLUMN_COUNT:
         raise ValueError(f"proposals: expected shape (N, {COLUMN_COUNT}), got {proposals.shape}")
     every_score = _scores(proposals, scores)
+    if len(every_score) and np.isnan(every_score).all():
+        raise ValueError("proposals: no score is a number; the network's output is broken")
     likely = np.flatnonzero(every_score > score_threshold)
     likely = likely[np.argsort(-every_score[likely], kind="stable")][:MAX_CANDIDATES]
     likely = likely[np.isfinite(proposals[likely]).all(axis=1)]

@@ -20,7 +20,8 @@ def lanes_from_rows(points: NDArray[np.float32], scores: NDArray[np.float32]) ->
         points: (K, 72, 2) float32, (x, y) in px, bottom row first, x < 0 where absent.
         scores: (K,) float32, 0..1.
     """
-    present = points[..., 0] >= 0
+    # A coordinate that is not a number stays: the payload reports such a lane, and leaves it out.
+    present = ~(points[..., 0] < 0)
     return tuple(
         Lane(rows[mask], float(score))
         for rows, mask, score in zip(points, present, scores, strict=True)

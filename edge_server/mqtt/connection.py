@@ -34,6 +34,11 @@ _SEND_BUFFER_BYTES: Final = 32 * 1024
 # Of what a broker sends us, only states of ours have a meaning.
 _MOST_PACKET_BYTES: Final = 64 * 1024
 
+# Of a broker that names none, says MQTT 5.
+_MQTT_RECEIVE_MAXIMUM: Final = 65535
+# Of a PUBLISH beside topic, properties and payload: fixed header, topic's length, packet id.
+_PUBLISH_HEADER_BYTES: Final = 5 + 2 + 2
+
 # CONNACK codes of MQTT 5 that pass by themselves: unavailable, busy, quota, rate. Every other
 # refusal stays until a person changes something.
 _PASSING: Final = frozenset({0x88, 0x89, 0x97, 0x9F})
@@ -49,6 +54,7 @@ class Connection:
 
     Attributes:
         ready: the broker has accepted us and the connection has not ended.
+        receive_maximum: how many messages of QoS 1 the broker takes before it acknowledges one.
         end: why it ended, for a person; None while it has not.
         refused: the broker turned us away and will again until a person changes something.
 
@@ -71,6 +77,8 @@ class Connection:
         self.ready = False
         self.end: str | None = None
         self.refused = False
+        self.receive_maximum = _MQTT_RECEIVE_MAXIMUM
+        self._packet_limit_bytes: int | None = None
         self._address = address
         self._on_live_sent = on_live_sent
         self._on_retained = on_retained
@@ -137,17 +145,44 @@ class Connection:
         options = SubscribeOptions(qos=0, noLocal=True)
         self._client.subscribe([(topic, options) for topic in filters])
 
-    def publish_live(self, topic: str, payload: bytes) -> None:
-        """QoS 0, not retained, worthless after `LIVE_EXPIRY_S`."""
+    def publish_live(self, topic: str, payload: bytes) -> bool:
+        """QoS 0, not retained, worthless after `LIVE_EXPIRY_S`; False where the broker takes no
+        packet of that size."""
+        if not self._fits(topic, payload, self._live_properties):
+            return False
         self._live_in_flight += 1  # before: paho may call `_on_publish` from within
         self._client.publish(topic, payload, qos=0, properties=self._live_properties)
+        return True
 
     def publish_state(self, topic: str, payload: bytes) -> None:
-        """QoS 1 and retained."""
+        """QoS 1 and retained; a state that the broker takes no packet for empties its topic, as
+        the state that the broker retains there is no longer true."""
+        if not self._fits(topic, payload, self._state_properties):
+            payload = b""
         sent = self._client.publish(
             topic, payload, qos=1, retain=True, properties=self._state_properties
         )
         self._unacknowledged[sent.mid] = topic, time.monotonic()
+
+    def _fits(self, topic: str, payload: bytes, properties: Properties) -> bool:
+        # paho sends what is too large all the same, and the broker ends the connection for it.
+        if self._packet_limit_bytes is None:
+            return True
+        packed: bytes = properties.pack()  # type: ignore[no-untyped-call]
+        size_bytes = _PUBLISH_HEADER_BYTES + len(topic) + len(packed) + len(payload)
+        if size_bytes <= self._packet_limit_bytes:
+            return True
+        if topic not in self._denied:
+            self._denied.add(topic)
+            log.error(
+                "mqtt: %s: not published: a message of %d bytes, and %s takes %d at most; raise "
+                "the broker's limit (mosquitto: max_packet_size)",
+                topic,
+                size_bytes,
+                self._address,
+                self._packet_limit_bytes,
+            )
+        return False
 
     def step(self, wake: Wake, timeout_s: float) -> None:
         """Wait for the socket, `wake` or `timeout_s`, then do what there is to do.
@@ -202,12 +237,19 @@ class Connection:
             self.end = reason
 
     def _on_connect(
-        self, _client: paho.Client, _data: Any, _flags: Any, reason: ReasonCode, _properties: Any
+        self,
+        _client: paho.Client,
+        _data: Any,
+        _flags: Any,
+        reason: ReasonCode,
+        limits: Properties | None,
     ) -> None:
         if reason.is_failure:
             self.refused = reason.value not in _PASSING
             self._ended(str(reason))
         else:
+            self._packet_limit_bytes = getattr(limits, "MaximumPacketSize", None)
+            self.receive_maximum = getattr(limits, "ReceiveMaximum", _MQTT_RECEIVE_MAXIMUM)
             self.ready = True
 
     def _on_disconnect(

@@ -276,7 +276,8 @@ class Publisher:
     def _drain(self, connection: Connection) -> None:
         if self._complete:
             self._take_leftovers_away()
-        while connection.end is None and connection.in_flight < WINDOW:
+        window = min(WINDOW, connection.receive_maximum)
+        while connection.end is None and connection.in_flight < window:
             state = self._outbox.take_state()
             if state is not None:
                 connection.publish_state(*state)
@@ -290,7 +291,8 @@ class Publisher:
                 self._lost += 1
                 continue
             payload = payloads.lane_frame(frame, self._identity, seq, now_ns)
-            connection.publish_live(topic, payload)
+            if not connection.publish_live(topic, payload):
+                self._lost += 1
 
     def _lose(self, connection: Connection) -> None:
         """Put the ended connection away and choose when to try again."""

@@ -412,6 +412,28 @@ def test_a_topic_the_broker_denies_is_told(
     assert len(log.matching(line("ERROR", "refuses it: Not authorized"))) == 2
 
 
+def test_a_message_that_the_broker_takes_no_packet_for_is_left_out_and_told_once(
+    mosquitto_with: Callable[..., Mosquitto], log: Heard
+) -> None:
+    broker = mosquitto_with("allow_anonymous true", "max_packet_size 600")
+    with listening(broker) as heard, publishing(broker) as publisher:
+        heard.wait_for(ONLINE)
+        publisher.publish_model_state("lanes", "READY")
+        heard.wait_for(says("models/lanes/state", state="READY"))
+        publisher.publish_model_state("lanes", "UNAVAILABLE", "why " * 200)
+        publisher.publish_lanes(frame(0))
+        log.wait_for(line("ERROR", f"{ROOT}/cameras/front/lanes: not published"))
+        publisher.publish_lanes(frame(1))
+        publisher.publish_camera_status("front", "ok", 1)
+        heard.wait_for(says("cameras/front/status", state="ok"))
+        heard.wait_for(lambda m: m.topic == f"{ROOT}/models/lanes/state" and not m.payload)
+        assert publisher.connected
+        assert publisher.dropped
+    assert len(log.matching(line("ERROR", f"{ROOT}/cameras/front/lanes: not published"))) == 1
+    assert len(log.matching(line("ERROR", "max_packet_size"))) == 2
+    assert not log.matching(line("WARNING", "lost"))
+
+
 def test_tls_trusts_the_given_authority_only(
     mosquitto_with: Callable[..., Mosquitto], tmp_path: Path, log: Heard
 ) -> None:

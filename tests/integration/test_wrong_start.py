@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .conftest import Process
 
 MODELS = Path(__file__).parents[2] / "models"
-PATIENCE_S = 30.0
+PATIENCE_S = 120.0
 
 
 def run_to_its_end(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -130,10 +130,14 @@ def test_an_initialize_that_raises_once_ends_with_69_and_serves_at_the_next_star
     tmp_path: Path, mode: str, start: Callable[..., Process]
 ) -> None:
     model = tmp_path / "models" / "m"
+    sensor, config = tmp_path / "sensor", tmp_path / "config.toml"
+    sensor.mkdir()
+    config.write_text(f'[python]\nwritable = ["{sensor}"]\n')
     (model / "1").mkdir(parents=True)
-    (model / "1" / "model.py").write_text(INITIALIZES.replace("FOLDER", repr(str(tmp_path))))
+    (model / "1" / "model.py").write_text(INITIALIZES.replace("FOLDER", repr(str(sensor))))
     (model / "config.pbtxt").write_text('backend: "python"')
     flags = [
+        f"--config={config}",
         f"--model-repository={model.parent}",
         f"--model-control-mode={mode}",
         *(
@@ -244,3 +248,12 @@ def test_with_json_every_line_is_an_object_the_last_one_too() -> None:
     lines = [json.loads(line) for line in done.stderr.splitlines()]
     assert "model repository cannot be read" in lines[-1]["text"]
     assert lines[-1]["level"] == "error"
+
+
+def test_with_json_ffmpeg_adds_no_lines_of_its_own(tmp_path: Path) -> None:
+    video = tmp_path / "broken.mp4"
+    video.write_bytes(b"\0\0\0\x18ftypmp42\0\0\0\0mp42isom")
+    arguments = ["--grpc-port=0", "--metrics-port=0", "--log-format=json", f"--camera=a={video}"]
+    done = run_to_its_end("run", *arguments)
+    lines = [json.loads(line) for line in done.stderr.splitlines()]
+    assert "no video can be read" in lines[-1]["text"]

@@ -182,6 +182,11 @@ def test_a_proposal_that_is_not_finite_is_ignored(column: int) -> None:
     assert len(decode([broken, lane(100.0, score=0.8)]).x) == 1
 
 
+def test_proposals_without_a_score_that_is_a_number_are_no_empty_road() -> None:
+    with pytest.raises(ValueError, match="no score is a number"):
+        decode(np.full((3, 77), np.nan, np.float32))
+
+
 def test_logits_that_are_not_finite_are_ignored() -> None:
     rows = [lane(100.0), lane(300.0), lane(500.0)]
     rows[0][0] = rows[0][1] = math.inf

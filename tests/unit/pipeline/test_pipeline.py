@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 import time
@@ -20,6 +21,8 @@ from edge_server.inference.registry import ModelRegistry
 from edge_server.inference.scheduling import Scheduling
 from edge_server.inference.snapshot import ModelEntry, ModelState
 from edge_server.model_config.config import ModelConfig
+from edge_server.mqtt import payloads
+from edge_server.mqtt.identity import Identity
 from edge_server.pipeline.lane_pipeline import FRAME_DEADLINE_S, LanePipeline
 from edge_server.requests import InferRequest
 from edge_server.tensors import Tensor
@@ -111,6 +114,22 @@ def test_rows_without_a_point_are_no_part_of_a_lane() -> None:
     (lane,) = told[0].lanes
     assert lane.points.shape == (10, 2)
     assert lane.score == pytest.approx(0.9)
+
+
+def test_a_lane_that_is_not_finite_is_no_empty_road() -> None:
+    class Broken(LaneModel):
+        def run(self, inputs: Tensors, outputs: frozenset[str]) -> Tensors:
+            made = super().run(inputs, outputs)
+            return {**made, "lane_points": Tensor(np.full_like(LANES, np.nan))}
+
+    loop, told = pipeline(Broken(), frame(0))
+    loop.tick(0.0)
+    message = json.loads(
+        payloads.lane_frame(told[0], Identity("d", "0", "b", "c"), 0, told[0].capture_mono_ns)
+    )
+    assert message["status"] == "FRAME_STATUS_DEGRADED"
+    assert message["reasons"] == ["lane_not_finite"]
+    assert message["lanes"] == []
 
 
 def test_the_loop_ends_with_its_camera() -> None:
