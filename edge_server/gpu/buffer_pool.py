@@ -43,6 +43,10 @@ class BufferPool:
         self._held_bytes = 0
         self._lock = threading.Lock()
         self._idle: list[Buffer] = []
+        # The pool refers to buffers in use too: an array may die in a reference cycle, and the
+        # collector runs the finalizers of all that is garbage with it, memory and event among
+        # them, before the lease gives the buffer back.
+        self._lent: set[Buffer] = set()
         # Arrays die wherever the collector finds them, also inside `take`: no lock for them.
         self._returned: deque[Buffer] = deque()
         self._closed = False
@@ -63,6 +67,7 @@ class BufferPool:
         need_bytes = math.prod(shape) * dtype.itemsize
         with self._lock:
             buffer = self._fitting(need_bytes) or self._new(need_bytes)
+            self._lent.add(buffer)
         buffer.reuse(stream)
         return CudaArray(buffer, tuple(shape), dtype, lease=_Lease(self, buffer))
 
@@ -77,11 +82,14 @@ class BufferPool:
             self._closed = True
             self._idle.clear()
             self._returned.clear()
+            self._lent.clear()
 
     def _fitting(self, need_bytes: int) -> Buffer | None:
         """The smallest idle buffer of enough bytes, unless it wastes more than it uses."""
         while self._returned:
-            self._idle.append(self._returned.popleft())
+            buffer = self._returned.popleft()
+            self._lent.discard(buffer)
+            self._idle.append(buffer)
         fitting = [b for b in self._idle if need_bytes <= b.nbytes <= 2 * _rounded(need_bytes)]
         if not fitting:
             return None

@@ -218,3 +218,21 @@ def test_the_simulation_catches_a_pool_that_does_not_wait_for_readers(
     monkeypatch.setattr(Buffer, "reuse", careless)
     with pytest.raises(AssertionError):
         Day(device, BufferPool(device, 1 << 20, "careless")).run(WRITE_READ_REUSE)
+
+
+def test_memory_that_comes_back_from_a_reference_cycle_can_be_used_again(
+    device: Device, pool: BufferPool
+) -> None:
+    stream = device.stream()
+    array = pool.take(stream, (4, 256), np.uint8)
+    pointer = array.pointer
+    # As the traceback of an error keeps what a request held.
+    cycle: list[object] = [array]
+    cycle.append(cycle)
+    del array, cycle
+    gc.collect()
+    again = pool.take(stream, (4, 256), np.uint8)
+    assert again.pointer == pointer
+    stream.fill(again, 7)
+    again.written(stream)
+    np.testing.assert_array_equal(again.on_host(), 7)
