@@ -137,7 +137,7 @@ def test_check_tells_of_flags_without_effect(
     ("arguments", "code", "says"),
     [
         (["check", "--config", "/nowhere.toml"], 78, "/nowhere.toml: cannot be read"),
-        (["check", "--model-repository", "/nowhere"], 78, "model repository cannot be read"),
+        (["check", "--model-repository", "/nowhere"], 69, "model repository cannot be read"),
         (["check", "--camera", "front"], 78, "give it as NAME=URI"),
         (["check", "--camera", "a=x", "--camera", "a=y"], 78, "camera 'a' is given twice"),
         (["check", "--mqtt="], 78, "--mqtt : give it as HOST"),
