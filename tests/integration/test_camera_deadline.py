@@ -83,6 +83,7 @@ class Drive:
             f'[repository]\npaths = ["{models}", "{MODELS}"]\n[grpc]\nport = 0\n'
             '[metrics]\nenabled = false\n[cameras.front]\nmodel = "road"\n'
             'uri = "synthetic://road?seed=7&fps=5"\n'
+            f'[python]\nwritable = ["{folder}"]\n'
         )
         self.daemon = Daemon(read_settings(settings, {}), [self._note])
         self._stop = threading.Event()
