@@ -6,6 +6,7 @@ Nothing heavy is imported here: a verb imports what it needs when it runs.
 from __future__ import annotations
 
 import argparse
+import errno
 import logging
 import os
 import signal
@@ -75,10 +76,20 @@ def run_command(argv: Sequence[str]) -> int:
     except errors.EdgeServerError as error:
         return _tell(error)
     except BrokenPipeError:
-        # Whoever read our output has seen enough; nor may the interpreter's last flush complain.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # Whoever read our output has seen enough.
+        _discard_output()
         return OK
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        _discard_output()
+        return _tell(errors.EdgeServerError(f"the output cannot be written: {error.strerror}"))
     return code
+
+
+def _discard_output() -> None:
+    """Nor may the interpreter's last flush complain."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _tell(error: errors.EdgeServerError) -> int:

@@ -99,3 +99,17 @@ def test_check_is_well_beside_the_daemon_that_runs(
     done = edge("check", decode, *ports)
     assert done.returncode == 0, done.stderr
     assert "the daemon runs" in done.stdout
+
+
+def test_an_output_on_a_full_disk_ends_with_one_line(decode: str) -> None:
+    with open("/dev/full", "w") as full:  # noqa: PTH123
+        done = subprocess.run(
+            [sys.executable, "-m", "edge_server", "check", decode, "--grpc-port=0"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert done.stderr == "edge-server: the output cannot be written: No space left on device\n"
