@@ -14,7 +14,7 @@ import signal
 import sys
 from pathlib import Path
 
-from edge_server.errors import InternalError, SettingsError
+from edge_server.errors import InternalError, SettingsError, Unavailable
 from edge_server.repository.store import ModelStore
 from edge_server.repository.tree import look
 
@@ -30,7 +30,7 @@ def write(directory: Path, repository: Path) -> int:
         store.release("1" * 64)
         store.forget("other")
         store.stage(look(repository, "m"))
-    except (InternalError, SettingsError):
+    except (InternalError, SettingsError, Unavailable):
         return 3
     return 0
 
