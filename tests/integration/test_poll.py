@@ -360,9 +360,12 @@ class TritonPythonModel:
 
 
 def test_a_model_that_kills_the_process_that_loads_it_is_left_out_at_the_third_start(
-    serve: Callable[..., Server],
+    serve: Callable[..., Server], tmp_path: Path
 ) -> None:
-    server = serve()
+    # In its sandbox it could not.
+    open_to_it = tmp_path / "config.toml"
+    open_to_it.write_text('[python]\nsandbox = "off"\n')
+    server = serve(f"--config={open_to_it}")
     folder = server.repository / ".incoming-m"
     (folder / "1").mkdir(parents=True)
     (folder / "1" / "model.py").write_text(KILLS)
@@ -374,7 +377,7 @@ def test_a_model_that_kills_the_process_that_loads_it_is_left_out_at_the_third_s
     for _ in range(2):
         server.process.popen.wait(PATIENCE_S)
         server.process.close()
-        server = serve()
+        server = serve(f"--config={open_to_it}")
         assert server.answer() == 1
     assert server.wait_for_reason("quarantined") == "READY"
     assert server.answer() == 1

@@ -20,7 +20,7 @@ DERIVED = """
 import os
 from edge_server.backends.tensorrt import engine
 from edge_server.backends.tensorrt.allocator import OutputAllocator
-from edge_server.backends.tensorrt.trt_log import said
+from edge_server.backends.tensorrt.trt_log import trt_log
 from edge_server.errors import Unavailable
 import tensorrt as trt
 
@@ -28,12 +28,12 @@ allocator = OutputAllocator(None)
 assert isinstance(allocator, trt.IOutputAllocator)
 allocator.notify_shape("y", trt.Dims([2, 3]))
 assert allocator.shape == (2, 3)
-mark = said().mark
-said().logger.log(trt.ILogger.WARNING, "a warning")
-said().logger.log(trt.ILogger.ERROR, "first")
-said().logger.log(trt.ILogger.INTERNAL_ERROR, "second")
-assert said() is said()
-assert said().since(mark) == "first; second", said().since(mark)
+mark = trt_log().mark
+trt_log().logger.log(trt.ILogger.WARNING, "a warning")
+trt_log().logger.log(trt.ILogger.ERROR, "first")
+trt_log().logger.log(trt.ILogger.INTERNAL_ERROR, "second")
+assert trt_log() is trt_log()
+assert trt_log().since(mark) == "first; second", trt_log().since(mark)
 try:
     # Of a library that is empty.
     engine._runtime(None)

@@ -55,7 +55,7 @@ def test_what_we_derive_from_the_real_classes_can_be_made(version: str) -> None:
             "import os\n"
             "from types import SimpleNamespace\n"
             "from edge_server.backends.tensorrt.build import builder, calibrator, logger, monitor\n"
-            "logger.Log(print)\n"
+            "logger.BuildLog(print)\n"
             "config = SimpleNamespace()\n"
             "made = monitor.set_monitor(config, print), calibrator.make_calibrator([], None)\n"
             "print(*(type(each).__name__ for each in made), flush=True)\n"

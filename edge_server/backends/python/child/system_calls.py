@@ -99,8 +99,9 @@ WITHOUT_EFFECT: dict[str, Numbers] = {
     # What a model starts stays in its group and session, is known by that, and ends with it.
     "setsid": (112, 157),
     "setpgid": (109, 154),
-    # Landlock leaves these open for every file that the daemon's user owns: its keys and state,
-    # and the files of other models, which a new time would load again.
+    # Landlock leaves these open for every file that the daemon's user owns: its keys and state, and
+    # the files of other models. Times stay open too: `Path.touch` makes a file only where setting
+    # its time fails, and models are told apart by content.
     "chmod": (90, NONE),
     "fchmod": (91, 52),
     "fchmodat": (268, 53),
@@ -109,10 +110,6 @@ WITHOUT_EFFECT: dict[str, Numbers] = {
     "lchown": (94, NONE),
     "fchown": (93, 55),
     "fchownat": (260, 54),
-    "utime": (132, NONE),
-    "utimes": (235, NONE),
-    "futimesat": (261, NONE),
-    "utimensat": (280, 88),
 }
 
 # Its flags lie where no filter can read them; libraries then use `clone`.
