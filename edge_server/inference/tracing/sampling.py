@@ -98,7 +98,7 @@ class Sampling:
 
         Args:
             model_name: empty is all models.
-            changes: by the names of `TraceRule`; None restores the default.
+            changes: by the names of `TraceRule`; None removes the setting.
 
         Raises:
             InvalidRequest: no request can be traced with these settings (Triton's text).
