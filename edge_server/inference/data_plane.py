@@ -107,9 +107,10 @@ class DataPlane:
         self._open = False
 
     def server_ready(self) -> bool:
-        """Whether the daemon has started, is not stopping, and no first load is pending or failed.
+        """Whether the daemon has started and is not stopping.
 
-        Models that are unloaded or unloading are not desired and do not count.
+        Under strict readiness no first load may be pending or failed, either. Models that are
+        unloaded or unloading are not desired and do not count.
         """
         if not self._strict_readiness:
             return self._open

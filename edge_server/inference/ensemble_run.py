@@ -138,8 +138,7 @@ class EnsembleRun:
         )
 
     def _config(self, step: PlannedStep) -> ModelConfig | None:
-        """The configuration of the step's model; None where the model is missing; submitting
-        the step then fails."""
+        """The configuration of the step's model; None without one, and then submitting fails."""
         try:
             return self._snapshot.find(step.model_name, step.version).config
         except EdgeServerError:

@@ -208,7 +208,7 @@ class _CancelWaiter:
         self.is_so = False
 
     def __call__(self) -> None:
-        # Also called at the end of a finished call, when no caller waits any more.
+        # Also called after a call with a response, when no caller waits any more.
         with self._lock:
             if self.waits:
                 self.is_so = True

@@ -196,7 +196,7 @@ class SequenceScheduler:
         return None
 
     def _wake(self, sequence: BookedSequence) -> None:
-        """Wake the thread that the new request of `sequence` concerns."""
+        """Wake the thread of `sequence`; without a slot, all threads if its wait is limited."""
         if sequence.slot is not None:
             self._threads[sequence.slot.instance].wake.notify()
         elif sequence.expires_at != inf:

@@ -1,4 +1,4 @@
-"""The book of sequences: who has which slot, which request may run; no threads and no clock."""
+"""The book of sequences: slots and the requests that may run; no threads and no clock."""
 
 from __future__ import annotations
 

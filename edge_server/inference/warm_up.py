@@ -131,7 +131,7 @@ class _Answered:
         self,
         answer: Tensors | EdgeServerError | None,
         final: bool,
-        parameters: Parameters = NO_PARAMETERS,  # noqa: ARG002 - nobody reads them
+        parameters: Parameters = NO_PARAMETERS,  # noqa: ARG002 - not needed
     ) -> None:
         if isinstance(answer, EdgeServerError):
             self.error = answer

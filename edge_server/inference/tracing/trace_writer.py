@@ -45,12 +45,12 @@ class TraceWriter:
 
     @property
     def full(self) -> bool:
-        """Whether the trace files are full: no more traces are written."""
+        """Whether writing has ended: the writer is stopped or the trace files are full."""
         return self._closed or self._file.full
 
     @property
     def dropped(self) -> int:
-        """The number of requests dropped, for the queue or the files were full."""
+        """The number of requests dropped, because the queue or the files were full."""
         return self._dropped
 
     def start(self) -> None:
