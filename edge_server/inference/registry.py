@@ -69,7 +69,7 @@ class ModelRegistry:
             if pinned is None:
                 return
             pinned.leases -= 1
-            # The writer that superseded this snapshot found it leased and left the closing to us.
+            # The writer that superseded this snapshot left its closing to the last lease.
             if pinned is not self._current:
                 self._release()
 
@@ -136,7 +136,7 @@ class ModelRegistry:
         return not closing.is_alive()
 
     def wait_closed(self, timeout_s: float | None = None) -> bool:
-        """Whether all earlier snapshots lose their leases and models within `timeout_s`."""
+        """Whether the leases on earlier snapshots end, and their models close, in `timeout_s`."""
         with self._none_left:
             return self._none_left.wait_for(
                 lambda: not (self._closing or self._to_close or self._superseded), timeout_s
