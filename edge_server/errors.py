@@ -1,22 +1,22 @@
-"""Every error that edge_server raises on purpose.
+"""Every error that edge_server itself raises.
 
     EdgeServerError
     ├── SettingsError        the daemon's own configuration is wrong (file, key, remedy)
     ├── ModelConfigError     a model's config.pbtxt or files are wrong (file, field, remedy)
-    │   └── ModelLoadError    it did not load this time, and its files need not be wrong
-    ├── InvalidRequest       the caller sent something that can never work
+    │   └── ModelLoadError    the load failed this time, and the files need not be wrong
+    ├── InvalidRequest       the caller sent a request that can never succeed
     ├── NotFound             no model, version, or region of that name
-    ├── Unavailable          exists, but cannot answer now (loading, stopping, queue full)
-    ├── Unsupported          a valid wish that this server does not fulfil
+    ├── Unavailable          exists, but cannot respond now (loading, stopping, queue full)
+    ├── Unsupported          a valid request for a feature that this server does not offer
     ├── AlreadyExists        a region of that name is registered already
     ├── DeadlineExceeded     too late
-    ├── Cancelled            the caller no longer wants the answer
+    ├── Cancelled            the caller cancelled the request
     ├── InternalError        a model or a backend failed while it ran
-    ├── AlreadyRunning       another daemon has what this one would take
+    ├── AlreadyRunning       another daemon holds a resource that this daemon needs
     ├── SourceError          a camera or a file gives no frames
-    │   └── SourceUriError   its URI is wrong, and so it never will
+    │   └── SourceUriError   its URI is wrong, so the camera can never open
     ├── StageStuck           a part of the daemon never returned; only a restart helps
-    └── DeviceLost           a GPU answers nothing but errors; only a restart helps
+    └── DeviceLost           every call to a GPU fails; only a restart helps
 
 An error names its cause, never its report: status codes are chosen in `api.grpc`, exit codes in
 `cli`.
@@ -26,7 +26,7 @@ from __future__ import annotations
 
 
 class EdgeServerError(Exception):
-    """Root of the tree; `str(error)` is the whole message for a person."""
+    """Root of the tree; `str(error)` is the whole message for the operator."""
 
 
 class SettingsError(EdgeServerError):
@@ -38,10 +38,10 @@ class ModelConfigError(EdgeServerError):
 
 
 class ModelLoadError(ModelConfigError):
-    """A model or a repository could not be loaded this time; the next try may succeed.
+    """The load of a model or a repository failed; the next attempt may succeed.
 
-    Nothing in its files is known to be wrong: a repository is not mounted yet, a disk did not
-    answer, a Python model's `initialize` raised.
+    The files are not known to be wrong: a repository is not mounted yet, a disk did not respond,
+    a Python model's `initialize` raised.
     """
 
 
@@ -54,23 +54,23 @@ class NotFound(EdgeServerError):
 
 
 class Unavailable(EdgeServerError):
-    """The thing exists but cannot answer now."""
+    """The model or region exists but cannot respond now."""
 
 
 class Unsupported(EdgeServerError):
-    """The request is valid, this server does not offer what it asks for."""
+    """The request is valid, but this server does not offer the requested feature."""
 
 
 class DeadlineExceeded(EdgeServerError):
-    """The answer would have come too late."""
+    """The response would have come after the deadline."""
 
 
 class AlreadyExists(EdgeServerError):
-    """There is one of that name already."""
+    """An object of that name exists already."""
 
 
 class Cancelled(EdgeServerError):
-    """The caller took its request back; nobody reads the answer."""
+    """The caller cancelled its request and reads no response."""
 
 
 class InternalError(EdgeServerError):
@@ -78,7 +78,7 @@ class InternalError(EdgeServerError):
 
 
 class AlreadyRunning(EdgeServerError):
-    """Another daemon of this kind holds what this one would take; that one goes on."""
+    """Another daemon of this kind holds a resource that this one needs; the other goes on."""
 
 
 class SourceError(EdgeServerError):
@@ -86,18 +86,18 @@ class SourceError(EdgeServerError):
 
 
 class SourceUriError(SourceError):
-    """What names a camera is wrong in itself; no other time or machine would make it right."""
+    """The URI of a camera is wrong in itself, at any time and on any machine."""
 
 
 class StageStuck(EdgeServerError):
-    """A part of the daemon did not return in its time; only a restart of the process helps."""
+    """A part of the daemon exceeded its time limit; only a restart of the process helps."""
 
 
 class DeviceLost(EdgeServerError):
-    """A GPU answers every call with the same error; only a restart of the process helps."""
+    """Every call to a GPU returns the same error; only a restart of the process helps."""
 
 
 def may_pass(error: BaseException) -> bool:
-    """Whether what raised `error` may succeed when it is tried again, and nothing was changed."""
+    """Whether the operation that raised `error` may succeed on a retry without any change."""
     stays = (SettingsError, ModelConfigError, InvalidRequest, Unsupported, SourceUriError)
     return isinstance(error, ModelLoadError) or not isinstance(error, stays)

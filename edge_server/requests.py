@@ -1,7 +1,7 @@
-"""What goes through the one door, and what comes back.
+"""Requests and responses of the data plane.
 
-One of each is made for every request: structs of msgspec, which are made in a tenth of the time
-that a frozen dataclass takes.
+Both are made for every request, hence msgspec structs: constructing one takes a tenth of the time
+of a frozen dataclass.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ NO_PARAMETERS: Parameters = MappingProxyType({})
 
 
 class SequencePlace(msgspec.Struct, frozen=True):
-    """Where a request stands in its sequence.
+    """The position of a request in its sequence.
 
     Attributes:
-        id: the correlation id; 0 and the empty string are none.
-        start: it is the first of its sequence.
-        end: it is the last.
+        id: the correlation id; 0 and the empty string mean no sequence.
+        start: the request is the first of its sequence.
+        end: the request is the last of its sequence.
     """
 
     id: int | str
@@ -37,60 +37,62 @@ class SequencePlace(msgspec.Struct, frozen=True):
 
 
 class Cancellation(Protocol):
-    """Whether the caller still wants its answer."""
+    """Whether the caller has cancelled its request."""
 
     @property
     def cancelled(self) -> bool: ...
 
     def when_cancelled(self, callback: Callable[[], None]) -> None:
-        """Call `callback` once the caller has gone, at once if it has; it may also be called
-        when the caller has got its answer, and on any thread."""
+        """Call `callback` once the caller has cancelled, at once if it already has.
+
+        `callback` may also be called after the caller got its response, and on any thread.
+        """
         ...
 
 
 class Trace(Protocol):
-    """The moments of one request in one model; only a request that is traced has one.
+    """The timestamps of one request in one model; only traced requests have one.
 
     Names are Triton's. Every method may be called from any thread, returns at once and never
     raises.
     """
 
     def begin(self, model_version: int, respond: Respond) -> Respond:
-        """The request goes to that version; what to call instead of `respond` from now on."""
+        """Start the trace at that version; return the callback that replaces `respond`."""
         ...
 
     def mark(self, name: str, at_ns: int | None = None) -> None:
-        """Keep a moment, `time.monotonic_ns()`; None is now."""
+        """Record a timestamp, `time.monotonic_ns()`; None is now."""
         ...
 
     def end(self) -> None:
-        """The request is over: it was not taken, or has its last answer, which sees to that."""
+        """End the trace of a refused request; the last response ends all others itself."""
         ...
 
     def child(self, model_name: str, request_id: str) -> Trace | None:
-        """For a request that this one makes to another model; None where it has made too many."""
+        """Return the trace of a nested request to another model; None above their limit."""
         ...
 
 
 class InferRequest(msgspec.Struct, frozen=True, eq=False):
-    """One inference, whoever asks for it.
+    """One inference request, from a camera, a client or a model.
 
     Attributes:
-        model_version: as the protocol spells it; empty is the latest that is ready.
-        inputs: full shapes, batch dimension included.
-        outputs: names that are wanted; none means all.
-        id: the caller's own, echoed.
-        deadline: `time.monotonic()` after which nobody waits for the answer; None is never.
-        urgent: goes before requests that are not: live frames before clients.
-        priority: 1 is the highest; 0 leaves it to the model's configuration.
-        timeout_us: how long it may queue where the model lets requests say so; 0 says nothing.
+        model_version: as the protocol spells it; empty is the highest READY version.
+        inputs: tensors of full shape, batch dimension included.
+        outputs: names of the requested outputs; empty means all.
+        id: the caller's own id, echoed in the response.
+        deadline: `time.monotonic()` after which the caller drops the response; None is never.
+        urgent: runs before requests that are not: live frames before clients.
+        priority: 1 is the highest; 0 means the default of the model's configuration.
+        timeout_us: time limit in the queue, where the model allows requests to set one; 0 is unset.
         sequence: for models that keep state between requests.
-        parameters: the caller's own, for models that read them; the protocol's are not in it.
+        parameters: the caller's own, for models that read them; without the protocol's parameters.
         cancellation: None is never cancelled.
-        trace: None where its moments are not kept.
-        on_device: the answer's tensors may stay where the model made them, on a GPU; without it
+        trace: None where the request is not traced.
+        on_device: the response's tensors may stay on the GPU where the model made them; otherwise
             they are on the host.
-        replayed: another version has answered it already, and this answer is only compared with
+        replayed: another version has already responded, and this response is only compared with
             that one: no statistics count it.
     """
 
@@ -112,7 +114,7 @@ class InferRequest(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def log_prefix(self) -> str:
-        """Triton's `[request id: x] ` before the texts that carry it."""
+        """Triton's `[request id: x] ` prefix of the error texts that carry it."""
         return f"[request id: {self.id or '<id_unknown>'}] "
 
     @property
@@ -121,7 +123,7 @@ class InferRequest(msgspec.Struct, frozen=True, eq=False):
 
 
 class StepTiming(NamedTuple):
-    """How long one model computed for one request."""
+    """The compute time of one model for one request."""
 
     model_name: str
     backend: str
@@ -129,12 +131,12 @@ class StepTiming(NamedTuple):
 
 
 class InferResponse(msgspec.Struct, frozen=True, eq=False):
-    """One answer to an `InferRequest`.
+    """One response to an `InferRequest`.
 
     Attributes:
-        outputs: in the order of the request, or of the configuration where it named none.
+        outputs: in the order of the request, or of the configuration where the request names none.
         timings: one per model that ran, in order; an ensemble has several.
-        parameters: what the model says beside its tensors.
+        parameters: the model's response parameters beside its tensors.
     """
 
     model_name: str
@@ -145,10 +147,10 @@ class InferResponse(msgspec.Struct, frozen=True, eq=False):
     parameters: Parameters = NO_PARAMETERS
 
 
-# Takes one answer of a request, and whether it was the last. An error is always the last; None is
-# nothing but the end, which only a decoupled model may say. Called on any thread, never twice at
-# once for one request. It returns at once, unless it holds a decoupled model back: a stream does so
-# for some seconds while its client does not read, an ensemble with `max_inflight_requests` while
-# its later steps are behind.
+# Takes one response to a request, and whether that response is the last. An error is always the
+# last; None marks only the end, and only decoupled models may send it. Called on any thread, never
+# concurrently for one request. The callback returns at once, unless it holds a decoupled model
+# back: a stream does so for some seconds while its client does not read, an ensemble with
+# `max_inflight_requests` while its later steps are behind.
 ResponseCallback = InferResponse | EdgeServerError | None
 Respond = Callable[[ResponseCallback, bool], None]

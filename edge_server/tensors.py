@@ -38,19 +38,19 @@ class DataType(Enum):
     def numpy(self) -> np.dtype[Any]:
         """Little-endian numpy type; BYTES is an object array of `bytes`.
 
-        numpy has no BF16: its bits travel as a record of one `<u2`, which nobody can calculate
-        with by mistake.
+        numpy has no BF16: its bits travel as a record of one `<u2`, which numpy refuses to
+        calculate with.
         """
         return _NUMPY[self]
 
     @property
     def config_name(self) -> str:
-        """Its name in config.pbtxt: `TYPE_FP32`; BYTES is `TYPE_STRING` there."""
+        """The type's name in config.pbtxt: `TYPE_FP32`; BYTES is `TYPE_STRING` there."""
         return "TYPE_STRING" if self is DataType.BYTES else f"TYPE_{self.value}"
 
     @staticmethod
     def from_config(name: str) -> DataType | None:
-        """The type that config.pbtxt calls `name`; None for TYPE_INVALID and unknown ones."""
+        """The type with the config.pbtxt name `name`; None for TYPE_INVALID and unknown names."""
         return _BY_CONFIG_NAME.get(name)
 
     @staticmethod
@@ -82,11 +82,11 @@ _BY_NUMPY = {dtype: datatype for datatype, dtype in _NUMPY.items()}
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """What a model says of one of its tensors.
+    """The declaration of one of a model's tensors.
 
     Attributes:
         shape: without the batch dimension where the model batches; -1 is any size.
-        optional: an input that a request may leave out.
+        optional: a request may omit this input.
     """
 
     name: str
@@ -96,8 +96,7 @@ class TensorSpec:
 
 
 class DeviceArray(Protocol):
-    """An array in a GPU's memory that looks like numpy's from outside, and never becomes one by
-    itself."""
+    """An array in GPU memory with numpy's interface and no implicit conversion to numpy."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -109,15 +108,15 @@ class DeviceArray(Protocol):
     def nbytes(self) -> int: ...
 
     def reshape(self, shape: tuple[int, ...]) -> DeviceArray:
-        """The same elements in another shape; one -1 in it is worked out.
+        """The same elements in another shape; one -1 in it is inferred.
 
         Raises:
-            ValueError: another number of elements.
+            ValueError: the shape has another number of elements.
         """
         ...
 
     def on_host(self) -> NDArray[Any]:
-        """A copy on the host, once what writes the array has ended.
+        """A copy on the host, made after the pending writes to the array have ended.
 
         Raises:
             EdgeServerError: the device failed.
@@ -128,16 +127,15 @@ class DeviceArray(Protocol):
 class Tensor(msgspec.Struct, frozen=True, eq=False, gc=False):
     """A value without a name: `array` is C-contiguous and never written by a reader.
 
-    `array` is numpy's, but for tensors between the steps of an ensemble: those of models on a GPU
-    may hold a `DeviceArray`. Whoever is given a tensor without having asked for such ones may take
-    it for numpy's.
+    `array` is a numpy array, except between the steps of an ensemble, where models on a GPU may
+    pass a `DeviceArray`. Code that did not request device tensors may assume numpy.
     """
 
     array: NDArray[Any]
 
     @property
     def on_device(self) -> DeviceArray | None:
-        """Its array where that is in a GPU's memory; None on the host."""
+        """The tensor's array where that is in GPU memory; None on the host."""
         return None if isinstance(self.array, np.ndarray) else self.array
 
     @property
@@ -146,7 +144,7 @@ class Tensor(msgspec.Struct, frozen=True, eq=False, gc=False):
 
     @property
     def datatype(self) -> DataType:
-        """Raises: TypeError: numpy has the type, the protocol does not."""
+        """Raises: TypeError: the protocol lacks this numpy type."""
         datatype = DataType.from_numpy(self.array.dtype)
         if datatype is None:
             raise TypeError(f"no tensor type for numpy {self.array.dtype}")
@@ -159,7 +157,7 @@ class Tensor(msgspec.Struct, frozen=True, eq=False, gc=False):
 
 
 def shape_fits(shape: tuple[int, ...], spec: tuple[int, ...]) -> bool:
-    """Whether a real shape matches a specified one, where -1 matches any size."""
+    """Whether a concrete shape matches a specified one, where -1 matches any size."""
     if len(shape) != len(spec):
         return False
     for got, want in zip(shape, spec, strict=True):  # noqa: SIM110 - every request comes by here
@@ -179,8 +177,7 @@ def element_count(shape: Iterable[int]) -> int:
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """Whether it, on the host, holds neither infinity nor what is no number; all but floats are
-    finite."""
+    """Whether a host tensor holds neither infinity nor NaN; types other than floats are finite."""
     array = tensor.array
     if array.dtype.kind == "f":
         return bool(np.isfinite(array).all())
@@ -190,7 +187,7 @@ def is_finite(tensor: Tensor) -> bool:
 
 
 def as_floats(tensor: Tensor) -> NDArray[Any]:
-    """Its elements as float64; those of BYTES are all 0."""
+    """The tensor's elements as float64; those of BYTES are all 0."""
     array = tensor.array
     if array.dtype.hasobject:
         return np.zeros(array.shape)

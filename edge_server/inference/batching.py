@@ -1,4 +1,4 @@
-"""Which of those that wait run together, and when: a rule without a clock or a thread."""
+"""The batching rule: which queued requests run together, and when; no clock and no thread."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OpenBatch:
-    """The next batch as it stands.
+    """The next batch as of now.
 
     Attributes:
-        count: how many of those that wait it takes, from the head of the line; 0 of an empty one.
-        due_ns: when it shall run, if nobody joins before; in the past where it is due already.
+        count: number of requests it takes from the head of the queue; 0 for an empty batch.
+        due_ns: when the batch runs if no request joins before; in the past where it is overdue.
     """
 
     count: int
@@ -28,11 +28,11 @@ class OpenBatch:
 
 
 class BatchRule:
-    """Requests join in order until one does not fit; a batch that reaches a preferred size, that
-    cannot grow, or whose oldest request has waited long enough, is due.
+    """Requests join a batch in order until one does not fit.
 
-    A request fits if it has the same inputs, of the same shapes but for the batch dimension, and
-    the batch stays within `max_batch_size`. Requests are never split.
+    A batch is due when it reaches a preferred size, cannot grow, or its oldest request has waited
+    for the maximum delay. A request fits if it has the same inputs, with the same shapes except for
+    the batch dimension, and the batch stays within `max_batch_size`. Requests are never split.
     """
 
     def __init__(self, config: ModelConfig, batching: DynamicBatching) -> None:
@@ -40,13 +40,13 @@ class BatchRule:
         self._preferred = frozenset(batching.preferred_batch_sizes or [self._max_size])
         self._most_preferred = max(self._preferred)
         self._delay_ns = 1000 * batching.max_queue_delay_us
-        # Where every shape is fixed and every input required, the request check has compared.
+        # With fixed shapes and required inputs only, the request check has compared the requests.
         self._alike_by_config = all(
             not spec.optional and -1 not in spec.shape for spec in config.inputs
         )
 
     def batch(self, line: Iterable[Job], now_ns: int) -> OpenBatch:
-        """The batch that the head of `line` makes at `now_ns` (`time.monotonic_ns()`)."""
+        """The batch at the head of `line` at `now_ns` (`time.monotonic_ns()`)."""
         first: Job | None = None
         count = size = preferred_count = 0
         oldest_ns = now_ns

@@ -1,4 +1,4 @@
-"""A bound on the loads that callers wait for at once."""
+"""A limit on how many callers wait for a load at once."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 class BoundedControl:
     """A `ModelControl` for callers that hold a thread while they wait.
 
-    As many as `loads` may wait for a load; the next is refused at once, so that some threads are
-    left for all else.
+    At most `loads` callers wait for a load; the next is refused at once, so that threads remain
+    for all other calls.
     """
 
     def __init__(self, control: ModelControl, loads: int) -> None:
@@ -40,7 +40,7 @@ class BoundedControl:
         """See `ModelControl.load`.
 
         Raises:
-            Unavailable: as many loads as may be are under way.
+            Unavailable: the limit of concurrent loads is reached.
         """
         if not self._places.acquire(blocking=False):
             raise Unavailable(

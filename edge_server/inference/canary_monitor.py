@@ -1,4 +1,4 @@
-"""A new version of a model is compared with its predecessor while it serves its first requests."""
+"""The canary monitor: compares a new version with its predecessor while both are loaded."""
 
 from __future__ import annotations
 
@@ -21,35 +21,35 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# One bad request, or two, may be chance.
+# One or two bad requests may be chance.
 _LEAST_BAD = 3
-# The shares of bad requests that may be, beside three times those of the predecessor.
+# The tolerated shares of bad requests, beside three times those of the predecessor.
 _MAY_FAIL = 0.05
 _MAY_NOT_BE_FINITE = 0.01
-# Times are compared from this many pairs on. A version is slower where this share of its requests
-# is, and not slower where at most half of them are. Between the two it is watched on.
+# The minimum number of pairs for a comparison of times. A version is slower where this share of its
+# requests is, not slower where at most half are; between the two the canary goes on.
 _LEAST_PAIRS = 30
 _SLOWER_SHARE = 0.75
 _UNCLEAR_SHARE = 0.5
-# After this many replays of doubtful requests a version passes without waiting for more.
+# After this many replays of doubtful requests a version passes without more of them.
 _ENOUGH_DOUBTS = 20
-# A run, or an absence, of this time is too long for any request.
+# A run, or an absence of the model, of this length counts as a hang for any request.
 _HANGS_S = 1.0
-# Where the predecessor cannot be given the request, a run hangs that takes longer than a busy
-# machine needs, and than 30 times the p99 of the predecessor, of at least so many requests.
+# Without a replay on the predecessor, a run hangs when it exceeds both this (more than a busy
+# machine needs) and 30 times the predecessor's p99, taken over at least _LEAST_FOR_P99 requests.
 _HANGS_UNCOMPARED_S = 5.0
 _LEAST_FOR_P99 = 50
-# The thread looks for runs that hang this often.
+# The interval at which the thread checks for runs that hang.
 _LOOK_S = 0.25
 
 
 @dataclass(frozen=True)
 class CanaryTerms:
-    """How long a new version is watched.
+    """How long the canary of a new version lasts.
 
-    A version passes when it has answered `requests`, `least_s` have passed, and it is clear whether
-    it is slower; or after `longest_s`, however many it has answered. Its predecessor stays in
-    memory till then.
+    A version passes when it has responded to `requests` requests, `least_s` have passed, and its
+    latency is known to be slower or not; or after `longest_s`, whatever the number of responses.
+    Its predecessor stays in memory until then.
     """
 
     requests: int = 200
@@ -58,8 +58,8 @@ class CanaryTerms:
 
 
 def recorded(model: LoadedModel, terms: CanaryTerms) -> LoadedModel:
-    """`model` with a count of its first responses, which its successors are compared with; no
-    verdict is given on it."""
+    """`model` with a count of its first responses, the baseline for its successors; the count
+    leads to no verdict on `model` itself."""
     if isinstance(model.scheduler, WatchedScheduler):
         return model
     watch = CanaryWindow(terms.requests, most=terms.requests)
@@ -70,33 +70,33 @@ class CanaryMonitor:
     """Watches the new versions of one model and gives one verdict: worse than their predecessor, or
     not.
 
-    A request that fails or is refused, or whose response is not finite, is doubtful: the
-    predecessor is given the same request, and only where its response is good that counts (see
-    `Mirror`). Worse is, with three such requests at least: more failures than 5 % and three times
-    those that only the predecessor has; more responses with infinities or NaN than 1 % and three
-    times likewise. Worse is also a run that takes more than 1 s and ten times as long as the
-    predecessor for the same request (times the rows that its batch may have), and a model that is
-    away for 1 s while its predecessor is not.
+    A request that fails or is refused, or whose response is not finite, is doubtful: the mirror
+    replays it on the predecessor, and it counts only where the predecessor's response is good (see
+    `Mirror`). With at least three such requests a version is worse: when its failures exceed 5 %
+    and three times the failures that only the predecessor has; when its responses with infinities
+    or NaN exceed 1 % and three times likewise. A version is also worse when a run takes more than
+    1 s and ten times as long as the predecessor needs for the same request (times the rows that
+    its batch may have), and when its model is away for 1 s while the predecessor is not.
 
-    A request that is cancelled, comes too late or finds no room is counted neither as good nor as
-    bad.
+    A request that is cancelled, misses its deadline or finds the queue full counts neither as good
+    nor as bad.
 
     Requests of a model that keeps state, is decoupled or has another interface than its predecessor
-    cannot be replayed: there the shares are compared with those of the predecessor's own first
-    requests, numbers that are not finite count only where the caller sent none, and a run hangs
-    after 5 s at the earliest.
+    cannot be replayed: for these the shares are compared with those of the predecessor's own first
+    requests, non-finite responses count only where the request was finite, and a run hangs after
+    5 s at the earliest.
 
-    A version that is only slower, in the same minutes and for the same requests, is no worse: that
-    is reported, and the version stays. The allowed latency is set by those who push the model, and
-    a busy machine must not take good lanes away.
+    A version that is only slower, in the same minutes and for the same requests, is not worse: the
+    monitor reports the latency, and the version stays. The team that pushes the model sets its
+    allowed latency, and a busy machine must not take good lanes away.
 
     Args:
-        name: of the model.
+        name: the model's name.
         on_failed: called with the reason, at most once, on the thread of this monitor.
         on_passed: likewise; never both.
         on_over: called last, whatever the verdict.
-        on_news: called with the news of a version that serves, whenever it changes; empty where
-            there is none any more.
+        on_news: called whenever the news of a serving version changes; empty where there is none
+            any more.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class CanaryMonitor:
         self._wake = threading.Event()
         self._lock = threading.Lock()
         self._over = False
-        # The callbacks may take any time.
+        # The callbacks may take arbitrarily long.
         self._worker = Worker(
             f"probation-{name}", self._wait_and_look, deadline_s=math.inf, on_end=self._close
         )
@@ -131,12 +131,13 @@ class CanaryMonitor:
     def watch(
         self, model: LoadedModel, predecessor: LoadedModel, members: Sequence[LoadedModel] = ()
     ) -> LoadedModel:
-        """`model` with a scheduler that is watched, to be published; to be called for each new
-        version, before `start`.
+        """Return `model` with a watched scheduler, to be published.
+
+        To be called for each new version, before `start`.
 
         Args:
-            predecessor: open for as long as the watch lasts.
-            members: of a predecessor that is an ensemble, those of its members too; open likewise.
+            predecessor: stays open for as long as the canary lasts.
+            members: the members of a predecessor that is an ensemble; open likewise.
         """
         mirror = Mirror.of(model, predecessor, members, changed=self._wake.set)
         watch = CanaryWindow(self._terms.requests, changed=self._wake.set)
@@ -147,7 +148,7 @@ class CanaryMonitor:
         return replace(model, scheduler=scheduler)
 
     def start(self) -> None:
-        """Start the thread that looks; returns at once.
+        """Start the monitor's thread; returns at once.
 
         Where the system gives no thread the versions serve unwatched, and `on_over` is called.
         """
@@ -163,21 +164,21 @@ class CanaryMonitor:
             self._close()
 
     def begin(self, now: float) -> None:
-        """Count the time of the watch from `now` (`time.monotonic()`)."""
+        """Start the canary's clock at `now` (`time.monotonic()`)."""
         self._began_s = now
 
     def stop(self) -> None:
-        """Give no verdict once this has returned; the callback of an earlier one may still run."""
+        """Prevent any verdict after this returns; the callback of an earlier one may still run."""
         self._end()
         self._worker.ask_to_stop()
         self._wake.set()
 
     def wait_over(self, timeout_s: float) -> None:
-        """Wait, after `stop`, that long at most until `on_over` has returned."""
+        """Wait, after `stop`, at most `timeout_s` until `on_over` has returned."""
         self._worker.stop(timeout_s)
 
     def look(self, now: float) -> bool:
-        """Give the verdict where there is one at `now`; True while there is none."""
+        """Give the verdict that is due at `now`; True while there is none."""
         reason = self._reason(now)
         if not (reason or self._has_passed(now)):
             self._report(now)
@@ -201,7 +202,7 @@ class CanaryMonitor:
         return self.look(time.monotonic())
 
     def _end(self) -> bool:
-        """End the watch; False where it had ended before."""
+        """End the canary; False where it had ended before."""
         with self._lock:
             if self._over:
                 return False
@@ -222,16 +223,16 @@ class CanaryMonitor:
         return enough or seconds >= self._terms.longest_s
 
     def _has_seen_enough(self, seconds: float) -> bool:
-        # The requests of all versions count: some versions may get few.
+        # Requests of all versions count together: single versions may get few.
         seen = sum(each.watch.all.requests for each in self.watched)
         return seen >= self._terms.requests and seconds >= self._terms.least_s
 
     def _unclear(self) -> str:
-        """Why a version cannot pass yet though it has answered enough; empty where all can."""
+        """Why a version needs more requests despite enough responses; empty where all can pass."""
         return next((text for each in self.watched if (text := each.unclear())), "")
 
     def _slower(self) -> str:
-        """Which version is slower than its predecessor; empty where none is."""
+        """The version that is slower than its predecessor, as text; empty where none is."""
         found = ((each.model.version, each.slower()) for each in self.watched)
         return next((f"version {version} is {text}" for version, text in found if text), "")
 
@@ -243,7 +244,7 @@ class CanaryMonitor:
             self._set_news(news)
 
     def _set_news(self, news: str) -> None:
-        # Logged once for each kind: the figures change with every request.
+        # Logged once per kind: the figures change with every request.
         if news.partition(":")[0] != self._news.partition(":")[0]:
             if news:
                 log.warning("model %s: %s", self._name, news)
@@ -251,7 +252,7 @@ class CanaryMonitor:
             self._news = news
 
     def fault(self) -> str:
-        """What is worse in the responses so far; empty where nothing is."""
+        """The fault that makes a version worse, from the responses so far; empty where none is."""
         for each in self.watched:
             reason = each.reason()
             if reason:
@@ -268,7 +269,7 @@ class CanaryMonitor:
 
     def _hang(self, now: float) -> str:
         hangs = [hang for each in self.watched if (hang := each.hang(now))]
-        # Seen in two looks, so that a moment in which the whole machine stood still is no hang.
+        # A hang must show in two looks, so that a standstill of the whole machine is none.
         return hangs[0] if self._hanging.since_s(now, there=bool(hangs)) >= _LOOK_S else ""
 
     def _absence(self, now: float) -> str:
@@ -279,7 +280,7 @@ class CanaryMonitor:
 
 
 class _Lasting:
-    """How long a condition has held, look by look."""
+    """Measures how long a condition has held, from look to look."""
 
     def __init__(self) -> None:
         self._since: float | None = None
@@ -297,9 +298,9 @@ class Watched(NamedTuple):
     """One new version, and the figures of its predecessor.
 
     Attributes:
-        mirror: None where its predecessor cannot be given the same requests.
+        mirror: None where the predecessor cannot replay the version's requests.
         failed_share, not_finite_share: of the predecessor's own requests.
-        hangs_s: 30 times the p99 of the predecessor; 0 where it has answered too few requests.
+        hangs_s: 30 times the p99 of the predecessor; 0 where that has too few requests.
     """
 
     model: LoadedModel
@@ -312,7 +313,7 @@ class Watched(NamedTuple):
 
     @property
     def compared(self) -> Mirror | None:
-        """Its mirror, while that can compare."""
+        """The mirror, while the mirror can compare."""
         return self.mirror if self.mirror is not None and self.mirror.comparable else None
 
     def reason(self) -> str:
@@ -320,17 +321,17 @@ class Watched(NamedTuple):
         return self._by_shares() if mirror is None else self._by_replays(mirror)
 
     def unclear(self) -> str:
-        """Why the version needs more requests before it can pass; empty where it does not."""
+        """Why the version needs more requests before it can pass; empty where it needs none."""
         mirror = self.compared
         if mirror is None:
             return ""
         replayed = sum(mirror.better(fault)[1] for fault in Fault)
-        # A client may go on for ever with requests that no version can answer.
+        # A client may send requests for ever that every version fails.
         if mirror.has_doubts and replayed < _ENOUGH_DOUBTS:
             return "its predecessor is still to be asked what it failed to answer"
         if not mirror.timed or self._well() < _LEAST_PAIRS:
             return ""
-        # A cached response took no time: it is a sample and no pair.
+        # A cached response took no time, so it counts as a sample and not as a pair.
         sampled, pairs = mirror.sampled, mirror.pairs()
         if sampled < _LEAST_PAIRS:
             return f"its predecessor was given {sampled} of {_LEAST_PAIRS} requests so far"
@@ -339,7 +340,7 @@ class Watched(NamedTuple):
         return ""
 
     def slower(self) -> str:
-        """How the version is slower than its predecessor in the same minutes; empty where not."""
+        """How much slower the version is in the same minutes; empty where it is not slower."""
         mirror = self.compared
         pairs = Pairs() if mirror is None or not mirror.timed else mirror.pairs()
         if pairs.requests < _LEAST_PAIRS or pairs.slower < _SLOWER_SHARE * pairs.requests:
@@ -359,7 +360,7 @@ class Watched(NamedTuple):
         else:
             oldest = self.scheduler.oldest()
             old_s = None if oldest is None else mirror.doubt_lasting(oldest)
-            # The run may be of a batch, of which the predecessor was given one request.
+            # The run may be a batch, of which the predecessor replayed a single request.
             rows = min(mirror.batch_size, max(1, self.scheduler.rows()))
             least_s = math.inf if old_s is None else max(_HANGS_S, 10 * rows * old_s)
         if run_s < least_s:
@@ -367,17 +368,17 @@ class Watched(NamedTuple):
         return f"version {self.model.version}: a run takes {run_s:.1f} s and does not end"
 
     def absence(self) -> str:
-        """Why the model is away, where that is a fault of the version; empty where it is not."""
+        """Why the model is away, where the version is at fault; empty otherwise."""
         reason, mirror = self.model.not_ready_reason(), self.compared
         if not reason or mirror is None:
             return reason
         better, replayed = mirror.better(Fault.FAILED)
-        # A request that ends its predecessor's process as well is the caller's fault.
+        # A request that also ends the predecessor's process is the caller's fault.
         callers_fault = not better if replayed else mirror.has_doubts
         return "" if callers_fault or mirror.not_ready_reason() else reason
 
     def _well(self) -> int:
-        """How many requests the version has answered without a fault."""
+        """How many requests have a response without a fault."""
         n, failed, not_finite = self.watch.all
         return n - failed - not_finite
 
@@ -391,7 +392,7 @@ class Watched(NamedTuple):
             if better < _LEAST_BAD:
                 continue
             before = mirror.worse_share(fault) if mirror.samples else failing
-            # Requests without a replay are assumed to be like those with one.
+            # Requests without a replay are assumed to resemble the replayed ones.
             if bad * better / replayed > (may + 3 * before) * n:
                 what = "requests failed" if fault is Fault.FAILED else "answers were not finite"
                 return (
@@ -418,7 +419,7 @@ def _is_worse(bad: int, requests: int, may: float) -> bool:
 
 def _failed_share(model: LoadedModel) -> float:
     if model.config.is_ensemble:
-        # Its statistics count failures of members and of callers alike.
+        # The model's statistics mix failures of members with those of callers.
         seen = _seen(model)
         return seen.failed / max(1, seen.requests)
     counts = model.statistics.counts()

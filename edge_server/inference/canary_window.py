@@ -1,4 +1,4 @@
-"""The responses of a model version that has just begun to serve, looked at and counted."""
+"""The canary window: checks and counts the first responses of a new model version."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# The caller left, or the load was too high: such a request shows nothing of the version; many
-# of them must not hide the failures of others.
+# A cancelled, late or refused request reveals nothing about the version, and many of them must not
+# hide the failures of others.
 _WITHOUT_VERDICT = (Cancelled, DeadlineExceeded, Unavailable)
 
-# So many sequences that were given numbers that are not finite are remembered.
+# How many sequences with non-finite inputs are remembered.
 _MOST_SPOILT = 1024
 
 
 class Fault(Enum):
-    """What may be wrong with a response."""
+    """The possible faults of a response."""
 
     FAILED = "failed"
     NOT_FINITE = "not finite"
 
 
 class WindowCounts(NamedTuple):
-    """How many requests there were, and how many of their responses had which fault."""
+    """The number of requests, and of their responses by fault."""
 
     requests: int = 0
     failed: int = 0
@@ -62,8 +62,8 @@ class CanaryWindow:
     """Counts the responses of one model version; every method may be called from any thread.
 
     Args:
-        window: how many requests `recent` looks back.
-        most: requests after this many are not counted; None is without end.
+        window: how many requests `recent` covers.
+        most: requests after this many are not counted; None is unlimited.
         changed: called after each request with a fault.
     """
 
@@ -89,7 +89,7 @@ class CanaryWindow:
         return self._most is not None and self._all.requests >= self._most
 
     def note(self, fault: Fault | None) -> None:
-        """Count a request that has had its last response; None is a good one."""
+        """Count a request that has had its last response; None is a good response."""
         seen = WindowCounts(1, int(fault is Fault.FAILED), int(fault is Fault.NOT_FINITE))
         with self._lock:
             if self.is_full:
@@ -106,9 +106,9 @@ class CanaryWindow:
 class WatchedScheduler:
     """Passes requests on to `scheduler` and counts their responses in `watch`, until `end`.
 
-    Till then responses are on the host, where they can be looked at. A `mirror` is given the
-    requests that are doubtful, and a sample of the others. Without a mirror, numbers that are not
-    finite count only where the request, and with it its sequence, held none.
+    Until then responses are on the host, where they can be checked. A `mirror` gets the doubtful
+    requests and a sample of the others. Without a mirror, a non-finite response counts only where
+    the request, and with it its sequence, held finite numbers alone.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class WatchedScheduler:
         self._counted = watch
         self._mirror = mirror
         self._spoilt = None if config.sequence_batching is None else _SpoiltSequences()
-        # When each request came, and the request; only with a mirror.
+        # The arrival time of each request, and the request; only with a mirror.
         self._running: dict[int, tuple[float, InferRequest]] = {}
 
     @property
@@ -132,20 +132,20 @@ class WatchedScheduler:
 
     @property
     def seen(self) -> WindowCounts:
-        """The counts so far; after `end`, those of all the watch."""
+        """The counts so far; after `end`, those of the whole canary."""
         return self._counted.all
 
     def end(self) -> None:
-        """Count no more responses."""
+        """Stop counting responses."""
         self._watch = self._mirror = None
 
     def oldest(self) -> InferRequest | None:
-        """The request that has waited for its last response for longest."""
+        """The request that has waited longest for its last response."""
         running = list(self._running.values())
         return min(running, key=lambda each: each[0])[1] if running else None
 
     def rows(self) -> int:
-        """How many rows the requests have that wait for their last response: no run has more."""
+        """The rows of all requests without a last response: an upper bound for any run."""
         tensors = [next(iter(r.inputs.values()), None) for _, r in list(self._running.values())]
         return sum(tensor.shape[0] for tensor in tensors if tensor is not None and tensor.shape)
 
@@ -171,11 +171,11 @@ class WatchedScheduler:
                 if isinstance(response, InferResponse):
                     finite = finite and all(is_finite(each) for each in response.outputs.values())
                 if final:
-                    # Now: once it has its response, the caller may write into the inputs.
+                    # Before `respond`: afterwards the caller may write into the inputs.
                     fault = _fault(response, finite=finite)
                     self._note(watch, request, response, None if spoilt else fault)
             except Exception:
-                # There may be no memory for the look; the caller gets the response even so.
+                # The check may run out of memory; the caller gets the response even so.
                 log.exception("model %s: a response could not be looked at", request.model_name)
             respond(response, final)
 
@@ -206,7 +206,7 @@ class WatchedScheduler:
             return
         if mirror is None:
             if isinstance(response, InvalidRequest):
-                # Only its predecessor could show that the request was not at fault.
+                # Only the predecessor could show that the request was not at fault.
                 return
             if fault is Fault.NOT_FINITE and not all_finite(request):
                 fault = None
@@ -218,13 +218,13 @@ class WatchedScheduler:
 
 
 class _SpoiltSequences:
-    """The sequences that were given numbers that are not finite: a state may keep them for good."""
+    """Sequences that got non-finite inputs: a model's state may keep such numbers for good."""
 
     def __init__(self) -> None:
         self._ids: set[int | str] = set()
 
     def has(self, request: InferRequest) -> bool:
-        """Whether `request`, or one before it in its sequence, holds such numbers."""
+        """Whether `request`, or an earlier one of its sequence, holds non-finite inputs."""
         place = request.sequence
         if place is None:
             return not all_finite(request)
@@ -232,7 +232,7 @@ class _SpoiltSequences:
             self._ids.discard(place.id)
         if len(self._ids) <= _MOST_SPOILT and not all_finite(request):
             self._ids.add(place.id)
-        # Beyond that number any sequence may have been given some.
+        # Beyond that number any sequence may be one of them.
         spoilt = place.id in self._ids or len(self._ids) > _MOST_SPOILT
         if place.end:
             self._ids.discard(place.id)
@@ -240,8 +240,8 @@ class _SpoiltSequences:
 
 
 def all_finite(request: InferRequest) -> bool:
-    """Whether the inputs of `request` hold neither infinity nor NaN; False where they are on a
-    device that has failed."""
+    """Whether the inputs of `request` hold neither infinity nor NaN; False where a failed device
+    holds them."""
     try:
         return all(is_finite(on_host(tensor, not_counted)) for tensor in request.inputs.values())
     except EdgeServerError:

@@ -1,4 +1,4 @@
-"""What may be asked of the models' loading, whoever does it."""
+"""The control interface: load and unload models on request."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from edge_server.requests import Cancellation
 
 NO_FILES: Mapping[str, bytes] = MappingProxyType({})
-# Triton's text wherever models are not loaded on request, be it polling or not.
+# Triton's text for every mode without loads on request, polling or not.
 NOT_ALLOWED = "explicit model load / unload is not allowed if polling is enabled"
 _FILE = "file:"
-# Of a file's path in a model's directory, which is `<version>/<name>`; a file system takes 255
-# bytes of each name.
+# The longest `<version>/<name>` path in a model's directory; a file system takes 255 bytes of each
+# name.
 _LONGEST_PATH_BYTES = 255
 
 
@@ -35,41 +35,41 @@ class ModelControl(Protocol):
         within: str = "",
         cancellation: Cancellation | None = None,
     ) -> None:
-        """Load or reload `name` and what it depends on; returns when that is done.
+        """Load or reload `name` and its dependencies; returns when they are loaded.
 
         Args:
             config: a ModelConfig in protobuf's JSON form, instead of the one on disk.
             files: `<version>/<name>` → content, instead of the model's directory; with `config`.
-            within: the model that asks. It may be loading itself, so what would wait for that is
-                refused; empty where no model asks.
+            within: the model that makes the request; empty where a client does. That model may be
+                loading itself, so a load that would wait for it is refused.
             cancellation: of the request; a load that waits for another one is given up once its
-                request is cancelled, one that has begun goes on.
+                request is cancelled, a load that has begun goes on.
 
         Raises:
             Cancelled: the request was cancelled before its load began.
-            Unavailable: the control mode does not allow it, or it would wait for itself.
+            Unavailable: the control mode does not allow the load, or it would wait for itself.
             NotFound, ModelConfigError, InvalidRequest, InternalError: Triton's texts.
         """
         ...
 
     def unload(self, name: str, *, unload_dependents: bool = False) -> None:
-        """Let nobody new use `name`; returns at once, requests in flight finish.
+        """Refuse new requests for `name`; returns at once, requests in flight finish.
 
         Raises:
-            Unavailable: the control mode does not allow it.
+            Unavailable: the control mode does not allow the unload.
         """
         ...
 
     def index(self, *, only_ready: bool) -> list[ModelEntry]:
-        """Every model version that is known, sorted by name and version."""
+        """Return every known model version, sorted by name and version."""
         ...
 
 
 def path_in_model(key: str) -> str:
-    """The path within a model's directory that the load parameter `file:<path>` names.
+    """Return the path within a model's directory that the load parameter `file:<path>` names.
 
     Raises:
-        InvalidRequest: it is no such parameter, or leaves the directory (Triton's texts).
+        InvalidRequest: `key` is no such parameter, or leaves the directory (Triton's texts).
     """
     if not key.startswith(_FILE):
         raise InvalidRequest(f"unrecognized load parameter '{key}'.")

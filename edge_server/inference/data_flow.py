@@ -1,4 +1,4 @@
-"""The tensors of one request on its walk through an ensemble: what is there, what can run next."""
+"""The tensors of one request in an ensemble: which are there, and which steps can run next."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 
 class DataSet:
-    """Tensors that belong together: the request's own, or one response's of a decoupled step.
+    """Tensors that belong together: the request's own, or those of one decoupled response.
 
     Attributes:
-        parent: what the decoupled step worked on; None for the request's.
+        parent: the data set that the decoupled step worked on; None for the request's own.
         missing: for each place of the plan, how many tensors it still waits for.
-        complete: all that the answer waits for is there.
-        parts: the responses of the decoupled step that worked on this one, in order, until they
-            have been passed on.
-        all_parts: it has given the last of them.
+        complete: all tensors of the response are there.
+        parts: the responses of the decoupled step that worked on this data set, in order, until
+            they have been sent.
+        all_parts: the decoupled step has sent its last response.
     """
 
     __slots__ = (
@@ -55,7 +55,7 @@ Ready = tuple[DataSet, "PlannedStep"]
 
 
 class DataFlow:
-    """Says which steps can run, and when an answer is complete. Not for two threads at once.
+    """Tracks which steps can run, and which response is complete. Not thread-safe.
 
     A step reads tensors of its own data set and of the request's own, whenever they come.
     """
@@ -64,11 +64,11 @@ class DataFlow:
         self._plan = plan
         self.root = DataSet(None, tensors, plan.missing)
         self.root.complete = not plan.missing[-1]
-        # Those of decoupled steps that have not been passed on.
+        # The data sets of decoupled steps that have not been sent.
         self._parts: list[DataSet] = []
 
     def inputs(self, data: DataSet, step: PlannedStep) -> dict[str, Tensor]:
-        """What `step` gets; an optional input of the ensemble that nobody gave is left out."""
+        """The inputs of `step`; an optional input of the ensemble may be absent."""
         own, shared = data.tensors, self.root.tensors
         return {
             name: own[tensor] if tensor in own else shared[tensor]
@@ -77,7 +77,7 @@ class DataFlow:
         }
 
     def write(self, data: DataSet, step: PlannedStep, response: InferResponse) -> list[Ready]:
-        """Take a response of `step`; the steps that it makes ready."""
+        """Store a response of `step`; return the steps it makes ready."""
         made = {tensor: response.outputs[name] for name, tensor in step.outputs}
         if step.decoupled:
             part = DataSet(data, made, [0] * len(data.missing))
@@ -90,7 +90,7 @@ class DataFlow:
         return list(self._follow(data, made))
 
     def next_complete(self) -> DataSet | None:
-        """The data set of the next answer, once it is complete and all before it are gone."""
+        """The data set of the next response, once it is complete and all before it are gone."""
         if not self._plan.level:
             return self.root if self.root.complete else None
         part = self._first(self.root)
@@ -100,13 +100,13 @@ class DataFlow:
         return part
 
     def exhausted(self) -> bool:
-        """Whether no answer will come any more, after `next_complete`."""
+        """Whether no response will come any more, after `next_complete`."""
         if not self._plan.level:
             return self.root.complete
         return self._first(self.root) is None and self.root.all_parts and not self.root.parts
 
     def answer(self, data: DataSet, names: Iterable[str]) -> tuple[dict[str, Tensor], Timings]:
-        """The named tensors as `data` sees them, and who computed how long for them."""
+        """The named tensors as `data` sees them, and the timings of the models behind them."""
         own, shared = data.tensors, self.root.tensors
         tensors = {name: own[name] if name in own else shared[name] for name in names}
         timings: Timings = ()
@@ -124,7 +124,7 @@ class DataFlow:
                 if level == data.level:
                     yield from self._one_less(data, place)
                     continue
-                # A tensor of the request's own, for the data sets of decoupled responses.
+                # A tensor of the request's own also serves the data sets of decoupled responses.
                 for part in self._parts:
                     if part.level == level:
                         yield from self._one_less(part, place)
@@ -147,7 +147,7 @@ class DataFlow:
             yield data, self._plan.steps[place]
 
     def _first(self, data: DataSet) -> DataSet | None:
-        """What the next answer is made of; drops those before it that give none."""
+        """The data set of the next response; drops those before it that give none."""
         while data.parts:
             part = data.parts[0]
             if part.level == self._plan.level:

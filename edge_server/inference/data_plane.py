@@ -17,23 +17,23 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# A model that computes for longer than this hangs, as far as a vehicle is concerned.
+# For a vehicle, a model whose run takes longer than this hangs.
 MODEL_STUCK_S = 60.0
 
 
 @dataclass(frozen=True)
 class ModelMetadata:
-    """The metadata of a model for clients; `versions` are those that are ready."""
+    """The metadata of a model for clients; `versions` lists its READY versions."""
 
     config: ModelConfig
     versions: tuple[int, ...]
 
 
 class DataPlane:
-    """Answers requests from the registry; knows no transport.
+    """Runs requests on the models of the registry; knows no transport.
 
     Args:
-        strict_readiness: the server is ready only with every model that was asked for.
+        strict_readiness: the server is ready only while every desired model is READY.
     """
 
     def __init__(self, registry: ModelRegistry, *, strict_readiness: bool = True) -> None:
@@ -42,24 +42,24 @@ class DataPlane:
         self._open = False
 
     def infer(self, request: InferRequest) -> InferResponse:
-        """Run one request in one world and wait for its one answer.
+        """Run one request in one snapshot and wait for its single response.
 
         Raises:
-            EdgeServerError: as `submit` says, or that was the answer.
-            DeadlineExceeded, Cancelled: nobody waits for it any more.
+            EdgeServerError: `submit` raised it, or the model responded with it.
+            DeadlineExceeded, Cancelled: the caller's deadline passed, or the caller cancelled.
         """
         pending = ResponseFuture()
         self.submit(request, pending)
         return pending.wait(request)
 
     def submit(self, request: InferRequest, respond: Respond) -> None:
-        """Start one request; `respond` hears its answers, now or later (see `Scheduler.submit`).
+        """Start one request; `respond` gets its responses, now or later (see `Scheduler.submit`).
 
-        The snapshot leased here serves it to its end. What `respond` raises is logged and goes no
-        further: it is not the model's, nor that of other callers.
+        The request holds a lease on the current snapshot until its last response. An exception
+        from `respond` is logged and reaches neither the model nor other callers.
 
         Raises:
-            NotFound, Unavailable, InvalidRequest: see `Snapshot.submit`; `respond` hears nothing.
+            NotFound, Unavailable, InvalidRequest: see `Snapshot.submit`; `respond` is not called.
         """
         lease = self._registry.lease()
 
@@ -78,7 +78,7 @@ class DataPlane:
             raise
 
     def find(self, name: str, version: str) -> LoadedModel:
-        """The model as it is loaded now, to look at; it may be gone in the next moment.
+        """Return the model as loaded now, without a lease: the registry may close it at any time.
 
         Raises:
             NotFound, Unavailable, InvalidRequest: see `Snapshot.find`.
@@ -86,9 +86,10 @@ class DataPlane:
         return self._registry.snapshot.find(name, version)
 
     def longest_run(self, now: float) -> tuple[str, float]:
-        """The model whose oldest run has not ended, and how long it takes by `now`, in s.
+        """Return the name of the model with the oldest unfinished run, and the run's age in s.
 
-        Models that were replaced while something runs on them are among them.
+        The age is taken at `now` (`time.monotonic()`). Replaced models that still run a request
+        count too.
         """
         runs = [
             (loaded.scheduler.longest_run_s(now), loaded.name)
@@ -98,17 +99,18 @@ class DataPlane:
         return name, longest_s
 
     def open(self) -> None:
-        """From now on the server may call itself ready."""
+        """Allow the server to report itself ready from now on."""
         self._open = True
 
     def shut(self) -> None:
-        """Not ready from now on; who still asks is still answered."""
+        """Report the server as not ready from now on; requests are still accepted and run."""
         self._open = False
 
     def server_ready(self) -> bool:
-        """Started, not stopping, and no model loads for the first time or failed to.
+        """Whether the daemon has started and is not stopping.
 
-        What was unloaded, or is being, is nobody's wish any more.
+        Under strict readiness no first load may be pending or failed, either. Models that are
+        unloaded or unloading are not desired and do not count.
         """
         if not self._strict_readiness:
             return self._open
@@ -127,7 +129,7 @@ class DataPlane:
         return ModelMetadata(loaded.config, versions)
 
     def index(self, *, only_ready: bool) -> list[ModelEntry]:
-        """Every model version that the registry knows, sorted by name and version."""
+        """Return every model version in the registry, sorted by name and version."""
         entries = self._registry.snapshot.entries
         return [
             entry

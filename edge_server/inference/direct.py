@@ -1,4 +1,4 @@
-"""Direct scheduling: nothing is batched, nothing is queued."""
+"""The direct scheduler: no batching, no queue."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 class DirectScheduler:
-    """The caller's own thread takes an idle instance and runs: no queue, no hop.
+    """Runs the model on the caller's own thread with an idle instance: no queue, no thread hop.
 
-    Where every instance is busy the caller waits for its turn, or for its deadline; it is turned
-    away at once where its turn would come too late.
+    Where every instance is busy the caller waits for one until its deadline; a request whose
+    expected wait exceeds its deadline is refused at once.
     """
 
     def __init__(self, executor: Executor, pool: InstancePool) -> None:
@@ -54,7 +54,7 @@ class DirectScheduler:
         self._pool.close()
 
     def _check_wait(self, request: InferRequest) -> None:
-        """Raises: DeadlineExceeded, Unavailable: its turn would come too late."""
+        """Raises: DeadlineExceeded, Unavailable: an instance would be free too late."""
         if request.deadline is None:
             return
         now = time.monotonic()
@@ -63,7 +63,7 @@ class DirectScheduler:
         self._expected_wait.check(request, ahead=ahead, running_s=running_s, now=now)
 
     def _take(self, job: Job) -> Instance:
-        """Raises: EdgeServerError: nobody waits for it any more."""
+        """Raises: EdgeServerError: the request is cancelled or past its deadline."""
         request = job.request
         instance = self._pool.take(
             urgent=request.urgent, deadline=request.deadline, cancellation=request.cancellation

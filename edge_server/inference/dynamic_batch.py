@@ -1,4 +1,4 @@
-"""Dynamic batching: requests of several callers wait in a line and run together."""
+"""The dynamic batcher: queues the requests of several callers and runs them together."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# A worker that has nothing to do looks up this often, so that its heartbeat moves.
+# An idle worker wakes this often, so that its heartbeat moves.
 _LOOK_S = 5.0
-# All of them together have so long to end their runs.
+# The time limit in which all workers together end their runs.
 _STOP_S = 5.0
 
 
 class DynamicBatchScheduler:
-    """A line of requests, and at least as many workers as instances that run them in batches.
+    """A queue of requests, and at least as many workers as instances that run them in batches.
 
     One worker at a time gathers: it waits until a batch is due, takes an instance, and only then
-    decides what goes with it, so that a batch grows while every instance is busy or the rate
-    limiter holds them back. Then the next worker gathers. `submit` never waits for a model, and
-    turns away at once whoever would be answered too late.
+    selects the requests, so that a batch grows while every instance is busy or the rate limiter
+    holds the instances back. Then the next worker gathers. `submit` never waits for a model, and
+    refuses at once a request whose response would come too late.
 
-    The workers belong to no supervisor: a model that hangs shows in `longest_run_s`.
+    The workers have no supervisor: a model that hangs shows in `longest_run_s`.
 
     Args:
-        watch: looks at the line while every worker runs a model.
+        watch: checks the queue while every worker runs a model.
 
     Raises:
         InternalError: the system gives no thread; the pool is closed.
@@ -72,8 +72,8 @@ class DynamicBatchScheduler:
         self._company = threading.Condition(lock)
         self._gathering = False
         self._closed = False
-        # Where waiting has a limit, one more gathers while all instances are busy: it sees to it
-        # that nobody waits for longer. Elsewhere it would only cost a hop between threads.
+        # With time limits in the queue, one more worker gathers while all instances are busy and
+        # refuses overdue requests. Without them it would only cost a hop between threads.
         workers = len(pool) + batching.has_timeouts
         self._workers = [Worker(f"{config.name}-{i}", self._serve) for i in range(workers)]
         self._watch = watch
@@ -95,7 +95,7 @@ class DynamicBatchScheduler:
         self._refuse(refused)
 
     def drop_dead(self) -> bool:
-        """See `WatchedLine.drop_dead`; the time limits of the line count here, too."""
+        """See `WatchedLine.drop_dead`; the queue's time limits count here, too."""
         with self._work:
             self._queue.drop_dead(time.monotonic_ns())
             refused = self._queue.take_refused()
@@ -112,9 +112,9 @@ class DynamicBatchScheduler:
         return self._pool.longest_run_s(now)
 
     def close(self) -> None:
-        """Refuse who still waits, end the workers, release the instances.
+        """Refuse the queued requests, end the workers, release the instances.
 
-        May be called on a worker, by the answer that was the last to need this model.
+        May be called on a worker, from the response that releases the last lease on this model.
         """
         self._watch.remove(self)
         with self._work:
@@ -132,7 +132,7 @@ class DynamicBatchScheduler:
         self._pool.close()
 
     def _enqueue(self, job: Job) -> EdgeServerError | None:
-        """Put `job` in the line and wake who is to know; why not, where it cannot be."""
+        """Queue `job` and wake the worker it concerns; return the error where it is refused."""
         if self._closed:
             return _stopping(job.request)
         try:
@@ -147,24 +147,24 @@ class DynamicBatchScheduler:
         return None
 
     def _check_wait(self, request: InferRequest) -> None:
-        """Raises: DeadlineExceeded, Unavailable: its turn would come too late."""
+        """Raises: DeadlineExceeded, Unavailable: the run would start too late."""
         now = time.monotonic()
         running_s = self._pool.longest_run_s(now) if self._running == len(self._pool) else 0.0
         ahead = self._queue.ahead_of(request)
         self._expected_wait.check(request, ahead=ahead, running_s=running_s, now=now)
 
     def _serve(self, _now: float) -> bool:
-        """Run one batch, or wait a bounded time for work; False ends the worker."""
+        """Run one batch, or wait a bounded time for requests; False ends the worker."""
         if self._begin_gathering():
             try:
                 self._run_batch()
             except Exception:
-                # Without its worker the instance would never run again.
+                # An instance without its worker would never run again.
                 log.exception("model %s: a batch went wrong", self._executor.config.name)
         return not self._closed
 
     def _begin_gathering(self) -> bool:
-        """Whether there is work and nobody else gathers it; waits for that, but not for long."""
+        """Whether requests wait and no other worker gathers; waits a bounded time for that."""
         with self._work:
             if not self._may_gather() and not self._closed:
                 self._work.wait(_LOOK_S)
@@ -207,7 +207,7 @@ class DynamicBatchScheduler:
         self._expected_wait.ran(time.monotonic() - began)
 
     def _wait_until_due(self) -> None:
-        """Return when the batch at the head of the line shall run, or nobody waits any more."""
+        """Return when the batch at the head of the queue is due, or the queue is empty."""
         due = False
         while not due:
             with self._company:
@@ -219,12 +219,12 @@ class DynamicBatchScheduler:
                 if not due and not refused:
                     expiry_ns = self._queue.next_expiry_ns()
                     wake_ns = due_ns if expiry_ns is None else min(due_ns, expiry_ns)
-                    # A delay may be longer than a thread can wait at once.
+                    # A delay may exceed the longest timeout of a thread's wait.
                     self._company.wait(min(_LOOK_S, (wake_ns - now_ns) / 1e9))
             self._refuse(refused)
 
     def _next_look(self) -> float:
-        """When to look at the line again, even if no instance is idle (`time.monotonic()`)."""
+        """When to check the queue next without an idle instance (`time.monotonic()`)."""
         with self._work:
             expiry_ns = self._queue.next_expiry_ns()
         soon = time.monotonic() + _LOOK_S

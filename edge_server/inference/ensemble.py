@@ -1,4 +1,4 @@
-"""An ensemble: a data-flow graph whose steps hand each other tensors by reference."""
+"""The ensemble scheduler: a data-flow graph whose steps share tensors by reference."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
     from edge_server.requests import InferRequest, Respond, StepTiming
     from edge_server.tensors import Tensor
 
-# Plans that are kept; a client may want any subset of the outputs.
+# The number of cached plans; a client may request any subset of the outputs.
 _PLANS = 64
 
 
 class EnsembleScheduler:
-    """Runs the steps that the wanted outputs need, each as soon as its tensors are there.
+    """Runs the steps that the requested outputs need, each as soon as its tensors are there.
 
-    The graph was resolved before it came here, so an order exists. Steps run in the snapshot that
-    the request's lease pinned, so that no request sees two versions of one member. With a
-    decoupled step in it, it answers once for each response of that step, in their order.
+    The graph is resolved before the scheduler is made, so an order exists. Steps run in the
+    snapshot that the request's lease pins, so no request sees two versions of one member. With a
+    decoupled step the ensemble responds once for each response of that step, in their order.
 
     Args:
-        watch: looks at those that wait for a slot of a step; None where nobody does.
+        watch: drops the ended tasks that wait for a slot of a step; None without such a watch.
     """
 
     def __init__(
@@ -77,21 +77,21 @@ class EnsembleScheduler:
         run.start()
 
     def pending(self) -> int:
-        """0: its members count those that wait."""
+        """0: the members count the waiting requests."""
         return 0
 
     def longest_run_s(self, now: float) -> float:  # noqa: ARG002 - its members count
         return 0.0
 
     def close(self) -> None:
-        """An ensemble holds nothing else: its members are models of their own."""
+        """Close nothing: the members are loaded models of their own."""
         if self._watch is not None:
             for slots in self._slots:
                 self._watch.remove(slots)
 
 
 class _EnsembleResponses:
-    """Turns what a run gives into responses, and counts them before the caller hears."""
+    """Turns the results of a run into responses, and counts each before the caller gets it."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What an ensemble does for one set of wanted outputs: worked out once, walked per request."""
+"""The plan of an ensemble for one set of outputs: computed once, followed per request."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ class PlannedStep:
     """A step that has to run.
 
     Attributes:
-        index: its place in the configuration.
-        place: its place in the plan.
-        level: how many decoupled steps lie before it: it runs once for each response of the
+        index: its position in the configuration.
+        place: its position in the plan.
+        level: number of decoupled steps before it: the step runs once for each response of the
             last of them.
         version: as requests spell it.
-        inputs: the model's input and the ensemble's tensor, in pairs.
-        outputs: those that something reads; likewise.
+        inputs: pairs of the model's input and the ensemble's tensor.
+        outputs: the same for the outputs that a step or the response reads.
         wanted: the model's names of `outputs`.
         reads: the tensors of `inputs`, each once.
         decoupled: each of its responses starts a level of its own.
-        hands_on: another step reads an output; else they are the answer's alone.
+        hands_on: another step reads an output; otherwise only the response does.
     """
 
     index: int
@@ -44,18 +44,18 @@ class PlannedStep:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """The steps that some outputs need.
+    """The steps that a set of outputs needs.
 
     Attributes:
-        steps: each after those that write what it reads.
-        level: of the answer: 0 where there is one, else it is given once for each response of
-            the last decoupled step.
-        outputs: the tensors that the answer waits for.
-        missing: for each step, and the answer behind them, how many tensors it waits for when a
+        steps: each after the steps that write its inputs.
+        level: of the response: 0 where there is one, else one response is sent for each response
+            of the last decoupled step.
+        outputs: the tensors that the response waits for.
+        missing: for each step, and last for the response, how many tensors it waits for when a
             request comes.
         first: the steps that wait for nothing.
-        readers: tensor → the places of the steps that wait for it; `len(steps)` is the answer.
-        given: the ensemble's inputs; one that is optional need not be there.
+        readers: tensor → the places of the steps that wait for it; `len(steps)` is the response.
+        given: the ensemble's inputs; an optional one may be absent.
     """
 
     steps: tuple[PlannedStep, ...]
@@ -68,7 +68,7 @@ class Plan:
 
     @property
     def answer(self) -> int:
-        """The place of the answer."""
+        """The place of the response."""
         return len(self.steps)
 
     def reads(self, place: int) -> tuple[str, ...]:
@@ -136,7 +136,7 @@ def _planned(
 def _needed(
     config: ModelConfig, outputs: Iterable[str]
 ) -> list[tuple[int, EnsembleStep, tuple[tuple[str, str], ...]]]:
-    """The steps that `outputs` need, in order, each with those of its outputs that are read."""
+    """The steps that `outputs` need, in order, each with its outputs that are read."""
     needed = set(outputs)
     found = []
     for index, step in reversed(_in_order(config)):
@@ -148,7 +148,7 @@ def _needed(
 
 
 def _in_order(config: ModelConfig) -> list[tuple[int, EnsembleStep]]:
-    """The steps so that each comes after those that write what it reads."""
+    """The steps, ordered so that each comes after those that write its inputs."""
     written = {spec.name for spec in config.inputs}
     waiting = list(enumerate(config.steps))
     ordered: list[tuple[int, EnsembleStep]] = []

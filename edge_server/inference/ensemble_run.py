@@ -1,4 +1,4 @@
-"""One request's walk through an ensemble: who runs which step on which thread."""
+"""One request's run through an ensemble: which step runs on which thread, and when."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 
 class ResponseSink(Protocol):
-    """Takes the answers of a run: tensors with who computed them, an error, or the mere end."""
+    """Takes the results of a run: tensors with their timings, an error, or the bare end."""
 
     def __call__(
         self,
@@ -45,7 +45,7 @@ class ResponseSink(Protocol):
 
 
 class ReadyStep(NamedTuple):
-    """A step that has all its tensors; `slotted` where its slot is taken already."""
+    """A step that has all its tensors; `slotted` where it already holds its slot."""
 
     data: DataSet
     step: PlannedStep
@@ -53,27 +53,26 @@ class ReadyStep(NamedTuple):
 
 
 class EnsembleRun:
-    """Starts each step as soon as its tensors are there, and answers when the outputs are.
+    """Starts each step as soon as its tensors are there, and responds when the outputs are.
 
-    A chain of directly scheduled models stays on the caller's thread, at one depth however long
-    it is. Where several steps are ready, those whose models queue are submitted first; all but
-    one of the others go to threads that have nothing to do, and where there are none they run
-    here, one after the other. An answer that comes on another thread than its step was submitted
-    on only hands on what it makes ready.
+    A chain of directly scheduled models stays on the caller's thread, at constant stack depth.
+    Where several steps are ready, those whose models queue are submitted first; all but one of the
+    others go to idle threads, and without idle threads they run here, one after the other. A
+    response on another thread than its step's submitting one only starts the steps it makes ready.
 
-    A decoupled model is held in its `respond` while the steps behind it have no slot. It waits for
-    their models only, so they must be able to go on without the instance that is held. An
-    ensemble within is not held: its own limit bounds what it has in flight.
+    A decoupled model is held in its `respond` while the steps behind it have no slot. The model
+    waits for the models of those steps only, so they must be able to go on without the held
+    instance. A nested ensemble is not held: its own limit bounds its requests in flight.
 
-    The first error ends the request at once; what still runs then keeps the snapshot's models
-    open till it has ended, and is not heard.
+    The first error ends the request at once; steps that still run keep the snapshot's models open
+    until they end, and their responses are dropped.
 
     Args:
         ensemble: its name, for texts.
         tensors: the request's, by the ensemble's names.
-        names: the tensors that are wanted, in order.
+        names: the requested tensors, in order.
         slots: one for each step of the configuration; none without a limit.
-        leave: never called twice at once, and once with `final`.
+        leave: never called concurrently, and once with `final`.
     """
 
     def __init__(
@@ -98,8 +97,8 @@ class EnsembleRun:
         self._slots = slots
         self._leave = leave
         self._lock = threading.Lock()
-        # Held while answers leave, so that they leave in order and never two at once. Whoever
-        # holds it takes no lock but `_lock` and those of an ensemble around this one.
+        # Held while responses are sent, so that they go in order and never concurrently. Its
+        # holder takes no lock but `_lock` and those of an ensemble around this one.
         self._leaving = threading.Lock()
         self._flow = DataFlow(plan, tensors)
         self._over = False
@@ -113,7 +112,7 @@ class EnsembleRun:
         self._drive(ReadyStep(self._flow.root, step) for step in self._plan.first)
 
     def _drive(self, tasks: Iterable[ReadyStep]) -> None:
-        """Submit `tasks`, and those that their answers on this very thread make ready."""
+        """Submit `tasks`, and those made ready by their responses on this very thread."""
         ready = deque(tasks)
         while ready:
             if len(ready) > 1:
@@ -121,7 +120,7 @@ class EnsembleRun:
             self._submit(ready.popleft(), ready)
 
     def _share(self, ready: deque[ReadyStep]) -> None:
-        """Keep what only queues, in front, and what runs and finds no other thread."""
+        """Keep the steps that only queue, in front, and those that run without another thread."""
         queueing, running = list[ReadyStep](), deque[ReadyStep]()
         for task in ready:
             (queueing if self._queues(task.step) else running).append(task)
@@ -132,14 +131,14 @@ class EnsembleRun:
         ready.extend(running)
 
     def _queues(self, step: PlannedStep) -> bool:
-        """Whether its model takes a request without running it on the thread that submits."""
+        """Whether the step's model queues a request instead of running it on the submitter."""
         config = self._config(step)
         return config is None or (
             config.dynamic_batching is not None or config.sequence_batching is not None
         )
 
     def _config(self, step: PlannedStep) -> ModelConfig | None:
-        """Its model's; None where that is not there, which the step will answer."""
+        """The configuration of the step's model; None without one, and then submitting fails."""
         try:
             return self._snapshot.find(step.model_name, step.version).config
         except EdgeServerError:
@@ -149,7 +148,7 @@ class EnsembleRun:
         return self._threads.try_run(lambda: self._drive((task,)))
 
     def _hand_on(self, task: ReadyStep) -> None:
-        """Have `task` done soon, and return at once."""
+        """Run `task` soon on some thread, and return at once."""
         if not self._queues(task.step):
             self.do_later(task)
             return
@@ -184,7 +183,7 @@ class EnsembleRun:
         call.thread = 0
 
     def _take_slot(self, slots: StepSlots, task: ReadyStep) -> bool:
-        """Whether there is one now; else `task` comes back when there may be."""
+        """Whether a slot was free; otherwise `task` is retried when one may be."""
         try:
             return slots.take(_Parked(self, task), urgent=self._request.urgent)
         except Unavailable as error:
@@ -192,25 +191,25 @@ class EnsembleRun:
             return False
 
     def do_later(self, task: ReadyStep) -> None:
-        """Have `task` done on another thread, unless nobody waits for it by then."""
+        """Run `task` on another thread, unless its request has ended by then."""
         slots = self._slots[task.step.index] if self._slots else None
         try:
             self._threads.run(
                 lambda: self._drive((task,)),
                 is_over=lambda: self.is_over(task.step),
-                # The slot that it may have come for is another's.
+                # A dropped task passes the slot that woke it on to the next.
                 dropped=(lambda: None) if slots is None else slots.wake_next,
             )
         except Unavailable as error:
             self._fail(error)
 
     def is_over(self, step: PlannedStep) -> bool:
-        """Whether `step` need not begin any more; the caller has been told why."""
+        """Whether `step` need not begin any more; the caller then has its response."""
         self._check_life(step)
         return self._over
 
     def _check_life(self, step: PlannedStep) -> None:
-        """Work that nobody waits for is not begun."""
+        """Begin no step of a request that is cancelled or overdue."""
         request = self._request
         if request.cancelled:
             self._fail(Cancelled(""))
@@ -238,14 +237,14 @@ class EnsembleRun:
             request.parameters,
             request.cancellation,
             None if request.trace is None else request.trace.child(step.model_name, request.id),
-            # What only the answer has is copied best by the model itself, which may have a faster
+            # The model itself copies outputs that only the response reads: it may have a faster
             # way to the host.
             on_device=request.on_device or step.hands_on,
             replayed=request.replayed,
         )
 
     def answered(self, call: _Call, answer: ResponseCallback, *, final: bool) -> None:
-        """Take what a step says; on any thread."""
+        """Take a response of a step; on any thread."""
         step = call.step
         if final and self._slots:
             self._slots[step.index].give_back()
@@ -254,7 +253,7 @@ class EnsembleRun:
         if not step.decoupled and (answer is None or not final):
             answer = self._deadlock()
         if isinstance(answer, InferResponse) and not answer.outputs.keys() >= set(step.wanted):
-            # Whatever it leaves out is read by a step, or by the answer, that waits for it.
+            # A step or the response waits for the output that the model omitted.
             answer = self._deadlock()
         if isinstance(answer, EdgeServerError):
             self._fail(answer)
@@ -273,7 +272,7 @@ class EnsembleRun:
             self._give_answers()
 
     def _take(self, call: _Call, response: InferResponse | None, *, final: bool) -> list[ReadyStep]:
-        """Keep what a step gave, unless it is too late; the steps that this makes ready."""
+        """Store a step's response unless the run is over; return the steps it makes ready."""
         ready: list[ReadyStep] = []
         with self._lock:
             if not self._over and response is not None:
@@ -286,7 +285,7 @@ class EnsembleRun:
         return ready
 
     def _ended(self) -> None:
-        """One step less is in flight."""
+        """Count one step less in flight."""
         with self._lock:
             self._in_flight -= 1
             unused = None if self._in_flight else self._kept
@@ -301,7 +300,7 @@ class EnsembleRun:
         )
 
     def _stream(self, call: _Call, ready: Iterable[ReadyStep]) -> None:
-        """Have `ready` done while a decoupled step goes on; holds that step back for a slot."""
+        """Run `ready` while a decoupled step goes on; hold that step back for a slot."""
         here = call.thread == threading.get_ident()
         holds = bool(self._slots) and self._may_hold(call.step)
         for task in ready:
@@ -315,7 +314,7 @@ class EnsembleRun:
             if self._queues(task.step):
                 self._hand_on(slotted)
             elif not self._try_thread(slotted):
-                # Who waits for a thread holds no slot: those who do must come to an end.
+                # A task that waits for a thread holds no slot: tasks with a slot must finish.
                 if slots is not None:
                     slots.give_back()
                 if here:
@@ -324,13 +323,13 @@ class EnsembleRun:
                     self._hand_on(task)
 
     def _may_hold(self, step: PlannedStep) -> bool:
-        """Whether the thread that answers is its model's own, and not that of some member of an
-        ensemble within, which may be what the steps behind wait for."""
+        """Whether the responding thread belongs to the step's model, and not to a member of a
+        nested ensemble for which the steps behind may wait."""
         config = self._config(step)
         return config is not None and not config.is_ensemble
 
     def _give_answers(self) -> None:
-        """Pass on every answer that is complete and has none before it."""
+        """Send every complete response that has none pending before it."""
         with self._leaving:
             final = False
             while not final:
@@ -357,7 +356,7 @@ class EnsembleRun:
             self._leave(error, final=True)
 
     def _end(self) -> None:
-        """Hear nothing more; under `_lock`, and before the caller's own lease ends."""
+        """Drop all later responses; under `_lock`, and before the caller's own lease ends."""
         self._over = True
         if self._in_flight:
             self._kept = self._snapshot.retain()
@@ -384,12 +383,12 @@ class _Parked:
 
 
 class _Call:
-    """A step that has been submitted: what its model calls `respond`.
+    """A submitted step; its model calls this as `respond`.
 
     Attributes:
-        ready: the tasks of the thread that submitted it.
+        ready: the tasks of the submitting thread.
         thread: that thread, while it submits; else 0.
-        over: it has had its last answer.
+        over: the step has had its last response.
     """
 
     __slots__ = ("data", "over", "ready", "run", "step", "thread")
@@ -405,7 +404,7 @@ class _Call:
         self.over = False
 
     def __call__(self, answer: ResponseCallback, final: bool) -> None:
-        # What a scheduler raises after the last answer shall give back no second slot.
+        # An error that a scheduler raises after the last response must not free a second slot.
         if not self.over:
             self.over = final
             self.run.answered(self, answer, final=final)

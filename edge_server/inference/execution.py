@@ -1,4 +1,4 @@
-"""Checked requests meet an instance: run, counted, answered."""
+"""The executor: runs checked requests on an instance, counts and responds to them."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ log = logging.getLogger(__name__)
 class Executor:
     """Runs jobs of one model version on its instances.
 
-    Every job gets its response, whatever the instance and the callers of the other jobs do, and is
-    counted before that.
+    Every job gets its response, however the instance and the callers of the other jobs fail, and
+    is counted in the statistics before its response.
     """
 
     def __init__(self, config: ModelConfig, version: int, statistics: ModelStatistics) -> None:
@@ -48,8 +48,8 @@ class Executor:
         }
 
     def run(self, instance: Instance, jobs: Sequence[Job]) -> None:
-        """Run `jobs` as one batch; all but decoupled ones are answered when this returns."""
-        # A decoupled request may have its last answer, and so lose its lease, while the model is
+        """Run `jobs` as one batch; all but decoupled ones have their response on return."""
+        # A decoupled request may get its last response, and so lose its lease, while the model is
         # still inside `execute`.
         kept = [job.snapshot.retain() for job in jobs] if self.config.decoupled else ()
         try:
@@ -78,20 +78,20 @@ class Executor:
             turn.end(failure, phases)
 
     def refuse(self, job: Job, error: EdgeServerError) -> None:
-        """Respond with `error` to a job that will not run, or that failed, and count it."""
+        """Respond with `error` to a job that will not run or has failed, and count it."""
         if not job.request.replayed:
             self.statistics.failed(_reason(error), time.monotonic_ns() - job.queued_at_ns)
         self.respond(job, error, final=True)
 
     def respond(self, job: Job, answer: ResponseCallback, *, final: bool) -> None:
-        """Give the caller a response; what the callback raises is logged and ends no other job."""
+        """Pass a response to the caller; log what the callback raises, so other jobs go on."""
         try:
             job.respond(answer, final)
         except Exception:
             log.exception("model %s: a response could not be given", self.config.name)
 
     def inputs_for_model(self, job: Job) -> Tensors:
-        """The job's inputs in the shapes that the model takes."""
+        """Return the job's inputs in the model's own shapes."""
         if not self._model_shapes:
             return job.inputs
         return {
@@ -102,11 +102,11 @@ class Executor:
     def response(
         self, job: Job, made: Tensors, parameters: Parameters, infer_ns: int
     ) -> InferResponse:
-        """What the caller gets of what the model made; a model may leave outputs out.
+        """Build the caller's response from the model's outputs; a model may omit outputs.
 
         Raises:
-            InternalError: an output does not fit the shape it shall have.
-            EdgeServerError: the device that an output is on failed.
+            InternalError: an output does not fit its required shape.
+            EdgeServerError: the device that holds an output failed.
         """
         names = job.request.outputs or self._output_names
         outputs = {name: made[name] for name in names if name in made}
@@ -127,13 +127,13 @@ class Executor:
         )
 
     def on_host(self, tensors: Tensors) -> dict[str, Tensor]:
-        """Raises: EdgeServerError: the device that one is on failed."""
+        """Raises: EdgeServerError: the device that holds a tensor failed."""
         copied = self.statistics.copied
         return {name: on_host(tensor, copied) for name, tensor in tensors.items()}
 
 
 class Execution:
-    """One job while it runs: what its instance calls `respond`."""
+    """One running job; its instance calls `respond`."""
 
     __slots__ = ("_began_ns", "_executor", "_held", "_job", "_last_ns", "_over", "_responses")
 
@@ -169,11 +169,11 @@ class Execution:
         elif self._executor.config.decoupled:
             self._stream(answer, final, parameters)
         elif answer is not None:
-            # Sent when the instance is through, so that statistics know of it before the caller.
+            # Sent at the end of the run, so that the statistics count it before the caller gets it.
             self._held = (answer, parameters)
 
     def end(self, failure: EdgeServerError | None, phases: Phases) -> None:
-        """The instance is through with the batch."""
+        """End the job once the instance has finished the batch."""
         if self._job.padding:
             return
         if self._executor.config.decoupled:
@@ -191,7 +191,7 @@ class Execution:
         self._answer(answer, parameters, phases, final=True)
 
     def _trace(self, trace: Trace, phases: Phases) -> None:
-        # As the statistics count them: phases that the instance did not measure are all inference.
+        # As in the statistics: phases that the instance did not measure count as inference.
         at_ns = self._began_ns
         trace.mark("COMPUTE_START", at_ns)
         trace.mark("COMPUTE_INPUT_END", at_ns := at_ns + phases.input)
@@ -265,11 +265,11 @@ def _reason(error: EdgeServerError) -> FailureReason:
 
 
 def in_shape(tensor: Tensor, shape: tuple[int, ...] | None, batch_size: int) -> Tensor:
-    """`tensor` seen in another shape of as many elements; one -1 in it is worked out."""
+    """`tensor` reshaped to the same number of elements; one -1 in `shape` is inferred."""
     if shape is None:
         return tensor
     full = (batch_size, *shape) if batch_size else shape
     try:
-        return Tensor(tensor.array.reshape(full))  # a device's has that, too
+        return Tensor(tensor.array.reshape(full))  # a DeviceArray has `reshape`, too
     except ValueError as error:
         raise InternalError(f"a tensor of shape {tensor.shape} is no {list(full)}") from error

@@ -1,4 +1,4 @@
-"""Whether a request that joins a line now can still be answered in time."""
+"""Admission by expected wait: can a request that joins the queue now still meet its deadline?"""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from edge_server.errors import DeadlineExceeded, Unavailable
 if TYPE_CHECKING:
     from edge_server.requests import InferRequest
 
-# A typical run is the median of so many: one that hangs does not close the line to everybody.
+# A typical run is the median of so many: one run that hangs does not close the queue.
 _RUNS = 15
-# So much of the time that is left may be spent on what is foreseen. In a simulated line with runs
-# that vary by a third, 3/4 came within 4 % of the best of 1/2 to 1, at any load and patience; all
-# of it left 40 % of the goodput at ten times the load, as whoever is let in last is late.
+# The share of the time left that the forecast may use up. In a simulated queue with runs that vary
+# by a third, 3/4 came within 4 % of the best of 1/2 to 1, at any load and deadline; a share of 1
+# left 40 % of the goodput at ten times the load, as the last request admitted is late.
 _FORESEEN = 0.75
 
 
 class ExpectedWait:
-    """Turns away at once whoever would be answered too late.
+    """Refuses at once a request whose response would come too late.
 
-    Without that a line in order of arrival serves nobody in time once more comes than can be
-    done: whoever reaches its head has waited for as long as his deadline allows, and the model
-    works for callers who have gone.
+    Without this check a first-come queue serves no request in time once the load exceeds the
+    throughput: every request at its head has waited for its whole deadline, and the model works
+    for callers who have gone.
 
-    What a request is expected to take is the rest of the run that is on, those before it, and its
-    own. Who has no deadline, is urgent, or finds an instance idle, is never turned away, so that
-    what was learnt of slow runs is unlearnt by quick ones.
+    The forecast for a request is the rest of the current run, the runs of the requests before it,
+    and its own. A request without a deadline, an urgent one, or one that finds an instance idle is
+    never refused, so that quick runs correct what slow runs have taught.
 
-    It has no clock, and needs no lock.
+    The class has no clock, and needs no lock.
 
     Args:
-        instances: how many runs there are at once.
-        together: how many requests a run takes at most.
+        instances: number of concurrent runs.
+        together: maximum number of requests per run.
     """
 
     def __init__(self, instances: int, together: int = 1) -> None:
@@ -42,20 +42,20 @@ class ExpectedWait:
         self._runs_s: deque[float] = deque(maxlen=_RUNS)
 
     def ran(self, run_s: float) -> None:
-        """A run took so long."""
+        """Record the duration of a run."""
         self._runs_s.append(run_s)
 
     def check(self, request: InferRequest, *, ahead: int, running_s: float, now: float) -> None:
-        """Whether `request` may join the line.
+        """Return where `request` may join the queue, raise otherwise.
 
         Args:
-            ahead: how many are served before it.
-            running_s: how long the oldest run has taken; 0 where an instance is idle.
+            ahead: number of requests served before it.
+            running_s: age of the oldest run; 0 where an instance is idle.
             now: `time.monotonic()`.
 
         Raises:
-            DeadlineExceeded: it is too late already.
-            Unavailable: it would be too late when its turn is over.
+            DeadlineExceeded: the deadline has passed already.
+            Unavailable: the response would come after the deadline.
         """
         if request.deadline is None:
             return

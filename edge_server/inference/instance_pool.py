@@ -1,4 +1,4 @@
-"""The instances of one model: who may run next, and what runs for how long."""
+"""The instance pool: lends a model's instances and measures their runs."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class InstancePool:
     """Lends each instance to one caller at a time; urgent callers go before the others.
 
     Args:
-        instances: those that run.
-        passive: those that are kept and never run.
-        limited: what decides which of `instances` may run, and when; None where all may.
+        instances: the instances that run.
+        passive: instances that stay loaded and never run.
+        limited: decides which of `instances` may run, and when; None where all may.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class InstancePool:
         self._instances = tuple(instances)
         self._passive = tuple(passive)
         self._limited = limited
-        # Where a limiter chooses, an instance here is a right to one, not to that very one.
+        # With a limiter, an entry here is the right to some instance, not to this very one.
         self._idle = list(instances)
         self._started_at: dict[int, float] = {}
         self._lock = threading.Lock()
@@ -48,11 +48,11 @@ class InstancePool:
 
     @staticmethod
     def of(config: ModelConfig, model: Model, limiter: RateLimiter | None = None) -> InstancePool:
-        """All the instances that the configuration asks for.
+        """Create all instances of the configuration.
 
         Raises:
-            ModelConfigError: none of them may run, or the limiter has too little for one.
-            EdgeServerError: one cannot be made; those before it are closed again.
+            ModelConfigError: no instance may run, or the limiter has too few resources for one.
+            EdgeServerError: an instance cannot be made; those before it are closed again.
         """
         made = _make(config, model, limiter)
         return InstancePool(
@@ -65,7 +65,7 @@ class InstancePool:
     def each_of(
         config: ModelConfig, model: Model, limiter: RateLimiter | None = None
     ) -> list[InstancePool]:
-        """A pool for each instance that runs; those that never do are closed with the first.
+        """Create one pool per running instance; passive instances are closed with the first pool.
 
         Raises: as `of`.
         """
@@ -85,11 +85,11 @@ class InstancePool:
         return pools
 
     def __len__(self) -> int:
-        """How many may run at once."""
+        """The number of instances that may run at once."""
         return len(self._instances)
 
     def waiting(self) -> int:
-        """How many callers wait for an instance."""
+        """The number of callers that wait for an instance."""
         return self._waiting
 
     @property
@@ -97,25 +97,25 @@ class InstancePool:
         return bool(self._idle)
 
     def longest_run_s(self, now: float) -> float:
-        """How long the oldest run that has not ended takes by `now` (`time.monotonic()`)."""
-        # A copy, so that a run that ends meanwhile does not disturb the look.
+        """Return the age in s of the oldest unfinished run at `now` (`time.monotonic()`)."""
+        # A copy, because a run may end during the iteration.
         return max((now - started for started in list(self._started_at.values())), default=0.0)
 
     def close(self) -> None:
         if self._limited is not None:
             self._limited.close()
-        # One may take its time: a Python model finalizes.
+        # Closing may take long: a Python model runs `finalize`.
         side_by_side([i.close for i in (*self._instances, *self._passive)], "close-instance")
 
     def take(
         self, *, urgent: bool, deadline: float | None, cancellation: Cancellation | None = None
     ) -> Instance:
-        """An idle instance, the caller's until `give_back`; waits for one until `deadline`.
+        """Lend an idle instance to the caller until `give_back`; wait for one until `deadline`.
 
         Raises:
-            DeadlineExceeded: none was idle in time (`time.monotonic()`), or the time was up
-                before it began.
-            Cancelled: the caller went while it waited.
+            DeadlineExceeded: no instance was idle by `deadline` (`time.monotonic()`), or it had
+                passed before the call.
+            Cancelled: the caller cancelled while it waited.
         """
         instance = self._take_now(urgent=urgent, deadline=deadline)
         if instance is None:
@@ -154,13 +154,13 @@ class InstancePool:
                 self._waiting -= 1
                 self._urgent_waiting -= urgent
             if gone.is_so or not mine or _left_s(deadline) == 0.0:
-                # The wake-up that was ours may be another's.
+                # This caller's wake-up may have been meant for another one.
                 self._wake_next()
                 if gone.is_so:
                     raise Cancelled("the caller took the request back")
                 raise DeadlineExceeded("the request's deadline passed before an instance was idle")
             instance = self._idle.pop()
-            # Two may have been given back while only this caller was woken.
+            # Two instances may have been given back while only this caller was woken.
             self._wake_next()
             return instance
 
@@ -174,7 +174,7 @@ class InstancePool:
         deadline: float | None,
         cancellation: Cancellation | None,
     ) -> Instance:
-        """The instance that the limiter lets run, for the right to one."""
+        """Return the instance that the limiter chooses, in exchange for the right to one."""
         with self._lock:
             self._waiting += 1
         try:
@@ -197,7 +197,7 @@ class InstancePool:
 
 
 class _CancelWaiter:
-    """Hears that a caller who waits for his `turn` has gone, and wakes him."""
+    """Wakes a caller that waits for its `turn` once the caller has cancelled."""
 
     __slots__ = ("_lock", "is_so", "turn", "waits")
 
@@ -208,7 +208,7 @@ class _CancelWaiter:
         self.is_so = False
 
     def __call__(self) -> None:
-        # It is also called when an answered call is over; then nobody waits any more.
+        # Also called after a call with a response, when no caller waits any more.
         with self._lock:
             if self.waits:
                 self.is_so = True
@@ -259,7 +259,7 @@ def _make(config: ModelConfig, model: Model, limiter: RateLimiter | None) -> lis
     ]
     made: list[_Made] = []
     try:
-        # One by one, so that those before a failure are known.
+        # One by one, so that a failure leaves the earlier ones known.
         for (name, placement, passive), share in zip_longest(wanted, shares):
             made.append(_Made(model.make_instance(name, placement), passive, share))
     except BaseException:

@@ -17,19 +17,19 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# After an unforeseen error, so that one that comes back each time does not fill the log.
+# Pause after an unforeseen error, so that a repeating one does not fill the log.
 _REST_S = 0.1
 
 
 class InstanceThread:
-    """Calls `tick` until it is stopped, whatever it raises, then closes the instance.
+    """Calls `tick` until it is stopped, whatever `tick` raises, then closes the instance.
 
     Args:
-        name: of the thread.
-        pool: of the one instance.
-        tick: one look for work, given `time.monotonic()`; waits on `wake` where there is none,
-            not for long.
-        lock: of the scheduler's; `wake` belongs to it.
+        name: the thread's name.
+        pool: holds the one instance.
+        tick: checks once for work, given `time.monotonic()`; without work it waits on `wake` for a
+            bounded time.
+        lock: the scheduler's; `wake` belongs to it.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class InstanceThread:
             self._pool.give_back(instance)
 
     def run_s(self, now: float) -> float:
-        """How long the run that has not ended takes by `now`; 0 where nothing runs."""
+        """The age in s of the unfinished run at `now`; 0 where nothing runs."""
         return self._pool.longest_run_s(now)
 
     def ask_to_stop(self) -> None:
@@ -64,10 +64,10 @@ class InstanceThread:
             self.wake.notify()
 
     def stop(self) -> None:
-        """Returns when the instance is closed, unless its run hangs.
+        """Return when the instance is closed, unless its run hangs.
 
-        Its own thread may call this too: the last answer of a model that was replaced ends the
-        lease that kept it. Its tick is then the last one.
+        The thread itself may call this too: the last response of a replaced model ends the lease
+        on that model. The current tick is then the last one.
         """
         if self._ident == threading.get_ident():
             self._worker.ask_to_stop()
@@ -76,7 +76,7 @@ class InstanceThread:
         self.ask_to_stop()
         self._worker.stop()
         if not self._worker.alive:
-            # It may never have been started.
+            # The thread may never have been started.
             self._close()
 
     def _note_and_tick(self, now: float) -> None:
@@ -84,7 +84,7 @@ class InstanceThread:
         try:
             self._tick(now)
         except Exception:
-            # Without its thread the instance would never run again.
+            # An instance without its thread would never run again.
             log.exception("instance %s: a run went wrong", self._worker.name)
             self._worker.wait(_REST_S)
 

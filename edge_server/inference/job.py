@@ -1,4 +1,4 @@
-"""What schedulers queue, batch and hand to an executor."""
+"""The job that schedulers queue, batch and hand to an executor."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class Job:
     """One checked request on its way to an instance.
 
     Attributes:
-        inputs: what the model gets; a scheduler may put its own tensors beside the request's.
-        outputs: what is wanted of the model; likewise.
+        inputs: the model's inputs; a scheduler may add its own tensors to the request's.
+        outputs: names of the outputs wanted from the model; a scheduler may add its own.
         batch_size: 0 where the model does not batch.
         queued_at_ns: `time.monotonic_ns()`.
-        made: hears everything that the model made for it before its caller is answered; an
-            `EdgeServerError` that it raises is the answer.
-        padding: it only fills a row of a batch: nobody is answered and nothing is counted.
+        made: called with all outputs of the model before the caller gets its response; an
+            `EdgeServerError` that it raises becomes the response.
+        padding: the job only fills a row of a batch: it has no response and is not counted.
     """
 
     __slots__ = (
@@ -58,7 +58,7 @@ class Job:
         self.padding = False
 
     def death(self) -> EdgeServerError | None:
-        """Why nobody waits for this any more; None where somebody does."""
+        """Return the error of a cancelled or overdue request; None while the caller waits."""
         if self.request.cancelled:
             return Cancelled("")
         deadline = self.request.deadline

@@ -1,15 +1,15 @@
-"""How long requests took: a histogram that costs next to nothing to keep."""
+"""A histogram of request durations that costs next to nothing to keep."""
 
 from __future__ import annotations
 
-# Four buckets for each power of two, so that each bound is at most a quarter above the last.
+# Four buckets per power of two, so that each bound is at most a quarter above the last.
 _PER_OCTAVE_BITS = 2
 _LEAST_NS = 1 << 10
 _BUCKETS = 64 << _PER_OCTAVE_BITS
 
 
 class Latencies:
-    """Counts of durations in ns, in buckets a quarter wide; whoever uses it locks."""
+    """Counts of durations in ns, in buckets a quarter wide; the caller locks."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -22,7 +22,7 @@ class Latencies:
         self._buckets[octave << 2 | (ns >> (octave - 2)) & 3] += 1
 
     def quantile_ns(self, share: float) -> int:
-        """Not less than what `share` of them took, and at most a quarter more; 0 of none."""
+        """An upper bound of the quantile `share`, at most a quarter too high; 0 without counts."""
         above = self.count * (1 - share)
         for index in reversed(range(_BUCKETS)):
             above -= self._buckets[index]

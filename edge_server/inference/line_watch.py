@@ -1,4 +1,4 @@
-"""One thread that removes the requests whose callers have gone from every line of requests."""
+"""One thread that removes cancelled requests from every queue."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from edge_server.process.worker import Worker
 
 log = logging.getLogger(__name__)
 
-# While requests wait, every line is searched this often.
+# While requests wait, every queue is searched this often.
 PERIOD_S = 0.05
-# The bound of a line that no configuration bounds: more than all the calls that the gRPC server
-# lets in together, so that only a model's own flood of responses reaches it.
+# The limit of a queue that no configuration bounds: more than all the calls that the gRPC server
+# admits together, so that only a model's own flood of responses reaches it.
 MOST_WAITING = 4096
 
 
 class WatchedLine(Protocol):
-    """Requests that wait for something."""
+    """A queue that the watch searches."""
 
     def drop_dead(self) -> bool:
-        """Answer and remove the requests whose callers have gone; whether others wait."""
+        """Refuse and remove the cancelled and overdue requests; True where others wait."""
         ...
 
 
 class LineWatch:
-    """Searches all lines while a request waits in one of them.
+    """Searches all queues while a request waits in one of them.
 
-    A line removes such requests by itself when it moves. This thread is for the time in which a
-    line does not move: every instance runs, or hangs, and callers come, give up and leave their
+    A queue removes such requests by itself when it moves. This thread covers the time in which a
+    queue stands still: every instance runs, or hangs, and callers come, give up and leave their
     tensors behind.
     """
 
@@ -48,12 +48,12 @@ class LineWatch:
             self._lines = (*self._lines, line)
 
     def remove(self, line: WatchedLine) -> None:
-        """Search `line` no more."""
+        """Stop searching `line`."""
         with self._lock:
             self._lines = tuple(each for each in self._lines if each is not line)
 
     def note_waiting(self) -> None:
-        """To be called by a line that a request joins; returns at once."""
+        """Wake the watch when a request joins a queue; returns at once."""
         if not self._requests_wait.is_set():
             self._requests_wait.set()
         if not self._started:
@@ -77,7 +77,7 @@ class LineWatch:
 
     def _tick(self, _now: float) -> None:
         self._requests_wait.wait()
-        # Before the search: a request that joins during it is found by the next one.
+        # Before the search, so that the next one finds a request that joins during this one.
         self._requests_wait.clear()
         for line in self._lines:
             if _drop_dead(line):

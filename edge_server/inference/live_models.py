@@ -1,4 +1,4 @@
-"""The models as they are now, for the models themselves: to ask, to load and to unload."""
+"""The loaded models for the models' own code: infer, load and unload."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 
 class LiveModels:
-    """The `Surroundings` of the models in a registry.
+    """The `ServerContext` of the models in a registry.
 
-    What `[grpc] control` confines to the Unix socket is what clients may; a model's code was put
-    into the repository by whoever runs the server, so it may load models wherever the mode allows.
+    `[grpc] control` confines clients, not models, to the Unix socket: the operator of the server
+    put a model's code into the repository, so the code may load models wherever the mode allows.
 
     Attributes:
-        models: each request sees the world of the moment in which it is made.
-        control: what loads them; it is made after what it loads has its surroundings, and till
-            then nothing can be loaded on request.
+        models: each request runs in the snapshot of the moment in which it is made.
+        control: loads the models; set after the models have their context, and until then no load
+            on request is possible.
     """
 
     def __init__(self, registry: ModelRegistry) -> None:
@@ -34,12 +34,12 @@ class LiveModels:
     def load(
         self, name: str, *, config: str | None, files: Mapping[str, bytes], within: str
     ) -> None:
-        """See `Surroundings.load`."""
+        """See `ServerContext.load`."""
         found = {path_in_model(key): content for key, content in files.items()}
         self._required().load(name, config=config, files=found, within=within)
 
     def unload(self, name: str, *, unload_dependents: bool) -> None:
-        """See `Surroundings.unload`."""
+        """See `ServerContext.unload`."""
         self._required().unload(name, unload_dependents=unload_dependents)
 
     def _required(self) -> ModelControl:

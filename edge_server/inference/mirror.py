@@ -1,4 +1,4 @@
-"""Requests that a new version was given are given to its predecessor too, and both compared."""
+"""The mirror: replays requests of a new version on its predecessor and compares both."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Backends whose models only calculate: a request that runs twice does no harm.
+# Backends whose models only calculate: running a request twice does no harm.
 _CALCULATE = frozenset({"onnxruntime", "tensorrt", "image_preprocess", "lane_decode", "identity"})
 
-# The bounds of the requests that wait for their replay.
+# The limits of the queue of replays.
 _MOST_WAITING = 8
 _MOST_BYTES = 64 << 20
-# How long the thread rests after a replay, in times of how long that took: before the next
+# How long the thread rests after a replay, as a multiple of the replay's time: before the next
 # doubtful request, and before a sample.
 _REST_BEFORE_DOUBT = 3
 _REST_BEFORE_SAMPLE = 9
@@ -52,17 +52,17 @@ _LEAST_REST_S = 0.02
 _LOOK_S = 0.25
 # The deadline of a replay in the predecessor's queue.
 _DEADLINE_S = 10.0
-# How far back comparisons count.
+# How many of the last comparisons count.
 _LAST_DOUBTS = 50
 _LAST_SAMPLES = 200
-# Of fewer samples than this, one in which the predecessor is worse makes no share.
+# With fewer samples than this, a single worse response of the predecessor makes no share.
 _LEAST_FOR_SHARE = 20
-# The new version is slower at a request that takes it longer than twice its predecessor and this.
+# A version is slower at a request that takes twice the predecessor's time and this in addition.
 _SLOWER_NS = 2_000_000
 
 
 class Pairs(NamedTuple):
-    """How long the same requests took in both versions, one right after the other.
+    """The times of the same requests in both versions, run one right after the other.
 
     Attributes:
         slower: how many of `requests` took longer than twice the predecessor's time and 2 ms.
@@ -76,21 +76,21 @@ class Pairs(NamedTuple):
 
 
 class Mirror:
-    """Gives the predecessor of a version requests of that version, on a thread of its own.
+    """Replays requests of a version on its predecessor, on a thread of its own.
 
-    Each doubtful request (one that fails, or whose response is not finite) is replayed as far as
-    there is room for it; where the predecessor only calculates, so is a sample of the others, to
-    compare times. No caller waits for a replay; the predecessor's response goes to no caller and
+    The mirror replays each doubtful request (one that fails, or whose response is not finite) as
+    far as its queue has room; where the predecessor only calculates, also a sample of the others,
+    to compare times. No caller waits for a replay; the predecessor's response goes to no caller and
     counts in no statistics. At most 64 MiB and eight doubtful requests wait, one runs at a time,
     and samples take a tenth of one thread's time.
 
     Every method may be called from any thread.
 
     Args:
-        predecessor: shared by this, and closed when the thread has ended; so are `members`.
-        samples: whether others than doubtful requests are replayed.
-        batch_size: of the largest batch that a run may make of several requests; where there is
-            such a one the times of single requests are not compared.
+        predecessor: shared by the mirror and closed when the thread has ended; so are `members`.
+        samples: whether requests other than doubtful ones are replayed.
+        batch_size: of the largest batch that a run may make of several requests; above 1 the times
+            of single requests are not compared.
         changed: called after each replay of a doubtful request.
     """
 
@@ -101,8 +101,9 @@ class Mirror:
         members: Sequence[LoadedModel],
         changed: Callable[[], None] = lambda: None,
     ) -> Mirror | None:
-        """None where `new` and `predecessor` cannot be compared request by request: one of them, or
-        of the ensemble's members, keeps state or is decoupled, or the interface has changed."""
+        """Return None where `new` and `predecessor` cannot be compared request by request: one of
+        them, or of the ensemble's members, keeps state or is decoupled, or the interface has
+        changed."""
         configs = [new.config, predecessor.config, *(member.config for member in members)]
         if any(c.sequence_batching is not None or c.decoupled for c in configs):
             return None
@@ -119,7 +120,7 @@ class Mirror:
                 model.close()
             return None
         samples = all(c.is_ensemble or c.backend in _CALCULATE for c in configs[1:])
-        # The largest batch that a scheduler makes of several requests.
+        # The largest batch that a scheduler may make of several requests.
         batch_size = max((c.max_batch_size for c in configs if c.dynamic_batching), default=1)
         return Mirror(
             open_ones[0], open_ones[1:], samples=samples, batch_size=batch_size, changed=changed
@@ -136,7 +137,7 @@ class Mirror:
     ) -> None:
         self.samples = samples
         self.batch_size = max(1, batch_size)
-        # Not where inputs are on a device, either.
+        # `sample` clears this where inputs are on a device.
         self.timed = samples and self.batch_size == 1
         self.comparable = True
         self._changed = changed
@@ -158,7 +159,7 @@ class Mirror:
         self._sampled: deque[Fault | None] = deque(maxlen=_LAST_SAMPLES)
         self._pairs: deque[tuple[int, int]] = deque(maxlen=_LAST_SAMPLES)
         self._hanging: tuple[InferRequest, float] | None = None
-        # The predecessor may run for any time.
+        # A run of the predecessor may take arbitrarily long.
         self._worker = Worker(
             f"mirror-{predecessor.name}", self._tick, deadline_s=float("inf"), on_end=self._close
         )
@@ -170,7 +171,7 @@ class Mirror:
         self._started = True
 
     def stop(self, timeout_s: float = 5.0) -> None:
-        """End after the replay that runs now, and wait for that, at most `timeout_s`.
+        """End after the running replay, and wait at most `timeout_s` for that.
 
         The predecessor is closed when the replay has ended, however late.
         """
@@ -182,35 +183,35 @@ class Mirror:
         self._worker.stop(timeout_s)
 
     def wants_sample(self) -> bool:
-        """Whether one more request is to be replayed now."""
+        """Whether the next request is to be replayed as a sample."""
         return self.samples and not self._has_sample and time.monotonic() >= self._samples_from_s
 
     def sample(self, request: InferRequest, response: InferResponse) -> None:
         """Replay a request that has a good `response`; returns at once.
 
-        To be called before the caller has the response: till then the inputs do not change.
+        To be called before the caller gets the response: until then the inputs do not change.
         """
         if any(tensor.on_device for tensor in request.inputs.values()):
-            # The caller would wait for the copy; the ensemble that they are in is timed.
+            # The caller would wait for the copy; the ensemble around this model is timed instead.
             self.timed = False
             return
         self._put(request, None, _work_ns(response))
 
     def doubt(self, request: InferRequest, fault: Fault) -> None:
-        """Replay a request whose response has that `fault`; as `sample`."""
+        """Replay a request whose response has `fault`; returns at once, as `sample`."""
         self._put(request, fault, 0)
 
     def doubt_lasting(self, request: InferRequest) -> float | None:
         """Replay a request that still runs, once.
 
         Returns:
-            How long the predecessor took, in s; None before its response, or where that is bad.
+            The predecessor's time in s; None before its response, or where that is bad.
         """
         with self._lock:
             hanging = self._hanging
         if hanging is not None and hanging[0] is request:
             return hanging[1] if hanging[1] >= 0 else None
-        # Before the replay, which may have ended before `_put` returns.
+        # Before `_put`, because the replay may end before `_put` returns.
         with self._lock:
             self._hanging = (request, -1.0)
         if not self._put(request, None, 0, lasting=request):
@@ -220,27 +221,27 @@ class Mirror:
 
     @property
     def has_doubts(self) -> bool:
-        """Whether doubtful requests wait for their replay, or for its end."""
+        """Whether replays of doubtful requests are queued or running."""
         with self._lock:
             replays = (self._running, *self._waiting)
         return any(replay is not None and replay.fault is not None for replay in replays)
 
     def better(self, fault: Fault) -> tuple[int, int]:
-        """For how many of the last replays with that fault the predecessor's response was good,
-        and how many replays there were."""
+        """Of the last replays with that fault: how many got a good response from the predecessor,
+        and how many there were."""
         with self._lock:
             doubts = self._doubts[fault]
             return sum(doubts), len(doubts)
 
     def worse_share(self, fault: Fault) -> float:
-        """The share of samples, good in the new version, at which its predecessor has it."""
+        """The share of samples in which the predecessor has the fault and the new version none."""
         with self._lock:
             count = max(len(self._sampled), _LEAST_FOR_SHARE)
             return sum(each is fault for each in self._sampled) / count
 
     @property
     def sampled(self) -> int:
-        """How many of the last samples were replayed."""
+        """The number of samples replayed, of the last ones."""
         return len(self._sampled)
 
     def pairs(self) -> Pairs:
@@ -260,7 +261,7 @@ class Mirror:
         return next((text for model in self._held if (text := model.not_ready_reason())), "")
 
     def step(self) -> bool:
-        """Replay the first request that waits; False where none does."""
+        """Replay the first queued request; False where the queue is empty."""
         with self._lock:
             if not self._waiting:
                 return False
@@ -269,7 +270,7 @@ class Mirror:
         try:
             self._replay(replay)
         except Exception:
-            # Without its thread every later request would wait for its replay for ever.
+            # Without its thread the mirror would queue every later request for ever.
             log.exception("model %s: a request could not be replayed", self._config.name)
             self.comparable = False
         finally:
@@ -298,7 +299,7 @@ class Mirror:
         work_ns: int,
         lasting: InferRequest | None = None,
     ) -> bool:
-        """Let `request` wait for its replay; False where there is no room or no comparison."""
+        """Queue `request` for its replay; False where the queue is full or comparing has ended."""
         if not self.comparable:
             return False
         n_bytes = sum(_n_bytes(tensor) for tensor in request.inputs.values())
@@ -319,7 +320,7 @@ class Mirror:
             if fault is not None:
                 self._waiting.append(replay)
             else:
-                # First, so that both versions run in the same moment.
+                # At the head of the queue, so that both versions run at the same time.
                 self._waiting.appendleft(replay)
                 self._has_sample |= lasting is None
         self._wake.set()
@@ -327,13 +328,13 @@ class Mirror:
 
     def _replay(self, replay: _Replay) -> None:
         if replay.fault is Fault.NOT_FINITE and not all_finite(replay.request):
-            # The response to such numbers is no fault of the version.
+            # A bad response to non-finite inputs is no fault of the version.
             self._note(replay, better=False)
             return
         began_s = time.monotonic()
         answer = self._ask(replay.request)
         if self._others.asked:
-            # Without the other model its response is unknown.
+            # Without the other model the predecessor's response is unknown.
             self.comparable = False
         elif isinstance(answer, InferResponse):
             finite = all(is_finite(tensor) for tensor in answer.outputs.values())
@@ -341,7 +342,7 @@ class Mirror:
         elif not isinstance(answer, (Cancelled, DeadlineExceeded, Unavailable)):
             self._note(replay, better=False)
             if replay.fault is None and replay.lasting is None:
-                # A request that only the new version takes is no fault of its predecessor.
+                # A request that only the new version accepts is no fault of its predecessor.
                 taken = not isinstance(answer, InvalidRequest)
                 with self._lock:
                     self._sampled.append(Fault.FAILED if taken else None)
@@ -383,7 +384,7 @@ class Mirror:
             self._scheduler.submit(replayed, self._world, last)
         except EdgeServerError as error:
             return error
-        # The run must have ended before the predecessor is closed.
+        # The predecessor may be closed only after the run has ended.
         last.event.wait()
         return last.answer
 
@@ -397,7 +398,7 @@ class Mirror:
 
 
 class _Replay(NamedTuple):
-    """A request that waits; without `fault` it is a sample, or `lasting`: it still runs."""
+    """A queued request; without `fault` a sample, or `lasting`: a request that still runs."""
 
     request: InferRequest
     fault: Fault | None
@@ -407,7 +408,7 @@ class _Replay(NamedTuple):
 
 
 class _LastResponse:
-    """A `Respond` that keeps the response and sets `event` when that was the last."""
+    """A `Respond` that keeps the response and sets `event` at the last one."""
 
     def __init__(self) -> None:
         self.answer: ResponseCallback = None
@@ -421,7 +422,7 @@ class _LastResponse:
 
 
 class _NoOthers(Snapshot):
-    """The snapshot of a model whose request is replayed: its requests to other models are refused.
+    """The snapshot of a replay: requests of the model to other models are refused.
 
     Attributes:
         asked: the model has made such a request.
@@ -437,14 +438,14 @@ class _NoOthers(Snapshot):
         raise Unavailable(f"model '{request.model_name}' is not asked again for a comparison")
 
     def model_ready(self, name: str, version: str) -> bool:
-        """True, so that the model makes its request here and nowhere else."""
+        """True, so that the model sends its request to this snapshot and nowhere else."""
         del name, version
         self.asked = True
         return True
 
 
 class _InNoWorld:
-    """The scheduler of an ensemble's member, whose own requests to other models are refused."""
+    """The scheduler of an ensemble's member; refuses the member's requests to other models."""
 
     def __init__(self, scheduler: Scheduler, others: Snapshot) -> None:
         self._scheduler = scheduler
@@ -461,7 +462,7 @@ class _InNoWorld:
         return self._scheduler.longest_run_s(now)
 
     def close(self) -> None:
-        """Nothing: the member closes its scheduler."""
+        """Close nothing: the member closes its scheduler."""
 
 
 def _world(members: Sequence[LoadedModel], others: Snapshot) -> Snapshot:
@@ -477,22 +478,22 @@ def _world(members: Sequence[LoadedModel], others: Snapshot) -> Snapshot:
 
 
 def _plain(scheduler: Scheduler) -> Scheduler:
-    """The scheduler that runs the model, beneath those that watch it or cache its responses."""
+    """The scheduler that runs the model, beneath the watching and the caching ones."""
     if isinstance(scheduler, WatchedScheduler):
         scheduler = scheduler.beneath
     return uncached(scheduler)
 
 
 def _work_ns(response: InferResponse) -> int:
-    """How long the models computed, without the time in queues; 0 where it was not measured."""
+    """The models' compute time in ns, without queues; 0 where it was not measured."""
     return sum(timing.duration_ns for timing in response.timings)
 
 
 def _kept(request: InferRequest) -> InferRequest:
-    """The same request with inputs that do not change once its caller has the response.
+    """A copy of the request whose inputs stay constant after its caller gets the response.
 
     Raises:
-        EdgeServerError: the device that an input is on failed.
+        EdgeServerError: the device that holds an input failed.
     """
     inputs = {name: _own(tensor) for name, tensor in request.inputs.items()}
     return replace(request, inputs=inputs)

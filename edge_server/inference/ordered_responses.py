@@ -1,4 +1,4 @@
-"""Answers leave in the order in which their requests came."""
+"""Sends responses in the order in which their requests came."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ log = logging.getLogger(__name__)
 
 
 class OrderedResponses:
-    """Holds each answer back until every request before its own has had its last one.
+    """Holds each response back until every earlier request has had its last one.
 
-    Responses leave outside the lock, by one thread at a time. One that raises keeps its answer
-    from nobody else.
+    One thread at a time sends responses, outside the lock. A callback that raises delays no other
+    response.
     """
 
     def __init__(self) -> None:
@@ -31,10 +31,10 @@ class OrderedResponses:
     def place(
         self, respond: Respond, death: Callable[[], EdgeServerError | None] = lambda: None
     ) -> Respond:
-        """What to call instead of `respond`, which then hears the same, in its turn.
+        """Return a callback that replaces `respond` and passes its responses on in order.
 
         Args:
-            death: why nobody waits for the answers any more; None where somebody does.
+            death: the error of a cancelled or overdue request; None while its caller waits.
         """
         place = _Place(self, respond, death)
         with self._lock:
@@ -42,7 +42,7 @@ class OrderedResponses:
         return place
 
     def forget_dead(self) -> None:
-        """Hold no answer that nobody waits for; its place in the order stays."""
+        """Drop held responses whose callers have gone; their places in the order stay."""
         with self._lock:
             for place in self._places:
                 if place.answers and (death := place.death()) is not None:
@@ -50,7 +50,7 @@ class OrderedResponses:
                     place.answers = deque([(death, True)] if final else ())
 
     def put(self, place: _Place, answer: ResponseCallback, final: bool) -> None:
-        """Tell this and whatever waited for it, unless something before it is not over."""
+        """Send this response and those it held back, unless an earlier request is unfinished."""
         with self._lock:
             place.answers.append((answer, final))
             if self._telling:
@@ -76,7 +76,7 @@ class OrderedResponses:
 
 
 class _Place:
-    """One request's place in the order; what its job calls `respond`."""
+    """One request's place in the order; its job calls this as `respond`."""
 
     __slots__ = ("_order", "answers", "death", "respond")
 

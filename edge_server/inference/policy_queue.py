@@ -1,4 +1,4 @@
-"""The waiting line of a model: priority levels, bounds and time limits."""
+"""The queue of a model: priority levels, size limits and time limits."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ if TYPE_CHECKING:
 
 
 class QueuedJob(Protocol):
-    """What may stand in the line."""
+    """A job that the queue can hold."""
 
     @property
     def request(self) -> InferRequest: ...
 
     def death(self) -> EdgeServerError | None:
-        """Why nobody waits for it any more; None where somebody does."""
+        """The error of a cancelled or overdue job; None while its caller waits."""
         ...
 
 
-# A level of this length is searched for those whose callers have gone, and again when it has
-# doubled: they do not pile up behind a model that hangs, whatever bound the level has.
+# A level of this length is searched for cancelled and overdue jobs, and again when it has doubled:
+# such jobs do not pile up behind a model that hangs, whatever limit the level has.
 _SEARCHED_FROM = 64
-# So many levels are kept while nobody stands in them: making them anew takes its time.
+# So many empty levels are kept: making them anew takes time.
 _EMPTY_LEVELS = 8
-# Before the first level.
+# The urgent level comes before the first.
 _URGENT = 0
 
 W = TypeVar("W", bound=QueuedJob)
@@ -40,7 +40,7 @@ W = TypeVar("W", bound=QueuedJob)
 
 @dataclass(frozen=True)
 class DroppedJob(Generic[W]):
-    """What has left the line unserved, and why."""
+    """A job that left the queue without a run, and its error."""
 
     job: W
     error: EdgeServerError
@@ -49,10 +49,10 @@ class DroppedJob(Generic[W]):
 class PolicyQueue(Generic[W]):
     """Serves urgent requests first, then level by level, each level in order of arrival.
 
-    A level is made when somebody stands in it, however many of them a configuration allows.
+    Levels are made on demand, however many of them a configuration allows.
 
-    A plain data structure: it has no lock and no clock. What dies in it leaves the line when the
-    line moves past it, and is then had from `take_refused`; nothing is lost.
+    A plain data structure without lock and clock. A cancelled or overdue job leaves the queue when
+    the queue moves past it, and `take_refused` returns it; no job is lost.
     """
 
     def __init__(self, batching: DynamicBatching) -> None:
@@ -61,16 +61,16 @@ class PolicyQueue(Generic[W]):
         self._default_policy = batching.default_queue_policy
         default = batching.default_priority_level
         self._default = default if 1 <= default <= self._most_levels else 1
-        # By priority, and in that order.
+        # Keyed by priority, and in that order.
         self._levels: dict[int, _Level[W]] = {}
         self._refused: list[DroppedJob[W]] = []
 
     def __len__(self) -> int:
-        """How many stand in the line, whether somebody still waits for them or not."""
+        """The number of queued jobs, cancelled and overdue ones included."""
         return sum(map(len, self._levels.values()))
 
     def add(self, job: W, now_ns: int) -> None:
-        """Let `job` join the end of its level.
+        """Append `job` to its level.
 
         Raises:
             Unavailable: that level is full (Triton's text).
@@ -78,7 +78,7 @@ class PolicyQueue(Generic[W]):
         request = job.request
         level = self._level_of(request)
         if level.full:
-            # The dead at its head make room; further in they wait for the line to move.
+            # Dead jobs at the head make room; those further in wait for the queue to move.
             level.settle(now_ns, self._refused)
         elif len(level) >= level.searched_from:
             level.search(now_ns, self._refused)
@@ -87,20 +87,20 @@ class PolicyQueue(Generic[W]):
         level.add(job, now_ns)
 
     def ahead_of(self, request: InferRequest) -> int:
-        """How many would be served before `request`, if it joined now and nobody came after."""
+        """The number of jobs served before `request`, if it joined now and none came after."""
         last = self._priority_of(request)
         return sum(len(level) for priority, level in self._levels.items() if priority <= last)
 
     def in_order(self, now_ns: int) -> Iterator[W]:
-        """Those to be served, the next one first; what is dead by `now_ns` leaves on the way.
+        """The jobs to be served, the next one first; jobs dead by `now_ns` leave on the way.
 
-        The line must not be changed otherwise while somebody walks along it.
+        The queue must not be changed otherwise during the iteration.
         """
         for level in self._levels.values():
             yield from level.walk(now_ns, self._refused)
 
     def take(self, count: int) -> list[W]:
-        """Remove the first `count` in order, right after `in_order` has walked past them."""
+        """Remove the first `count` jobs in order, right after `in_order` has passed them."""
         taken: list[W] = []
         for level in self._levels.values():
             while level and len(taken) < count:
@@ -109,33 +109,33 @@ class PolicyQueue(Generic[W]):
         return taken
 
     def settle(self, now_ns: int) -> None:
-        """Apply the time limits at the head of every level, also where the line does not move."""
+        """Apply the time limits at the head of every level, also while the queue stands still."""
         for level in self._levels.values():
             level.settle(now_ns, self._refused)
         self._forget_empty()
 
     def drop_dead(self, now_ns: int) -> None:
-        """Let all leave that are dead by `now_ns`, however far back they stand."""
+        """Drop all jobs dead by `now_ns`, at any position."""
         for level in self._levels.values():
             level.search(now_ns, self._refused)
         self._forget_empty()
 
     def next_expiry_ns(self) -> int | None:
-        """When the first of those at the heads of their levels has waited long enough."""
+        """The earliest expiry of the jobs at the heads of their levels; None without any."""
         expiries = [level.head_expires_ns for level in self._levels.values()]
         return min((at for at in expiries if at is not None), default=None)
 
     def take_refused(self) -> list[DroppedJob[W]]:
-        """Those that died in the line, each of them once."""
+        """Return the jobs that died in the queue, each of them once."""
         refused, self._refused = self._refused, []
         return refused
 
     def clear(self) -> list[W]:
-        """Remove and return all that stand in the line, in order."""
+        """Remove and return all queued jobs, in order."""
         return self.take(len(self))
 
     def _level_of(self, request: InferRequest) -> _Level[W]:
-        """That of `request`, made where it is the first to stand in it."""
+        """The level of `request`, made on first use."""
         priority = self._priority_of(request)
         level = self._levels.get(priority)
         if level is None:
@@ -156,7 +156,7 @@ class PolicyQueue(Generic[W]):
 
 
 class _Level(Generic[W]):
-    """One level: `_line` in order of arrival, then `_late`, those whose time is up (DELAY)."""
+    """One level: `_line` in order of arrival, then `_late`, the expired jobs (DELAY)."""
 
     __slots__ = ("_late", "_line", "_policy", "searched_from")
 

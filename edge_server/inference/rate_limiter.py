@@ -1,4 +1,4 @@
-"""Which instances of all models may run at once: named resources, and turns by priority."""
+"""The rate limiter: which instances of all models may run at once, by resources and priority."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from edge_server.model_config.config import InstanceGroup
     from edge_server.requests import Cancellation
 
-# The device of everything that runs on the CPU, as Triton counts it.
+# The device of all instances on the CPU, as Triton counts it.
 _CPU_DEVICE = 0
 
 
 @dataclass(frozen=True)
 class ResourceLimit:
-    """How many of a resource there are; `device` None is on every device, and globally."""
+    """The amount of a resource; `device` None applies to every device, and globally."""
 
     name: str
     count: int
@@ -30,18 +30,18 @@ class ResourceLimit:
 
 
 class Resource(NamedTuple):
-    """A resource where it exists; `device` None is the one that all devices share."""
+    """A resource and its device; `device` None is the one that all devices share."""
 
     name: str
     device: int | None
 
 
 class Share:
-    """What one instance needs to run, and whose turn it is.
+    """The resources that one instance needs to run, and its turn.
 
     Attributes:
         turn: its executions so far, each weighted with its priority; the fewest go first.
-        running: it holds what it needs.
+        running: the instance holds its resources.
     """
 
     __slots__ = ("needs", "passive", "priority", "running", "turn")
@@ -62,15 +62,14 @@ class Share:
 class RateLimiter:
     """Lets an instance run while the resources that it needs are free.
 
-    Of those that wait, the one with the fewest executions goes first, each counted as many times
-    as its priority says, so that priority n gets 1/n of the chances. Who is first and does not
-    fit keeps what it waits for from those behind it, so that a large need is not passed over for
-    ever; who needs other resources goes on. Time spent idle earns no chances.
+    Among the waiting instances the one with the fewest executions goes first, each execution
+    weighted by the priority, so that priority n gets 1/n of the chances. An instance that is first
+    and does not fit reserves its resources against those behind it, so that a large need is not
+    passed over for ever; instances that need other resources go on. Idle time earns no chances.
 
     Args:
-        limits: how much there is. With none, there is as much of each resource as the largest
-            need of any instance, beside what passive ones hold; with some, there is nothing of
-            what they do not name.
+        limits: the amounts. Without any, each resource has the largest need of any instance, plus
+            the amounts that passive instances hold; with some, an unnamed resource has none.
     """
 
     def __init__(self, limits: Sequence[ResourceLimit] = ()) -> None:
@@ -80,14 +79,14 @@ class RateLimiter:
         self._totals: Mapping[Resource, int] = {}
         self._used: Counter[Resource] = Counter()
         self._waiters: list[_Waiter] = []
-        # The turn that was last given, of each resource: where newcomers and returners join.
+        # The last turn granted per resource: new and returning instances join there.
         self._turns: dict[Resource, int] = {}
 
     def enrol(self, groups: Sequence[InstanceGroup]) -> list[Share]:
-        """A share for each instance of these groups, in order; passive ones hold theirs now.
+        """Make a share for each instance of `groups`, in order; passive ones hold theirs from now.
 
         Raises:
-            ModelConfigError: there is not as much of a resource as they need (Triton's texts).
+            ModelConfigError: a resource has less than the instances need (Triton's texts).
         """
         joining = [Share(group, place.gpu) for group in groups for place in group.placements]
         with self._lock:
@@ -100,7 +99,7 @@ class RateLimiter:
         return joining
 
     def leave(self, shares: Sequence[Share]) -> None:
-        """Forget these; one that still runs is given back as ever."""
+        """Forget `shares`; one that still runs is given back as usual."""
         with self._lock:
             for share in shares:
                 self._shares.remove(share)
@@ -115,11 +114,11 @@ class RateLimiter:
         deadline: float | None,
         cancellation: Cancellation | None = None,
     ) -> Share:
-        """One of `shares`, none of them passive, with all that it needs, until `give_back`.
+        """Grant one of `shares`, none of them passive, all its resources until `give_back`.
 
         Raises:
-            DeadlineExceeded: none could have what it needs by `deadline` (`time.monotonic()`).
-            Cancelled: the caller went while it waited.
+            DeadlineExceeded: no share got its resources by `deadline` (`time.monotonic()`).
+            Cancelled: the caller cancelled while it waited.
         """
         waiter = _Waiter(shares, self._lock)
         if cancellation is not None:
@@ -134,7 +133,7 @@ class RateLimiter:
             waiter.granted.wait_for(lambda: waiter.share is not None or waiter.gone, left_s)
             if waiter.share is None:
                 self._waiters.remove(waiter)
-                # What was kept for it is free for those behind.
+                # The resources reserved for this caller are free for those behind.
                 self._grant()
                 if waiter.gone:
                     raise Cancelled("the caller took the request back")
@@ -144,14 +143,14 @@ class RateLimiter:
             return waiter.share
 
     def give_back(self, share: Share) -> None:
-        """What `share` held is free again."""
+        """Free the resources of `share`."""
         with self._lock:
             share.running = False
             self._used.subtract(share.needs)
             self._grant()
 
     def _grant(self) -> None:
-        """Let run all who may, first things first."""
+        """Let all waiting shares run that may, in order."""
         candidates = sorted(
             (
                 (share, waiter)
@@ -184,7 +183,7 @@ class RateLimiter:
         )
 
     def _totals_for(self, shares: Sequence[Share]) -> dict[Resource, int]:
-        """How much there is of each resource.
+        """The amount of each resource.
 
         Raises:
             ModelConfigError: too little for one of `shares`, or one name is used in two ways.
@@ -221,7 +220,7 @@ class RateLimiter:
 
 
 class _Waiter:
-    """Somebody who wants one of `shares` to run."""
+    """A caller that wants one of `shares` to run."""
 
     __slots__ = ("gone", "granted", "share", "shares")
 
@@ -232,14 +231,14 @@ class _Waiter:
         self.granted = threading.Condition(lock)
 
     def go(self) -> None:
-        """Nobody waits any more, or has no need to."""
+        """Wake the waiter: its caller has cancelled, or its wait is over already."""
         with self.granted:
             self.gone = True
             self.granted.notify()
 
 
 def _largest_needs(shares: Sequence[Share]) -> dict[Resource, int]:
-    """Of each resource: what the most demanding instance needs beside all the passive ones."""
+    """Per resource: the most that one instance needs, plus the amounts of all passive ones."""
     largest: Counter[Resource] = Counter()
     held: Counter[Resource] = Counter()
     for share in shares:

@@ -1,4 +1,4 @@
-"""Things that are closed by the last of those who use them."""
+"""A reference count: the last user of a shared resource closes it."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ import threading
 
 
 class RefCount:
-    """How many use a thing. Whoever makes it is the first; every method may be called from any
-    thread."""
+    """Counts the users of a resource; its maker is the first. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._count = 1
 
     def more(self) -> bool:
-        """One more uses it; False where the last one has gone already, and it is not to be used."""
+        """Add a user; False where the last user has ended and the resource must not be used."""
         with self._lock:
             if self._count == 0:
                 return False
@@ -22,7 +21,7 @@ class RefCount:
             return True
 
     def end(self) -> bool:
-        """To be called once for each that uses it; whether that was the last one."""
+        """Remove a user, once for each; True where that was the last one."""
         with self._lock:
             if self._count == 0:
                 return False

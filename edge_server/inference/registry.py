@@ -1,4 +1,4 @@
-"""What is loaded: a snapshot, pinned by whoever uses it, replaced as a whole."""
+"""The registry of loaded models: immutable snapshots, leased by requests, replaced as a whole."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _WITH_NEWS = (ModelState.READY, ModelState.LOADING)
 
 
 class ModelRegistry:
-    """Holds the current snapshot; readers lease it, one writer at a time replaces it.
+    """Publishes the current snapshot; readers lease it, one writer at a time replaces it.
 
-    A model that a new snapshot no longer names is closed, once, when the last lease on a snapshot
-    that still names it ends, so a request never loses the model it runs on. Until it is closed
-    its version is UNLOADING, then UNAVAILABLE for the reason "unloaded".
+    The registry closes a model that a new snapshot no longer names once, when the last lease on a
+    snapshot that still names it ends: a request never loses the model it runs on. Until then the
+    version is UNLOADING, afterwards UNAVAILABLE for the reason "unloaded".
 
-    Models are closed on a thread of their own: the last lease may end on a thread of the very
-    model that is to be closed, and closing may take its time. Where the system gives no thread,
-    they are closed with those of the next snapshot that is superseded.
+    A separate thread closes models: the last lease may end on a thread of the very model to be
+    closed, and closing may take long. Where the system refuses a thread, these models are closed
+    together with those of the next superseded snapshot.
     """
 
     def __init__(self) -> None:
@@ -46,47 +46,47 @@ class ModelRegistry:
 
     @property
     def snapshot(self) -> Snapshot:
-        """The current snapshot, to look at; whoever runs a model takes a lease."""
+        """Return the current snapshot for reading; running a model takes a lease."""
         return self._current.snapshot
 
     def lease(self) -> Lease:
-        """The current snapshot, kept alive until the lease is released."""
+        """Lease the current snapshot; its models stay open until the lease is released."""
         with self._lock:
             self._current.leases += 1
             return Lease(self, self._current)
 
     def _keep(self, snapshot: Snapshot) -> Lease:
-        """One lease more on a snapshot that is leased already."""
+        """Add a lease on a snapshot that is already leased."""
         with self._lock:
             pinned = next(p for p in (self._current, *self._superseded) if p.snapshot is snapshot)
             pinned.leases += 1
             return Lease(self, pinned)
 
     def end(self, lease: Lease) -> None:
-        """One lease less on its snapshot, however often this is called for it."""
+        """End `lease` on its snapshot; further calls for the same lease have no effect."""
         with self._lock:
             pinned, lease.pinned = lease.pinned, None
             if pinned is None:
                 return
             pinned.leases -= 1
-            # Whoever superseded it found a lease on it, and left it to the last one.
+            # The writer that superseded this snapshot left its closing to the last lease.
             if pinned is not self._current:
                 self._release()
 
     def models_in_use(self) -> list[LoadedModel]:
-        """The models that are loaded now, and those of earlier snapshots that a request is in."""
+        """Return the models of the current snapshot and of superseded, still leased snapshots."""
         with self._lock:
             models = {id(m): m for p in (self._current, *self._superseded) for m in p.models}
         return list(models.values())
 
     def replace(self, name: str, entries: Sequence[ModelEntry]) -> None:
-        """Make `entries` all that is known of model `name`, in one step."""
+        """Replace all entries of model `name` by `entries` in one step."""
         self.publish({name: entries})
 
     def publish(self, changes: Mapping[str, Sequence[ModelEntry]]) -> None:
-        """Make `changes` all that is known of these models, in one step.
+        """Replace all entries of the models in `changes` in one step.
 
-        A version that was loaded, and that they do not name any more, is UNLOADING.
+        A loaded version that `changes` no longer names becomes UNLOADING.
         """
         new = {(e.name, e.version): e for entries in changes.values() for e in entries}
         with self._lock:
@@ -100,7 +100,7 @@ class ModelRegistry:
             self._supersede({**entries, **new})
 
     def give_reason(self, name: str, reason: str) -> None:
-        """What of model `name` is READY or LOADING is so with that reason; nothing else changes."""
+        """Set the reason of the READY and LOADING entries of model `name`; change nothing else."""
         with self._lock:
             entries = self._current.snapshot.entries
             reasoned = {
@@ -111,10 +111,10 @@ class ModelRegistry:
             self._supersede({**entries, **reasoned})
 
     def clear(self, timeout_s: float | None = None) -> bool:
-        """Forget every model; each is closed with its last lease, or before this returns.
+        """Remove every model; unleased models close before this returns, others with their lease.
 
         Returns:
-            False where models that nobody uses are still closing after that time; they go on.
+            False where unleased models are still closing after `timeout_s`; they finish later.
         """
         with self._lock:
             self._leaving.clear()
@@ -136,7 +136,7 @@ class ModelRegistry:
         return not closing.is_alive()
 
     def wait_closed(self, timeout_s: float | None = None) -> bool:
-        """Whether, within that time, nobody uses an earlier snapshot and what left is closed."""
+        """Whether the leases on earlier snapshots end, and their models close, in `timeout_s`."""
         with self._none_left:
             return self._none_left.wait_for(
                 lambda: not (self._closing or self._to_close or self._superseded), timeout_s
@@ -148,7 +148,7 @@ class ModelRegistry:
         self._release()
 
     def _release(self) -> None:
-        """Close what only superseded snapshots name that nobody leases."""
+        """Close the models that only superseded snapshots without a lease name."""
         self._to_close += self._released()
         if self._to_close:
             thread = threading.Thread(
@@ -165,7 +165,7 @@ class ModelRegistry:
             self._none_left.notify_all()
 
     def _released(self) -> list[LoadedModel]:
-        """Drop superseded snapshots that nobody leases; the models only they named."""
+        """Drop superseded snapshots without a lease and return the models only they named."""
         dead = [pinned for pinned in self._superseded if pinned.leases == 0]
         if not dead:
             return []
@@ -181,7 +181,7 @@ class ModelRegistry:
             entries = dict(self._current.snapshot.entries)
             for model in models:
                 gone = self._leaving.pop(id(model), None)
-                # It may have been loaded anew meanwhile.
+                # The version may have been loaded anew meanwhile.
                 if gone is not None and entries.get((gone.name, gone.version)) is gone:
                     log.info("model %s: version %d unloaded", gone.name, gone.version)
                     entries[gone.name, gone.version] = replace(
@@ -199,7 +199,7 @@ def _close_one(model: LoadedModel) -> None:
 
 
 class Lease:
-    """A right to use one snapshot, from any thread, until it is released."""
+    """The right to use one snapshot, from any thread, until `release`."""
 
     __slots__ = ("_registry", "pinned", "snapshot")
 
@@ -209,12 +209,12 @@ class Lease:
         self.snapshot = pinned.snapshot
 
     def release(self) -> None:
-        """Once is enough; more does no harm: the other leases on the snapshot stay."""
+        """Release the snapshot; further calls have no effect on the snapshot's other leases."""
         self._registry.end(self)
 
 
 class _PinnedSnapshot:
-    """A snapshot and how many leases are on it."""
+    """A snapshot and the number of its leases."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self.snapshot = snapshot

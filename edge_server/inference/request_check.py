@@ -1,4 +1,4 @@
-"""A request held against the model's configuration; the texts are the protocol's contract."""
+"""Checks a request against its model's configuration; the error texts are Triton's."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _BATCH_NOTE = (
 
 
 def check_request(config: ModelConfig, request: InferRequest) -> None:
-    """Raises: InvalidRequest: names, types or shapes are not what the model takes and gives."""
+    """Raises: InvalidRequest: names, types or shapes differ from the model's."""
     inputs = request.inputs
     if request.outputs or inputs.keys() != config.input_names:
         check_names(config, request, inputs, request.outputs)
@@ -53,10 +53,10 @@ def check_request(config: ModelConfig, request: InferRequest) -> None:
 def check_names(
     config: ModelConfig, request: InferRequest, inputs: Collection[str], outputs: Collection[str]
 ) -> None:
-    """Hold the names of tensors that `request` has, or will have, against those of the model.
+    """Check the tensor names in `inputs` and `outputs` of `request` against the model's.
 
     Raises:
-        InvalidRequest: one is missing, or is none of the model's.
+        InvalidRequest: a name is missing, or unknown to the model.
     """
     for name in outputs:
         if name not in config.output_names:
@@ -87,7 +87,7 @@ def check_tensor(
     datatype: DataType,
     shape: tuple[int, ...],
 ) -> int:
-    """The batch size of an input of `request`, 0 where the model does not batch.
+    """Return the batch size of an input of `request`, 0 where the model does not batch.
 
     Raises:
         InvalidRequest: the model takes another type or shape.

@@ -1,4 +1,4 @@
-"""Answers that have been given before: kept by what was asked, the oldest in use dropped first."""
+"""The response cache: responses by request content, least recently used dropped first."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from edge_server.model_config.config import ModelConfig
     from edge_server.requests import InferRequest, Parameters, Respond, ResponseCallback
 
-# What an entry and each of its tensors take beside their elements, about.
+# The approximate size of an entry, and of each of its tensors, beside the elements.
 _ENTRY_BYTES = 400
 _TENSOR_BYTES = 300
 # A Python object of `bytes` and the reference to it.
@@ -39,21 +39,21 @@ class _Entry:
 
 
 class ResponseCache:
-    """Keeps whole answers, `capacity_bytes` of them; every method may be called from any thread.
+    """Keeps whole responses, up to `capacity_bytes`; every method may be called from any thread.
 
-    What it holds is its own copy, and nobody can write into it.
+    The cache holds copies of its own that are read-only.
     """
 
     def __init__(self, capacity_bytes: int) -> None:
         self._capacity_bytes = capacity_bytes
         self._lock = threading.Lock()
-        # The one that was used last is last.
+        # The most recently used entry is last.
         self._entries: OrderedDict[tuple[int, bytes], _Entry] = OrderedDict()
         self._used_bytes = 0
         self._owners = itertools.count()
 
     def owner(self) -> int:
-        """A number for one loaded model: its answers are no other's, not even a new version's."""
+        """A number for one loaded model: no other model, or version, shares its responses."""
         with self._lock:
             return next(self._owners)
 
@@ -69,9 +69,9 @@ class ResponseCache:
             return entry
 
     def put(self, owner: int, key: bytes, response: InferResponse) -> None:
-        """Keep a copy of `response`, in place of those that were not used for longest.
+        """Store a copy of `response`, in place of the least recently used entries.
 
-        One that is larger than all the cache is not kept.
+        A response larger than the whole cache is not stored.
         """
         size_bytes = _ENTRY_BYTES + sum(_size_bytes(t) for t in response.outputs.values())
         if size_bytes > self._capacity_bytes:
@@ -86,7 +86,7 @@ class ResponseCache:
             self._used_bytes += size_bytes
 
     def forget(self, owner: int) -> None:
-        """Drop all that is kept for `owner`."""
+        """Drop all entries of `owner`."""
         with self._lock:
             for key in [key for key in self._entries if key[0] == owner]:
                 self._drop(key)
@@ -98,10 +98,10 @@ class ResponseCache:
 
 
 class CachingScheduler:
-    """Answers from the cache what has been asked before, and gives the rest to `scheduler`.
+    """Responds from the cache where it can, and passes all other requests on to `scheduler`.
 
-    Only for models of which each request has one answer that depends on nothing but the request.
-    Answers that are kept are on the host; what asks with tensors on a device is not looked up.
+    Only for models that send one response per request, which depends on nothing but the request.
+    Cached responses are on the host; requests with tensors on a device bypass the cache.
     """
 
     def __init__(
@@ -170,18 +170,18 @@ class CachingScheduler:
 
 
 def uncached(scheduler: Scheduler) -> Scheduler:
-    """What answers where the cache does not."""
+    """The scheduler beneath the cache."""
     return scheduler.beneath if isinstance(scheduler, CachingScheduler) else scheduler
 
 
 def is_cacheable(config: ModelConfig) -> bool:
-    """Whether answers of this model may be kept: it wants it, and each request has one answer of
-    its own."""
+    """Whether responses of this model may be cached: the configuration allows it, and each request
+    has one response of its own."""
     return config.response_cache and not config.decoupled and config.sequence_batching is None
 
 
 def key_of(request: InferRequest, names: tuple[str, ...]) -> bytes:
-    """128 bits that differ wherever wanted outputs, inputs or parameters do.
+    """A 128-bit key that differs wherever requested outputs, inputs or parameters do.
 
     The order of inputs and outputs makes no difference.
     """
@@ -190,8 +190,8 @@ def key_of(request: InferRequest, names: tuple[str, ...]) -> bytes:
     digest.update(repr((sorted(names), said)).encode())
     for name in sorted(request.inputs):
         tensor = request.inputs[name]
-        # `repr` quotes, so no name can pass for the end of another; the shape tells how many
-        # bytes follow.
+        # `repr` quotes, so no name can pass for the end of another; the shape gives the number of
+        # bytes that follow.
         digest.update(repr((name, tensor.datatype.value, tensor.shape)).encode())
         if tensor.datatype is DataType.BYTES:
             for element in tensor.array.flat:

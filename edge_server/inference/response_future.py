@@ -1,4 +1,4 @@
-"""A caller that waits for its one answer."""
+"""A caller that waits for its single response."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 class ResponseFuture:
-    """A `Respond` that keeps the answer, and a thread that waits for it.
+    """A `Respond` that keeps the response, and a thread that waits for it.
 
-    Where the answer came before anybody waited, as from a model that runs on the caller's own
-    thread, waiting costs nothing.
+    Waiting costs nothing where the response is already there, as from a model that runs on the
+    caller's own thread.
     """
 
     __slots__ = ("_answer", "_over")
@@ -33,12 +33,12 @@ class ResponseFuture:
             self._wake()
 
     def wait(self, request: InferRequest) -> InferResponse:
-        """The answer to `request`.
+        """Wait for the response to `request` and return it.
 
         Raises:
-            EdgeServerError: that was the answer.
-            DeadlineExceeded: it did not come before the request's deadline.
-            Cancelled: the caller has gone meanwhile.
+            EdgeServerError: the model responded with it.
+            DeadlineExceeded: no response came before the request's deadline.
+            Cancelled: the caller cancelled meanwhile.
         """
         if not self._over.acquire(blocking=False):
             self._wait(request)
@@ -59,7 +59,7 @@ class ResponseFuture:
             raise Cancelled("the caller took the request back")
 
     def _wake(self) -> None:
-        # Both the answer and the caller's going may come here; the second finds it done.
+        # The response and the cancellation may both get here; the second finds the future done.
         if self._over.locked():
             try:
                 self._over.release()

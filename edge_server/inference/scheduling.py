@@ -1,4 +1,4 @@
-"""Which scheduler a configuration asks for, and what the schedulers share."""
+"""Chooses the scheduler of a configuration and holds the resources that schedulers share."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ _NO_EFFECT = "model %s: field '%s' has no effect here: the server runs without %
 class Scheduling:
     """Makes loaded models: instances, statistics and the scheduler, together.
 
-    To be closed when none of them runs any more.
+    To be closed when no loaded model runs any more.
 
     Args:
         limiter: decides which instances of all models run at once; None lets all run.
-        cache_bytes: for the answers of models that allow it; 0 is no cache.
+        cache_bytes: size of the response cache for models that allow it; 0 is no cache.
     """
 
     def __init__(self, limiter: RateLimiter | None = None, cache_bytes: int = 0) -> None:
@@ -54,7 +54,7 @@ class Scheduling:
         self._watch.close()
 
     def ensemble(self, config: ModelConfig, version: int) -> LoadedModel:
-        """An ensemble whose graph has been resolved."""
+        """Make a loaded model of an ensemble whose graph has been resolved."""
         statistics = ModelStatistics()
         ensemble = EnsembleScheduler(config, version, statistics, self._step_threads, self._watch)
         scheduler = self._cached(config, version, ensemble, statistics)
@@ -68,11 +68,11 @@ class Scheduling:
         directory: Path = Path(),
         statistics: ModelStatistics | None = None,
     ) -> LoadedModel:
-        """A model of a backend, warmed up; it is closed with the loaded model.
+        """Make a loaded model of a backend's model, warmed up; both are closed together.
 
         Args:
             directory: the model's, for the files of its warm-up and of initial states.
-            statistics: those that go on; None begins new ones.
+            statistics: statistics to continue; None begins new ones.
 
         Raises:
             EdgeServerError: an instance cannot be made or warmed up, or would never run; nothing
@@ -85,9 +85,9 @@ class Scheduling:
     def with_instances(
         self, loaded: LoadedModel, config: ModelConfig, directory: Path
     ) -> LoadedModel | None:
-        """`loaded` with the instances that `config` asks for, beside those that it has, warmed up.
+        """Make a second loaded model with the instances of `config`, beside `loaded`, warmed up.
 
-        Model and statistics are the same; the model is closed with the last of both. None where
+        Both share model and statistics; the model is closed with the last of both. None where
         `loaded` is closed already, or has no model.
 
         Raises: as `model`.

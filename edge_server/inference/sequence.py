@@ -1,4 +1,4 @@
-"""Sequence batching: requests of one sequence meet the same instance, one after the other."""
+"""The sequence batcher: runs the requests of a sequence on one instance, one after the other."""
 
 from __future__ import annotations
 
@@ -44,23 +44,23 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# An idle thread looks up now and then, so that its heartbeat tells waiting from hanging.
+# An idle thread wakes now and then, so that its heartbeat tells waiting from hanging.
 _LONGEST_WAIT_S = 5.0
 
 
 class SequenceScheduler:
     """Runs each sequence in order on one instance, several sequences as one batch.
 
-    A request that nobody waits for any more (cancelled, past its deadline) does not run, wherever
-    it stands, and ends its sequence: what follows would build on a state that lacks a step. The
-    sequence's slot is free once those before it are over, END or not; those behind it are answered
-    with Cancelled.
-    A request that fails leaves its sequence where it was: the next one gets the state as before.
+    A cancelled or overdue request does not run, at whatever position, and ends its sequence: the
+    requests behind it would build on a state that lacks a step. The sequence's slot is free once
+    the requests before it are over, with END or without; those behind it are refused with
+    Cancelled.
+    A request that fails leaves its sequence unchanged: the next one gets the state as before.
 
     Args:
-        model: its instances get a thread each.
+        model: each of its instances gets a thread.
         directory: the model's, for files of initial states.
-        watch: looks at those that wait while every instance runs.
+        watch: drops cancelled and overdue requests while every instance runs.
         limiter: see `InstancePool`.
 
     Raises:
@@ -127,14 +127,14 @@ class SequenceScheduler:
             )
 
     def drop_dead(self) -> bool:
-        """See `WatchedLine.drop_dead`; sequences that waited too long for a slot go, too."""
+        """See `WatchedLine.drop_dead`; drops sequences that waited too long for a slot, too."""
         dead: list[_Dead] = []
         with self._lock:
             late = self._expire(time.monotonic())
             for sequence in self._book.waiting_in():
                 dead += self._drop_dead_of(sequence)
             if dead:
-                # Any slot may have got another sequence.
+                # Any slot may have passed to another sequence.
                 for thread in self._threads:
                     thread.wake.notify()
             others_wait = self._book.waiting > 0
@@ -143,7 +143,7 @@ class SequenceScheduler:
         return others_wait
 
     def pending(self) -> int:
-        """How many requests wait."""
+        """The number of waiting requests."""
         return self._book.waiting
 
     def longest_run_s(self, now: float) -> float:
@@ -162,10 +162,10 @@ class SequenceScheduler:
             thread.stop()
 
     def _place(self, job: Job) -> SequencePlace:
-        """Where the request stands in its sequence.
+        """The position of the request in its sequence.
 
         Raises:
-            InvalidRequest: it can stand in none.
+            InvalidRequest: the request fits no sequence.
         """
         model, place = self._executor.config.name, job.request.sequence
         if job.batch_size > 1:
@@ -182,7 +182,7 @@ class SequenceScheduler:
         return place
 
     def _refusal(self, request: InferRequest, place: SequencePlace) -> EdgeServerError | None:
-        """Why the book cannot take that request."""
+        """The error of a request that the book cannot take."""
         model = self._executor.config.name
         if self._stopping:
             return _stopping(request)
@@ -196,11 +196,11 @@ class SequenceScheduler:
         return None
 
     def _wake(self, sequence: BookedSequence) -> None:
-        """Let the thread look up that has something new to do."""
+        """Wake the thread of `sequence`; without a slot, all threads if its wait is limited."""
         if sequence.slot is not None:
             self._threads[sequence.slot.instance].wake.notify()
         elif sequence.expires_at != inf:
-            # Whichever is idle sees to it that the request does not wait for longer than it may.
+            # Any idle thread can enforce the time limit of the waiting request.
             for thread in self._threads:
                 thread.wake.notify()
 
@@ -243,9 +243,9 @@ class SequenceScheduler:
         return expired.items
 
     def _drop_dead(self, index: int) -> list[_Dead]:
-        """Those whose turn it is and that nobody waits for, with what follows them."""
+        """Drop the dead requests that are next on the instance, with those behind them."""
         dead: list[_Dead] = []
-        # Whatever takes a dead one's place may be dead too.
+        # The request behind a dead one may be dead too.
         while found := [
             each
             for sequence in self._book.ready(index).values()
@@ -256,7 +256,7 @@ class SequenceScheduler:
         return dead
 
     def _drop_dead_of(self, sequence: BookedSequence) -> list[_Dead]:
-        """Those of `sequence` that nobody waits for, with what follows each."""
+        """Drop the dead requests of `sequence`, each with those behind it."""
         dead: list[_Dead] = []
         index = 0
         while index < len(sequence.waiting):
@@ -270,7 +270,7 @@ class SequenceScheduler:
         return dead
 
     def _choose(self, index: int, now: float) -> tuple[Sequence[BookedSequence | None], float]:
-        """The rows of the next batch, or how long to wait for one."""
+        """The rows of the next batch, or how long in s to wait for one."""
         wait_s = min(_LONGEST_WAIT_S, max(0.0, self._book.next_expiry - now))
         ready = self._book.ready(index)
         if not ready:
@@ -327,7 +327,7 @@ class SequenceScheduler:
 
 
 def _strategy(config: ModelConfig, batching: SequenceBatching) -> tuple[int, Strategy]:
-    """How many sequences an instance has in hand, and how their requests become batches."""
+    """The number of sequences per instance, and how their requests become batches."""
     max_batch = max(1, config.max_batch_size)
     oldest = batching.oldest
     if oldest is None:

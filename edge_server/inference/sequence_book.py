@@ -1,4 +1,4 @@
-"""Which sequence sits where, and which of its requests may run: no threads and no clock."""
+"""The book of sequences: slots and the requests that may run; no threads and no clock."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class Slot(NamedTuple):
-    """A seat; the lowest numbers are given away first, so that instances fill evenly."""
+    """A slot; the lowest numbers are given out first, so that instances fill evenly."""
 
     number: int
     instance: int
@@ -34,16 +34,16 @@ class WaitingRequest(Generic[T]):
 class Sequence(Generic[T]):
     """The requests of one correlation id, from its START to its END.
 
-    A second START before an END begins anew in the same seat, after what came before it.
+    A second START before an END begins anew in the same slot, after the earlier requests.
 
     Attributes:
-        waiting: in the order in which they came.
-        slot: None while it waits for one.
+        waiting: in order of arrival.
+        slot: None while the sequence waits for one.
         running: its first request has begun and is not over.
         open: more requests may come.
         over_at: when its last request was over, in s.
-        expires_at: when it gives up waiting for a slot, in s.
-        states: what the scheduler carries from one of its requests to the next.
+        expires_at: when the sequence gives up waiting for a slot, in s.
+        states: state tensors that the scheduler carries from one request to the next.
     """
 
     id: int | str
@@ -58,11 +58,11 @@ class Sequence(Generic[T]):
 
 @dataclass(frozen=True)
 class Expired(Generic[T]):
-    """What a moment's expiry did.
+    """The result of `SequenceBook.expire`.
 
     Attributes:
-        items: requests whose sequence waited too long for a slot; they are not in the book now.
-        instances: those that may have got something to run.
+        items: requests of sequences that waited too long for a slot; the book has dropped them.
+        instances: instances that may have got a request to run.
     """
 
     items: list[T]
@@ -70,24 +70,24 @@ class Expired(Generic[T]):
 
 
 class SequenceBook(Generic[T]):
-    """Seats sequences in the slots of instances and keeps each one's requests in order.
+    """Assigns sequences to the slots of instances and keeps each one's requests in order.
 
     At most one request of a sequence runs at a time. A sequence keeps its slot, and with it its
     instance, from its first request until the one with END is over, or until it is idle for too
-    long; it is never idle while a request of it waits or runs. Sequences for which there is no
-    slot wait whole, in the order in which they began; whoever asks for that sees to a bound.
+    long; a sequence with a waiting or running request is never idle. Sequences without a slot wait
+    as a whole, in the order in which they began; the caller bounds their number.
 
     Args:
-        slots: of each instance; they are made as they are needed.
-        max_idle_s: after its last request was over.
+        slots: number per instance; slots are made on demand.
+        max_idle_s: time after the sequence's last request was over.
     """
 
     def __init__(self, instances: int, slots: int, max_idle_s: float) -> None:
         self._max_idle_s = max_idle_s
         self._live: dict[int | str, Sequence[T]] = {}
         self._instances = instances
-        # How many may be made yet, and those that have been used and are free: all of them come
-        # before the ones to be made.
+        # The number of slots still to be made, and the free slots that have been used: all of the
+        # latter come before new ones.
         self._unmade = instances * slots
         self._made = 0
         self._free: list[Slot] = []
@@ -98,17 +98,17 @@ class SequenceBook(Generic[T]):
 
     @property
     def waiting(self) -> int:
-        """How many requests have not begun."""
+        """The number of requests that have not begun."""
         return self._waiting
 
     @property
     def free_slots(self) -> int:
-        """How many sequences may begin at once."""
+        """The number of sequences that may begin at once."""
         return len(self._free) + self._unmade
 
     @property
     def next_expiry(self) -> float:
-        """No sequence expires before this moment."""
+        """A lower bound of the next expiry of any sequence."""
         return self._next_expiry
 
     def is_live(self, sequence_id: int | str) -> bool:
@@ -116,7 +116,7 @@ class SequenceBook(Generic[T]):
         return sequence_id in self._live
 
     def add(self, item: T, place: SequencePlace, now: float, timeout_s: float = inf) -> Sequence[T]:
-        """Take a request in: into its sequence, or into a new one where none is live.
+        """Add a request to its sequence, or to a new one where none is live.
 
         Args:
             place: with START unless the id is live.
@@ -150,28 +150,28 @@ class SequenceBook(Generic[T]):
         }
 
     def begin(self, sequence: Sequence[T]) -> WaitingRequest[T]:
-        """The first request of a ready sequence; it runs until `end`."""
+        """Take the first request of a ready sequence; the request runs until `end`."""
         sequence.running = True
         self._waiting -= 1
         return sequence.waiting.popleft()
 
     def end(self, sequence: Sequence[T], now: float) -> None:
-        """The request that had begun is over."""
+        """End the running request of `sequence`."""
         sequence.running = False
         sequence.over_at = now
         self._next_expiry = min(self._next_expiry, now + self._max_idle_s)
         self._free_if_over(sequence)
 
     def waiting_in(self) -> list[Sequence[T]]:
-        """The sequences of which a request waits, with a slot or for one."""
+        """The sequences with a waiting request, whether they have a slot or not."""
         seated = (s for seats in self._seated for s in seats.values())
         return [s for s in (*seated, *self._backlog) if s.waiting]
 
     def drop(self, sequence: Sequence[T], index: int = 0) -> list[T]:
-        """Take out a request that waits, and with it those of its sequence behind it.
+        """Remove a waiting request and those of its sequence behind it, and return them.
 
-        What follows would run on a state that lacks a step. A later START stays, for it begins
-        anew; without one the sequence is over once those before `index` are.
+        The later requests would run on a state that lacks a step. A later START stays, because it
+        begins anew; without one the sequence is over once the requests before `index` are.
         """
         waiting = list(sequence.waiting)
         end = index + 1
@@ -187,7 +187,7 @@ class SequenceBook(Generic[T]):
         return [each.item for each in waiting[index:end]]
 
     def expire(self, now: float) -> Expired[T]:
-        """End what is idle for too long, and what waited too long for a slot."""
+        """End sequences that were idle, or waited for a slot, for too long."""
         expired: Expired[T] = Expired([], set())
         if now < self._next_expiry:
             return expired
@@ -212,7 +212,7 @@ class SequenceBook(Generic[T]):
         return expired
 
     def clear(self) -> list[T]:
-        """Take out every request that waits; every sequence is over when what runs is."""
+        """Remove every waiting request; each sequence is over when its running request is."""
         items: list[T] = []
         backlog, self._backlog = self._backlog, deque()
         for sequence in [*backlog, *(s for seated in self._seated for s in seated.values())]:
@@ -227,7 +227,7 @@ class SequenceBook(Generic[T]):
         return sequence.over_at + self._max_idle_s
 
     def _shut(self, sequence: Sequence[T]) -> None:
-        """Nothing joins it from now on; its id may begin another."""
+        """Close the sequence to new requests; its id may begin another."""
         if sequence.open:
             sequence.open = False
             del self._live[sequence.id]
@@ -239,7 +239,7 @@ class SequenceBook(Generic[T]):
         return items
 
     def _free_if_over(self, sequence: Sequence[T]) -> None:
-        """Give the slot of a sequence that is over to the one that waits longest."""
+        """Give the slot of a finished sequence to the one that has waited longest."""
         slot = sequence.slot
         if slot is None or sequence.open or sequence.waiting or sequence.running:
             return

@@ -1,4 +1,4 @@
-"""Control inputs: a request's place in its sequence, as the model gets it."""
+"""Control inputs: the model's tensors for a request's position in its sequence."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ class SequenceControls:
             self._id_tensor(control, sequence_id)
 
     def of(self, place: SequencePlace) -> dict[str, Tensor]:
-        """The controls of a request."""
+        """The control tensors of a request."""
         return self._of(place, ready=True)
 
     def of_padding(self) -> dict[str, Tensor]:
-        """The controls of a row without a request: nothing starts, is ready or ends; the id is
-        0 or empty."""
+        """The control tensors of a row without a request: nothing starts, is ready or ends; the
+        id is 0 or empty."""
         return self._of(_NOBODY, ready=False)
 
     def _of(self, place: SequencePlace, *, ready: bool) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""Implicit state: tensors that a model gives with one request and takes with the next."""
+"""Implicit state: output tensors of one request that are inputs of the sequence's next one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FOLDER = "initial_state"
 
 
 class SequenceStates:
-    """The states of a model: what each holds at START, and after a request.
+    """The states of a model: their values at START, and after a request.
 
     Args:
         directory: the model's; files of initial states are under its `initial_state/`.
@@ -44,7 +44,7 @@ class SequenceStates:
         self.output_names = frozenset(state.output_name for state in states)
 
     def after(self, made: Tensors) -> Tensors:
-        """What the next request of the sequence gets of what this one's run made.
+        """The states for the sequence's next request, from the outputs of this run.
 
         Raises:
             InternalError: a state is missing, or is not of the configured type and shape.
@@ -63,7 +63,7 @@ class SequenceStates:
                 f"{where} is {tensor.datatype.value} {shape_text(tensor.shape)}, expected "
                 f"{state.datatype.value} {shape_text(expected)}"
             )
-        # Its own memory: a row of a batch would keep the whole batch for as long as the sequence.
+        # A copy: a row of a batch would keep the whole batch alive as long as the sequence.
         return Tensor(tensor.array.copy())
 
     def _batched(self, array: NDArray[Any]) -> Tensor:

@@ -1,4 +1,4 @@
-"""Which requests of an instance's sequences run together, and when: pure, the time is passed in."""
+"""Batching strategies: which sequences of an instance run together, and when; pure functions."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Head(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """What to do now.
+    """The decision of a strategy.
 
     Attributes:
         batch: by row; None is a row of padding. Empty: wait.
-        wait_s: for how long, if no further request comes.
+        wait_s: how long to wait, if no further request comes.
     """
 
     batch: Sequence[Head | None]
@@ -37,24 +37,24 @@ class Choice(NamedTuple):
 
 
 class Strategy(Protocol):
-    """How the heads of one instance become a batch."""
+    """Forms batches from the heads of one instance."""
 
     def choose(self, heads: Sequence[Head], now: float) -> Choice:
-        """What to do with `heads`, at least one, by slot number."""
+        """Decide on `heads`, at least one, by slot number."""
         ...
 
 
 @dataclass(frozen=True)
 class DirectStrategy:
-    """Each sequence has a row of the batch of its own, as long as it lives.
+    """Gives each sequence a batch row of its own for the sequence's lifetime.
 
-    The batch reaches up to the highest row with a request; rows without one are padding, and so
-    are those whose request cannot be joined with the oldest: theirs is the next turn.
+    The batch extends to the highest row with a request; rows without one are padding, and so are
+    rows whose request cannot be joined with the oldest: these run in the next batch.
 
     Args:
-        rows: of a full batch.
-        min_utilization, delay_s: while fewer rows than that part of all have a request, the
-            oldest one waits for others, but not longer than this; where either is 0 it does not.
+        rows: number of rows of a full batch.
+        min_utilization, delay_s: while a smaller share of the rows has a request, the oldest one
+            waits for others, at most this long; where either is 0 it does not wait.
     """
 
     rows: int
@@ -73,12 +73,12 @@ class DirectStrategy:
 
 @dataclass(frozen=True)
 class OldestStrategy:
-    """The requests that came first run together, whichever row they get.
+    """Runs the oldest requests together, in any row.
 
-    A batch of the largest preferred size that is reached goes at once; so does one that cannot
+    A batch that reaches the largest possible preferred size runs at once; so does one that cannot
     grow. Any other waits for more until its oldest request has waited `delay_s`. Batches of one
-    instance run one after the other and oldest first, so that answers leave in the order in which
-    requests may run, whether `preserve_ordering` asks for that or not.
+    instance run one after the other and oldest first, so responses leave in the order in which
+    requests may run, whether `preserve_ordering` is set or not.
     """
 
     max_batch: int

@@ -1,4 +1,4 @@
-"""One immutable world of models: what is loaded at a moment, and how a request runs in it."""
+"""Immutable snapshots of the loaded models, and how a request runs in one."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 _VERSION = re.compile(r"-?[0-9]{1,18}\Z")
 
-# Why a model is UNAVAILABLE that was unloaded: Triton's word, which no readiness counts.
+# The reason of an unloaded model that is UNAVAILABLE: Triton's text; readiness ignores it.
 UNLOADED = "unloaded"
 
 
 class ModelState(Enum):
-    """Where a model version is in its life; the values are the protocol's.
+    """The state of a model version; the values are the protocol's.
 
-    UNKNOWN is a model on disk that was never loaded: of it the protocol tells the name only.
+    UNKNOWN is a model on disk that was never loaded; the protocol reports only its name.
     """
 
     UNKNOWN = ""
@@ -42,41 +42,41 @@ class ModelState(Enum):
 
 
 class Scheduler(Protocol):
-    """Answers checked requests of one loaded model version."""
+    """Runs checked requests of one loaded model version."""
 
     def submit(self, request: InferRequest, snapshot: Snapshot, respond: Respond) -> None:
-        """Take `request`; `respond` hears each of its answers, the last one marked as such.
+        """Accept `request`; `respond` gets each of its responses, the last one marked as final.
 
-        It may hear them before this returns (the caller's thread runs the model) or after (the
-        request waits in a queue); in either case it hears the last one.
+        `respond` may be called before this returns (the caller's thread runs the model) or after
+        (the request is queued); the final response always arrives.
 
         Args:
-            snapshot: the world that the request's lease pinned.
+            snapshot: the snapshot that the request's lease pins.
         """
         ...
 
     def pending(self) -> int:
-        """How many requests wait for an instance."""
+        """Return how many requests wait for an instance."""
         ...
 
     def longest_run_s(self, now: float) -> float:
-        """How long the oldest run that has not ended takes by `now` (`time.monotonic()`)."""
+        """Return the age in s of the oldest unfinished run at `now` (`time.monotonic()`)."""
         ...
 
     def close(self) -> None:
-        """Release the instances; nothing is running any more."""
+        """Release the instances; called when no request runs any more."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class LoadedModel:
-    """One model version that can answer.
+    """One model version that can respond to requests.
 
     Attributes:
-        model: what the scheduler's instances are of; an ensemble has none.
-        after_close: called once all that it holds is released.
-        load_s: how long it took until it could answer.
-        scheduler_uses, model_uses: of those that share them; the last one closes.
+        model: the model of the scheduler's instances; an ensemble has none.
+        after_close: called once everything the version holds is released.
+        load_s: how long the load took, in s.
+        scheduler_uses, model_uses: reference counts; the last user closes the scheduler or model.
     """
 
     config: ModelConfig
@@ -94,27 +94,29 @@ class LoadedModel:
         return self.config.name
 
     def shared(self, config: ModelConfig) -> LoadedModel | None:
-        """Another of the same scheduler and model, to be closed too; None where this is closed.
+        """Return another loaded model on the same scheduler and model; None after `close`.
+
+        The caller closes the returned model too.
 
         Args:
-            config: what is said of it; the instances are those that there are.
+            config: the configuration of the returned model; the instances stay the same.
         """
         if not self.scheduler_uses.more():
             return None
-        # Whoever has the scheduler has the model.
+        # A reference on the scheduler implies one on the model.
         self.model_uses.more()
         return replace(self, config=config)
 
     def not_ready_reason(self) -> str:
-        """Why it cannot answer at this moment; empty where it can."""
+        """Return why the version cannot respond at this moment; empty where it can."""
         return "" if self.model is None else self.model.not_ready_reason()
 
     def metrics(self) -> Sequence[ModelMetric]:
-        """What the model measures of its own accord."""
+        """Return the metrics that the model itself reports."""
         return () if self.model is None else self.model.metrics()
 
     def close(self) -> None:
-        """Release what it holds and nobody else uses; nothing of it is running any more."""
+        """Release the resources without another user; called when no request runs any more."""
         try:
             if self.scheduler_uses.end():
                 self.scheduler.close()
@@ -133,15 +135,15 @@ class LoadedModel:
 
 @dataclass(frozen=True, eq=False)
 class ModelEntry:
-    """What the registry says of one model version.
+    """The registry's record of one model version.
 
     Attributes:
-        version: 0 where the model failed before a version could be told.
-        reason: why it is in this state, or what its load is at; of a READY one, why it could not
-            be loaded anew, or what the load of its successor is at.
+        version: 0 where the model failed before its version was known.
+        reason: why the version is in this state, or the progress of its load; for a READY version,
+            why its reload failed or the progress of its successor's load.
         loaded: present when READY.
-        may_pass: of an UNAVAILABLE one: its files are not known to be at fault, so that the next
-            try may succeed.
+        may_pass: for an UNAVAILABLE version: its files are not known to be at fault, so the next
+            attempt may succeed.
     """
 
     name: str
@@ -153,18 +155,18 @@ class ModelEntry:
 
 
 class RetainedSnapshot(Protocol):
-    """A right to go on using the models of a snapshot."""
+    """The right to use the models of a snapshot until `release`."""
 
     def release(self) -> None:
-        """To be called once."""
+        """Release the snapshot; to be called once."""
         ...
 
 
 class Snapshot:
-    """All entries at one moment. Immutable; safe to read from any thread.
+    """All model entries at one moment. Immutable; safe to read from any thread.
 
     Args:
-        keep: takes a lease of its own on this snapshot; None where nobody closes its models.
+        keep: takes another lease on this snapshot; None where its models are never closed.
     """
 
     def __init__(
@@ -178,15 +180,15 @@ class Snapshot:
         for (name, version), entry in sorted(self.entries.items()):
             by_name.setdefault(name, {})[version] = entry
         self._by_name = by_name
-        # The highest version that is ready, by name.
+        # The highest READY version by name.
         self._latest = {e.name: e.loaded for _, e in sorted(self.entries.items()) if e.loaded}
 
     def submit(self, request: InferRequest, respond: Respond) -> None:
-        """Find the model, check the request against it, give it to its scheduler.
+        """Find the model, check the request against it and pass it to the model's scheduler.
 
         Raises:
-            NotFound, Unavailable, InvalidRequest: as `find` and the request check say; then
-                `respond` hears nothing.
+            NotFound, Unavailable, InvalidRequest: from `find` and the request check; `respond` is
+                not called.
         """
         loaded = self.find(request.model_name, request.model_version)
         check_request(loaded.config, request)
@@ -201,25 +203,25 @@ class Snapshot:
             raise
 
     def infer(self, request: InferRequest) -> InferResponse:
-        """`submit`, and wait for the one answer.
+        """Submit the request and wait for its single response.
 
         Raises:
-            EdgeServerError: as `submit` says, or that was the answer.
+            EdgeServerError: `submit` raised it, or the model responded with it.
         """
         pending = ResponseFuture()
         self.submit(request, pending)
         return pending.wait(request)
 
     def retain(self) -> RetainedSnapshot | None:
-        """Keep its models open beyond the lease that the caller runs under."""
+        """Keep the models open beyond the caller's own lease."""
         return None if self._keep is None else self._keep(self)
 
     def find(self, name: str, version: str = "") -> LoadedModel:
-        """The loaded model; an empty version is the highest that is ready.
+        """Return the loaded model; an empty version means the highest READY one.
 
         Raises:
-            NotFound: no such model or version, or none of its versions is ready.
-            Unavailable: that very version exists but is not ready.
+            NotFound: no such model or version, or none of its versions is READY.
+            Unavailable: the given version exists but is not READY.
             InvalidRequest: `version` is not a version number.
         """
         latest = self._latest.get(name)
@@ -240,7 +242,7 @@ class Snapshot:
         return entry.loaded
 
     def model_ready(self, name: str, version: str) -> bool:
-        """Whether that model can answer; an unknown one is not ready, which is no error.
+        """Whether the model can respond; an unknown model is not ready, and no error.
 
         Raises:
             InvalidRequest: `version` is not a version number.
@@ -255,7 +257,7 @@ class Snapshot:
 
 
 def parse_version(text: str) -> int:
-    """A version as the protocol spells it: decimal digits, no more than fit 64 bits.
+    """Parse a version as the protocol spells it: decimal digits that fit 64 bits.
 
     Raises:
         InvalidRequest: not an integral value > 0 (Triton's texts).

@@ -1,4 +1,4 @@
-"""What a model version has done: the numbers behind ModelStatistics and the metrics."""
+"""Statistics of a model version: the numbers behind ModelStatistics and the metrics."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from edge_server.backends.contract import CopyDirection, Phases
 
 
-# A model may answer one request without end; each index is counted by itself, and told to clients.
+# A model may send responses without end; each index has a counter, and all go to clients.
 _MOST_RESPONSES = 1000
 
 
@@ -30,7 +30,7 @@ class FailureReason(Enum):
 
 @dataclass
 class Duration:
-    """How often something happened, and how long it took in all."""
+    """The number of events and their total time."""
 
     count: int = 0
     ns: int = 0
@@ -42,7 +42,7 @@ class Duration:
 
 @dataclass
 class CopyCount:
-    """How many tensors were copied between host and device in one direction, and their size."""
+    """The number and size of tensors copied between host and device in one direction."""
 
     count: int = 0
     n_bytes: int = 0
@@ -64,7 +64,7 @@ class BatchStatistics:
 
 @dataclass
 class ResponseStatistics:
-    """What became of the n-th responses of decoupled requests."""
+    """Outcomes of the n-th responses of decoupled requests."""
 
     compute_infer: Duration = field(default_factory=Duration)
     compute_output: Duration = field(default_factory=Duration)
@@ -82,12 +82,12 @@ class Counts:
         last_inference_ms: epoch; 0 before the first.
         inference_count: batch elements.
         execution_count: runs of the model; a batch is one.
-        success: whole requests, from the data plane's door to their last answer.
+        success: whole requests, from the data plane to their last response.
         failures: by reason; `fail` is their sum.
         batches: batch size → its executions.
         responses: index of a response of a decoupled request, "0" first; the last of
-            `_MOST_RESPONSES` stands for all after it, too.
-        copies: of inputs to where the model wants them, and of outputs to where callers do.
+            `_MOST_RESPONSES` includes all after it.
+        copies: of inputs to the model's device, and of outputs to the callers'.
     """
 
     last_inference_ms: int = 0
@@ -120,8 +120,8 @@ class ModelStatistics:
         self._latencies = Latencies()
 
     def p99_ns(self, least: int) -> int:
-        """What 99 of 100 requests that the model answered did not take longer than, about; 0 of
-        fewer than `least`."""
+        """An approximate upper bound of 99 % of the model's response times; 0 with fewer than
+        `least` requests."""
         with self._lock:
             enough = self._latencies.count >= least
             return self._latencies.quantile_ns(0.99) if enough else 0
@@ -132,16 +132,16 @@ class ModelStatistics:
             return deepcopy(self._counts)
 
     def start_over(self) -> None:
-        """Forget all: what ran before the model served counts nowhere."""
+        """Reset all numbers: runs before the model served count nowhere."""
         with self._lock:
             self._counts = Counts()
             self._latencies = Latencies()
 
     def executed(self, batch_size: int, phases: Phases, padding: int = 0) -> None:
-        """A run of the model on `batch_size` elements (1 where the model does not batch).
+        """Count a run of the model on `batch_size` elements (1 where the model does not batch).
 
         Args:
-            padding: how many of them were no request's.
+            padding: number of elements that belong to no request.
         """
         with self._lock:
             counts = self._counts
@@ -154,7 +154,7 @@ class ModelStatistics:
             batch.add(phases)
 
     def succeeded(self, total_ns: int, queue_ns: int, phases: Phases) -> None:
-        """A request has got its last answer."""
+        """Count a request that got its last response."""
         with self._lock:
             counts = self._counts
             counts.success.add(total_ns)
@@ -165,14 +165,14 @@ class ModelStatistics:
             counts.compute_output.add(phases.output)
 
     def hit(self, total_ns: int) -> None:
-        """A request has got its answer from the cache: a success that computed nothing."""
+        """Count a request with a cached response: a success without computation."""
         with self._lock:
             self._counts.success.add(total_ns)
             self._counts.queue.add(0)
             self._counts.cache_hit.add(total_ns)
 
     def missed(self, ns: int) -> None:
-        """An answer has been looked for in the cache and then put there, which took `ns`."""
+        """Count a cache miss; lookup and insertion took `ns` together."""
         with self._lock:
             self._counts.cache_miss.add(ns)
 
@@ -182,14 +182,14 @@ class ModelStatistics:
             self._counts.failures[reason] += 1
 
     def copied(self, direction: CopyDirection, n_bytes: int) -> None:
-        """A tensor of so many bytes was copied between host and device."""
+        """Count a tensor of `n_bytes` copied between host and device."""
         with self._lock:
             copies = self._counts.copies[direction]
             copies.count += 1
             copies.n_bytes += n_bytes
 
     def responded(self, index: int, ns: int, *, empty: bool = False, failed: bool = False) -> None:
-        """The `index`-th response of a decoupled request, `ns` after the one before it."""
+        """Count the `index`-th response of a decoupled request, `ns` after the one before."""
         with self._lock:
             key = str(min(index, _MOST_RESPONSES - 1))
             response = self._counts.responses.get(key)

@@ -18,25 +18,25 @@ if TYPE_CHECKING:
 
 
 class Parked(Protocol):
-    """What waits for a slot."""
+    """A task that waits for a slot."""
 
     def __call__(self) -> None:
-        """It is worth to ask again."""
+        """Try again: a slot may be free."""
         ...
 
     def is_over(self) -> bool:
-        """Whether nobody waits for it any more; its caller has been told then."""
+        """Whether the request has ended; its caller then has its response."""
         ...
 
 
 class StepSlots:
-    """How many requests one step of an ensemble may have at its model, over all callers.
+    """Limits how many requests one step of an ensemble has at its model, over all callers.
 
-    A slot is held by nothing but a request that its model has, so whoever waits for one waits for
-    models only.
+    Only a request at the model holds a slot, so a caller that waits for a slot waits for models
+    only.
 
     Args:
-        watch: looks at those that are parked; None where nobody does.
+        watch: drops the parked tasks of ended requests; None without such a watch.
     """
 
     def __init__(self, limit: int, watch: LineWatch | None = None) -> None:
@@ -48,10 +48,10 @@ class StepSlots:
         self._changed = threading.Condition()
 
     def take(self, parked: Parked, *, urgent: bool) -> bool:
-        """Take a slot; where none is left, `parked` is called once when it is worth to ask again.
+        """Take a slot; where none is left, `parked` is called once when one may be free.
 
         Raises:
-            Unavailable: as many as may be are parked already.
+            Unavailable: the limit of parked tasks is reached.
         """
         with self._changed:
             if self._taken < self._limit:
@@ -67,12 +67,12 @@ class StepSlots:
             return False
 
     def drop_dead(self) -> bool:
-        """Forget those whose request is over; whether any others are parked or held."""
+        """Drop the tasks of ended requests; whether any others are parked or held."""
         with self._changed:
             parked, held = list(self._parked), list(self._held)
         for each in held:
             each.is_over()
-        # It may answer a caller, and so is asked without the lock.
+        # Outside the lock, because `is_over` may respond to a caller.
         over = [each for each in parked if each.is_over()]
         with self._changed:
             for each in over:
@@ -81,10 +81,10 @@ class StepSlots:
             return bool(self._parked or self._held)
 
     def wait(self, deadline: float | None, held: Parked, given_up: Callable[[], bool]) -> bool:
-        """Wait for a slot and take it; False after `deadline`, or once it is given up.
+        """Wait for a slot and take it; False after `deadline`, or once `given_up` is true.
 
         Args:
-            held: is asked now and then whether it is over; it sees to it that this is given up.
+            held: its `is_over` is called now and then, and makes `given_up` true.
         """
         left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
         with self._changed:
@@ -109,7 +109,7 @@ class StepSlots:
         self.wake_next()
 
     def wake_next(self) -> None:
-        """Let one that is parked ask again, where a slot is free and who was to take it did not."""
+        """Wake one parked task where a slot is free that its intended taker did not take."""
         with self._changed:
             free = self._taken < self._limit
             parked = self._parked.popleft() if free and self._parked else None
@@ -117,6 +117,6 @@ class StepSlots:
             parked()
 
     def look_again(self) -> None:
-        """Let those who wait see that they may have given up."""
+        """Wake all waiting threads to check whether they have given up."""
         with self._changed:
             self._changed.notify_all()

@@ -1,4 +1,4 @@
-"""Threads for the branches of ensembles that run side by side."""
+"""Threads for ensemble branches that run side by side."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Threads start when they are first needed, and stay. They mostly wait for an instance, so they
-# are more than the cores.
+# Threads start on first use, and stay. They mostly wait for an instance, so they outnumber the
+# cores.
 LIMIT = 32
 
 
 class Task(NamedTuple):
-    """What a thread is to do.
+    """A task for a thread.
 
     Attributes:
-        is_over: whether it need not be done any more.
-        dropped: called where it is not done, as it was over.
+        is_over: whether the task is no longer needed.
+        dropped: called where the task was not run because it was over.
     """
 
     do: Callable[[], None]
@@ -39,12 +39,12 @@ class Task(NamedTuple):
 class StepThreads:
     """Runs tasks on a few threads of its own, shared by all ensembles.
 
-    Nobody ever waits here for a thread: who asks is told that there is none, or leaves its task
-    in line, where there is one for each step that a request in flight can run next and no more.
+    No caller ever waits here for a thread: `try_run` refuses, `run` queues the task. The queue
+    holds one task for each step that a request in flight can run next, and no more.
 
     Args:
-        limit: at least 1; with 0 `try_run` finds nobody, and nobody takes what is in line.
-        watch: looks at the line while every thread has a task; None where nobody does.
+        limit: at least 1; with 0 `try_run` always refuses and queued tasks never run.
+        watch: drops ended tasks while every thread is busy; None without such a watch.
     """
 
     def __init__(self, limit: int = LIMIT, watch: LineWatch | None = None) -> None:
@@ -57,7 +57,7 @@ class StepThreads:
         self._closed = False
 
     def try_run(self, do: Callable[[], None]) -> bool:
-        """Have `do` done at once by a thread that has nothing to do; False where there is none."""
+        """Run `do` at once on an idle thread; False where there is none."""
         with self._changed:
             return self._offer(Task(do, _never, _nothing))
 
@@ -68,11 +68,11 @@ class StepThreads:
         is_over: Callable[[], bool] | None = None,
         dropped: Callable[[], None] | None = None,
     ) -> None:
-        """Have `do` done as soon as a thread is free, never on the caller's.
+        """Run `do` as soon as a thread is free, never on the caller's.
 
         Args:
-            is_over: whether that is not needed any more; without it it always is.
-            dropped: called where it has not been done as it was over.
+            is_over: whether `do` is no longer needed; without it `do` always is.
+            dropped: called where `do` was not run because it was over.
 
         Raises:
             Unavailable: there is no thread, and the system gives none.
@@ -82,7 +82,7 @@ class StepThreads:
             if self._offer(task):
                 return
             if not self._closed and (self._threads or not self._limit):
-                # Every thread has a task, or one before this in line, and looks here after it.
+                # Every thread has a task, or one queued before this, and then takes this one.
                 self._tasks.append(task)
                 if self._watch is not None:
                     self._watch.note_waiting()
@@ -94,7 +94,7 @@ class StepThreads:
         """See `WatchedLine.drop_dead`."""
         with self._changed:
             tasks = list(self._tasks)
-        # It may answer a caller, and so is asked without the lock.
+        # Outside the lock, because `is_over` may respond to a caller.
         over = [task for task in tasks if task.is_over()]
         dropped = []
         with self._changed:
@@ -128,7 +128,7 @@ class StepThreads:
         return True
 
     def close(self, patience_s: float = 1.0) -> None:
-        """Take no more; what is in line still runs. Waits so long for the threads to end."""
+        """Refuse new tasks, wait `patience_s` for the threads at most; queued tasks still run."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from edge_server.model_config.warmup import Warmup, WarmupInput
     from edge_server.requests import Parameters
 
-# A decoupled model may answer after `execute` has returned; this long it may take.
+# A decoupled model may respond after `execute` has returned, within this time.
 PATIENCE_S = 60.0
 
 
@@ -36,8 +36,8 @@ class WarmUpSample:
     """One request that an instance runs `count` times.
 
     Attributes:
-        inputs: in the shapes that the model takes, batch dimension included; control and state
-            tensors of a sequence model among them.
+        inputs: in the shapes that the model takes, batch dimension included; with the control and
+            state tensors of a sequence model.
     """
 
     name: str
@@ -46,7 +46,7 @@ class WarmUpSample:
 
 
 def warmed_up(config: ModelConfig, model: Model, directory: Path) -> Model:
-    """`model`, but that each instance it makes has run the samples of the configuration.
+    """Wrap `model` so that each new instance runs the configuration's samples first.
 
     Raises:
         ModelConfigError: see `read_samples`.
@@ -56,7 +56,7 @@ def warmed_up(config: ModelConfig, model: Model, directory: Path) -> Model:
 
 
 def read_samples(config: ModelConfig, folder: Path) -> list[WarmUpSample]:
-    """The samples that the configuration names, with what their files in `folder` hold.
+    """Read the samples of the configuration, with the data of their files in `folder`.
 
     Random data is the same each time.
 
@@ -77,10 +77,10 @@ def read_samples(config: ModelConfig, folder: Path) -> list[WarmUpSample]:
 
 
 class _WarmingModel:
-    """A `Model` whose instances have run the samples; counted nowhere.
+    """A `Model` whose instances have run the samples; no statistics count these runs.
 
-    Instances are made before they serve, so what they run sees no other models of its world; a
-    Python model finds those that serve already.
+    Instances are made before they serve, so their samples run in an empty snapshot; a Python model
+    finds the models that serve already.
     """
 
     def __init__(self, config: ModelConfig, model: Model, samples: Sequence[WarmUpSample]) -> None:
@@ -121,7 +121,7 @@ class _WarmingModel:
 
 
 class _Answered:
-    """A `RespondTensors` that remembers how it ended."""
+    """A `RespondTensors` that records the outcome."""
 
     def __init__(self) -> None:
         self.over = threading.Event()
@@ -131,7 +131,7 @@ class _Answered:
         self,
         answer: Tensors | EdgeServerError | None,
         final: bool,
-        parameters: Parameters = NO_PARAMETERS,  # noqa: ARG002 - nobody reads them
+        parameters: Parameters = NO_PARAMETERS,  # noqa: ARG002 - not needed
     ) -> None:
         if isinstance(answer, EdgeServerError):
             self.error = answer
@@ -246,7 +246,7 @@ def _file_in(folder: Path, file: str) -> bytes:
 
 
 def _texts(raw: bytes, count: int, file: str) -> list[bytes]:
-    """The first `count` elements of BYTES as the protocol writes them: 4 bytes of length, text."""
+    """The first `count` elements of BYTES in the protocol's form: 4 bytes of length, then text."""
     texts: list[bytes] = []
     at = 0
     for _ in range(count):
@@ -259,7 +259,7 @@ def _texts(raw: bytes, count: int, file: str) -> list[bytes]:
 
 
 def _too_short(expected: int, file: str, got: int) -> ModelConfigError:
-    # The missing blank is Triton's.
+    # The missing blank is in Triton's text.
     return ModelConfigError(
         f"warmup setting expects {expected} bytes, but the data provided from {file}only has "
         f"{got} bytes"

@@ -1,6 +1,6 @@
-"""What a model's own file says of its tensors, brought together with its configuration.
+"""Completes a model's configuration from the signature in its file, and checks both agree.
 
-The texts are Triton's; every model whose file tells names, types and shapes is completed here.
+The texts are Triton's; every model whose file has names, types and shapes is completed here.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Signature:
-    """A model's tensors in its order, as its file says them: the batch dimension is included.
+    """A model's tensors in the file's order; the batch dimension is included.
 
     Attributes:
-        with_defaults: inputs that the file itself has values for; they are inputs of the model
-            where the configuration names them.
+        with_defaults: inputs for which the file has default values; they count as inputs of the
+            model where the configuration names them.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -40,19 +40,19 @@ class Signature:
 
 
 def complete_from(files: ModelFiles, config: ModelConfig, signature: Signature) -> ModelConfig:
-    """`config` with what it leaves out taken from `signature`, and the rest held against it.
+    """Return `config` completed from `signature`; what `config` does give must agree with it.
 
     A model batches where every tensor's first dimension is free. If the configuration then has no
-    `max_batch_size` it gets the default one, with dynamic batching; but if it gives the dims of
-    any tensor with the batch dimension among them, or an optional input, it means a model that
-    does not batch. (0 and "not given" are the same in the protocol.) A model that was exported
-    for a batch of exactly 1 goes with `max_batch_size: 1`.
+    `max_batch_size` it gets the default one, with dynamic batching; but a configuration that gives
+    any tensor's dims with the batch dimension, or an optional input, describes a model that does
+    not batch. (0 and "not given" are the same in the protocol.) A model that was exported for a
+    batch of exactly 1 agrees with `max_batch_size: 1`.
 
-    What the sequence batcher fills in or carries on (controls, states) is among the model's
-    tensors but not among the configuration's inputs and outputs.
+    Controls and states of the sequence batcher are among the model's tensors but not among the
+    configuration's inputs and outputs.
 
     Raises:
-        ModelConfigError: the two disagree.
+        ModelConfigError: configuration and signature disagree.
     """
     agreement = _SignatureCheck(files, config, signature)
     message = pb.ModelConfig()
@@ -71,7 +71,7 @@ def complete_from(files: ModelFiles, config: ModelConfig, signature: Signature) 
 
 
 class _SignatureCheck:
-    """One configuration beside one signature: each question they both answer, asked once."""
+    """Compares one configuration with one signature, one aspect per method."""
 
     def __init__(self, files: ModelFiles, config: ModelConfig, signature: Signature) -> None:
         self._path = files.config_path
@@ -80,7 +80,7 @@ class _SignatureCheck:
         sequences = config.sequence_batching
         controls = sequences.controls if sequences else ()
         self._states = sequences.states if sequences else ()
-        # Input → the type that the sequence batcher gives it.
+        # Input → the datatype of the sequence batcher for it.
         self._filled_in = {c.input_name: c.datatype for c in controls} | {
             s.input_name: s.datatype for s in self._states
         }
@@ -157,10 +157,10 @@ class _SignatureCheck:
         real: Iterable[TensorSpec],
         batchers: dict[str, DataType],
     ) -> list[TensorSpec]:
-        """The model's tensors in its order; a size that one side leaves free is the other's.
+        """The model's tensors in the file's order; a free size on one side is fixed by the other.
 
-        The sequence batcher's are hidden, but a state that the configuration names among its
-        outputs is shown, so that clients can look at it.
+        Tensors of the sequence batcher are hidden, except a state that the configuration names
+        among its outputs, so that clients can read it.
         """
         model = f"unable to load model '{self._config.name}', "
         found = {spec.name: spec for spec in real}

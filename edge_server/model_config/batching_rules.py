@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def batching_faults(message: Any) -> Iterator[str]:
-    """Faults of a completed configuration's dynamic batcher, where it has one."""
+    """Yield the faults of a completed configuration's dynamic batcher, where it has one."""
     if message.WhichOneof("scheduling_choice") != "dynamic_batching":
         return
     model, batching = message.name, message.dynamic_batching
@@ -38,13 +38,13 @@ def batching_faults(message: Any) -> Iterator[str]:
 
 
 def _delays(policy: Any) -> bool:
-    # Where the model has no timeout, no request's time is ever up.
+    # Without a timeout on the model no request ever expires.
     delay = policy.timeout_action == pb.ModelQueuePolicy.DELAY
     return bool(delay and policy.default_timeout_microseconds)
 
 
 def preferred_size_faults(batcher: str, sizes: Sequence[int], message: Any) -> Iterator[str]:
-    """Faults of the preferred batch sizes of a `dynamic` or `sequence` batcher."""
+    """Yield the faults of the preferred batch sizes of a `dynamic` or `sequence` batcher."""
     what = "dynamic batching preferred size"
     if batcher == "sequence":
         what = "sequence batching preferred batch size"
@@ -55,7 +55,7 @@ def preferred_size_faults(batcher: str, sizes: Sequence[int], message: Any) -> I
 
 
 def cache_faults(message: Any) -> Iterator[str]:
-    """Where answers depend on more than the request's inputs, none may come from the cache."""
+    """Refuse the cache for responses that depend on more than the request's inputs."""
     if not message.response_cache.enable:
         return
     support = f"Response Cache does not currently support model {message.name} with"

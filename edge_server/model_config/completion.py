@@ -1,4 +1,4 @@
-"""What a configuration leaves out and the model directory or the defaults say."""
+"""Completes a configuration from the model directory and the defaults."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from edge_server.model_config.config import Completion
     from edge_server.model_config.files import ModelFiles
 
-# A file in a version directory → (backend, platform) that loads it; the first that exists counts.
+# A file in a version directory → (backend, platform) that loads it; the first that exists wins.
 _BACKEND_BY_FILE = {
     "model.plan": ("tensorrt", "tensorrt_plan"),
     "model.onnx": ("onnxruntime", "onnxruntime_onnx"),
@@ -27,7 +27,7 @@ BACKEND_BY_PLATFORM = {
 }
 _PLATFORM_BY_BACKEND = {backend: platform for platform, backend in BACKEND_BY_PLATFORM.items()}
 _FILE_BY_BACKEND = {backend: file for file, (backend, _) in _BACKEND_BY_FILE.items()}
-# Those that can work on a GPU; the others run on the CPU wherever they are.
+# Backends that can use a GPU; the others always run on the CPU.
 GPU_BACKENDS = frozenset({"tensorrt", "image_preprocess"})
 _DEFAULT_SEQUENCE_IDLE_US = 1_000_000
 
@@ -35,11 +35,11 @@ _DEFAULT_SEQUENCE_IDLE_US = 1_000_000
 def complete(message: Any, files: ModelFiles, completion: Completion = USUAL_COMPLETION) -> None:
     """Fill in name, backend, platform, file name and every default, in place.
 
-    Inputs, outputs and `max_batch_size` are the backend's to complete.
+    The backend completes inputs, outputs and `max_batch_size`.
 
     Raises:
-        ModelConfigError: no backend can be told from configuration, files or name, the files
-            cannot be read, or there is nothing to complete and completion is off.
+        ModelConfigError: configuration, files and name determine no backend, the files cannot be
+            read, or there is no configuration and completion is off.
     """
     if not completion.auto and not message.ListFields():
         raise ModelConfigError(
@@ -63,7 +63,7 @@ def complete(message: Any, files: ModelFiles, completion: Completion = USUAL_COM
 
 
 def complete_scheduling(message: Any) -> None:
-    """The scheduler's defaults, some of which are `max_batch_size`, in place."""
+    """Fill in the scheduler's defaults, in place; some of them are `max_batch_size`."""
     choice = message.WhichOneof("scheduling_choice")
     if choice == "dynamic_batching":
         _complete_preferred(message.dynamic_batching, message.max_batch_size)
@@ -116,7 +116,7 @@ def _backend_of(filename: str, files: ModelFiles) -> tuple[str, str]:
 
 
 def _remedy(files: ModelFiles) -> str:
-    """What to do with a model that lies there in a form for none of our backends."""
+    """The remedy for a model in a file format of none of our backends."""
     for directory in files.versions.values():
         for filename in FILES:
             with reading(directory):

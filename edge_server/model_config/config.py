@@ -1,4 +1,4 @@
-"""ModelConfig: what config.pbtxt and the model's files say together, completed and frozen."""
+"""ModelConfig: the completed, frozen configuration from config.pbtxt and the model's files."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class EnsembleStep:
         model_version: -1 is the latest.
         input_map: the model's input → the ensemble's tensor.
         output_map: the model's output → the ensemble's tensor.
-        decoupled: whether the model is; known once the graph has been resolved.
+        decoupled: whether the model is decoupled; set once the graph has been resolved.
     """
 
     model_name: str
@@ -42,7 +42,7 @@ class EnsembleStep:
 
 @dataclass(frozen=True)
 class RateLimitResource:
-    """What an instance holds while it runs; `per_device` ones exist once for each device."""
+    """A resource that an instance holds while it runs; `per_device` ones exist per device."""
 
     name: str
     count: int
@@ -51,12 +51,12 @@ class RateLimitResource:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where one instance runs.
+    """The device of one instance.
 
     Attributes:
         kind: `CPU`, `GPU` or `MODEL`.
-        gpu: its number; None where it runs on none.
-        dla_core: the NVDLA core beside the GPU that runs what it can; None is none.
+        gpu: the GPU's number; None without a GPU.
+        dla_core: the NVDLA core beside the GPU that runs the layers it can; None is none.
         profiles: the TensorRT optimisation profiles it may use; none means the first.
     """
 
@@ -71,14 +71,14 @@ ON_CPU = Placement()
 
 @dataclass(frozen=True)
 class InstanceGroup:
-    """How many instances of a model run, and on what (`CPU`, `GPU`, `MODEL`).
+    """The number of instances of a model, and their device (`CPU`, `GPU`, `MODEL`).
 
     Attributes:
-        count: on each of `gpus`, where there are some.
+        count: per GPU of `gpus`, where there are some.
         gpus, dla_core, profiles: see `Placement`.
-        resources: what the rate limiter reserves for a run.
+        resources: amounts that the rate limiter reserves for a run.
         priority: an instance of priority n gets 1/n of the chances; 0 counts as 1.
-        passive: holds its resources and never runs.
+        passive: the instances hold their resources and never run.
     """
 
     name: str
@@ -103,14 +103,15 @@ class InstanceGroup:
 
 @dataclass(frozen=True)
 class Completion:
-    """What a backend may add to a configuration.
+    """Settings for a backend's completion of a configuration.
 
     Attributes:
-        auto: inputs, outputs and `max_batch_size`, where they are left out; else it only checks.
-        default_max_batch_size: for a model that batches where the configuration does not say.
-        gpus: how many there are, numbered from 0.
-        no_gpu: why there is none.
-        python: what a model's own process may touch, which completes it and then runs it.
+        auto: the backend fills in missing inputs, outputs and `max_batch_size`; without it the
+            backend only checks.
+        default_max_batch_size: for a model that batches whose configuration gives none.
+        gpus: number of GPUs, numbered from 0.
+        no_gpu: why there is no GPU.
+        python: limits of the process that completes a Python model and then runs it.
     """
 
     auto: bool = True
@@ -132,15 +133,15 @@ class ModelConfig:
         inputs: shapes without the batch dimension.
         steps: of an ensemble; empty for every other model.
         max_inflight_requests: of an ensemble: how many requests a step may have running and
-            waiting before those that feed it are held back; 0 is without bound.
-        reshapes: tensor name → the shape that the model takes or gives, without the batch
-            dimension, where that is another than clients see.
-        label_files: output name → file under the model's directory, a label a line.
-        decoupled: a request may have any number of answers.
-        response_cache: answers may come from the cache.
+            waiting before the steps that feed it are held back; 0 is unlimited.
+        reshapes: tensor name → the model's own shape, without the batch dimension, where it
+            differs from the clients' shape.
+        label_files: output name → file under the model's directory, one label per line.
+        decoupled: a request may have any number of responses.
+        response_cache: responses may come from the cache.
         warmups: the samples that each instance runs before it serves.
-        labels: output name → what its classes are called, by place; an ensemble's may come from
-            its members.
+        labels: output name → the names of its classes, by index; an ensemble's may come from its
+            members.
     """
 
     name: str
@@ -167,9 +168,9 @@ class ModelConfig:
 
     @staticmethod
     def of(message: Any, completion: Completion = USUAL_COMPLETION) -> ModelConfig:
-        """The frozen view of a completed and valid `inference.ModelConfig` message.
+        """Build the frozen view of a completed and valid `inference.ModelConfig` message.
 
-        Inputs and outputs whose type is still the backend's to tell are in `message` alone.
+        Inputs and outputs whose type the backend has yet to fill in are in `message` alone.
         """
         return ModelConfig(
             name=message.name,
@@ -236,14 +237,14 @@ class ModelConfig:
 
     @property
     def kind(self) -> str:
-        """What metadata calls the platform: `platform`, or the backend where there is none."""
+        """The platform in the model's metadata: `platform`, or the backend where it is empty."""
         return self.platform or self.backend
 
     def with_io(self, inputs: Iterable[TensorSpec], outputs: Iterable[TensorSpec]) -> ModelConfig:
-        """The same configuration with these inputs and outputs, in both forms.
+        """Return this configuration with other inputs and outputs, in both forms.
 
-        What else the configuration says of a tensor of the same name (labels, format) is kept. One
-        number for each element of a batch has dims [1] for clients, reshaped to none.
+        Other settings of a tensor of the same name (labels, format) are kept. A tensor of one
+        number per batch element has dims [1] for clients, reshaped to none.
         """
         message = pb.ModelConfig()
         message.CopyFrom(self.message)
@@ -257,11 +258,11 @@ class ModelConfig:
         return ModelConfig.of(message, self.completion)
 
     def model_shape(self, spec: TensorSpec) -> tuple[int, ...]:
-        """The shape that the model itself takes or gives, without the batch dimension."""
+        """The model's own shape of a tensor, without the batch dimension."""
         return self.reshapes.get(spec.name, spec.shape)
 
     def full_shape(self, spec: TensorSpec) -> tuple[int, ...]:
-        """The shape that requests carry: with -1 for the batch in front where there is one."""
+        """The shape in requests: with -1 for the batch in front where the model batches."""
         return (-1, *spec.shape) if self.max_batch_size > 0 else spec.shape
 
 

@@ -1,4 +1,4 @@
-"""What becomes of a model whose backend Triton has and edge_server does not."""
+"""Remedies for models whose backend Triton has and edge_server lacks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _TREES = f"convert it with onnxmltools and {_THEN}; {_WRAP}"
 _IMAGES = 'use backend: "image_preprocess" for images, or a model.py with backend: "python"'
 _LANGUAGE = 'load it in a model.py, with backend: "python", where the board has room for it'
 
-# By what config.pbtxt calls them: backends, and the platforms of Triton's older configurations.
+# By name in config.pbtxt: backends, and the platforms of Triton's older configurations.
 _BY_NAME = MappingProxyType(
     {
         "pytorch": _TORCH,
@@ -44,7 +44,7 @@ _BY_NAME = MappingProxyType(
         "tensorrtllm": _LANGUAGE,
     }
 )
-# By what lies in a version directory.
+# By file name in a version directory.
 _BY_FILE = MappingProxyType(
     {
         "model.pt": _TORCH,
@@ -58,13 +58,13 @@ FILES = tuple(_BY_FILE)
 
 
 def remedy_for(name: str) -> str:
-    """What to do with a model of that backend or platform, to be put after what is wrong.
+    """The remedy for a model of that backend or platform, to follow the text of the fault.
 
-    Empty where it is none of Triton's.
+    Empty for a name that is none of Triton's.
     """
     return f"; '{name}' is not built here: {_BY_NAME[name]}" if name in _BY_NAME else ""
 
 
 def remedy_for_file(filename: str) -> str:
-    """Likewise of a model that lies there as this file, one of `FILES`."""
+    """The remedy for a model with this file, one of `FILES`."""
     return f"{filename} is of a backend that is not built here: {_BY_FILE[filename]}"

@@ -1,7 +1,7 @@
-"""How much a configuration may ask for: every list has a bound, and so has what it makes grow.
+"""Limits on every list of a configuration, and on the sizes that its numbers ask for.
 
-A configuration comes from whoever writes the repository, and with `load_model` from a client. A
-page of it must not make the server build things until its memory is gone.
+A configuration comes from the repository, and with `load_model` from a client. A page of text
+must not make the server allocate until its memory is exhausted.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 MOST_ENTRIES = 1024
 # numpy's own limit is 32, and one is the batch.
 MOST_DIMS = 31
-# Each instance has its own of these.
+# Resources exist per instance.
 _MOST_RESOURCES = 64
-# A graph takes memory of the device for as long as the model is loaded.
+# A graph holds device memory for as long as the model is loaded.
 _MOST_GRAPHS = 64
 _MOST_SAMPLES = 64
 _MOST_RUNS_OF_A_SAMPLE = 10_000
@@ -53,7 +53,7 @@ _MOST_ENTRIES_OF = {
 
 
 def list_faults(message: Any) -> Iterator[str]:
-    """Lists that are too long; the other rules walk along them."""
+    """Yield the lists that are too long; the other rules iterate over them."""
     for path, shown, descriptor, value in fields_of(message):
         if descriptor.is_repeated:
             most = _MOST_ENTRIES_OF.get(path, MOST_ENTRIES)
@@ -62,7 +62,7 @@ def list_faults(message: Any) -> Iterator[str]:
 
 
 def size_faults(message: Any) -> Iterator[str]:
-    """Samples and states that would take too much time or memory; their lists are short enough."""
+    """Yield samples and states that need too much time or memory; lists are checked before."""
     name = message.name
     for sample in message.model_warmup:
         if sample.count > _MOST_RUNS_OF_A_SAMPLE:
@@ -95,7 +95,7 @@ def size_faults(message: Any) -> Iterator[str]:
 
 
 def _bytes(data_type: int, dims: Iterable[int]) -> int:
-    """What a tensor takes at least; what other rules refuse counts as little."""
+    """The minimum size of a tensor; one that other rules refuse counts as small."""
     known = data_type in pb.DataType.values()
     datatype = DataType.from_config(pb.DataType.Name(data_type)) if known else None
     if datatype is None:

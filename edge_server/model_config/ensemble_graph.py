@@ -1,4 +1,4 @@
-"""The data-flow graph of an ensemble, checked against its members before it serves."""
+"""The data-flow graph of an ensemble, checked against its members before it is published."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _End:
-    """One end of an edge: what `model` says of the ensemble's tensor, batch dimension included."""
+    """One end of an edge: the ensemble tensor as `model` declares it, batch dimension included."""
 
     model: str
     spec: TensorSpec
@@ -31,14 +31,14 @@ class _End:
 
 
 def resolve_graph(config: ModelConfig, path: Path, find_member: FindMember) -> ModelConfig:
-    """The ensemble's configuration with what only its members know: who is decoupled, and labels.
+    """Complete the ensemble's configuration from its members: decoupled steps, and labels.
 
     An ensemble with a decoupled member is decoupled itself.
 
     Args:
         config: of the ensemble.
         path: of its config.pbtxt.
-        find_member: gives a step's model configuration; it raises what fits when there is none.
+        find_member: returns a step's model configuration; raises its own error without one.
 
     Raises:
         ModelConfigError: the first fault of the graph, in Triton's words.
@@ -74,7 +74,7 @@ def resolve_graph(config: ModelConfig, path: Path, find_member: FindMember) -> M
 def _labels(
     config: ModelConfig, members: list[tuple[EnsembleStep, ModelConfig]]
 ) -> dict[str, Sequence[str]]:
-    """The members' labels for the ensemble's outputs, and in their place its own."""
+    """The members' labels for the ensemble's outputs; the ensemble's own labels override them."""
     found = {
         tensor: member.labels[name]
         for step, member in members
@@ -87,11 +87,11 @@ def _labels(
 def _decoupled_faults(
     config: ModelConfig, members: list[tuple[EnsembleStep, ModelConfig]]
 ) -> Iterator[str]:
-    """What is read together must come once per request, or once per response of one model.
+    """Tensors that are read together must come once per request, or per response of one model.
 
     The ensemble's outputs are read together too.
     """
-    # Tensor → the step, by its place, whose responses it comes with; none is once per request.
+    # Tensor → index of the decoupled step whose responses it comes with; None is once per request.
     origins: dict[str, int | None] = {spec.name: None for spec in config.inputs}
     waiting = list(enumerate(members))
     while ready := [
@@ -112,7 +112,7 @@ _SEVERAL = -1
 
 
 def _one_origin(origins: Iterable[int | None]) -> int | None:
-    """The origin that is there beside None; `_SEVERAL` for several."""
+    """The only origin beside None; `_SEVERAL` for several."""
     found = {origin for origin in origins if origin is not None}
     return _SEVERAL if len(found) > 1 else next(iter(found), None)
 
@@ -170,7 +170,7 @@ def _connection_faults(config: ModelConfig) -> Iterator[str]:
     for spec in config.inputs:
         if spec.name not in read:
             yield f"ensemble input '{spec.name}' for ensemble {name}' is not used"
-    # What can be computed: the inputs, then whatever follows from what is there already.
+    # The computable tensors: the inputs, then every output of a step with computable inputs.
     written = {spec.name for spec in config.inputs}
     waiting = list(config.steps)
     while ready := [step for step in waiting if written.issuperset(step.input_map.values())]:
@@ -210,13 +210,13 @@ def _missing_source(output: str, waiting: list[EnsembleStep], written: set[str])
 def _agreement_faults(
     config: ModelConfig, members: list[tuple[EnsembleStep, ModelConfig]]
 ) -> Iterator[str]:
-    """All ends of an edge must agree on type and shape, each with each: -1 fits any one size."""
+    """All ends of an edge must agree on type and shape, pairwise: -1 fits any one size."""
     ends: dict[str, list[_End]] = {}
     seen = set()
     for tensor, new in _ends(config, members):
         said = (tensor, new.spec.datatype, new.shape)
         if said in seen:
-            # It agrees with the others as the one before that said the same.
+            # The same declaration as the end before, which was compared with the others.
             continue
         seen.add(said)
         for old in ends.setdefault(tensor, []):
@@ -239,9 +239,9 @@ def _agreement_faults(
 def _ends(
     config: ModelConfig, members: list[tuple[EnsembleStep, ModelConfig]]
 ) -> Iterator[tuple[str, _End]]:
-    """Every end of every edge, with the name of its ensemble tensor."""
+    """Yield every end of every edge, with the name of its ensemble tensor."""
     for spec in (*config.inputs, *config.outputs):
-        # The steps see the ensemble's own tensors as it reshapes them.
+        # The steps get the ensemble's own tensors in their reshaped form.
         inside = replace(spec, shape=config.reshapes.get(spec.name, spec.shape))
         yield spec.name, _End(config.name, inside, config.full_shape(inside))
     for step, member in members:

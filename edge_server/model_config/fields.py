@@ -1,9 +1,9 @@
-"""What becomes of each field of `inference.ModelConfig`: acted on, accepted, or refused.
+"""How the server treats each field of `inference.ModelConfig`: acted on, accepted, or refused.
 
-A field that is silently ignored is a promise that is silently broken, so the tables cover every
-field at every depth. A path leads through messages, lists and map values alike; in `ACCEPTED` and
-`REFUSED` it stands for all that is under it, in `ACTED_ON` for itself alone, so that a field that
-a later protocol adds is refused until it has been thought about.
+A silently ignored field is a silently broken promise, so the tables cover every field at every
+depth. A path leads through messages, lists and map values alike; in `ACCEPTED` and `REFUSED` it
+covers all fields under it, in `ACTED_ON` itself alone, so that a field that a later protocol adds
+is refused until a developer has classified it.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ _WITHOUT_EFFECT_FOR_ENSEMBLES = {
     "input.format": _ENSEMBLE_HANDS_ON,
     "default_model_filename": "an ensemble has no file of its own",
 }
-# Path → the backends that act on it; for the others it is without effect.
+# Path → the backends that act on it; without effect for the others.
 _ACTED_ON_BY = {
     "optimization.graph": frozenset({"onnxruntime"}),
     "optimization.cuda": frozenset({"tensorrt"}),
@@ -115,7 +115,7 @@ _ACTED_ON_BY = {
 
 
 def without_effect(message: Any) -> dict[str, str]:
-    """The fields of a completed, valid configuration that change nothing here → why."""
+    """The fields of a completed, valid configuration without effect on this server → why."""
     found = {}
     for path, _, _, _ in _fields(message, "", ""):
         if path in ACCEPTED:
@@ -134,7 +134,7 @@ def without_effect(message: Any) -> dict[str, str]:
 
 
 def field_faults(message: Any) -> Iterator[str]:
-    """Fields that this server refuses, and enum values that nobody knows."""
+    """Yield the fields that this server refuses, and unknown enum values."""
     for path, shown, descriptor, value in _fields(message, "", ""):
         if path in REFUSED:
             yield f"field '{shown}' is not supported by this server: {REFUSED[path]}"
@@ -147,15 +147,15 @@ def field_faults(message: Any) -> Iterator[str]:
 
 
 def fields_of(message: Any) -> Iterator[tuple[str, str, Any, Any]]:
-    """Each field that is set and not refused or accepted as a whole, at every depth: its path,
-    what people call it, its descriptor and its value."""
+    """Yield each set field that is not refused or accepted as a whole, at every depth: its path,
+    its displayed name, its descriptor and its value."""
     return _fields(message, "", "")
 
 
 def _fields(message: Any, path: str, shown: str) -> Iterator[tuple[str, str, Any, Any]]:
-    """Each field that is set: its path in the tables, what people call it, descriptor, value.
+    """Yield each set field: its path in the tables, its displayed name, descriptor and value.
 
-    What stands under a path of `ACCEPTED` or `REFUSED` is left out.
+    Fields under a path of `ACCEPTED` or `REFUSED` are left out.
     """
     for descriptor, value in message.ListFields():
         here = f"{path}.{descriptor.name}" if path else descriptor.name
@@ -174,7 +174,7 @@ def _fields(message: Any, path: str, shown: str) -> Iterator[tuple[str, str, Any
 
 
 def is_map(descriptor: Any) -> bool:
-    """Whether a field is a map: the protocol has it as a list of entries."""
+    """Whether a field is a map: the protocol encodes it as a list of entries."""
     return descriptor.message_type is not None and descriptor.message_type.GetOptions().map_entry
 
 

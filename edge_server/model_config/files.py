@@ -1,4 +1,4 @@
-"""Where a model's files are, and what to say when one of them is missing or cannot be read."""
+"""The files of a model, and the errors for files that are missing or cannot be read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WARMUP_DIRECTORY = "warmup"
 INITIAL_STATE_DIRECTORY = "initial_state"
 GOLDEN_DIRECTORY = "golden"
 
-# What is wrong with the file itself. Anything else, like EIO, ESTALE or EMFILE, may pass.
+# Errors of the file itself. Any other error, like EIO, ESTALE or EMFILE, may pass.
 _STAYS = frozenset(
     {
         errno.ENOENT,
@@ -41,9 +41,9 @@ class ModelFiles:
         name: the model's name, which is the directory's.
         directory: holds config.pbtxt (optional) and the version directories.
         versions: version number → its directory, in ascending order.
-        fingerprint: of a copy that never changes; None where the files are to be looked at.
-        holder: keeps such a copy from being removed as long as anybody has it.
-        shown: the directory that people know, where this is a copy of it.
+        fingerprint: of an immutable copy; None where the files have to be read.
+        holder: keeps such a copy on disk as long as any reference to `holder` exists.
+        shown: the directory in the repository, where `directory` is a copy of it.
     """
 
     name: str
@@ -59,11 +59,11 @@ class ModelFiles:
 
     @property
     def shown_config_path(self) -> Path:
-        """Where people know its config.pbtxt to be."""
+        """The path of config.pbtxt in the repository, for texts."""
         return (self.shown or self.directory) / CONFIG_NAME
 
     def as_shown(self, text: str) -> str:
-        """`text` with the paths that people know."""
+        """`text` with the paths of the repository in place of the copy's."""
         if self.shown is None:
             return text
         return text.replace(str(self.directory), str(self.shown))
@@ -71,7 +71,7 @@ class ModelFiles:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """What the file system refuses inside becomes an error that names path, reason and remedy.
+    """Turn an OSError inside the block into an error that names path, reason and remedy.
 
     Raises:
         ModelConfigError: instead of the OSError; ModelLoadError where that may pass.
@@ -83,16 +83,16 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def cannot_be_read(path: Path | str, error: OSError) -> ModelConfigError:
-    """What to raise for a file of a model; a ModelLoadError where the reason may pass."""
+    """The error for an unreadable file of a model; a ModelLoadError where the cause may pass."""
     text = f"{path}: cannot be read: {error.strerror or error}"
-    # An error without a number is ours, of a link that leads nowhere.
+    # Our own error, for a link without a target, has no errno.
     if error.errno is None or error.errno in _STAYS:
         return ModelConfigError(f"{text}; the user that the daemon runs as must be able to read it")
     return ModelLoadError(f"{text}; the kernel's log may tell what is wrong with the disk")
 
 
 def require_path(path: Path, model: str) -> None:
-    """Raises: ModelConfigError: `path`, which the model needs, is no file or cannot be read."""
+    """Raises: ModelConfigError: `path`, which the model needs, is no file or is unreadable."""
     with reading(path):
         if not path.is_file():
             raise ModelConfigError(f"{path}: missing; model '{model}' is loaded from it")
@@ -100,7 +100,7 @@ def require_path(path: Path, model: str) -> None:
 
 
 def is_file_name(name: str) -> bool:
-    """Whether `name` is a relative path that stays below where it starts, symbolic links aside."""
+    """Whether `name` is a relative path that stays below its start, symbolic links aside."""
     path = PurePosixPath(name)
     return (
         bool(path.parts) and not path.is_absolute() and ".." not in path.parts and "\0" not in name
@@ -119,5 +119,5 @@ def outside(directory: Path, name: str) -> bool:
         try:
             real = (directory / name).resolve()
             return not real.is_relative_to(directory.resolve())
-        except RuntimeError as error:  # a circle of links, as Python says it before 3.13
+        except RuntimeError as error:  # a circle of links, as Python before 3.13 reports it
             raise OSError(str(error)) from error

@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
     from edge_server.model_config.config import Completion
 
-# Each instance holds a thread, a process or a copy of the model; more is a slip of the keyboard.
+# Each instance holds a thread, a process or a copy of the model; a higher number is a typing error.
 MAX_INSTANCES = 1024
 # A process has an interpreter of its own, of some 30 MB.
 _MAX_PROCESSES = 64
 
 
 def instance_group_faults(message: Any, completion: Completion) -> Iterator[str]:
-    """Faults of a completed configuration's instance groups, of which there is at least one."""
+    """Yield the faults of a completed configuration's instance groups; at least one exists."""
     for group in message.instance_group:
         where = f"instance group {group.name} of model {message.name}"
         if group.kind == pb.ModelInstanceGroup.KIND_GPU:
@@ -39,7 +39,7 @@ def instance_group_faults(message: Any, completion: Completion) -> Iterator[str]
                     "supported for TensorRT models"
                 )
                 break
-            # A longer one is no number of a profile, and Python reads none of 5,000 digits.
+            # A longer text is no profile number, and Python parses none of 5,000 digits.
             if not (profile.isascii() and profile.isdigit() and len(profile) < 10):
                 yield (
                     f"{where} and platform {message.platform} specifies invalid profile {profile}. "
@@ -56,7 +56,7 @@ def instance_group_faults(message: Any, completion: Completion) -> Iterator[str]
 
 
 def absent_gpus(message: Any, completion: Completion) -> Iterator[str]:
-    """The groups that want a GPU where there is none; its driver may come up later."""
+    """Yield the groups that need a GPU where there is none; its driver may come up later."""
     for group in message.instance_group:
         wants = group.kind == pb.ModelInstanceGroup.KIND_GPU and message.backend in GPU_BACKENDS
         if wants and not completion.gpus:

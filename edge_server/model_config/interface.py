@@ -1,4 +1,4 @@
-"""What callers of a model rely on, and whether another configuration still gives it to them."""
+"""The interface of a model towards its callers, and whether a new configuration breaks it."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ if TYPE_CHECKING:
     from edge_server.model_config.config import ModelConfig
     from edge_server.tensors import TensorSpec
 
-# In `parameters` of config.pbtxt: "true" says that callers know of what changes.
+# A key of `parameters` in config.pbtxt: "true" declares that the callers know of the change.
 ALLOW_INTERFACE_CHANGE = "allow_interface_change"
 
 
 def interface_break(old: ModelConfig, new: ModelConfig) -> str:
-    """What would break those who call `old` if `new` answered them; empty where nothing would.
+    """Why callers of `old` would break if `new` replaced it; empty where they would not.
 
-    More is allowed: another output, another optional input, an input that need not be given any
-    more, a dimension that becomes -1, larger batches.
+    Extensions are allowed: another output, another optional input, an input that becomes optional,
+    a dimension that becomes -1, larger batches.
     """
     return next(_breaks(old, new), "")
 
 
 def tensor_break(old: ModelConfig, new: ModelConfig, names: Collection[str]) -> str:
-    """As `interface_break`, of these tensors only, and of inputs that `new` needs beside them."""
+    """As `interface_break`, for these tensors only, and for other inputs that `new` requires."""
     return next((text for text in _tensor_breaks(old, new, names)), "")
 
 
@@ -69,7 +69,7 @@ def _input_breaks(
         a in (b, -1) for b, a in zip(before, after, strict=True)
     )
     if fits and new.max_batch_size > 0 and old.max_batch_size == 0:
-        # What was any dimension of a request is a batch, which is limited.
+        # The former free first dimension becomes the batch, which is limited.
         fits = 1 <= before[0] <= new.max_batch_size
     if not fits:
         yield f"{title} has shape {shape_text(after)}, had {shape_text(before)}"
@@ -84,7 +84,7 @@ def _output_breaks(
         return
     yield from _type_breaks(title, was, now)
     before, after = old.full_shape(was), new.full_shape(now)
-    # A caller who copes with any size copes with one; -1 may still be what it was.
+    # A caller that accepts any size accepts one; -1 may still be the former size.
     fits = len(before) == len(after) and all(
         a == b or -1 in (a, b) for b, a in zip(before, after, strict=True)
     )

@@ -12,12 +12,12 @@ from edge_server.tensors import element_count
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-# Their tensors are what their modules say and nothing else.
+# Backends whose modules define all tensors.
 _FIXED_TENSORS = frozenset({"image_preprocess", "lane_decode"})
 
 
 def io_faults(message: Any, *, complete: bool) -> Iterator[str]:
-    """Faults of the configuration's inputs and outputs.
+    """Yield the faults of the configuration's inputs and outputs.
 
     Args:
         complete: every tensor must have its type and its dims; else a backend may fill them in.

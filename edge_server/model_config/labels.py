@@ -1,4 +1,4 @@
-"""Label files: what the elements of an output mean, a label a line."""
+"""Label files: the class names of an output, one per line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_LABEL_FILE_BYTES = 16 * 1024 * 1024
 
 
 def read_labels(message: Any, files: ModelFiles) -> Mapping[str, tuple[str, ...]]:
-    """Output → its labels by index, for each output with a `label_filename`.
+    """Read output → labels by index, for each output with a `label_filename`.
 
     Raises:
         ModelConfigError: a file is outside the model's directory, missing, unreadable, too large

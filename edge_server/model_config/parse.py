@@ -1,4 +1,4 @@
-"""config.pbtxt → `inference.ModelConfig` message, with errors a person can act on."""
+"""Parses config.pbtxt into an `inference.ModelConfig` message, with errors that name a remedy."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _UNKNOWN_VALUE = re.compile(r'Enum type "([\w.]+)" has no value named (\w+)')
 
 
 def read_model_config(path: Path) -> Any:
-    """The message that `path` holds; an absent file is an empty configuration.
+    """Read the message from `path`; an absent file is an empty configuration.
 
     Raises:
         ModelConfigError: unreadable, too large, or not a ModelConfig; names file, line and remedy.
@@ -63,7 +63,7 @@ def read_model_config(path: Path) -> Any:
 
 
 def parse_model_config_json(text: str, name: str) -> Any:
-    """The message that `text` is in the protocol's JSON form; `name` where it gives none.
+    """Parse `text` in the protocol's JSON form; a message without a name gets `name`.
 
     Raises:
         InvalidRequest: too large, nested too deeply, or no ModelConfig (Triton's text).
@@ -85,7 +85,7 @@ def parse_model_config_json(text: str, name: str) -> Any:
 
 @cache
 def _message_with_plain_entries() -> Any:
-    """`inference.ModelConfig` with lists of entries for maps: a map keeps the last of two only."""
+    """`inference.ModelConfig` with lists of entries for maps: a map keeps the last duplicate."""
     file = descriptor_pb2.FileDescriptorProto()
     pb.DESCRIPTOR.CopyToProto(file)
     unseen = list(file.message_type)

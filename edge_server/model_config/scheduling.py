@@ -1,4 +1,4 @@
-"""How a model's requests are scheduled: the typed form of what config.pbtxt says of it."""
+"""The scheduling part of config.pbtxt in typed form."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class QueuePolicy:
-    """How long, and how many, requests of one priority level wait.
+    """Time and size limits of the queue of one priority level.
 
     Attributes:
-        delay_expired: a request whose time is up waits on, behind all others, instead of failing.
-        default_timeout_us: how long a request may queue; 0 is for ever.
+        delay_expired: an expired request waits on, behind all others, instead of failing.
+        default_timeout_us: how long a request may queue; 0 is unlimited.
         allow_timeout_override: a request may ask for less than the default, never for more.
-        max_queue_size: how many may wait; 0 is without bound.
+        max_queue_size: how many requests may wait; 0 is unlimited.
     """
 
     delay_expired: bool = False
@@ -34,12 +34,12 @@ class QueuePolicy:
 
 @dataclass(frozen=True)
 class DynamicBatching:
-    """Requests of several callers run together.
+    """The dynamic batcher, which runs requests of several callers together.
 
     Attributes:
-        preferred_batch_sizes: a batch of the largest that is reached goes at once, without delay.
+        preferred_batch_sizes: a batch of the largest size reached runs at once, without delay.
         max_queue_delay_us: how long the oldest request waits for others to join it.
-        preserve_ordering: answers leave in the order in which the requests came.
+        preserve_ordering: responses leave in the order in which the requests came.
         priority_levels: 0 where there are none; 1 is the highest.
         default_priority_level: of a request that names none, or one that does not exist.
     """
@@ -56,13 +56,13 @@ class DynamicBatching:
 
     @property
     def has_timeouts(self) -> bool:
-        """Whether any request may wait for so long only."""
+        """Whether any request has a time limit in the queue."""
         policies = (self.default_queue_policy, *self.priority_queue_policies.values())
         return any(policy.default_timeout_us for policy in policies)
 
 
 class ControlKind(Enum):
-    """What a control input of a sequence batcher says of a request."""
+    """The meaning of a sequence batcher's control input."""
 
     START = "CONTROL_SEQUENCE_START"
     READY = "CONTROL_SEQUENCE_READY"
@@ -75,7 +75,7 @@ class SequenceControl:
     """One control input, which requests do not carry and the scheduler adds.
 
     Attributes:
-        false_true: the two values that say no and yes; None for CORRID, which carries the id.
+        false_true: the values for no and yes; None for CORRID, which carries the id.
     """
 
     input_name: str
@@ -86,7 +86,7 @@ class SequenceControl:
 
 @dataclass(frozen=True)
 class InitialState:
-    """What a state holds when a sequence starts.
+    """The initial value of a state at the start of a sequence.
 
     Attributes:
         file: under the model's `initial_state/`; None is zeros.
@@ -116,7 +116,7 @@ class SequenceState:
 
 @dataclass(frozen=True)
 class OldestSequences:
-    """Sequences are batched dynamically, the one that waits longest first."""
+    """Sequences are batched dynamically, the longest waiting one first."""
 
     max_candidate_sequences: int
     preferred_batch_sizes: tuple[int, ...]
@@ -126,10 +126,10 @@ class OldestSequences:
 
 @dataclass(frozen=True)
 class SequenceBatching:
-    """Requests of one sequence reach the same instance, in order.
+    """The sequence batcher: requests of one sequence reach the same instance, in order.
 
     Attributes:
-        oldest: None is direct: a sequence owns a slot of a batch till its end.
+        oldest: None is direct: a sequence owns a slot of a batch until its end.
         max_queue_delay_us, minimum_slot_utilization: of the direct strategy.
     """
 

@@ -23,7 +23,7 @@ _VALUES = ("int32_false_true", "fp32_false_true", "bool_false_true")
 
 
 def sequence_faults(message: Any, files: ModelFiles) -> Iterator[str]:
-    """Faults of a completed configuration's sequence batcher, where it has one."""
+    """Yield the faults of a completed configuration's sequence batcher, where it has one."""
     if message.WhichOneof("scheduling_choice") != "sequence_batching":
         return
     batching = message.sequence_batching
@@ -39,7 +39,7 @@ def _strategy_faults(message: Any) -> Iterator[str]:
         yield from preferred_size_faults("sequence", batching.oldest.preferred_batch_size, message)
         if batching.oldest.max_candidate_sequences < 1:
             yield f"sequence batching max candidate sequences must be positive for {model}"
-    # Its default, 0, stands for a value that was not given.
+    # The default, 0, stands for a value that was not given.
     elif not 0.0 <= batching.direct.minimum_slot_utilization <= 1.0:
         yield f"sequence batching minimum slot utilization must be in range (0.0, 1.0] for {model}"
 
@@ -66,7 +66,7 @@ def _control_faults(batching: Any, model: str) -> Iterator[str]:
 
 
 def _input_faults(message: Any) -> Iterator[str]:
-    """The sequence batcher's own inputs are hidden from clients."""
+    """The sequence batcher's own inputs must be hidden from clients."""
     batching = message.sequence_batching
     own = {tensor.name for tensor in batching.control_input}
     own |= {state.input_name for state in batching.state}

@@ -1,4 +1,4 @@
-"""The rules a configuration must keep; the texts are Triton's, file and remedy are ours."""
+"""The validation of a configuration; the texts are Triton's, file and remedy are ours."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 __all__ = ["validate", "without_effect"]
 
-# Nobody reads more at once, and the text goes to every client that asks for the index.
+# Readable at once; the text goes to every client that asks for the index.
 _MOST_FAULTS = 32
-# They fill in what inputs and outputs leave open from the model's file.
+# Backends that complete inputs and outputs from the model's file.
 _COMPLETES_IO = frozenset({"onnxruntime", "tensorrt", "python"})
 
 
@@ -38,10 +38,10 @@ def validate(
     known_backends: frozenset[str],
     completion: Completion = USUAL_COMPLETION,
 ) -> None:
-    """Hold a completed configuration against the rules, and its label files with it.
+    """Validate a completed configuration and its label files.
 
     Raises:
-        ModelConfigError: names the file, what is wrong and what to do; all faults, one per line.
+        ModelConfigError: names the file, the fault and the remedy; all faults, one per line.
     """
     path = files.config_path
     if too_long := list(list_faults(message)):

@@ -1,4 +1,4 @@
-"""Which of the versions on disk shall be loaded."""
+"""The version policy: selects the versions on disk to load."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TOLD = 8
 
 
 def select_versions(message: Any, files: ModelFiles) -> tuple[int, ...]:
-    """The versions that a completed configuration's policy asks for, ascending.
+    """Return the versions that a completed configuration's policy selects, ascending.
 
     Raises:
         ModelConfigError: none of them is on disk.

@@ -1,4 +1,4 @@
-"""Warm-up samples: requests that a model runs before it is called ready."""
+"""Warm-up samples: requests that a model runs before it is READY."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class WarmupData(Enum):
-    """Where the values of a warm-up input come from; the values are the configuration's names."""
+    """The source of a warm-up input's values; the values are the configuration's names."""
 
     ZERO = "zero_data"
     RANDOM = "random_data"
@@ -46,7 +46,7 @@ class Warmup:
 
     Attributes:
         batch_size: 0 gives the inputs no batch dimension.
-        count: how often it runs.
+        count: number of runs.
     """
 
     name: str
@@ -78,7 +78,7 @@ def _input(tensor: Any) -> WarmupInput:
 
 
 def warmup_faults(message: Any, files: ModelFiles) -> Iterator[str]:
-    """Faults of a model's samples; whether they fit its inputs shows when they run."""
+    """Yield the faults of a model's samples; whether they fit its inputs shows in their runs."""
     for sample in message.model_warmup:
         of = f"in sample '{sample.name}' for {message.name}"
         for name, tensor in sorted(sample.inputs.items()):

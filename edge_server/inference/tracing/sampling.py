@@ -1,4 +1,4 @@
-"""Which requests are traced: one of so many, for all models or for one, up to a number."""
+"""Sampling: one of every `rate` requests is traced, for all models or for one, up to a count."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TraceRule:
-    """What is traced.
+    """The trace settings.
 
     Attributes:
-        timestamps: anything at all.
-        rate: one of so many requests; 0 is allowed only where nothing is traced.
-        count: so many more; -1 is no end.
+        timestamps: whether any request is traced.
+        rate: one of so many requests is traced; 0 is allowed only without timestamps.
+        count: traces left; -1 is unlimited.
         log_frequency: traces in a file before the next is begun; 0 is one file.
     """
 
@@ -33,9 +33,9 @@ class TraceRule:
 
 
 class Sampler:
-    """Applies one rule to the requests that it is asked about; any thread may ask.
+    """Applies one rule to requests, on any thread.
 
-    It is also what traces that share numbered files have in common.
+    Traces of one sampler share a series of numbered files.
     """
 
     def __init__(self, rule: TraceRule) -> None:
@@ -46,11 +46,11 @@ class Sampler:
 
     @property
     def rule_now(self) -> TraceRule:
-        """The rule, with what is left of its count."""
+        """The rule, with its remaining count."""
         return replace(self.rule, count=self._left)
 
     def take(self) -> bool:
-        """Whether the next request is traced: of every `rate`, the last."""
+        """Whether the next request is traced: the last of every `rate`."""
         if not self.rule.timestamps or self._left == 0 or next(self._seen) % self.rule.rate:
             return False
         with self._lock:
@@ -62,18 +62,18 @@ class Sampler:
 
 @dataclass(frozen=True)
 class _Group:
-    """What was said of all models, or of one, and what comes of it."""
+    """The settings given for all models, or for one, and the resulting sampler."""
 
     said: Mapping[str, Any]
     sampler: Sampler
 
 
 class Sampling:
-    """The rule of all models, and those of models of which something else was said.
+    """The rule of all models, and those of models with settings of their own.
 
-    As in Triton: what was not said of a model holds for it as it does for all, but it is counted
-    on its own; what was not said of all is as it was at the start. A rule that changes counts
-    its requests anew.
+    As in Triton: a setting not given for a model is that of all models, but the model has its own
+    count; a setting not given for all models keeps its value from the start. A rule that changes
+    counts its requests anew.
     """
 
     def __init__(self, at_start: TraceRule) -> None:
@@ -90,18 +90,18 @@ class Sampling:
         )
 
     def sampler(self, model_name: str) -> Sampler:
-        """The one that decides for that model; empty is all that have none of their own."""
+        """The sampler of that model; empty is that of all models without one of their own."""
         return self._of_models.get(model_name, self._of_all).sampler
 
     def change(self, model_name: str, changes: Changes) -> None:
-        """Put other values in force, all or none.
+        """Apply new settings, all or none.
 
         Args:
             model_name: empty is all models.
-            changes: by the names of `TraceRule`; None takes back what was said.
+            changes: by the names of `TraceRule`; None removes the setting.
 
         Raises:
-            InvalidRequest: nothing can be traced that way (Triton's text).
+            InvalidRequest: no request can be traced with these settings (Triton's text).
         """
         with self._lock:
             of_all, of_models = self._of_all, dict(self._of_models)
@@ -118,7 +118,7 @@ class Sampling:
 
 
 def _changed(group: _Group | None, below: TraceRule, changes: Changes) -> _Group:
-    """`group` after `changes`, where `below` holds for what is not said of it.
+    """`group` after `changes`, with the settings of `below` where `group` has none.
 
     Raises:
         InvalidRequest: see `Sampling.change`.

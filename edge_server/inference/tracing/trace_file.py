@@ -1,4 +1,4 @@
-"""Where traces go: files in Triton's JSON form."""
+"""Trace files in Triton's JSON form."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Of all files together; an appliance has nobody who clears them away.
+# Limit of all files together; no person clears the disk of an appliance.
 MOST_BYTES = 64 * 1024 * 1024
-# What the smallest file takes of a disk.
+# The disk space of the smallest file.
 _BLOCK_BYTES = 4096
 
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -30,20 +30,18 @@ _HEAD, _BETWEEN, _TAIL = b"[\n", b",\n", b"\n]\n"
 
 
 class TraceFile:
-    """Appends traces to `path`, or to `path.0`, `path.1`, … where so many of them share a file.
+    """Appends traces to `path`, or to `path.0`, `path.1`, … where a limited number share a file.
 
-    Each file is a whole JSON array after every write, so that no way to end the process costs
-    more than what was not written yet. Files of an earlier run stay until the first trace that
-    goes to the same one. They count, all together, for what may be written.
-
-    Not for several threads at once.
+    Each file is a whole JSON array after every write, so that any end of the process costs only
+    the unwritten traces. Files of an earlier run stay until the first trace for the same file.
+    They all count towards the limit. Not thread-safe.
 
     Args:
-        path: where; its directory must be there.
-        most_bytes: of all files.
+        path: the file; its directory must exist.
+        most_bytes: limit of all files together.
 
     Raises:
-        Unavailable: nothing can be written there; the text names the path and the remedy.
+        Unavailable: `path` is not writable; the text names the path and the remedy.
     """
 
     def __init__(self, path: str, most_bytes: int = MOST_BYTES) -> None:
@@ -67,10 +65,9 @@ class TraceFile:
         self._used_bytes = sum(map(_on_disk, self._sizes.values()))
 
     def write(self, sampler: Sampler, elements: bytes) -> bool:
-        """Append the elements of one traced request; whether that was done.
+        """Append the elements of one traced request; True where they were written.
 
-        Where it cannot be, because the disk or the space for traces is full, that is told in the
-        log once.
+        Where the disk or the space for traces is full, the log reports that once.
         """
         if self.full:
             return False
@@ -93,15 +90,15 @@ class TraceFile:
         return False
 
     def _prove(self) -> None:
-        """Raises: OSError: nothing can be written."""
+        """Raises: OSError: `path` is not writable."""
         was_there = os.path.lexists(self.path)
         with _opened(self.path):
             if not was_there:
-                # An empty file is no JSON; it comes with the first trace.
+                # An empty file is not valid JSON; the first trace creates the file.
                 self.path.unlink()
 
     def _find(self) -> dict[Path, int]:
-        """What earlier runs have left, and how long it is."""
+        """The files of earlier runs and their sizes."""
         name = self.path.name
         found = {}
         with os.scandir(self.path.parent) as entries:
@@ -125,7 +122,7 @@ class TraceFile:
         return part.path
 
     def _append(self, path: Path, elements: bytes) -> None:
-        """Raises: OSError, _Full: it is not written, and what was there is whole."""
+        """Raises: OSError, _Full: nothing was written, and the file's old content is whole."""
         with _opened(path) as descriptor:
             size = os.fstat(descriptor).st_size
             goes_on = path in self._begun and size == self._sizes[path] > 0
@@ -158,11 +155,11 @@ class TraceFile:
 
 
 class _Full(Exception):
-    """No more may be written."""
+    """The limit of trace bytes is reached."""
 
 
 class _Part:
-    """One numbered file, and how many traces it has."""
+    """One numbered file, and its number of traces."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -171,7 +168,7 @@ class _Part:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[int]:
-    """Raises: OSError: it cannot be, or is no plain file."""
+    """Raises: OSError: the file cannot be opened, or is no regular file."""
     descriptor = os.open(path, _FLAGS, 0o640)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):

@@ -15,18 +15,18 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Traces that wait to be written: a request that comes beyond is dropped and counted.
+# The limit of traces that wait to be written: requests beyond it are dropped and counted.
 MOST_WAITING = 10_000
-# What comes within that time is written together; a crash costs as much.
+# Traces within that time are written together; a crash costs as many.
 _GATHER_S = 0.1
-# An idle worker looks up this often, so that its heartbeat moves.
+# An idle worker wakes this often, so that its heartbeat moves.
 _LOOK_S = 5.0
 
 
 class TraceWriter:
-    """Takes traced requests that are over, from any thread, and writes them in their order.
+    """Takes finished traced requests from any thread and writes them in their order.
 
-    The worker belongs to no supervisor: a disk that hangs costs traces and nothing else.
+    The worker has no supervisor: a disk that hangs costs traces and nothing else.
     """
 
     def __init__(self, file: TraceFile) -> None:
@@ -45,19 +45,19 @@ class TraceWriter:
 
     @property
     def full(self) -> bool:
-        """Nothing will be written any more."""
+        """Whether writing has ended: the writer is stopped or the trace files are full."""
         return self._closed or self._file.full
 
     @property
     def dropped(self) -> int:
-        """Requests that came faster than they could be written, or that found no room."""
+        """The number of requests dropped, because the queue or the files were full."""
         return self._dropped
 
     def start(self) -> None:
         self._worker.start()
 
     def stop(self, timeout_s: float = 1.0) -> None:
-        """Write what has come, take nothing more."""
+        """Write the queued traces, accept no more."""
         with self._news:
             self._closed = True
             self._news.notify()
@@ -71,7 +71,7 @@ class TraceWriter:
             )
 
     def put(self, request: TracedRequest) -> None:
-        """Have `request` written soon, and return at once."""
+        """Queue `request` for writing and return at once."""
         with self._news:
             if self._closed or self._waiting_traces + len(request) > MOST_WAITING:
                 self._dropped += 1
@@ -81,7 +81,7 @@ class TraceWriter:
             self._news.notify()
 
     def _tick(self, _now: float) -> None:
-        """Write what comes, or wait a bounded time for it."""
+        """Write queued traces, or wait a bounded time for some."""
         with self._news:
             if self._news.wait_for(lambda: self._waiting or self._closed, _LOOK_S):
                 self._news.wait_for(lambda: self._closed, _GATHER_S)

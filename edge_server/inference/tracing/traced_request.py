@@ -1,4 +1,4 @@
-"""A traced request: its moments, and those of the requests that it makes to other models."""
+"""A traced request: its timestamps, and those of its nested requests to other models."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ if TYPE_CHECKING:
     from edge_server.inference.tracing.sampling import Sampler
     from edge_server.requests import Respond, ResponseCallback
 
-# Of one request: a decoupled member of an ensemble may start steps without end.
+# Limit per request: a decoupled member of an ensemble may start steps without end.
 _MOST_TRACES = 1000
-# A request's own id may be as long as a message.
+# Limit of a traced request id, which may otherwise be as long as a message.
 _LONGEST_ID = 1024
 
 
 class TracedRequest:
-    """One sampled request with all that it starts; it is told of once, when all of that is over.
+    """One sampled request with its nested requests; reported once, when all of them are over.
 
     Args:
-        sampler: what chose it.
+        sampler: the sampler that chose the request.
         ids: gives each trace its number.
-        when_over: hears of it, on the thread that ended the last.
+        when_over: called with this request, on the thread that ended the last trace.
     """
 
     def __init__(
@@ -41,18 +41,18 @@ class TracedRequest:
         self._over = False
 
     def __len__(self) -> int:
-        """Of how many traces it is."""
+        """The number of traces."""
         return len(self._traces)
 
     def trace(self, model_name: str, request_id: str, parent_id: int = 0) -> ModelTrace | None:
-        """For one request of it; None where there are too many."""
+        """Make the trace of one nested request; None above the limit."""
         self._made += 1
         if self._made > _MOST_TRACES:
             return None
         return ModelTrace(self, next(self._ids), model_name, request_id[:_LONGEST_ID], parent_id)
 
     def hold(self, trace: ModelTrace | None = None) -> None:
-        """It is not over before as many `release` have come; `trace` has begun."""
+        """Keep the request open until as many `release` calls; `trace` has begun."""
         with self._lock:
             self._open += 1
             if trace is not None:
@@ -63,12 +63,12 @@ class TracedRequest:
             self._open -= 1
             if self._open or self._over or not self._traces:
                 return
-            # What begins later than that is of a request that has failed.
+            # Traces that begin later belong to a request that has failed.
             self._over = True
         self._when_over(self)
 
     def written(self) -> bytes:
-        """Its elements of Triton's JSON array, a line for each."""
+        """The elements of Triton's JSON array, one per line."""
         lines = [line for trace in self._traces for line in trace.written()]
         return ",\n".join(lines).encode()
 
@@ -77,7 +77,7 @@ class ModelTrace:
     """See `edge_server.requests.Trace`.
 
     Attributes:
-        request: what it is a part of.
+        request: the traced request around this trace.
     """
 
     __slots__ = (
@@ -111,7 +111,7 @@ class ModelTrace:
         self.mark("REQUEST_START")
 
         def pass_on(answer: ResponseCallback, final: bool) -> None:
-            # Marked before it is told: who hears it may mark what comes after.
+            # Marked before `respond`, which may mark later timestamps itself.
             if not self._answered and not self._parent_id:
                 self.mark("INFER_RESPONSE_COMPLETE")
             self._answered = True
@@ -134,7 +134,7 @@ class ModelTrace:
         return self.request.trace(model_name, request_id, self._id)
 
     def written(self) -> tuple[str, str]:
-        """What it is of, and its moments in their order."""
+        """The trace's identity, and its timestamps in order, as JSON."""
         about: dict[str, object] = {
             "id": self._id,
             "model_name": self._model_name,

@@ -1,4 +1,4 @@
-"""The tracer: says which requests are traced, and has them written when they are over."""
+"""The tracer: chooses the requests to trace, and has them written when they are over."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 class Tracer:
-    """Traces requests as its rules say; every method may be called from any thread.
+    """Traces requests by its rules; every method may be called from any thread.
 
     Args:
-        at_start: the rule of all models until another is put in force.
-        writer: None keeps and tells the rules, and traces nothing.
+        at_start: the rule of all models until it is changed.
+        writer: None keeps and reports the rules, and traces nothing.
 
     Attributes:
         on: whether any request may be traced at this moment.
@@ -35,7 +35,7 @@ class Tracer:
 
     @property
     def file_name(self) -> str:
-        """Empty where nothing is traced."""
+        """The trace file; empty where nothing is traced."""
         return "" if self._writer is None else self._writer.file_name
 
     def change(self, model_name: str, changes: Changes) -> None:
@@ -44,11 +44,11 @@ class Tracer:
         self.on = self._writer is not None and self._sampling.any_on
 
     def rule(self, model_name: str) -> TraceRule:
-        """The rule for that model, with what is left of its count; empty is that of all models."""
+        """The rule for that model, with its remaining count; empty is that of all models."""
         return self._sampling.sampler(model_name).rule_now
 
     def sample(self, model_name: str, request_id: str) -> ModelTrace | None:
-        """The trace of this request to that model; None where it is not traced."""
+        """The trace of this request to that model; None where the request is not traced."""
         writer = self._writer
         if writer is None or writer.full:
             self.on = False
