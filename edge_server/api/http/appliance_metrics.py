@@ -1,4 +1,4 @@
-"""The appliance's own metrics: cameras, lanes, broker, model states; and Triton's of the board."""
+"""ApplianceMetrics: cameras, lanes, broker, model states; and Triton's metrics of the board."""
 
 from __future__ import annotations
 
