@@ -58,7 +58,7 @@ def unary(
         try:
             with traffic.budget.hold(len(request)):
                 answered = behaviour(request, context)
-        except Exception as error:  # noqa: BLE001 - that is what this is for
+        except Exception as error:  # noqa: BLE001 - every exception becomes a status
             _abort(context, method, error)
         return traffic.send(answered, context)
 
@@ -77,7 +77,7 @@ def streaming(
                 with traffic.sending(response, context):
                     yield response
                 del response
-        except Exception as error:  # noqa: BLE001 - that is what this is for
+        except Exception as error:  # noqa: BLE001 - every exception becomes a status
             _abort(context, method, error)
         finally:
             # Half of a large request may have arrived, which the budget has not counted.

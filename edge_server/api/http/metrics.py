@@ -75,7 +75,7 @@ class MetricsServer:
         """Serve no more requests; a response in progress gets `timeout_s` seconds."""
         self._stopping = True
         with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # wakes who waits for the next asker
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes a thread that waits in accept
         self.worker.stop(timeout_s)
         self._listener.close()
 
