@@ -388,14 +388,14 @@ class Daemon:
 
 
 def _trace_rule(settings: TraceSection) -> TraceRule:
-    """The trace rule at the start."""
+    """Return the trace rule at the start."""
     return TraceRule(
         "TIMESTAMPS" in settings.level, settings.rate, settings.count, settings.log_frequency
     )
 
 
 def _camera_state(state: CameraState, age_s: float | None) -> Literal["ok", "stalled", "lost"]:
-    """A camera's state in the words of its topic."""
+    """Return a camera's state as its topic spells it."""
     if state is not CameraState.LIVE or age_s is None:
         return "lost"
     return "ok" if age_s < STALLED_S else "stalled"

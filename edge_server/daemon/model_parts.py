@@ -103,7 +103,7 @@ def chosen_control(
 ) -> RepositoryControl:
     """Return the control that loads models into `registry`, at the start and on request.
 
-    In mode `poll` the control first loads every model of the repositories.
+    In mode `poll` this control only loads the models present at the start.
 
     Args:
         python: see `python_of`.

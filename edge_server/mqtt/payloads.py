@@ -37,7 +37,7 @@ _encode = msgspec.json.Encoder().encode
 def lane_frame(frame: LaneFrame, identity: Identity, seq: int, now_mono_ns: int) -> bytes:
     """Return the JSON of `frame`, with its age at `now_mono_ns`.
 
-    A frame without a response of the model has FRAME_STATUS_INVALID and no lanes. A lane with a
+    A frame whose request failed has FRAME_STATUS_INVALID and no lanes. A lane with a
     non-finite coordinate or score is left out and named in `reasons`: JSON has no such numbers, and
     no vehicle may steer by them.
 

@@ -96,7 +96,7 @@ class LanePipeline:
             return not self.camera.ended
         deadline = time.monotonic() + self._frame_deadline_s
         try:
-            # An execution that begins just before the deadline gets as long as any other.
+            # An execution that begins just before the deadline is watched for as long as any other.
             with self.worker.allowing(self._frame_deadline_s + 2 * MODEL_STUCK_S):
                 lane_frame = self.detect(frame, deadline)
         except EdgeServerError as error:

@@ -120,7 +120,7 @@ class AccessRules:
     def update_refusal(self, method: str, request: bytes) -> str:
         """Return the same where only the request shows whether the method changes a setting."""
         if not self.control_refusal or len(request) > LONGEST_QUESTION_BYTES:
-            return ""  # one that is too long changes nothing either
+            return ""  # the method refuses a request of that length
         try:
             changes = bool(UPDATES[method](request).settings)
         except DecodeError:

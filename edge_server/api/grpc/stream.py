@@ -243,7 +243,7 @@ class InferStream:
         stream_request.respond(error, True)
 
     def _take(self) -> tuple[StreamRequest, ResponseCallback, bool] | None:
-        """The next answer to write; None when there will be none.
+        """Wait for the next response to write; return None at the end of the stream.
 
         Raises:
             EdgeServerError: the stream ends with that status.

@@ -80,7 +80,7 @@ class MetricsServer:
         self._listener.close()
 
     def _tick(self, now: float) -> bool:
-        # A fresh poll per tick: a selector that lives on would need every closed socket removed.
+        # poll reports hangups by itself; a persistent selector needs each closed socket removed.
         poll = select.poll()
         poll.register(self._listener, select.POLLIN)
         for asker in self._askers:

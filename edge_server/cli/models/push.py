@@ -93,7 +93,7 @@ def read_model(directory: Path) -> ModelTree:
 
 def model_tree(directory: Path) -> ModelTree:
     """Raises: ModelConfigError: the directory does not exist, or is unusable."""
-    place = Path(os.path.abspath(directory))  # noqa: PTH100 - a link is told, not followed
+    place = Path(os.path.abspath(directory))  # noqa: PTH100 - a link is reported, not followed
     if not place.is_dir():
         raise ModelConfigError(
             f"{directory}: no such directory; give a model's, which holds config.pbtxt and versions"
