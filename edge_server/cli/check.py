@@ -1,6 +1,6 @@
-"""`edge-server check`: what `run` would trip over, found without starting anything.
+"""`edge-server check`: finds the errors that `run` would meet, without starting anything.
 
-What may change by itself, as a broker or a live camera that is away, is no fault: the daemon waits
+A temporary condition, such as an unreachable broker or live camera, is no fault: the daemon waits
 for it.
 """
 
@@ -43,18 +43,18 @@ if TYPE_CHECKING:
     from edge_server import settings as chosen
     from edge_server.lifecycle.control import RepositoryControl
 
-# Models that are being closed get so long.
+# Time limit for closing the models, in seconds.
 CLOSE_S = 5.0
 
 
 @dataclass
 class Findings:
-    """What `check` found, a line for each.
+    """The results of `check`, a line for each.
 
     Attributes:
-        well: what is as it should be, and what is worth a warning.
-        faults: what `run` would refuse for good, with the remedy.
-        unavailable: what `run` would end with now, and what may pass by itself.
+        well: successful checks, and warnings.
+        faults: permanent errors that `run` would refuse, with the remedy.
+        unavailable: errors that would end `run` now, but may be temporary.
     """
 
     well: list[str] = field(default_factory=list)
@@ -62,12 +62,12 @@ class Findings:
     unavailable: list[str] = field(default_factory=list)
 
     def note(self, error: EdgeServerError, prefix: str = "") -> None:
-        """Add `error` to what `run` would end with 69 for, or with 78."""
+        """Add `error` to the errors of exit code 69, or to those of 78."""
         (self.unavailable if may_pass(error) else self.faults).append(f"{prefix}{error}")
 
 
 def check(settings: chosen.Settings) -> Findings:
-    """Load the models of the start, prove every camera's, open recordings, try ports and broker."""
+    """Load the start's models, run each camera's, open recordings, test ports and broker."""
     findings = Findings()
     _check_ports(settings, findings)
     registry = ModelRegistry()
@@ -98,7 +98,7 @@ def check(settings: chosen.Settings) -> Findings:
 
 
 def _tries(settings: chosen.Settings) -> Iterator[tuple[Callable[[], object], str]]:
-    """What raises a SettingsError where it is not well, and what is told where it is."""
+    """Yield checks that raise a SettingsError on a fault, each with the line for its success."""
     tls, trace, repository = settings.grpc.tls, settings.trace, settings.repository
     if tls.on:
         yield partial(server_credentials, tls), f"grpc: {tls.certificate} is shown to clients"
@@ -122,7 +122,7 @@ def _check_ports(settings: chosen.Settings, findings: Findings) -> None:
 
 
 def _check_grpc(settings: chosen.Settings, findings: Findings) -> bool:
-    """Whether the daemon itself runs there, as far as can be told."""
+    """Return whether the daemon itself seems to run there."""
     grpc = settings.grpc
     where = f"{grpc.host}:{grpc.port}"
     found = try_port(grpc.host, grpc.port, "--grpc")
@@ -134,7 +134,7 @@ def _check_grpc(settings: chosen.Settings, findings: Findings) -> bool:
         findings.well.append(f"grpc {where}: is taken by {us}: the daemon runs")
         return True
     if found.taken and (grpc.tls.on or grpc.restricted):
-        # It tells no stranger who it is.
+        # The daemon does not identify itself to a client without credentials.
         findings.well.append(f"warning: grpc {where}: is taken, by the daemon or something else")
         return True
     findings.unavailable.append(f"gRPC cannot listen on {where}: {found.trouble}")
@@ -147,7 +147,7 @@ def _check_models(
     data_plane: DataPlane,
     findings: Findings,
 ) -> set[str] | None:
-    """The models that are faulty; None is all of them."""
+    """Return the names of the faulty models; None means all of them."""
     try:
         failed = control.load_first()
     except ModelConfigError as error:
@@ -168,7 +168,7 @@ def _check_models(
 
 
 def _nothing(repository: chosen.Repository) -> str:
-    """Why no model is loaded at the start."""
+    """Return the reason why no model is loaded at the start."""
     if repository.mode == "explicit" and not repository.load:
         return "mode explicit and no --load-model: nothing is served until it is asked for"
     where = ", ".join(repository.paths) or "repository.paths, which is empty"
@@ -182,7 +182,7 @@ def _check_camera(
     faulty_models: set[str] | None,
     findings: Findings,
 ) -> None:
-    """A camera's model that is faulty itself has been reported with the model."""
+    """Check one camera; a fault of its model is reported with the model, not here."""
     camera = Camera(name, settings.uri)
     is_well = faulty_models is not None and settings.model not in faulty_models
     if is_well:

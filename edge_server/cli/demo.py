@@ -1,4 +1,4 @@
-"""`edge-server demo`: the whole appliance on one road, and what arrives from it, for people."""
+"""`edge-server demo`: runs the whole appliance on one road and shows its messages."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 DEVICE = "demo"
 PICTURE = Path("lanes.png")
-# Messages that wait to be shown, some seconds of them.
+# Limit of messages waiting to be shown, some seconds of them.
 KEPT = 256
 
 _PATIENCE_S = 15.0
@@ -55,21 +55,21 @@ def run_demo(
     repositories: Sequence[str] | None,
     as_json: bool,
 ) -> None:
-    """Start a daemon with one camera, listen to its broker, show what arrives, leave a picture.
+    """Start a daemon with one camera, subscribe to its broker, show messages, write a picture.
 
     Returns when `frames` messages arrived, the source ended or `stop` was set.
 
     Args:
-        source: what the camera looks at; a plain path is played again and again.
+        source: the camera's source; a plain path is played again and again.
         stop: ends the demo, also while it starts.
-        frames: how many lane messages to wait for; 0 is no end.
-        broker: `host` and `port` to publish to; without it a private mosquitto where there is
-            one, else none: then the messages are taken from the daemon directly.
-        repositories: the shipped models where none are given.
+        frames: number of lane messages to wait for; 0 is unlimited.
+        broker: `host` and `port` to publish to; without it a private mosquitto if one is
+            installed, else none: the messages are then taken from the daemon directly.
+        repositories: paths of repositories; None or empty are the shipped models.
         as_json: print each message instead of the table.
 
     Raises:
-        EdgeServerError: something is missing or wrong; see `Daemon`.
+        EdgeServerError: a part is missing or wrong; see `Daemon`.
     """
     log_switches = set_up_logging(verbose=0, info=False)
     people = sys.stderr if as_json else sys.stdout
@@ -95,28 +95,28 @@ def run_demo(
 
 
 def shipped_models() -> Path:
-    """The repository that comes with this package; in a checkout it is the one beside it."""
+    """Return the repository that comes with this package; in a checkout the one beside it."""
     return Path(str(files("edge_server") / "models")).resolve()
 
 
 class Inbox:
-    """Messages on their way to be shown: `KEPT` at most, then the oldest gives way.
+    """Queue of messages to show: `KEPT` at most, then the oldest is dropped.
 
-    `put` is for one thread, `take` for another.
+    One thread calls `put`, another `take`.
     """
 
     def __init__(self) -> None:
         self._messages: queue.Queue[bytes] = queue.Queue(KEPT)
 
     def put(self, payload: bytes) -> None:
-        """Never waits, however slow the one who takes is."""
+        """Add a message; never waits, however slow the reader is."""
         if self._messages.full():
             with suppress(queue.Empty):
                 self._messages.get_nowait()
         self._messages.put_nowait(payload)
 
     def take(self, timeout_s: float) -> bytes | None:
-        """The oldest message; None when there was none for `timeout_s`."""
+        """Return the oldest message; None if none arrived within `timeout_s`."""
         try:
             return self._messages.get(timeout=timeout_s)
         except queue.Empty:
@@ -141,7 +141,7 @@ def _settings(
 
 
 def _put_directly(inbox: Inbox) -> Listener:
-    """What takes the broker's place where there is none."""
+    """Return a listener that replaces the broker where none is installed."""
     identity = Identity.of_this_host(DEVICE, VERSION)
     counter = itertools.count()
 
@@ -184,7 +184,7 @@ def _show(
 
 
 def _leave_picture(lane_frame: LaneFrame, frame: Frame, people: Any) -> None:
-    # Only here: where OpenCV is missing, the camera has said so in plain words before.
+    # Imported here: where OpenCV is missing, the camera has already raised a clear error.
     from edge_server.cameras.picture import draw_lanes, write_picture  # noqa: PLC0415
 
     picture = free_name(PICTURE)
@@ -197,13 +197,13 @@ def _leave_picture(lane_frame: LaneFrame, frame: Frame, people: Any) -> None:
 
 
 def free_name(path: Path) -> Path:
-    """`path`, or where something is there already `lanes-2.png` and so on."""
+    """Return `path`, or if it exists a free name like `lanes-2.png`."""
     names = (path.with_stem(f"{path.stem}-{number}") for number in itertools.count(2))
     return next(name for name in itertools.chain([path], names) if not os.path.lexists(name))
 
 
 class _Table:
-    """One row that is renewed on a terminal, and repeated elsewhere."""
+    """One row that is overwritten on a terminal, and printed repeatedly elsewhere."""
 
     _FORMAT = "{:>8} {:>8} {:>7} {:>9} {:>9} {:>6} {:>8}"
 
@@ -237,7 +237,7 @@ class _Table:
             self._show(end="\r" if self._terminal else "\n")
 
     def finish(self) -> None:
-        """Let the last row stand."""
+        """Keep the last row on the terminal."""
         if self._row != self._shown or self._terminal:
             self._show(end="\n")
 
@@ -247,10 +247,10 @@ class _Table:
 
 
 def _private_broker(running: ExitStack, stop: threading.Event) -> dict[str, Any] | None:
-    """A mosquitto that ends with `running`; None where it is not installed.
+    """Start a mosquitto that ends with `running`; return None if it is not installed.
 
     Raises:
-        Unavailable: it is installed and does not start.
+        Unavailable: mosquitto is installed and does not start.
     """
     binary = shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin:/usr/bin:/usr/local/bin")
     if binary is None:
@@ -265,7 +265,7 @@ def _private_broker(running: ExitStack, stop: threading.Event) -> dict[str, Any]
     broker = subprocess.Popen(  # noqa: S603
         [binary, "-c", str(configuration)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
-    # Ctrl-C in a terminal ends it together with us: that it is gone then is no news.
+    # Ctrl-C in a terminal ends mosquitto together with us: its disconnect is expected.
     logging.getLogger("edge_server.mqtt").setLevel(logging.ERROR)
     running.callback(broker.wait)
     running.callback(broker.terminate)

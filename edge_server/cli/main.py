@@ -1,6 +1,6 @@
-"""The command line: what each verb takes, and which exit code tells what.
+"""The command line: the arguments of each verb, and the exit codes.
 
-Nothing heavy is imported here: a verb imports what it needs when it runs.
+Nothing heavy is imported here: a verb imports its code when it runs.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ CONFIGURATION = 78
 DEVICE_LOST = 86
 RESTART_ME = 87
 
-# systemd does not restart what ended with 2 or 78: those are for what stays until a person changes
-# it. What may pass has one of the others. A kind of error that is not here has its parent's code.
+# systemd does not restart a process that ended with 2 or 78: those codes are for permanent errors.
+# Temporary errors have one of the others. An error class that is missing has its parent's code.
 EXIT_CODES: dict[type[BaseException], int] = {
     errors.SettingsError: CONFIGURATION,
     errors.InvalidRequest: CONFIGURATION,
@@ -66,7 +66,7 @@ _EPILOG = """exit codes: 0 ended as asked, 1 failed, 2 usage, 69 something requi
 
 
 def run_command(argv: Sequence[str]) -> int:
-    """Run one verb; the exit code. Errors of ours end as one line, without a traceback."""
+    """Run one verb; return the exit code. Our errors print one line, without a traceback."""
     parser = _parser()
     arguments, unknown = parser.parse_known_args(argv)
     if unknown:
@@ -76,7 +76,7 @@ def run_command(argv: Sequence[str]) -> int:
     except errors.EdgeServerError as error:
         return _tell(error)
     except BrokenPipeError:
-        # Whoever read our output has seen enough.
+        # The reader of our output has closed the pipe.
         _discard_output()
         return OK
     except OSError as error:
@@ -88,12 +88,12 @@ def run_command(argv: Sequence[str]) -> int:
 
 
 def _discard_output() -> None:
-    """Nor may the interpreter's last flush complain."""
+    """Keep the interpreter's last flush from raising, too."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _tell(error: errors.EdgeServerError) -> int:
-    """Print `error`; its exit code."""
+    """Print `error`; return its exit code."""
     prefix = journal_prefix(logging.ERROR)
     told_to_programs = any(writes_json(each.formatter) for each in logging.getLogger().handlers)
     for line in str(error).splitlines():
@@ -158,7 +158,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 class _Version(argparse.Action):
-    """As argparse's own, but looked up only when somebody asks."""
+    """argparse's own version action, but with the lookup on demand."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
         from importlib.metadata import version  # noqa: PLC0415
@@ -168,7 +168,7 @@ class _Version(argparse.Action):
 
 
 def _settings(arguments: argparse.Namespace) -> tuple[Settings, list[str]]:
-    """What is chosen, and what is to be told of it."""
+    """Return the settings, and the lines to log about them."""
     from edge_server.settings import read_settings  # noqa: PLC0415
 
     chosen = choose({name: values for name, values in vars(arguments).items() if values})
@@ -194,7 +194,7 @@ def _log_to(log: LogSection) -> LogSwitches:
             path=log.file,
         )
     except OSError as error:
-        # Its disk may be mounted later, or have room again.
+        # The file's disk may be mounted later, or have space again.
         raise error_of_place(
             error, f"log.file: {log.file}: cannot be written: {error.strerror}"
         ) from error
@@ -226,14 +226,14 @@ def _positive(text: str) -> int:
 
 
 def _stop_on_signals() -> threading.Event:
-    """An event that the first SIGTERM or SIGINT sets; a second one ends the process at once."""
+    """Return an event that the first SIGTERM or SIGINT sets; a second one ends the process."""
     stop = threading.Event()
     numbers = (signal.SIGINT, signal.SIGTERM)
 
     def ask(*_: Any) -> None:
         for number in numbers:
             signal.signal(number, signal.SIG_DFL)
-        # On a thread: the main thread may be inside the event's own lock, where it waits for it.
+        # On a thread: the main thread may hold the event's own lock while it waits for the event.
         threading.Thread(target=stop.set, name="stop").start()
 
     for number in numbers:
@@ -259,7 +259,7 @@ def _run(arguments: argparse.Namespace) -> NoReturn:
         code = _tell(error)
     daemon.stop()
     logging.shutdown()
-    # A thread that hangs in a model or a driver would keep the interpreter from ending.
+    # A thread that hangs in a model or a driver would keep the interpreter from exiting.
     os._exit(code)
 
 
@@ -268,7 +268,7 @@ def _check(arguments: argparse.Namespace) -> int:
 
     settings, notes = _settings(arguments)
     set_up_logging(settings.log.verbose)
-    # What is wrong comes as the error itself, without a second telling in the log.
+    # The error itself reports the fault; the log would repeat it.
     logging.getLogger().setLevel(logging.CRITICAL)
     findings = check(settings)
     for line in (*findings.well, *(f"note: {note}" for note in notes)):

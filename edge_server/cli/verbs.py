@@ -1,6 +1,6 @@
-"""The frame of verbs below another, like `plan build`: help, flags, and how an interrupt ends one.
+"""Verbs: the frame of verbs below another, like `plan build`: help, flags and interrupts.
 
-Nothing heavy is imported here: every start of the command line reads it.
+Nothing heavy is imported here: every start of the command line imports this module.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class Verbs:
     """The verbs below `parser`, which has none yet.
 
     Args:
-        about: what all of them are about, for its help.
-        codes: what their exit codes tell, for the end of its help.
-        interrupted: said when a person interrupts one of them.
+        about: the subject of all the verbs, for the help of `parser`.
+        codes: the meaning of their exit codes, for the end of that help.
+        interrupted: the text printed when a user interrupts a verb.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class Verbs:
         self._interrupted = interrupted
 
     def add(self, name: str, text: str, run: Run) -> Verb:
-        """One more; `run` gets what was given, and its exit code is the process's."""
+        """Add a verb; `run` gets the parsed arguments and returns the process's exit code."""
         parser = self._parsers.add_parser(
             name, help=text, description=f"{text[0].upper()}{text[1:]}.", allow_abbrev=False
         )
@@ -53,7 +53,7 @@ class Verbs:
 
 
 class Verb:
-    """One verb and the names of its flags, for the nearest to what was mistyped."""
+    """One verb and the names of its flags, which suggest the nearest name after a typing error."""
 
     def __init__(self, parser: argparse.ArgumentParser, run: Run) -> None:
         self._parser = parser
@@ -61,6 +61,6 @@ class Verb:
         parser.set_defaults(verb=run, flags=self._flags)
 
     def takes(self, name: str, **how: Any) -> None:
-        """As `ArgumentParser.add_argument`."""
+        """Add an argument, like `ArgumentParser.add_argument`."""
         self._parser.add_argument(name, **how)
         self._flags += [name] if name.startswith("-") else []

@@ -1,4 +1,4 @@
-"""The daemon: what is constructed and started here is stopped here, in reverse order."""
+"""The daemon: constructs and starts every part, and stops the parts in reverse order."""
 
 from __future__ import annotations
 
@@ -54,36 +54,36 @@ log = logging.getLogger(__name__)
 
 VERSION = version("edge-server")
 
-# The main loop looks at the workers this often.
+# The main loop checks the workers this often.
 LOOK_S = 0.5
-# What is left to do once requests have had their time: the farewell, closing models.
+# The farewell and closing the models get this long after the in-flight requests' time is up.
 FAREWELL_S = 5.0
-# A Python model has 2 s to finalize; all models close side by side.
+# A Python model has 2 s to finalize; all models close in parallel.
 CLOSE_S = 3.0
-# What systemd allows a start from the last news of a build on: its own default for a whole start.
+# Each progress report of a build extends systemd's start timeout by its default for a whole start.
 START_MORE_S = 90.0
-# Of a model's error, in systemd's status.
+# Characters of a model's error in systemd's status.
 _LONGEST_STATUS = 200
-# An open camera that gives nothing for this long has stalled.
+# An open camera that delivers no frame for this long has stalled.
 STALLED_S = 1.0
 
 
 class Daemon:
     """One appliance: models, cameras, gRPC and MQTT, from `start` to `stop`.
 
-    Construction opens nothing but the ports, so a taken one shows before anything else runs.
+    Construction opens only the ports, so a port in use is reported before anything else runs.
 
     Args:
-        settings: what was chosen.
-        listeners: told of every LaneFrame, beside the MQTT publisher.
-        log_switches: what clients change of the log; None is all that this process logs.
+        settings: the settings of this run.
+        listeners: receive every LaneFrame, beside the MQTT publisher.
+        log_switches: the log settings that clients change; None covers all that this process logs.
 
     Raises:
-        Unavailable: the gRPC or the metrics address cannot be bound, or the place of traces, of
-            models' copies or of the socket cannot be written.
+        Unavailable: the gRPC or the metrics address cannot be bound, or the directory of traces, of
+            the models' copies or of the socket is not writable.
         AlreadyRunning: another daemon holds the Unix socket.
-        SettingsError: the broker's settings do not fit together or their files cannot be read, or a
-            certificate is of no use.
+        SettingsError: the broker's settings contradict each other, their files cannot be read, or a
+            certificate is invalid.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class Daemon:
         if settings.mqtt is not None:
             identity = Identity.of_this_host(settings.device.id, VERSION)
             address = BrokerAddress.of(settings.mqtt)
-            # Later a file may be away while it is replaced; at the start it is a mistake.
+            # Later a file may be absent while it is replaced; at the start that is a mistake.
             if faults := address.file_faults():
                 raise SettingsError("\n".join(faults))
             publisher = self._publisher = Publisher(address, identity)
@@ -161,19 +161,19 @@ class Daemon:
 
     @property
     def metrics_port(self) -> int:
-        """0 where there are no metrics."""
+        """The port of the metrics endpoint; 0 without metrics."""
         return 0 if self._metrics is None else self._metrics.port
 
     def start(self, stop: threading.Event) -> None:
-        """Start every part; if one fails, those before it are stopped again.
+        """Start every part; if one part fails, the parts started before it are stopped again.
 
-        Returns early, not ready, when `stop` is set meanwhile; then `stop()` is due as ever.
+        Returns early, not ready, when `stop` is set meanwhile; the caller still calls `stop()`.
 
         Raises:
-            ModelConfigError: a model cannot be loaded; ModelLoadError where that may pass.
+            ModelConfigError: a model cannot be loaded; ModelLoadError if a retry may succeed.
             SettingsError: a camera's model is no lane model.
-            Unavailable: a camera's model is not there, or cannot answer.
-            DeviceLost: a GPU is broken, which other errors came of.
+            Unavailable: a camera's model is not loaded, or cannot respond.
+            DeviceLost: a GPU is broken and caused other errors.
             SourceError: a camera's recording cannot be opened.
             SourceUriError: a camera's URI is wrong.
         """
@@ -185,7 +185,7 @@ class Daemon:
             if (traces := self._trace_writer) is not None:
                 started.callback(traces.stop)
                 traces.start()
-            # From here on a client that asks is told "live, not ready" instead of nothing.
+            # From here on a client's health check returns "live, not ready".
             started.callback(lambda: self._grpc.stop(self._left_s()))
             self._grpc.start()
             if (metrics := self._metrics) is not None:
@@ -204,7 +204,7 @@ class Daemon:
                     pipeline.worker.start()
                 self.data_plane.open()
             self._running = started.pop_all()
-        # What is here now stays: the collector need not walk it again with every full round.
+        # Objects alive now stay alive: the collector need not scan them in every full collection.
         gc.collect()
         gc.freeze()
         if not stop.is_set():
@@ -214,17 +214,17 @@ class Daemon:
             log.info("edge-server %s: ready, %s", VERSION, status)
 
     def run(self, stop: threading.Event) -> None:
-        """Watch over the parts until `stop` is set.
+        """Supervise the parts until `stop` is set.
 
         Raises:
-            DeviceLost: a GPU is broken, whichever thread met that; only a new process helps.
-            StageStuck: a worker or a model hangs, or gRPC does not answer; only a new process
-                helps.
+            DeviceLost: a GPU is broken, on any thread; only a new process recovers.
+            StageStuck: a worker or a model hangs, or gRPC does not respond; only a new process
+                recovers.
             InternalError: a worker died.
         """
         period_s = min(LOOK_S, (watchdog_period_s() or LOOK_S) / 2)
         while not stop.wait(period_s):
-            # First, as a worker may have died of it.
+            # First, as a lost device may be the reason why a worker died.
             self.devices.check()
             now = time.monotonic()
             self._supervisor.check(now)
@@ -237,21 +237,21 @@ class Daemon:
             notify("WATCHDOG=1", f"STATUS={self._attempt(self._status)}")
 
     def stop(self) -> None:
-        """Not ready at once; what is in flight finishes; `offline` is published; all is closed.
+        """Stop within `serving.exit_timeout_s` plus the broker's farewell, whichever part hangs.
 
-        Takes no longer than `serving.exit_timeout_s` and what the broker's farewell takes,
-        whatever hangs.
+        The daemon is not ready at once; in-flight requests finish; the publisher publishes
+        `offline`; all parts close.
         """
-        # systemd's own patience may be shorter than what was chosen.
+        # systemd's own stop timeout may be shorter than the configured one.
         patience_us = round(1e6 * (self._settings.serving.exit_timeout_s + FAREWELL_S))
         notify("STOPPING=1", f"EXTEND_TIMEOUT_USEC={patience_us}")
         self._running.close()
         log.info("edge-server: stopped")
 
     def _open_recordings(self) -> None:
-        """A mistake in a camera shows before models load, which may take minutes.
+        """Report a camera's mistake before the models load, which may take minutes.
 
-        A live camera would fill its buffers meanwhile: of that only the URI is looked at.
+        Only the URI of a live camera is checked: an open one would fill its buffers meanwhile.
         """
         for pipeline in self.pipelines:
             camera = pipeline.camera
@@ -262,7 +262,7 @@ class Daemon:
                 raise type(error)(f"camera {camera.name}: {error}") from error
 
     def _load(self, stop: threading.Event) -> None:
-        """What may take minutes, where plans are built; broker and systemd hear how far it is."""
+        """Load models and open cameras; builds take minutes, reported to broker and systemd."""
 
         def tell(_now: float) -> None:
             self._attempt(self._publish_models)
@@ -286,11 +286,11 @@ class Daemon:
             raise
         finally:
             telling.stop()
-            # Why one cannot be loaded, too.
+            # Also publishes the reason of a model that failed to load.
             self._attempt(self._publish_models)
 
     def _tell_builds(self) -> None:
-        """systemd ends a start that takes too long, unless it is told again and again of more."""
+        """Extend systemd's start timeout while a plan is built; systemd ends a start without it."""
         builds = [
             f"{entry.name}: {entry.reason}"
             for entry in self.data_plane.index(only_ready=False)
@@ -301,7 +301,7 @@ class Daemon:
             notify(f"EXTEND_TIMEOUT_USEC={round(1e6 * START_MORE_S)}", f"STATUS={status}")
 
     def _say_goodbye(self) -> None:
-        """Tell everyone, before anyone is waited for."""
+        """Ask every part to stop before waiting for any of them."""
         self._stop_by = time.monotonic() + self._settings.serving.exit_timeout_s
         self.data_plane.shut()
         self._grpc.drain()
@@ -332,7 +332,7 @@ class Daemon:
         return MetricsServer(settings.metrics, sources)
 
     def _publish_states(self) -> None:
-        """Tell the broker what has changed since the last look."""
+        """Publish the states that changed since the last call."""
         if self._publisher is None:
             return
         now = time.monotonic()
@@ -355,7 +355,7 @@ class Daemon:
             return
         entries = self.data_plane.index(only_ready=False)
         if isinstance(self.control, PollControl):
-            # It was taken out of the repository; on request, an unloaded one may come back.
+            # The model was removed from the repository; on request, an unloaded one may come back.
             entries = [e for e in entries if e.loaded is not None or e.reason != UNLOADED]
         self._publisher.publish_models(entries)
 
@@ -371,12 +371,12 @@ class Daemon:
             state = "connected" if self._publisher.connected else "away"
             broker = f"{state}, {self._publisher.dropped} lanes dropped"
         ready = len(self.data_plane.index(only_ready=True))
-        # A line of its own would be another word to systemd.
+        # systemd reads a second line as another assignment.
         return f"{ready} models; cameras: {cameras or 'none'}; mqtt: {broker}".replace("\n", " ")
 
     def _attempt(self, tell: Callable[[], str | None]) -> str:
-        """What `tell` gives; where it fails that is logged, once for each fault, and no reason to
-        end what works."""
+        """Return the text of `tell`; its failure is logged once per fault and ends nothing that
+        works."""
         try:
             return tell() or ""
         except Exception as error:
@@ -388,14 +388,14 @@ class Daemon:
 
 
 def _trace_rule(settings: TraceSection) -> TraceRule:
-    """As it is at the start."""
+    """Return the trace rule at the start."""
     return TraceRule(
         "TIMESTAMPS" in settings.level, settings.rate, settings.count, settings.log_frequency
     )
 
 
 def _camera_state(state: CameraState, age_s: float | None) -> Literal["ok", "stalled", "lost"]:
-    """A camera's state in the words of its topic."""
+    """Return a camera's state as its topic spells it."""
     if state is not CameraState.LIVE or age_s is None:
         return "lost"
     return "ok" if age_s < STALLED_S else "stalled"

@@ -1,4 +1,4 @@
-"""What loads and schedules models, as the settings choose it; `check` makes the same."""
+"""Builds the parts that load and schedule models from the settings, for the daemon and `check`."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ if TYPE_CHECKING:
     from edge_server.inference.registry import ModelRegistry
     from edge_server.settings import CameraSection, Repository, Serving, Settings
 
-# Models that load others wait in threads of theirs; what they load may load others again.
+# A model that loads others waits in a thread of its own, and the loaded ones may load others.
 _LOADS_BY_MODELS = 16
 _ANY_PYTHON = Python()
 
 
 def chosen_scheduling(settings: Serving) -> Scheduling:
-    """What the schedulers of all models share.
+    """Return the scheduling resources that the schedulers of all models share.
 
     Raises:
         SettingsError: see `RateLimiter`.
@@ -64,7 +64,7 @@ def chosen_scheduling(settings: Serving) -> Scheduling:
 def chosen_completion(
     settings: Repository, devices: Devices, python: Python = _ANY_PYTHON
 ) -> Completion:
-    """What configurations may leave out, on this machine, and what Python models may touch."""
+    """Return the defaults for model configurations and the Python models' access, of this host."""
     return Completion(
         settings.auto_complete,
         settings.default_max_batch_size,
@@ -75,7 +75,7 @@ def chosen_completion(
 
 
 def python_of(settings: Settings) -> Python:
-    """What Python models may touch, but for what is the daemon's own."""
+    """Return the paths and sockets open to Python models, without the daemon's own files."""
     private = (
         str(_store_directory(settings.repository)),
         str(state_directory()),
@@ -101,9 +101,9 @@ def chosen_control(
     python: Python = _ANY_PYTHON,
     cameras: Mapping[str, CameraSection] = MappingProxyType({}),
 ) -> RepositoryControl:
-    """What loads models into `registry`, at the start and on request.
+    """Return the control that loads models into `registry`, at the start and on request.
 
-    Where the repositories are followed, it loads what is there to begin with.
+    In mode `poll` this control only loads the models present at the start.
 
     Args:
         python: see `python_of`.
@@ -134,7 +134,7 @@ def chosen_control(
 
 
 def _paths(settings: Repository) -> list[Path]:
-    """Raises: SettingsError: one of them could be told nowhere."""
+    """Raises: SettingsError: a path is not UTF-8."""
     for path in settings.paths:
         if not is_utf8(path):
             raise SettingsError(f"repository.paths: {shown(path)}: is not UTF-8; rename it")
@@ -163,7 +163,7 @@ def following_control(
     python: Python = _ANY_PYTHON,
     cameras: Mapping[str, CameraSection] = MappingProxyType({}),
 ) -> PollControl:
-    """What keeps `registry` as the repositories are; see `chosen_control`."""
+    """Return the control that keeps `registry` like the repositories; see `chosen_control`."""
     accepted = AcceptedModels()
     paths = _paths(settings)
     signatures = chosen_signatures(settings)
@@ -183,7 +183,7 @@ def following_control(
         completion=chosen_completion(settings, devices, python),
         load_threads=settings.load_threads,
         devices=devices,
-        # Nothing is loaded on request, whoever asks.
+        # In mode `poll` no request loads a model.
         server_context=LiveModels(registry),
         budget=budget,
         probation=terms if settings.probation_requests else None,

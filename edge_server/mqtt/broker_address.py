@@ -1,4 +1,4 @@
-"""Where the broker is and how to be let in."""
+"""BrokerAddress: the broker's address and the credentials for it."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BrokerAddress:
-    """One broker. The files are read anew for every connection, so a changed one is picked up.
+    """One broker. The files are read for every connection, so that a changed file takes effect.
 
     Attributes:
         host: name or address.
         port: of TCP; by custom 1883, and 8883 with TLS.
-        username: None for a broker that asks for none.
-        password_file: holds the password; line ends after it do not count.
-        ca_file: PEM; given, the connection is TLS 1.2 or newer and the broker must show a
+        username: None for a broker without authentication.
+        password_file: holds the password; trailing line ends are ignored.
+        ca_file: PEM; if set, the connection is TLS 1.2 or newer and the broker must present a
             certificate of this authority for `host`.
-        cert_file: PEM; our own certificate, for a broker that asks for one.
-        key_file: PEM; its private key, which no password protects.
-        keepalive_s: a broker that says nothing is given up after two of these.
+        cert_file: PEM; this device's own certificate, for a broker that requires one.
+        key_file: PEM; its private key, without a password.
+        keepalive_s: a broker that is silent for two of these intervals counts as lost.
         connect_timeout_s: for TCP and again for TLS.
 
     Raises:
@@ -55,10 +55,10 @@ class BrokerAddress:
 
     @classmethod
     def of(cls, mqtt: Mqtt) -> BrokerAddress:
-        """The address that `[mqtt]` of the settings means.
+        """Return the address of the settings' `[mqtt]` table.
 
         Raises:
-            SettingsError: its values do not fit together.
+            SettingsError: its values contradict each other.
         """
         try:
             return cls(
@@ -77,17 +77,17 @@ class BrokerAddress:
         return f"{self.host}:{self.port}"
 
     def password(self) -> str | None:
-        """What `password_file` holds now.
+        """Return the present contents of `password_file`.
 
         Raises:
-            OSError: it cannot be read.
+            OSError: the file cannot be read.
         """
         if self.password_file is None:
             return None
         return self.password_file.read_text(encoding="utf-8").rstrip("\r\n")
 
     def file_faults(self) -> list[str]:
-        """What is wrong with the files that are read for each connection, by their settings."""
+        """Return the faults of the files that each connection reads, by their settings."""
         faults = []
         try:
             self.password()

@@ -1,4 +1,4 @@
-"""One MQTT connection of a publisher, spoken through paho."""
+"""Connection: one MQTT connection of a publisher, through paho."""
 
 from __future__ import annotations
 
@@ -29,39 +29,39 @@ log = logging.getLogger(__name__)
 
 LIVE_EXPIRY_S: Final = 1
 
-# What a frozen broker leaves unread in our socket is old when it thaws; this is some 10 frames.
+# Unread messages in our socket are stale when a frozen broker resumes; this is some 10 frames.
 _SEND_BUFFER_BYTES: Final = 32 * 1024
-# Of what a broker sends us, only states of ours have a meaning.
+# The broker only sends back the states of this device.
 _MOST_PACKET_BYTES: Final = 64 * 1024
 
-# Of a broker that names none, says MQTT 5.
+# MQTT 5's default for a broker that sends no receive maximum.
 _MQTT_RECEIVE_MAXIMUM: Final = 65535
-# Of a PUBLISH beside topic, properties and payload: fixed header, topic's length, packet id.
+# A PUBLISH without topic, properties and payload: fixed header, topic's length, packet id.
 _PUBLISH_HEADER_BYTES: Final = 5 + 2 + 2
 
-# CONNACK codes of MQTT 5 that pass by themselves: unavailable, busy, quota, rate. Every other
-# refusal stays until a person changes something.
+# Temporary CONNACK codes of MQTT 5: unavailable, busy, quota, rate. Every other refusal is
+# permanent until an operator changes the configuration.
 _PASSING: Final = frozenset({0x88, 0x89, 0x97, 0x9F})
 
 
 class Connection:
-    """From CONNECT to the end of one connection; a new one is made for the next.
+    """One connection from CONNECT to its end; the next connection is a new object.
 
-    paho is used without its thread and its reconnect: `step`, called by one thread, does all the
-    work, so publishing needs no second thread and no lock of paho's is ever held against ours.
-    And a paho client that reconnects sends what was unacknowledged again *after* `on_connect`,
-    which would put old retained state over new; a new client has nothing to repeat.
+    paho runs without its thread and its reconnect: `step`, called by one thread, does all the work,
+    so publishing needs no second thread and no lock of paho's is ever held against ours. A paho
+    client that reconnects also resends unacknowledged messages *after* `on_connect`, which would
+    overwrite new retained state with old; a new client has nothing to resend.
 
     Attributes:
-        ready: the broker has accepted us and the connection has not ended.
-        receive_maximum: how many messages of QoS 1 the broker takes before it acknowledges one.
-        end: why it ended, for a person; None while it has not.
-        refused: the broker turned us away and will again until a person changes something.
+        ready: the broker has accepted the connection, and it has not ended.
+        receive_maximum: number of QoS 1 messages that the broker takes before it acknowledges one.
+        end: the reason why the connection ended, for the log; None while it lasts.
+        refused: the broker refused this client and will again until an operator intervenes.
 
     Args:
         address: of the broker.
-        client_id: under which the broker knows us.
-        will: topic and payload that the broker shall retain when we vanish; None leaves nothing.
+        client_id: the MQTT client id.
+        will: topic and payload that the broker retains if the client vanishes; None sets no will.
         on_live_sent: called by `step` or `publish_live` for each live message that is written.
         on_retained: called by `step` with the topics that `watch` finds.
     """
@@ -107,21 +107,21 @@ class Connection:
 
     @property
     def live_in_flight(self) -> int:
-        """Live messages given to paho and not yet written to the socket."""
+        """Number of live messages that paho has not yet written to the socket."""
         return self._live_in_flight
 
     @property
     def in_flight(self) -> int:
-        """Messages not yet done: live ones not written, state not acknowledged."""
+        """Number of unfinished messages: live ones not written, states not acknowledged."""
         return self._live_in_flight + len(self._unacknowledged)
 
     def open(self) -> None:
-        """Connect and send CONNECT; blocks for as long as `connect_timeout_s` says for each address
-        of the host and for TLS, and as long as the name servers take.
+        """Connect and send CONNECT; blocks for up to `connect_timeout_s` for each address of the
+        host and for TLS, plus the time of the name servers.
 
         Raises:
-            OSError: no way to the broker, no trust in it, or a file that cannot be read.
-            ValueError: a host name or a file that means nothing.
+            OSError: the broker is unreachable or untrusted, or a file cannot be read.
+            ValueError: an invalid host name or file.
         """
         address = self._address
         if address.username is not None:
@@ -130,7 +130,7 @@ class Connection:
             context = ssl.create_default_context(cafile=str(address.ca_file))
             context.minimum_version = ssl.TLSVersion.TLSv1_2
             if address.cert_file is not None:
-                # The password keeps OpenSSL from asking a terminal for one.
+                # The empty password keeps OpenSSL from asking for one on a terminal.
                 context.load_cert_chain(address.cert_file, address.key_file, password="")
             context.sslsocket_class = _ClosingSocket
             self._client.tls_set_context(context)
@@ -141,13 +141,13 @@ class Connection:
         )
 
     def watch(self, *filters: str) -> None:
-        """From now on `on_retained` hears the topics that the broker keeps a message of."""
+        """Subscribe: from now on `on_retained` receives the topics with a retained message."""
         options = SubscribeOptions(qos=0, noLocal=True)
         self._client.subscribe([(topic, options) for topic in filters])
 
     def publish_live(self, topic: str, payload: bytes) -> bool:
-        """QoS 0, not retained, worthless after `LIVE_EXPIRY_S`; False where the broker takes no
-        packet of that size."""
+        """Publish with QoS 0, not retained, expiring after `LIVE_EXPIRY_S`; return False if the
+        packet exceeds the broker's limit."""
         if not self._fits(topic, payload, self._live_properties):
             return False
         self._live_in_flight += 1  # before: paho may call `_on_publish` from within
@@ -155,8 +155,8 @@ class Connection:
         return True
 
     def publish_state(self, topic: str, payload: bytes) -> None:
-        """QoS 1 and retained; a state that the broker takes no packet for empties its topic, as
-        the state that the broker retains there is no longer true."""
+        """Publish with QoS 1, retained. A state whose packet exceeds the broker's limit clears its
+        topic, as the state retained there is no longer true."""
         if not self._fits(topic, payload, self._state_properties):
             payload = b""
         sent = self._client.publish(
@@ -165,7 +165,7 @@ class Connection:
         self._unacknowledged[sent.mid] = topic, time.monotonic()
 
     def _fits(self, topic: str, payload: bytes, properties: Properties) -> bool:
-        # paho sends what is too large all the same, and the broker ends the connection for it.
+        # paho sends a packet over the limit all the same, and the broker ends the connection.
         if self._packet_limit_bytes is None:
             return True
         packed: bytes = properties.pack()  # type: ignore[no-untyped-call]
@@ -185,9 +185,9 @@ class Connection:
         return False
 
     def step(self, wake: Wake, timeout_s: float) -> None:
-        """Wait for the socket, `wake` or `timeout_s`, then do what there is to do.
+        """Wait for the socket, `wake` or `timeout_s`, then read and write.
 
-        To be called at least every second: keepalive is checked here.
+        Must be called at least every second: keepalive is checked here.
         """
         client = self._client
         sock = client.socket()
@@ -210,12 +210,12 @@ class Connection:
                 client.loop_write()
             client.loop_misc()
         except Exception as error:  # noqa: BLE001
-            # At packets that are no MQTT paho 2.1 raises IndexError, KeyError, struct.error ...
+            # paho 2.1 raises IndexError, KeyError, struct.error ... for invalid MQTT packets.
             self._ended(f"not understood: {type(error).__name__}: {error}")
         self._check_acknowledgements()
 
     def close(self) -> None:
-        """End the connection; the broker forgets the will if DISCONNECT still gets out."""
+        """End the connection; the broker drops the will if DISCONNECT is still sent."""
         if self.ready:
             self._client.disconnect()
         sock = self._client.socket()
@@ -224,7 +224,7 @@ class Connection:
         self._ended("closed by us")
 
     def _check_acknowledgements(self) -> None:
-        # keepalive does not notice a broker that answers pings and nothing else.
+        # keepalive does not detect a broker that answers pings but acknowledges nothing.
         patience_s = 2 * self._address.keepalive_s
         for topic, sent_at in self._unacknowledged.values():
             if time.monotonic() - sent_at > patience_s:
@@ -297,7 +297,7 @@ class Connection:
 
 
 class _ClosingSocket(ssl.SSLSocket):
-    """Closes itself when the handshake fails; paho would leave that to the garbage collector."""
+    """Closes itself when the handshake fails; paho leaves that to the garbage collector."""
 
     def do_handshake(self, block: bool = False) -> None:
         try:

@@ -1,4 +1,4 @@
-"""Who this device is towards a broker."""
+"""Identity: the names of this device for a broker."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Identity:
-    """The names under which one daemon speaks.
+    """The names under which one daemon publishes.
 
     Attributes:
-        device: name of the device, the level of the topics that is its own.
+        device: name of the device, the level of its topics.
         version: of edge_server.
         boot_id: changes with every boot; monotonic times compare only within one.
-        client_id: the same after every restart, different on every machine. Two machines with
-            one client id would throw each other off the broker for ever, and a device name is
+        client_id: the same after every restart, different on every machine. A broker would
+            disconnect two machines with one client id in turn for ever, and a device name is
             easily cloned with an image.
     """
 
@@ -30,9 +30,9 @@ class Identity:
 
     @classmethod
     def of_this_host(cls, device: str, version: str, root: Path = Path("/")) -> Identity:
-        """The identity of the machine whose files lie under `root`."""
+        """Return the identity of the machine whose files are under `root`."""
         machine = _first_line(root / "etc/machine-id") or platform.node()
-        # machine-id(5) asks not to show the id itself to the world but a keyed hash of it.
+        # machine-id(5) asks applications to publish a keyed hash instead of the id itself.
         digest = hmac.new(machine.encode(), b"edge_server mqtt", hashlib.sha256).hexdigest()
         boot_id = _first_line(root / "proc/sys/kernel/random/boot_id") or str(uuid.uuid4())
         return cls(device, version, boot_id, f"edge-{device}-{digest[:12]}")

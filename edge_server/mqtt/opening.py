@@ -1,4 +1,4 @@
-"""Reaching a broker on a thread of its own: name servers and handshakes may take minutes."""
+"""Opening: connects to a broker on its own thread, as resolvers and handshakes may take minutes."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ if TYPE_CHECKING:
 
 
 class Opening:
-    """One attempt, begun with its construction; nobody has to wait for it.
+    """One connection attempt, started by the constructor; no caller waits for it.
 
-    The system's resolver asks one name server after another, and nothing can interrupt it.
+    The system's resolver asks one name server after another, and cannot be interrupted.
 
     Args:
-        connection: to be opened, by no other thread as long as this is not over.
-        wake: is rung when it is over.
+        connection: the connection to open; no other thread may use it until the attempt is over.
+        wake: rings when the attempt is over.
 
     Attributes:
-        error: why it failed, once it is over; None where the connection is open.
+        error: the reason of a failure, once the attempt is over; None if the connection is open.
     """
 
     def __init__(self, connection: Connection, wake: Wake) -> None:
@@ -37,7 +37,7 @@ class Opening:
         return self._over
 
     def leave(self) -> None:
-        """Nobody wants the connection any more; it is closed, at once or when it is there."""
+        """Abandon the attempt; its connection is closed at once, or as soon as it is open."""
         with self._lock:
             self._left = True
             over = self._over
@@ -47,7 +47,7 @@ class Opening:
     def _run(self) -> None:
         try:
             self.connection.open()
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is told and tried again
+        except Exception as error:  # noqa: BLE001 - every error is logged, then retried
             self.error = error
         with self._lock:
             self._over = True

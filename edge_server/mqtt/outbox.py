@@ -1,4 +1,4 @@
-"""What waits to be published, bounded whatever the broker does. Knows no broker."""
+"""Outbox: the messages that wait to be published, bounded whatever the broker does."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ Live = TypeVar("Live")
 
 
 class Outbox(Generic[Live]):
-    """Two kinds of mail, both bounded by the number of topics.
+    """Two queues, both bounded by the number of topics.
 
-    Live samples: the newest of each topic waits, the one it replaces counts as dropped; whatever
-    waited longest goes first, so a busy camera does not starve another. Retained state: the
-    latest of each topic is kept until it is emptied, sent when it changes and again on every new
-    connection, always before live samples.
+    Live samples: the newest of each topic waits, and a replaced sample counts as dropped; the topic
+    that has waited longest is sent first, so that a busy camera does not starve another. Retained
+    state: the latest of each topic is kept until it is cleared, sent when it changes and again on
+    every new connection, always before live samples.
 
     Safe from any thread; no call waits longer than another call takes.
     """
@@ -28,17 +28,17 @@ class Outbox(Generic[Live]):
 
     @property
     def dropped(self) -> int:
-        """Live samples that were replaced before they could go."""
+        """Number of live samples that were replaced before they were sent."""
         return self._dropped
 
     @property
     def waiting(self) -> int:
-        """Messages that could go now; never more than there are topics."""
+        """Number of messages due; never more than the number of topics."""
         with self._lock:
             return len(self._live) + len(self._due)
 
     def put_live(self, topic: str, sample: Live) -> bool:
-        """Keep `sample` as the newest of its topic; True if none was waiting there before."""
+        """Keep `sample` as the newest of its topic; return True if the topic had none."""
         with self._lock:
             fresh = topic not in self._live
             self._live[topic] = sample
@@ -47,9 +47,9 @@ class Outbox(Generic[Live]):
             return fresh
 
     def put_state(self, topic: str, payload: bytes) -> bool:
-        """Keep `payload` as the state of its topic; False if that is what it said before.
+        """Keep `payload` as the state of its topic; return False if the state is unchanged.
 
-        An empty one takes the topic away from the broker; once it is taken it is forgotten.
+        An empty payload clears the topic on the broker; the topic is forgotten once it is sent.
         """
         with self._lock:
             if self._state.get(topic) == payload:
@@ -59,29 +59,29 @@ class Outbox(Generic[Live]):
             return True
 
     def connected(self) -> None:
-        """A broker that may know nothing is there: all state is due again."""
+        """Make all state due again: a new connection's broker may have none of it."""
         with self._lock:
             self._due = dict.fromkeys(self._state)
 
     def take_state(self) -> tuple[str, bytes] | None:
-        """The state that is due longest, or None."""
+        """Return the state that has been due longest, or None."""
         with self._lock:
             for topic in self._due:
                 del self._due[topic]
                 payload = self._state[topic]
                 if not payload:
-                    # Where the connection breaks now, the broker tells of the topic on the next.
+                    # If the connection breaks now, the next one finds the topic as a leftover.
                     del self._state[topic]
                 return topic, payload
             return None
 
     def knows(self, topic: str) -> bool:
-        """Whether there is a state of that topic."""
+        """Whether the topic has a state."""
         with self._lock:
             return topic in self._state
 
     def take_live(self) -> tuple[str, Live] | None:
-        """The live sample of the topic that waits longest, or None."""
+        """Return the live sample of the topic that has waited longest, or None."""
         with self._lock:
             for topic in self._live:
                 return topic, self._live.pop(topic)

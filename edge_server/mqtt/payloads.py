@@ -1,9 +1,9 @@
-"""From the house's values to the bytes of MQTT messages: pure functions.
+"""Encodes the daemon's values as the bytes of MQTT messages: pure functions.
 
-Lanes are the proto3 JSON mapping of `edge/lanes/v1/lanes.proto`. The points of a lane go as two
-columns, `{"x": [...], "y": [...]}`, as openpilot does it: a reader plots or stacks them without
-index arithmetic (nested pairs have no proto3 JSON mapping), they take half the bytes of a list of
-`{"x": .., "y": ..}`, and they come out of numpy in one call instead of a loop over points.
+Lanes are the proto3 JSON mapping of `edge/lanes/v1/lanes.proto`. The points of a lane are two
+columns, `{"x": [...], "y": [...]}`, as in openpilot: a reader plots or stacks them without index
+arithmetic (nested pairs have no proto3 JSON mapping), they take half the bytes of a list of
+`{"x": .., "y": ..}`, and numpy yields them in one call instead of a loop over points.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ STALE_US = 200_000  # at 130 km/h the vehicle has gone 7 m
 CameraState = Literal["ok", "stalled", "lost"]
 
 _UINT32 = 2**32
-_LONGEST_REASON = 500  # of a text that goes with every frame
+_LONGEST_REASON = 500  # characters of a text that is sent with every frame
 _encode = msgspec.json.Encoder().encode
 
 
 def lane_frame(frame: LaneFrame, identity: Identity, seq: int, now_mono_ns: int) -> bytes:
-    """The JSON of `frame`, as old as it is at `now_mono_ns`.
+    """Return the JSON of `frame`, with its age at `now_mono_ns`.
 
-    Where the model failed it says so: FRAME_STATUS_INVALID, and no lanes. A lane with a coordinate
-    or a score that is not a number is left out and told in `reasons`: JSON cannot say it, and
-    nobody may steer by it.
+    A frame whose request failed has FRAME_STATUS_INVALID and no lanes. A lane with a
+    non-finite coordinate or score is left out and named in `reasons`: JSON has no such numbers, and
+    no vehicle may steer by them.
 
     Args:
-        frame: what the pipeline made.
+        frame: the pipeline's result.
         identity: of this device.
         seq: count of this message on its topic, dropped ones included.
         now_mono_ns: `time.monotonic_ns()` of the publish.
@@ -89,27 +89,27 @@ def lane_frame(frame: LaneFrame, identity: Identity, seq: int, now_mono_ns: int)
 
 
 def starting(identity: Identity) -> bytes:
-    """What `status` says while the daemon is there and loads its first models."""
+    """Return the `status` payload while the daemon loads its first models."""
     return _encode({"state": "starting", "version": identity.version})
 
 
 def online(identity: Identity, no_lanes: Collection[str] = ()) -> bytes:
-    """What `status` says once the daemon has started, for as long as it is there.
+    """Return the `status` payload from the end of the daemon's start until it stops.
 
     Args:
-        no_lanes: the cameras of which no lanes come now.
+        no_lanes: the cameras without lanes at present.
     """
     told = {"state": "online", "version": identity.version, "no_lanes": sorted(no_lanes)}
     return _encode(told)
 
 
 def offline(identity: Identity) -> bytes:
-    """What `status` says when it is not; also the last will, so it carries no time."""
+    """Return the `status` payload of a stopped daemon; also the last will, so it has no time."""
     return _encode({"state": "offline", "version": identity.version})
 
 
 def meta(identity: Identity) -> bytes:
-    """Who speaks, and in which schema."""
+    """Return the device's name and version, and the schema of its messages."""
     return _encode(
         {
             "device": identity.device,
@@ -121,11 +121,11 @@ def meta(identity: Identity) -> bytes:
 
 
 def camera_status(state: CameraState, last_frame_age_ms: int | None, failure: str = "") -> bytes:
-    """Whether a camera delivers, and whether its frames get lanes.
+    """Return whether a camera delivers frames, and whether its frames get lanes.
 
     Args:
         last_frame_age_ms: None before its first frame.
-        failure: why the model gives no lanes; empty where it does.
+        failure: why the model returns no lanes; empty while it does.
     """
     return _encode(
         {
@@ -138,7 +138,7 @@ def camera_status(state: CameraState, last_frame_age_ms: int | None, failure: st
 
 
 def model_state(name: str, state: str, reason: str) -> bytes:
-    """Whether a model serves, and why not if it does not."""
+    """Return whether a model serves, and the reason if it does not."""
     return _encode({"model": as_utf8(name), "state": state, "reason": as_utf8(reason)})
 
 

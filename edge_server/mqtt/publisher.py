@@ -1,4 +1,4 @@
-"""Publisher: lanes and state of this device on an MQTT broker, whatever the broker does."""
+"""Publisher: publishes lanes and state of this device to an MQTT broker."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# paho bounds nothing of QoS 0 by itself: 138 MB in 10 s were measured against a frozen broker.
+# paho does not bound QoS 0 messages: 138 MB in 10 s were measured against a frozen broker.
 WINDOW: Final = 4
 
 _STEP_S: Final = 0.5
 _FAREWELL_S: Final = 0.8
-# A broker that has not been reached by then is told of, once; it is waited for all the same.
+# A broker that is unreachable for this long is logged, once; the publisher keeps trying.
 _SLOW_S: Final = 10.0
-# No device has so many models and cameras; a broker may keep any number.
+# No device has so many models and cameras; a broker may retain any number.
 _MOST_LEFTOVERS: Final = 1024
 _STABLE_S: Final = 10.0
 _RETRY_S: Final = (0.5, 30.0)
@@ -47,16 +47,16 @@ class Publisher:
     """Publishes lanes, camera and model state of one device; its callers never wait or fail.
 
     A missing, dead, frozen or slow broker costs dropped lanes, which are counted, and nothing
-    else: no caller blocks, at most `WINDOW` messages and one per topic are held. State is kept
-    and told again on every new connection, after it an unexpected end says `offline`.
+    else: no caller blocks, and at most `WINDOW` messages and one per topic are held. State is kept
+    and published again on every new connection; an unexpected disconnect publishes `offline`.
 
-    One worker does everything that touches the broker, JSON included; the publish methods only
-    put values into the outbox. They are safe from any thread.
+    One worker does all work with the broker, JSON encoding included; the publish methods only put
+    values into the outbox. They are safe from any thread.
 
     Args:
         address: of the broker.
         identity: of this device.
-        now_ns: the clock against which a frame's age is told; `time.monotonic_ns`.
+        now_ns: the clock of a frame's age; `time.monotonic_ns`.
 
     Raises:
         ValueError: the device's name cannot be part of a topic.
@@ -77,7 +77,7 @@ class Publisher:
         self._outbox: Outbox[tuple[int, LaneFrame]] = Outbox()
         self._outbox.put_state(self._topics.status, payloads.starting(identity))
         self._outbox.put_state(self._topics.meta, payloads.meta(identity))
-        # The topics of models that were told of, and those that an earlier run has left.
+        # The topics of published models, and the retained topics of an earlier run.
         self._models: set[str] = set()
         self._leftovers: set[str] = set()
         self._complete = False
@@ -99,30 +99,30 @@ class Publisher:
 
     @property
     def connected(self) -> bool:
-        """Whether a broker listens to us, as far as we know."""
+        """Whether the connection is open, as far as the publisher knows."""
         return self._connected
 
     @property
     def waiting(self) -> int:
-        """Messages that wait for the broker; never more than there are topics."""
+        """Number of messages that wait for the broker; never more than the number of topics."""
         return self._outbox.waiting
 
     @property
     def published(self) -> int:
-        """Lane messages written to a broker's connection."""
+        """Number of lane messages written to a broker's connection."""
         return self._published
 
     @property
     def dropped(self) -> int:
-        """Lane messages that were offered and never written: replaced, too old, or cut off."""
+        """Number of lane messages offered and never written: replaced, too old, or cut off."""
         return self._outbox.dropped + self._lost
 
     def start(self) -> None:
-        """Begin to look for the broker; returns at once. `status` is `starting`."""
+        """Start connecting to the broker; returns at once. `status` is `starting`."""
         self.worker.start()
 
     def stop(self) -> None:
-        """Say `offline` if there is somebody to hear it, and end; takes 1 s at most."""
+        """Publish `offline` if a broker is connected, and stop; takes 1 s at most."""
         if not self.worker.alive:
             self._wake.close()
             return
@@ -133,12 +133,12 @@ class Publisher:
         self.worker.stop(timeout_s=0.1)  # a worker deep in a connect ends with the process
 
     def publish_online(self, no_lanes: Collection[str] = ()) -> None:
-        """Tell that the device serves, until `stop`.
+        """Publish that the device serves, until `stop`.
 
-        What an earlier run has told of models and cameras that are not there now is taken away.
+        Retained topics of an earlier run's models and cameras that no longer exist are cleared.
 
         Args:
-            no_lanes: the cameras of which no lanes come now.
+            no_lanes: the cameras without lanes at present.
         """
         self._put_state(self._topics.status, payloads.online(self._identity, no_lanes))
         self._complete = True
@@ -162,19 +162,19 @@ class Publisher:
         last_frame_age_ms: int | None,
         failure: str = "",
     ) -> None:
-        """Tell how a camera and its lanes are; see `payloads.camera_status`."""
+        """Publish the state of a camera and its lanes; see `payloads.camera_status`."""
         topic = self._topic(self._topics.camera_status, name)
         self._put_state(topic, payloads.camera_status(state, last_frame_age_ms, failure))
 
     def publish_model_state(self, name: str, state: str, reason: str = "") -> None:
-        """Tell whether a model serves, and why not if it does not."""
+        """Publish whether a model serves, and the reason if it does not."""
         topic = self._topic(self._topics.model_state, name)
         self._put_state(topic, payloads.model_state(name, state, reason))
 
     def publish_models(self, entries: Iterable[ModelEntry]) -> None:
-        """Tell of each model its newest version that is READY, or else its newest one.
+        """Publish for each model its newest version that is READY, or else its newest one.
 
-        The topics of models that are not among `entries` any more are taken away.
+        The topics of models that are missing in `entries` are cleared.
         """
         told = {
             e.name: e
@@ -203,7 +203,7 @@ class Publisher:
                 log.error("mqtt: not published: %s", error)  # noqa: TRY400
             return None
 
-    # What follows runs on the worker.
+    # The methods below run on the worker.
 
     def _tick(self, now: float) -> bool:
         leaving = self._leave_by is not None
@@ -295,7 +295,7 @@ class Publisher:
                 self._lost += 1
 
     def _lose(self, connection: Connection) -> None:
-        """Put the ended connection away and choose when to try again."""
+        """Discard the ended connection and schedule the next attempt."""
         was_connected = self._connected
         self._drop_connection(connection)
         now = time.monotonic()
@@ -327,7 +327,7 @@ class Publisher:
         self._published += 1
 
     def _say(self, level: int, text: str) -> None:
-        """Log a change of state once, however often it is found again."""
+        """Log a change of state once, however often it recurs."""
         if text != self._said:
             self._said = text
             log.log(level, "mqtt: %s", text)

@@ -1,4 +1,4 @@
-"""Hearing what a device publishes, as a vehicle would: for the demo and for whoever looks."""
+"""LaneSubscriber: receives a device's lane messages as a vehicle would, for the demo."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _ASIDE_S = 5
 
 
 class LaneSubscriber:
-    """Gives every lane message of `device` to `on_payload`, on a thread of paho's own.
+    """Passes every lane message of `device` to `on_payload`, on a thread of paho's own.
 
     Args:
-        on_payload: given the JSON bytes; must return at once.
+        on_payload: receives the JSON bytes; must return at once.
 
     Raises:
         Unavailable: the broker cannot be reached.
@@ -37,7 +37,7 @@ class LaneSubscriber:
         self._client.on_message = self._receive
         try:
             self._client.connect(host, port, keepalive=_ASIDE_S)
-        except (OSError, ValueError) as error:  # the resolver's complaints are ValueErrors
+        except (OSError, ValueError) as error:  # the resolver raises ValueErrors, too
             reason = getattr(error, "strerror", None) or error
             raise Unavailable(
                 f"MQTT broker {host}:{port} cannot be reached: {reason}; start one there, or "

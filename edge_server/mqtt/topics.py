@@ -1,4 +1,4 @@
-"""Where on the broker everything lies: `edge/v1/<device>/...`."""
+"""Topics: the MQTT topics of a device, `edge/v1/<device>/...`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 PREFIX = "edge/v1"
 
 _NAME = re.compile(r"[a-z0-9_-]{1,64}", re.ASCII)
-# Model names are the repository's, and Triton's are not all lower case: `laneDetect_model`.
+# Model names are the repository's, and Triton's allow capitals: `laneDetect_model`.
 _MODEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", re.ASCII)
 
 
@@ -17,7 +17,7 @@ class Topics:
     """The topics of one device; every name in them is safe as one level of a topic.
 
     Raises:
-        ValueError: a name that is not; the text names it and the remedy. So do the methods.
+        ValueError: an unsafe name; the text names it and the remedy. The methods raise it too.
     """
 
     device: str
@@ -27,12 +27,12 @@ class Topics:
 
     @property
     def status(self) -> str:
-        """Retained: online or offline; the broker says offline for us when we vanish."""
+        """Retained: online or offline; the broker publishes offline as the last will."""
         return f"{PREFIX}/{self.device}/status"
 
     @property
     def meta(self) -> str:
-        """Retained: who this device is."""
+        """Retained: the device's name, version and schema."""
         return f"{PREFIX}/{self.device}/meta"
 
     def lanes(self, camera: str) -> str:

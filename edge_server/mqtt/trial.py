@@ -1,4 +1,4 @@
-"""Whether a broker lets us in, tried before the daemon runs."""
+"""Tests before the daemon runs whether a broker accepts the connection."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from edge_server.mqtt.wake import Wake
 if TYPE_CHECKING:
     from edge_server.mqtt.broker_address import BrokerAddress
 
-# To be let in, once there is a connection.
+# Time limit for CONNACK, once the connection is open.
 PATIENCE_S = 5.0
 _STEP_S = 0.2
 
 
 class Trial(NamedTuple):
-    """How it went.
+    """The result of a connection test.
 
     Attributes:
-        trouble: for a person; empty where the broker let us in.
-        stays: the broker refused us, or is not the one that the settings trust: waiting helps
-            nothing.
+        trouble: the reason of a failure; empty if the broker accepted the connection.
+        stays: the broker refused the client, or is not the one that the settings trust: a retry
+            would fail again.
     """
 
     trouble: str = ""
@@ -32,10 +32,10 @@ class Trial(NamedTuple):
 
 
 def try_broker(address: BrokerAddress, client_id: str, *, patience_s: float = PATIENCE_S) -> Trial:
-    """Connect as the publisher does, and leave again; nothing is published.
+    """Connect as the publisher does, and disconnect; nothing is published.
 
     Args:
-        client_id: not that of a publisher which may be connected: the broker would end that one.
+        client_id: other than a connected publisher's: the broker would disconnect that publisher.
     """
     with closing(Wake()) as wake:
         connection = Connection(address, client_id, None, lambda: None)

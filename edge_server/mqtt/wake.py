@@ -1,4 +1,4 @@
-"""A bell that another thread rings to end a wait for sockets."""
+"""Wake: lets another thread end a wait for sockets."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import socket
 
 
 class Wake:
-    """Rings are not counted: many before a `clear` are one. Safe from any thread."""
+    """A signal that is not counted: rings before a `clear` are one. Safe from any thread."""
 
     def __init__(self) -> None:
         self._reader, self._writer = socket.socketpair()
@@ -16,12 +16,12 @@ class Wake:
         self._writer.setblocking(False)
 
     def fileno(self) -> int:
-        """Readable while the bell rings."""
+        """The descriptor, readable after a ring."""
         return self._reader.fileno()
 
     def ring(self) -> None:
-        """End the wait; never blocks, and after `close` does nothing."""
-        with contextlib.suppress(OSError):  # full: it rings already
+        """End the wait; never blocks, and does nothing after `close`."""
+        with contextlib.suppress(OSError):  # the socket is full: an earlier ring is pending
             self._writer.send(b"\0")
 
     def clear(self) -> None:
@@ -29,7 +29,7 @@ class Wake:
             self._reader.recv(4096)
 
     def wait(self, seconds: float) -> None:
-        """Until the bell rings, or `seconds` have passed; clears it."""
+        """Return after a ring or after `seconds`, and clear the ring."""
         if select.select([self._reader], [], [], seconds)[0]:
             self.clear()
 

@@ -37,36 +37,36 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# What a lane model is called by and answers with: the tensors of the shipped `lane_detection`.
+# The input and output tensors of a lane model: those of the shipped `lane_detection`.
 IMAGE = "image"
 LANE_POINTS = "lane_points"
 LANE_SCORES = "lane_scores"
 LANE_TENSORS = frozenset({IMAGE, LANE_POINTS, LANE_SCORES})
 
 _FRAME_WAIT_S = 0.2
-# Nobody drives by lanes that are older. It is no limit on what a model may take: it frees the
-# camera from a line behind somebody else's slow request, and lets a Python model that hangs be
-# killed; see `execution_timeout_s`.
+# Older lanes are useless for driving. This deadline is no limit on a model's execution time: it
+# frees the camera from the queue behind another client's slow request, and lets the daemon kill
+# a Python model that hangs; see `execution_timeout_s`.
 FRAME_DEADLINE_S = 10.0
 _STAGE_OF_BACKEND = {"image_preprocess": "preprocess", "lane_decode": "postprocess"}
 
 
 class LanePipeline:
-    """Takes the newest frame of one camera, asks the model for its lanes, tells the listeners.
+    """Sends the newest frame of one camera to the model and passes its lanes to the listeners.
 
-    It asks through the same door as every client. A model that fails costs that frame, of which
-    the listeners are told why it has no lanes. They are called on this loop's thread and must
-    return at once.
+    Frames go through the same DataPlane as every client's requests. A failed request costs one
+    frame, which reaches the listeners without lanes and with the reason. Listeners run on this
+    loop's thread and must return at once.
 
-    While it waits for an answer, the loop is not what hangs: a request that waits ends at its
-    deadline, a process of a model is killed at its limit, and a model that hangs in this process
-    is found, and named, by the one who watches `DataPlane.longest_run`.
+    The loop itself cannot hang while a response is outstanding: a queued request ends at its
+    deadline, the daemon kills a model's process at its limit, and a model that hangs in this
+    process is found, and named, through `DataPlane.longest_run`.
 
     Args:
-        frame_deadline_s: how long a frame waits for its lanes.
+        frame_deadline_s: how long a frame waits for its lanes, in seconds.
 
     Attributes:
-        failed_frames: how many frames have cost that.
+        failed_frames: number of frames without lanes because the request failed.
         failure: why frames have no lanes now; empty while they have.
     """
 
@@ -89,14 +89,14 @@ class LanePipeline:
         self._frame_deadline_s = frame_deadline_s
 
     def tick(self, now: float) -> bool:
-        """One frame, or a short wait for it; False when the camera has come to its end."""
+        """Process one frame, or wait briefly for one; return False at the end of the source."""
         del now
         frame = self.camera.next_frame(_FRAME_WAIT_S)
         if frame is None:
             return not self.camera.ended
         deadline = time.monotonic() + self._frame_deadline_s
         try:
-            # A run that begins just before the deadline is watched for as long as any other.
+            # An execution that begins just before the deadline is watched for as long as any other.
             with self.worker.allowing(self._frame_deadline_s + 2 * MODEL_STUCK_S):
                 lane_frame = self.detect(frame, deadline)
         except EdgeServerError as error:
@@ -109,13 +109,13 @@ class LanePipeline:
         return True
 
     def detect(self, frame: Frame, deadline: float | None = None) -> LaneFrame:
-        """The lanes of `frame`.
+        """Return the lanes of `frame`.
 
         Args:
-            deadline: `time.monotonic()` after which nobody waits for them; None is never.
+            deadline: `time.monotonic()` at which the request expires; None is never.
 
         Raises:
-            EdgeServerError: the model cannot answer; see `DataPlane.infer`.
+            EdgeServerError: the model cannot respond; see `DataPlane.infer`.
         """
         taken_ns = time.monotonic_ns()
         image = Tensor.of(frame.image[np.newaxis])
@@ -152,11 +152,11 @@ class LanePipeline:
         )
 
     def prove(self) -> None:
-        """Run one grey frame through the model, so that the first real one finds it warm.
+        """Run one grey frame through the model, so that the first real frame finds a warm model.
 
         Raises:
             SettingsError: the camera's model is no lane model.
-            Unavailable: it is not there, or cannot answer now.
+            Unavailable: the model is not loaded, or cannot respond now.
         """
         now_ns = time.monotonic_ns()
         grey = Frame(0, np.full((720, 1280, 3), 127, np.uint8), now_ns, time.time_ns())
@@ -215,7 +215,7 @@ def _are_lanes(points: NDArray[Any], scores: NDArray[Any]) -> bool:
 
 
 class _NoLanes(InternalError):
-    """What the model answered is of another shape than lanes are."""
+    """The model's response has another shape than lanes."""
 
 
 def _stage_latency(queue_ns: int, timings: Sequence[StepTiming]) -> StageLatency:

@@ -1,4 +1,4 @@
-"""A value of the wrong kind, told to a person: what was wanted, and what is there."""
+"""Describes a settings value of the wrong kind: the expected kind and the given value."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 _LONGEST_CHARACTERS = 60
-# What lets a client in, or a camera be seen, is not for the journal.
+# Credentials of clients and cameras stay out of the journal.
 _SECRET = re.compile(r"grpc\.restricted(\[\d+\](\.value)?)?\Z")
 _LOGIN = re.compile(r"//[^/@\s]*@")
 _KINDS = {
@@ -23,7 +23,7 @@ _STEP = re.compile(r"[^.\[\]]+")
 
 
 def value_mistake(text: str, table: Mapping[str, Any]) -> str:
-    """All that msgspec said of a flat `table`, with the value where it is one of the wrong kind."""
+    """Return msgspec's whole message about a flat `table`, with a value of the wrong kind."""
     message, _, location = text.partition(" - at ")
     path = location.strip("`").removeprefix("$").lstrip(".")
     if not message.startswith("Expected `"):
@@ -56,7 +56,7 @@ def _value_at(path: str, table: Mapping[str, Any]) -> Any:
 
 
 def _shown(value: Any) -> str:
-    """As TOML spells it, or nearly so, and not all of it where it is long."""
+    """Return the value as TOML spells it, or nearly so, and shortened."""
     text = _LOGIN.sub("//…@", json.dumps(value, default=str))
     if len(text) > _LONGEST_CHARACTERS:
         text = f"{text[:_LONGEST_CHARACTERS]}…"

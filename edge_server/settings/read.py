@@ -37,24 +37,24 @@ if TYPE_CHECKING:
 
 
 def read_settings(path: Path | None, overrides: Mapping[str, Any]) -> Settings:
-    """The settings in `path`, with `overrides` (the same nested form) laid over them.
+    """Return the settings in `path`, with `overrides` (the same nested form) laid over them.
 
     Relative paths in the file are relative to the working directory, as on the command line.
 
     Raises:
-        SettingsError: unreadable, not TOML, an unknown key or a value that does not fit.
+        SettingsError: the file is unreadable or not TOML, or has an unknown key or a bad value.
     """
     below = {} if path is None else _read_toml(path)
     merged = _merge(below, overrides)
     if (fault := _fault(merged)) is None:
         return msgspec.convert(merged, Settings, strict=True)
-    # What the file alone would be told for is not the command line's doing.
+    # A fault that the file has on its own is not the command line's.
     blamed = path if path is not None and fault == _fault(below) else "command line"
     raise SettingsError(f"{blamed}: {fault}")
 
 
 def _fault(table: Mapping[str, Any]) -> str | None:
-    """What is wrong with `table`; None where it is good."""
+    """Return the fault of `table`; None if it is valid."""
     try:
         msgspec.convert(table, Settings, strict=True)
     except msgspec.ValidationError as error:
@@ -75,9 +75,9 @@ def _read_toml(path: Path) -> dict[str, Any]:
 
 
 def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """`below` with `above` laid over it, key by key.
+    """Return `below` with `above` laid over it, key by key.
 
-    A value that stands where `above` has a table stays, to be told as the mistake it is.
+    A value of `below` stays where `above` has a table, and is reported as a mistake.
     """
     merged = dict(below)
     for key, value in above.items():
@@ -90,7 +90,7 @@ def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _explain(text: str, table: Mapping[str, Any]) -> str:
-    """msgspec's message as `grpc.port: what is wrong`, with the nearest key for an unknown one."""
+    """Return msgspec's message as `grpc.port: fault`, with the nearest key for an unknown one."""
     cameras = table.get("cameras")
     cameras = cameras if isinstance(cameras, dict) else {}
     message, _, location = text.partition(" - at ")
@@ -120,7 +120,7 @@ def _explain(text: str, table: Mapping[str, Any]) -> str:
 
 
 def _first_faulty(cameras: Mapping[str, Any]) -> str:
-    """The camera that msgspec means, which does not say so."""
+    """Return the first camera with a fault: msgspec's message does not name the camera."""
     for name, table in cameras.items():
         try:
             msgspec.convert(table, CameraSection, strict=True)
@@ -130,7 +130,7 @@ def _first_faulty(cameras: Mapping[str, Any]) -> str:
 
 
 def _words(path: str) -> tuple[str, ...]:
-    """Those that may stand at `path` (`table.key[0]`), which takes one of some words."""
+    """Return the allowed words at `path` (`table.key[0]`), which takes one of a fixed set."""
     section, _, key = re.sub(r"\[[^]]*\]", "", path).rpartition(".")
     todo = [get_type_hints(_KEYS[section])[key]]
     for hint in todo:  # grows while it is walked

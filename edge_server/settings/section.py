@@ -1,4 +1,4 @@
-"""What every table of the configuration file is made of."""
+"""Section: the base of every table of the configuration file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Positive = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A table of the file: immutable, and a key that nobody knows is an error."""
+    """A table of the file: immutable, and an unknown key is an error."""
 
 
 def is_loopback(host: str) -> bool:

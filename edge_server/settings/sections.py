@@ -1,4 +1,4 @@
-"""The tables of the configuration file that say what there is: models, cameras, broker, log."""
+"""The tables of the configuration file for models, cameras, the broker and the log."""
 
 from __future__ import annotations
 
@@ -18,42 +18,43 @@ Name = Annotated[str, msgspec.Meta(pattern=NAME)]
 
 
 def _host_name() -> str:
-    """The host's name as a topic may spell it."""
+    """Return the host's name as a topic may spell it."""
     return re.sub(r"[^a-z0-9_-]+", "-", socket.gethostname().lower())[:64] or "edge"
 
 
 class DeviceSection(Section, frozen=True):
-    """`[device]`: who this appliance is; its id is part of every topic."""
+    """`[device]`: the name of this appliance; its id is part of every topic."""
 
     id: Name = msgspec.field(default_factory=_host_name)
 
 
 class Repository(Section, frozen=True):
-    """`[repository]`: where the models are, which are loaded, and what their faults mean.
+    """`[repository]`: where the models are, which are loaded, and how faults are handled.
 
     Attributes:
-        mode: `none` loads all at start and never again; `explicit` loads `load` at start and the
-            rest on request; `poll` loads all, and follows every change.
-        poll_s: between two looks, in mode `poll`.
-        settle_s: a model's files that stay the same so long are all there, in mode `poll`.
-        store: where mode `poll` keeps its copies of models, for each set of `paths` its own; empty
-            is `store` in systemd's state directory, or in the user's. Other modes copy to `TMPDIR`.
-        store_max_bytes: what all copies may take together, those of other `paths` included.
-        memory_reserve_bytes: no model is loaded in mode `poll` that would leave less free.
-        probation_requests: so many requests a model that replaces another is watched, and for
-            `probation_s` at least; where it does worse, the other serves again. 0 is never.
-        incompatible_member: of a model that an ensemble which serves would not fit any more:
-            `refuse` keeps both as they are, `take_down` the ensemble from serving until its
-            members fit again.
-        signatures: whether models must be signed, in every mode: `require` takes no other, `warn`
-            tells of them.
+        mode: `none` loads all models at start and never again; `explicit` loads `load` at start
+            and the rest on request; `poll` loads all, and follows every change.
+        poll_s: seconds between two scans, in mode `poll`.
+        settle_s: a model's files are complete once unchanged for so many seconds, in mode `poll`.
+        store: directory of the model copies in mode `poll`, a separate one for each set of
+            `paths`; empty is `store` in systemd's state directory, or in the user's. Other modes
+            copy to `TMPDIR`.
+        store_max_bytes: limit for all copies together, those of other `paths` included.
+        memory_reserve_bytes: in mode `poll` no model is loaded that would leave less free memory.
+        probation_requests: number of requests for which a replacing model is a canary, for at
+            least `probation_s`; if it does worse, the daemon rolls back. 0 disables the canary.
+        incompatible_member: for a model that a serving ensemble would no longer fit: `refuse`
+            keeps both as they are, `take_down` makes the ensemble unavailable until its members
+            fit again.
+        signatures: whether models must be signed, in every mode: `require` refuses unsigned
+            models, `warn` logs them.
         signature_keys: files of the public keys, of which one must fit.
         load: names to load at start in mode `explicit`; `*` alone is all.
         exit_on_error: a model that cannot be loaded at start ends the daemon.
         strict_readiness: the server is ready only while every model is.
-        auto_complete: what a config.pbtxt leaves out is taken from the model's files.
-        default_max_batch_size: of a model that can batch where nobody says how far.
-        load_threads: how many models are loaded at once.
+        auto_complete: values missing in a config.pbtxt are derived from the model's files.
+        default_max_batch_size: of a model that can batch and declares no limit.
+        load_threads: number of models loaded at once.
     """
 
     paths: tuple[str, ...] = ("models",)
@@ -87,8 +88,7 @@ class Mqtt(Section, frozen=True):
 
     Attributes:
         insecure: allows a password to cross a network in plain text.
-        ca_file: PEM; of the authority that the broker's certificate must be of; with it the
-            connection is TLS.
+        ca_file: PEM; the authority that must have signed the broker's certificate; enables TLS.
         cert_file: PEM; this device's own certificate, with its private key in `key_file`.
     """
 
@@ -114,20 +114,20 @@ class Mqtt(Section, frozen=True):
 
 
 class CameraSection(Section, frozen=True):
-    """`[cameras.NAME]`: where frames come from and which model sees lanes in them."""
+    """`[cameras.NAME]`: where frames come from and which model detects lanes in them."""
 
     uri: str
     model: str = "lane_detection"
 
 
 class LogSection(Section, frozen=True):
-    """`[log]`: what is told and where; `verbose` 1 and more adds debug lines.
+    """`[log]`: which lines are logged and where; `verbose` 1 and more adds debug lines.
 
     Attributes:
-        info: lines about what goes on as it should; likewise `warning` and `error`.
+        info: logs normal operation; likewise `warning` and `error`.
         format: `default` is short times for a terminal and priorities for the journal; `json` an
             object for each line, with time, level, logger, thread and text.
-        file: lines are appended there, not written to stderr.
+        file: lines are appended to this file instead of stderr.
     """
 
     verbose: Count = 0
@@ -139,7 +139,7 @@ class LogSection(Section, frozen=True):
 
 
 class Settings(Section, frozen=True):
-    """Everything that can be chosen."""
+    """All settings of the daemon."""
 
     device: DeviceSection = DeviceSection()
     repository: Repository = Repository()
@@ -161,7 +161,7 @@ class Settings(Section, frozen=True):
             )
 
     def without_effect(self) -> list[str]:
-        """What was chosen and means nothing beside the rest, a line for each."""
+        """Return a line for each setting that has no effect beside the others."""
         lines = []
         if self.repository.load and self.repository.mode != "explicit":
             lines.append("repository.load: no effect: every model is loaded in mode 'none'")

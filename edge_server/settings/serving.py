@@ -1,4 +1,4 @@
-"""The tables of the configuration file that say how models serve and what is told of them."""
+"""The tables of the configuration file for serving, traces and metrics."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from edge_server.settings.section import Count, Port, Positive, Section, is_loop
 
 
 class RateLimitResourceSection(Section, frozen=True):
-    """So many of a resource there are; `device` -1 says it of each device."""
+    """The amount of one resource; with `device` -1 the amount on each device."""
 
     name: str
     count: Positive
@@ -18,15 +18,15 @@ class RateLimitResourceSection(Section, frozen=True):
 
 
 class Serving(Section, frozen=True):
-    """`[serving]`: how requests are answered.
+    """`[serving]`: how requests are served.
 
     Attributes:
-        name: what clients are told the server is called.
-        exit_timeout_s: how long requests in flight may still take when the daemon ends.
+        name: the server's name for clients.
+        exit_timeout_s: seconds that in-flight requests get when the daemon stops.
         client_shared_memory: clients on this machine may register shared memory.
-        rate_limit: whether `rate_limiter` of instance groups counts.
-        rate_limit_resources: how many there are; where nothing is said, the most any model wants.
-        cache_bytes: for answers of models with `response_cache`; 0 is no cache.
+        rate_limit: whether `rate_limiter` of instance groups is applied.
+        rate_limit_resources: the amounts; the default is the most that any model asks for.
+        cache_bytes: for responses of models with `response_cache`; 0 disables the cache.
     """
 
     name: str = "triton"
@@ -38,15 +38,15 @@ class Serving(Section, frozen=True):
 
 
 class TraceSection(Section, frozen=True):
-    """`[trace]`: Triton's trace settings as they are at start; clients change all but the file.
+    """`[trace]`: Triton's trace settings at the start; clients may change all but the file.
 
     Attributes:
-        level: TIMESTAMPS is when each request came, waited, was computed and answered.
+        level: TIMESTAMPS records when each request was received, queued, computed and answered.
         rate: one of so many requests is traced.
-        count: so many at most; -1 is no end.
-        log_frequency: traces in a file before the next is begun, `file.0`, `file.1`, …; 0 is one
+        count: maximum number of traces; -1 is unlimited.
+        log_frequency: traces per file before the next file begins, `file.0`, `file.1`, …; 0 is one
             file.
-        file: where they go, 64 MiB in all; empty is nowhere, then none are made.
+        file: path of the traces, 64 MiB in all; empty disables traces.
     """
 
     level: tuple[Literal["OFF", "TIMESTAMPS", "TENSORS"], ...] = ("OFF",)
@@ -66,7 +66,7 @@ class TraceSection(Section, frozen=True):
 
 
 class Metrics(Section, frozen=True):
-    """`[metrics]`: where Prometheus asks; port 0 takes a free one.
+    """`[metrics]`: the address that Prometheus scrapes; port 0 takes a free one.
 
     `insecure` allows another address than the loopback; metrics have no encryption.
     """

@@ -9,7 +9,7 @@ import msgspec
 from edge_server.settings.section import Count, Port, Positive, Section, is_loopback
 
 MIB = 1024 * 1024
-# sockaddr_un has 108 bytes, one of them for the end of the text.
+# sockaddr_un has 108 bytes, one of them for the terminating zero.
 _LONGEST_SOCKET_PATH_BYTES = 107
 
 # gRPC counts milliseconds in 32 bits; Triton's INT_MAX for "never" is one of them.
@@ -29,11 +29,11 @@ Protocol = Literal[
 
 
 class Tls(Section, frozen=True):
-    """`[grpc.tls]`: encryption of the TCP side, all files in PEM form; renewed ones are taken.
+    """`[grpc.tls]`: encryption of the TCP side, all files in PEM form; renewed files are reloaded.
 
     Attributes:
-        enabled: clients see `certificate` and everything is encrypted.
-        mutual: a client must also show a certificate signed by `client_ca`; implies `enabled`.
+        enabled: the server presents `certificate` and encrypts every connection.
+        mutual: a client must also present a certificate signed by `client_ca`; implies `enabled`.
         key: the private key of `certificate`; readable by its owner, and by its group at most.
     """
 
@@ -57,7 +57,7 @@ class Tls(Section, frozen=True):
 
 
 class Restriction(Section, frozen=True):
-    """`[[grpc.restricted]]`: `protocols` are for calls whose `header` says `value`."""
+    """`[[grpc.restricted]]`: `protocols` serve only calls whose `header` has the value `value`."""
 
     protocols: Annotated[tuple[Protocol, ...], msgspec.Meta(min_length=1)]
     header: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9_.-]+$")]
@@ -65,27 +65,27 @@ class Restriction(Section, frozen=True):
 
 
 class Grpc(Section, frozen=True):
-    """`[grpc]`: where the Triton protocol is served, to whom, and how much of it at once.
+    """`[grpc]`: the addresses, clients and limits of the Triton protocol.
 
     Attributes:
         port: of TCP; 0 takes a free one.
         insecure: allows another address than the loopback without TLS.
         socket: path of a Unix socket that serves beside TCP, with limits of its own.
         control: where calls that change the server (load, unload, shared memory, trace and log
-            settings) are answered. Beyond the loopback "everywhere" needs mutual TLS.
+            settings) are served. Beyond the loopback "everywhere" needs mutual TLS.
         max_message_bytes: of a request; a 4K BGR frame has 25 MB, and the protocol's own 2 GiB
-            would let one client fill the board's memory. Answers are as long as models make them.
-        max_pending_bytes: of all requests and answers in flight, on TCP, on the socket as many
+            would let one client fill the board's memory. Responses have no limit.
+        max_pending_bytes: of all requests and responses in flight, on TCP, on the socket as many
             again, and as many of tensors that were copied from shared memory.
         message_timeout_ms: a call ends whose request has not arrived by then, or whose response the
             client has not read, on a stream after 10 s at least; 25 MB take 2 s at 100 Mbit/s.
         max_connections: on TCP, and as many again on the socket.
-        max_streams: calls at once on one connection.
+        max_streams: concurrent calls on one connection.
         max_metadata_bytes: headers of one call.
-        idle_timeout_ms: a connection without a call is closed.
-        max_connection_age_ms: a TCP connection is closed and made anew, so that a client that holds
-            half-sent requests of streams loses them; its calls get `max_connection_age_grace_ms` to
-            finish.
+        idle_timeout_ms: a connection without a call is closed after this time.
+        max_connection_age_ms: a TCP connection is closed at this age and the client reconnects, so
+            that a client that holds half-sent requests of streams loses them; its calls get
+            `max_connection_age_grace_ms` to finish.
         keepalive_time_ms: a silent connection is pinged after that time, and closed after
             `keepalive_timeout_ms`.
     """

@@ -1,4 +1,4 @@
-"""Who may call what: one check over every method, for each listener."""
+"""AccessRules: which calls each listener allows, checked in one place for every method."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ PROTOCOLS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     }
 )
 
-# What changes nothing for anybody else. Every method that is not here is a control call, so one
-# that somebody adds is closed until somebody opens it.
+# Methods that change nothing for other clients. Every other method is a control call, so that a
+# new method stays closed until it is added here.
 OPEN = frozenset(
     {
         *PROTOCOLS["health"],
@@ -63,7 +63,7 @@ OPEN = frozenset(
     }
 )
 
-# Control calls only where the request names a setting; without one they tell what is set.
+# Control calls only if the request names a setting; without one the call only reads the settings.
 UPDATES: Mapping[str, Callable[[bytes], Any]] = MappingProxyType(
     {
         f"{_TRITON}TraceSetting": pb.TraceSettingRequest.FromString,
@@ -74,10 +74,10 @@ UPDATES: Mapping[str, Callable[[bytes], Any]] = MappingProxyType(
 
 @dataclass(frozen=True)
 class AccessRules:
-    """What one listener answers.
+    """The calls that one listener allows.
 
     Attributes:
-        control_refusal: why it answers no control calls; empty where it does.
+        control_refusal: the reason why it refuses control calls; empty where it allows them.
         restrictions: method → header and value that a call must carry.
     """
 
@@ -86,7 +86,7 @@ class AccessRules:
 
     @classmethod
     def of(cls, settings: Grpc, *, unix: bool) -> AccessRules:
-        """The rules of the TCP side, or of the Unix socket."""
+        """Return the rules of the TCP side, or of the Unix socket."""
         refusal = ""
         if settings.control == "off":
             refusal = 'is a control call, and those are off (grpc.control = "off")'
@@ -102,11 +102,11 @@ class AccessRules:
 
     @property
     def refuse_any(self) -> bool:
-        """Whether there is anything that they do not allow."""
+        """Whether the rules refuse any call at all."""
         return bool(self.control_refusal or self.restrictions)
 
     def refusal(self, method: str, metadata: Mapping[str, str | bytes]) -> str:
-        """Why a call of `method` with these headers is not answered; empty where it is."""
+        """Return why a call of `method` with these headers is refused; empty if it is allowed."""
         restriction = self.restrictions.get(method)
         if restriction is not None:
             told = metadata.get(restriction.header, b"")
@@ -118,18 +118,18 @@ class AccessRules:
         return ""
 
     def update_refusal(self, method: str, request: bytes) -> str:
-        """The same for what only the request tells: whether it changes a setting."""
+        """Return the same where only the request shows whether the method changes a setting."""
         if not self.control_refusal or len(request) > LONGEST_QUESTION_BYTES:
-            return ""  # one that is too long changes nothing either
+            return ""  # the method refuses a request of that length
         try:
             changes = bool(UPDATES[method](request).settings)
         except DecodeError:
-            return ""  # it can change nothing; whoever answers the method says what is wrong
+            return ""  # such a request changes nothing; its method returns the error
         return f"{method.rpartition('/')[2]} {self.control_refusal}" if changes else ""
 
 
 class AccessCheck(grpc.ServerInterceptor):
-    """Turns away, before anything else is looked at, what the rules of its listener do not allow.
+    """Refuses, before any other check, every call that the rules of its listener do not allow.
 
     A refusal is UNAVAILABLE, as Triton's own for restricted protocols.
 
@@ -174,7 +174,7 @@ def _first(metadata: Sequence[tuple[str, str | bytes]] | None) -> dict[str, str 
 def _refusing(
     handler: grpc.RpcMethodHandler[Any, Any], text: str
 ) -> grpc.RpcMethodHandler[Any, Any]:
-    """A handler of the same kind that only refuses."""
+    """Return a handler of the same kind that refuses every call."""
 
     def refuse(_: Any, context: grpc.ServicerContext) -> NoReturn:
         context.abort(grpc.StatusCode.UNAVAILABLE, text)

@@ -1,4 +1,4 @@
-"""The gate for inferences: how many may be inside at once, and whether any may still come."""
+"""Admission: limits the inferences in flight, and refuses new ones during shutdown."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ SHUTTING_DOWN = "GRPC server is shutting down and has stopped accepting new requ
 
 
 class Admission:
-    """Lets `limit` callers in and turns the others away at once, so that other calls find a thread.
+    """Admits `limit` callers and refuses the rest at once, so that other calls find a thread.
 
-    After `close` everybody is turned away in words. Without it a call that arrives as the server
-    shuts down is cut off as CANCELLED, and its client cannot tell whether it ran.
+    After `close` every caller is refused with a text. Without it gRPC ends a call that arrives
+    during shutdown as CANCELLED, and the client cannot tell whether the call ran.
 
     A stream holds one of `streams` places for as long as it is open. Its requests take none of
-    `limit`: they hold no thread of a call, and of how many it takes the stream itself sees to, by
-    leaving the next one in the client's socket. Turned away, they would be missing in a sequence.
+    `limit`: they hold no thread of a call, and the stream itself limits their number by leaving
+    the next one in the client's socket. A refused one would be missing in a sequence.
     """
 
     def __init__(self, limit: int, streams: int = 8) -> None:
@@ -36,7 +36,7 @@ class Admission:
         self._open_streams: list[Callable[[], None]] = []
 
     def enter(self) -> None:
-        """Take a place, to be given back with `leave`.
+        """Take a place until `leave`.
 
         Raises:
             Unavailable: all places are taken, or the gate is closed (Triton's texts).
@@ -48,7 +48,7 @@ class Admission:
             self._inside += 1
 
     def enter_from_stream(self) -> None:
-        """Be counted as a request of an open stream, until `leave`.
+        """Count a request of an open stream until `leave_from_stream`.
 
         Raises:
             Unavailable: the gate is closed.
@@ -59,13 +59,13 @@ class Admission:
             self._inside_streams += 1
 
     def leave_from_stream(self) -> None:
-        """Be counted no more; from any thread."""
+        """Stop counting a request of a stream; from any thread."""
         with self._lock:
             self._inside_streams -= 1
             self._tell_if_empty()
 
     def refusal(self) -> Unavailable | None:
-        """What `enter` would raise at this moment; None where it would let in."""
+        """Return the error that `enter` would raise now; None if it would admit the caller."""
         if self._closed:
             return Unavailable(SHUTTING_DOWN)
         if self._inside == self._limit:
@@ -75,13 +75,13 @@ class Admission:
         return None
 
     def leave(self) -> None:
-        """Give a place back; from any thread."""
+        """Release a place; from any thread."""
         with self._lock:
             self._inside -= 1
             self._tell_if_empty()
 
     def __enter__(self) -> None:
-        """As `enter`."""
+        """Do the same as `enter`."""
         self.enter()
 
     def __exit__(self, *_: object) -> None:
@@ -89,10 +89,10 @@ class Admission:
 
     @contextmanager
     def stream(self, when_closed: Callable[[], None]) -> Iterator[None]:
-        """A stream's place for the block; `when_closed` is called once the gate closes.
+        """Hold a stream's place for the block; `when_closed` is called once the gate closes.
 
         Raises:
-            Unavailable: as many streams are open as may be, or the gate is closed.
+            Unavailable: `streams` streams are open, or the gate is closed.
         """
         with self._left:
             if self._closed:
@@ -110,7 +110,7 @@ class Admission:
                 self._open_streams.remove(when_closed)
 
     def close(self) -> None:
-        """Let nobody in any more; who is inside goes on."""
+        """Refuse every new caller; inferences in flight continue."""
         with self._left:
             self._closed = True
             streams = tuple(self._open_streams)
@@ -118,7 +118,7 @@ class Admission:
             when_closed()
 
     def wait_until_empty(self, timeout_s: float) -> None:
-        """After `close`: return when the last inference has left, or after `timeout_s`."""
+        """After `close`: return after the last inference, or after `timeout_s` seconds."""
         with self._left:
             self._left.wait_for(lambda: not self._inside and not self._inside_streams, timeout_s)
 

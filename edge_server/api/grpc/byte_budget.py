@@ -1,4 +1,4 @@
-"""How many bytes of requests may be in memory at once, and giving memory back after many."""
+"""ByteBudget: limits the bytes of requests in memory, and returns freed memory to the kernel."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 MIB = 1024 * 1024
-# Smaller messages are not counted: the number of calls bounds them, and counting costs each call.
+# Smaller messages are not counted: the number of calls bounds them, and counting slows each call.
 COUNTED_FROM_BYTES = 64 * 1024
-# After so many bytes at once the allocator may have kept some hundred MiB that are free.
+# After so many bytes at once the allocator may hold some hundred MiB of free memory.
 _MANY_BYTES = 8 * MIB
 _QUIET_S = 2.0
 _MOST_UNREST_S = 10.0
-# How often one who waits looks whether it still shall.
+# Interval at which a waiting thread checks whether to give up.
 _LOOK_S = 0.2
 _NOTHING = nullcontext()
 
 
 class ByteBudget:
-    """Counts the bytes of the messages that are inside.
+    """Counts the bytes of the messages in flight.
 
-    A single request is always taken, so that the limit on one message is what bounds it.
+    A request that is alone is always accepted: only the limit on one message bounds it.
 
     Args:
-        limit_bytes: of all together.
+        limit_bytes: of all messages together.
 
     Attributes:
-        when_many: called where `memory_is_due` shall be asked from now on.
+        when_many: called when the owner must poll `memory_is_due` from now on.
     """
 
     def __init__(self, limit_bytes: int = 192 * MIB) -> None:
@@ -41,7 +41,7 @@ class ByteBudget:
         self.when_many: Callable[[], None] = lambda: None
         self._changed = threading.Condition()
         self._inside_bytes = 0
-        # When there were many bytes, for the first and for the last time since memory was due.
+        # Times of the first and of the last large amount since memory was last due.
         self._many_from: float | None = None
         self._many_at = 0.0
 
@@ -57,7 +57,7 @@ class ByteBudget:
         """Count `size_bytes` until `give`.
 
         Raises:
-            Unavailable: with the requests that are inside it would be too many.
+            Unavailable: the bytes exceed the limit together with the requests in flight.
         """
         with self._changed:
             if not self._fits(size_bytes):
@@ -70,7 +70,7 @@ class ByteBudget:
             self._count(size_bytes)
 
     def take_when_it_fits(self, size_bytes: int, given_up: Callable[[], bool]) -> bool:
-        """Wait until they fit, and count them until `give`; False where that was given up."""
+        """Wait for room and count the bytes until `give`; return False after `given_up`."""
         with self._changed:
             while not self._fits(size_bytes):
                 if given_up():
@@ -80,28 +80,28 @@ class ByteBudget:
             return True
 
     def add(self, size_bytes: int) -> None:
-        """Count `size_bytes` until `give`, however many there are: they are there already."""
+        """Count `size_bytes` until `give`, even beyond the limit: they are already in memory."""
         with self._changed:
             self._count(size_bytes)
 
     def give(self, size_bytes: int) -> None:
-        """Count them no more; from any thread."""
+        """Stop counting the bytes; from any thread."""
         with self._changed:
             self._inside_bytes -= size_bytes
             self._changed.notify_all()
 
     def note_many(self) -> None:
-        """Note many bytes that are not counted, such as those of a refused request."""
+        """Note a large amount that is not counted, such as the bytes of a refused request."""
         self._many_at = time.monotonic()
         if self._many_from is None:
             self._many_from = self._many_at
             self.when_many()
 
     def memory_is_due(self, now: float) -> bool:
-        """Whether free memory should go back to the kernel: now and then while there are many
-        bytes, and once more when it has been quiet after them.
+        """Return whether free memory should go back to the kernel: from time to time under load,
+        and once more after the load has ended.
 
-        While large requests come one after another they use the same memory again, and some more.
+        A sequence of large requests uses the same memory again, and some more.
         """
         with self._changed:
             if self._many_from is None:
@@ -118,12 +118,12 @@ class ByteBudget:
 
     @property
     def room_bytes(self) -> int:
-        """How many more there may be."""
+        """The number of bytes that still fit."""
         return max(0, self.limit_bytes - self._inside_bytes)
 
     @property
     def waits_for_quiet(self) -> bool:
-        """Whether `memory_is_due` will be True some time."""
+        """Whether `memory_is_due` will become True later."""
         return self._many_from is not None
 
     @contextmanager

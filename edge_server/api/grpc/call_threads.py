@@ -1,4 +1,4 @@
-"""The threads that gRPC's calls run on."""
+"""CallThreads: the threads that run gRPC's calls."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ log = logging.getLogger(__name__)
 
 
 class CallMoments(threading.local):
-    """When the call that runs on this thread was taken, `time.monotonic_ns()`; 0 is unknown."""
+    """Receive time of this thread's call, `time.monotonic_ns()`; 0 is unknown."""
 
     taken_ns = 0
 
 
 class CallThreads(Executor):
-    """Runs calls on threads that it starts as they are needed, `most` of them.
+    """Runs calls on up to `most` threads, which it starts on demand.
 
-    Between calls a thread waits on a lock of its own, and the one that became idle last is the
-    next to run: it is still warm, where the common queue of a ThreadPoolExecutor wakes the one
-    that has slept longest. What `submit` returns is no whole Future; grpc wants to know of the
-    end, no more. Both together take a sixth off the server's CPU time for a small request.
+    Between calls a thread waits on its own lock, and the thread that became idle last runs next:
+    its caches are still warm, whereas the common queue of a ThreadPoolExecutor wakes the thread
+    that has been idle longest. `submit` returns a minimal Future: grpc needs the done callback and
+    no more. Both together save a sixth of the server's CPU time for a small request.
 
     Args:
-        moments: holds when each call was taken.
+        moments: holds the receive time of each call.
     """
 
     def __init__(self, most: int, name: str, moments: CallMoments | None = None) -> None:
@@ -49,7 +49,7 @@ class CallThreads(Executor):
         """Run `call` on an idle thread, on a new one, or on the first that becomes idle.
 
         Raises:
-            RuntimeError: it has been shut down.
+            RuntimeError: the executor has been shut down.
         """
         task = _Task(call, args, kwargs)
         if self._moments is not None:
@@ -68,17 +68,17 @@ class CallThreads(Executor):
                 thread = threading.Thread(
                     target=self._work, args=(_WorkerSlot(task),), name=name, daemon=True
                 )
-                # It may raise, and is counted only then.
+                # `start` may raise; the thread is counted only afterwards.
                 thread.start()
                 self._threads.append(thread)
         return task
 
     def waiting(self) -> int:
-        """How many calls have no thread yet."""
+        """Return the number of calls without a thread."""
         return len(self._waiting)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Take no more calls, and end the threads once those that were taken are through."""
+        """Accept no more calls, and end the threads after the accepted calls."""
         with self._lock:
             self._ended = True
             if cancel_futures:
@@ -98,7 +98,7 @@ class CallThreads(Executor):
                 task.run()
             except Exception:
                 log.exception("grpc: a call broke its thread")
-            # Idle, it shall not keep a request's tensors alive.
+            # An idle thread must not keep a request's tensors alive.
             task = slot.task = None
             with self._lock:
                 if self._waiting:
@@ -122,7 +122,7 @@ class _WorkerSlot:
 
 
 class _Task:
-    """A call and the callbacks for its end: as much of a Future as grpc uses."""
+    """A call and its done callbacks: the part of a Future that grpc uses."""
 
     __slots__ = ("_args", "_call", "_kwargs", "_lock", "_over", "_when_over", "taken_ns")
 
@@ -147,7 +147,7 @@ class _Task:
                 callback(self)
 
     def add_done_callback(self, callback: Callable[[_Task], object]) -> None:
-        """Call `callback` once the call is through, at once if it is."""
+        """Call `callback` after the call has ended, at once if it already has."""
         with self._lock:
             if not self._over:
                 self._when_over.append(callback)

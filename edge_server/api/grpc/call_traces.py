@@ -1,4 +1,4 @@
-"""What is to be told of a traced request on its way through gRPC."""
+"""Traces of requests on their way through gRPC: receive, read and send times."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 class UnaryTrace:
-    """A ModelInfer that may be traced; made when its request has been read.
+    """A ModelInfer call that may be traced; made after its request has been read.
 
-    Reading begins when the call is there, with its headers, and includes waiting for a thread.
+    Reading begins with the call's headers, and includes waiting for a thread.
     """
 
     __slots__ = ("_read_ns", "_sends", "_taken_ns", "_trace", "_tracer")
@@ -35,10 +35,10 @@ class UnaryTrace:
     def begin(
         self, request: InferRequest, when_over: Callable[[Callable[[], None]], bool]
     ) -> InferRequest:
-        """`request`, with a trace where it is chosen for one.
+        """Return `request`, with a trace if the tracer selects it.
 
         Args:
-            when_over: has something called when the call is over; False where it is already.
+            when_over: registers a callback for the end of the call; False if the call has ended.
         """
         trace = self._tracer.sample(request.model_name, request.id)
         if trace is None:
@@ -51,7 +51,7 @@ class UnaryTrace:
         return msgspec.structs.replace(request, trace=trace)
 
     def send(self) -> None:
-        """From here on the answer is gRPC's."""
+        """Mark the moment at which gRPC takes over the response."""
         if self._trace is not None:
             self._trace.mark("GRPC_SEND_START")
             self._sends = True
@@ -64,7 +64,7 @@ class UnaryTrace:
 
 
 class StreamReads:
-    """A stream's requests, and when each was waited for and read."""
+    """A stream's requests, and the times at which each was awaited and read."""
 
     def __init__(self, requests: Iterator[bytes]) -> None:
         self._requests = requests
@@ -82,10 +82,10 @@ class StreamReads:
 
 
 class CallTraces:
-    """Where the servicer has its traces from.
+    """Makes the traces of the servicer's calls.
 
     Attributes:
-        moments: tells when a call came; None where nothing will ever be traced.
+        moments: holds the receive time of a call; None if tracing is impossible.
     """
 
     def __init__(self, tracer: Tracer) -> None:
@@ -93,15 +93,15 @@ class CallTraces:
         self.moments = CallMoments() if tracer.file_name else None
 
     def unary(self) -> UnaryTrace:
-        """For the call that runs on this thread."""
+        """Return the trace of the call that runs on this thread."""
         return UnaryTrace(self.tracer, 0 if self.moments is None else self.moments.taken_ns)
 
     def reads(self, requests: Iterator[bytes]) -> Iterator[bytes]:
-        """`requests`; what `of_stream` has to know of them is kept."""
+        """Return `requests`, with the read times that `of_stream` needs."""
         return requests if self.moments is None else StreamReads(requests)
 
     def of_stream(self, request: InferRequest, reads: Iterator[bytes]) -> InferRequest:
-        """`request`, the last of `reads`, with a trace where it is chosen for one."""
+        """Return `request`, the last of `reads`, with a trace if the tracer selects it."""
         trace = self.tracer.sample(request.model_name, request.id)
         if trace is None:
             return request

@@ -1,4 +1,4 @@
-"""Whether the caller of a gRPC call is still there."""
+"""CallCancellation: whether the caller of a gRPC call is still connected."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class CallCancellation:
-    """A unary call's `Cancellation`: it has been taken back once its call is over."""
+    """A unary call's `Cancellation`: the request is cancelled once its call is over."""
 
     __slots__ = ("_context",)
 

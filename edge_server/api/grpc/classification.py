@@ -1,4 +1,4 @@
-"""The classification extension: instead of an output, its k best places with score and label."""
+"""The classification extension: returns an output's k best classes with score and label."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _UNSUPPORTED = frozenset({DataType.BOOL, DataType.FP16, DataType.BF16, DataType.BYTES})
-# Each class is a text of its own; a dense output asked for whole would be millions of them.
+# Each class is a separate text; a dense output requested in full would be millions of texts.
 _MOST_CLASSES = 65536
 
 
 @dataclass(frozen=True)
 class Classification:
-    """What a request wants of one output.
+    """The requested classification of one output.
 
     Attributes:
-        count: how many classes, at most.
+        count: maximum number of classes.
         batched: the output's first dimension counts batch elements.
-        labels: of the classes, by place; those without one are told without.
+        labels: of the classes, by index; a class without a label is returned without one.
     """
 
     count: int
@@ -35,16 +35,16 @@ class Classification:
     labels: Sequence[str] = ()
 
     def of(self, scores: Tensor) -> Tensor:
-        """`<score as %f>:<place>[:<label>]`, the highest first, of equal ones the first.
+        """Return `<score as %f>:<index>[:<label>]`, highest first, equal scores in index order.
 
         Args:
-            scores: of any shape; what is behind the batch dimension is one list of classes.
+            scores: of any shape; the dimensions after the batch are flattened to one class list.
 
         Returns:
             BYTES of shape [batch, k], or [k] where the model does not batch.
 
         Raises:
-            InvalidRequest: the type has no scores, or too many classes are asked for.
+            InvalidRequest: the type has no scores, or the request wants too many classes.
         """
         if scores.datatype in _UNSUPPORTED:
             raise InvalidRequest(
@@ -68,5 +68,5 @@ class Classification:
 
 
 def _best_first(row: NDArray[Any]) -> NDArray[np.intp]:
-    """Places from the highest value to the lowest; equal ones in order."""
+    """Return indices from the highest value to the lowest; equal values in order."""
     return row.size - 1 - np.argsort(row[::-1], kind="stable")[::-1]

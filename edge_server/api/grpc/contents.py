@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-# Which field of InferTensorContents carries a type; FP16 and BF16 travel raw only.
+# The field of InferTensorContents for each type; FP16 and BF16 are only sent raw.
 _CONTENTS_FIELD = {
     DataType.BOOL: "bool_contents",
     DataType.INT8: "int_contents",
@@ -30,7 +30,7 @@ _CONTENTS_FIELD = {
     DataType.FP64: "fp64_contents",
     DataType.BYTES: "bytes_contents",
 }
-# The type that Triton says of a contents field.
+# Triton's name of the type in a contents field.
 _TYPE_OF_FIELD = {
     "bool_contents": "BOOL",
     "int_contents": "INT32",
@@ -41,16 +41,16 @@ _TYPE_OF_FIELD = {
     "fp64_contents": "FP64",
     "bytes_contents": "BYTES",
 }
-# numpy's limit on 1.x; and more elements than any board has memory for.
+# numpy's limit on 1.x; such a tensor has more elements than any board has memory for.
 _MOST_DIMENSIONS = 32
 _MOST_ELEMENTS = 2**48
-# So many values become an array in one step, in which no other thread runs.
+# Number of values converted in one step, during which no other thread runs.
 _VALUES_AT_ONCE = 2**14
 
 
 @dataclass(frozen=True)
 class Declared:
-    """What a request says of one input, before its data is read."""
+    """A request's declaration of one input, before its data is read."""
 
     name: str
     datatype: DataType
@@ -60,7 +60,7 @@ class Declared:
 
     @staticmethod
     def of(tensor: Any, model: str, prefix: str) -> Declared:
-        """Raises: InvalidRequest: no such type, or a shape that cannot be."""
+        """Raises: InvalidRequest: an unknown type, or an invalid shape."""
         try:
             datatype = DataType(tensor.datatype)
         except ValueError:
@@ -68,7 +68,7 @@ class Declared:
                 f"{prefix}invalid datatype '{tensor.datatype[:32]}' for input '{tensor.name}' for "
                 f"model '{model}'; known: {', '.join(d.value for d in DataType)}"
             ) from None
-        # No tuple of millions: one dimension too many tells enough.
+        # Avoid a tuple of millions: one dimension too many proves the error.
         shape = tuple(tensor.shape[: _MOST_DIMENSIONS + 1])
         if any(dim < 0 for dim in shape):
             raise InvalidRequest(
@@ -91,7 +91,7 @@ class Declared:
 
     @property
     def size_bytes(self) -> int:
-        """Of its raw contents; BYTES have any size."""
+        """Size of the raw contents in bytes; BYTES have any size."""
         return self.count * self.datatype.numpy.itemsize
 
     def size_mismatch(self, got_bytes: int) -> InvalidRequest:
@@ -103,10 +103,10 @@ class Declared:
 
 
 def from_raw(declared: Declared, raw: memoryview) -> NDArray[Any]:
-    """The values in `raw`, flat: a view on it, but for BYTES.
+    """Return the values in `raw`, flat: a view on it, except for BYTES.
 
     Raises:
-        InvalidRequest: they are not as many bytes, or elements, as declared.
+        InvalidRequest: the number of bytes, or of elements, differs from the declared one.
     """
     if declared.datatype is DataType.BYTES:
         return _decode_bytes(declared, raw)
@@ -117,10 +117,11 @@ def from_raw(declared: Declared, raw: memoryview) -> NDArray[Any]:
 
 
 def from_contents(declared: Declared, contents: Any) -> NDArray[Any]:
-    """The values in an `InferTensorContents`, flat.
+    """Return the values in an `InferTensorContents`, flat.
 
     Raises:
-        InvalidRequest: in a field for another type, not as many as declared, or out of range.
+        InvalidRequest: the values are in a field for another type, differ in number from the
+            declared shape, or are out of range.
     """
     name, datatype, model = declared.name, declared.datatype, declared.model
     field = _CONTENTS_FIELD.get(datatype, "raw_input_contents")
@@ -138,7 +139,7 @@ def from_contents(declared: Declared, contents: Any) -> NDArray[Any]:
             )
     values = getattr(contents, field) if filled else ()
     if datatype is DataType.BYTES:
-        # One too many tells enough.
+        # One element too many proves the error.
         return _elements(declared, values[: declared.count + 1], len(values))
     if len(values) != declared.count:
         raise declared.size_mismatch(len(values) * datatype.numpy.itemsize)
@@ -156,7 +157,7 @@ def from_contents(declared: Declared, contents: Any) -> NDArray[Any]:
 
 
 def to_raw(tensor: Tensor) -> memoryview:
-    """The tensor's bytes as the protocol lays them out: a view where numpy has them so."""
+    """Return the tensor's bytes in the protocol's layout: a view if numpy's layout is the same."""
     array = tensor.array
     if tensor.datatype is DataType.BYTES:
         parts: list[bytes] = []
@@ -167,7 +168,7 @@ def to_raw(tensor: Tensor) -> memoryview:
 
 
 def _decode_bytes(declared: Declared, raw: memoryview) -> NDArray[np.object_]:
-    """BYTES elements, each behind its 4-byte little-endian length."""
+    """Return BYTES elements, each stored after its 4-byte little-endian length."""
     prefix, where = declared.prefix, f"'{declared.name}' for model '{declared.model}'"
     elements: list[bytes] = []
     offset = 0

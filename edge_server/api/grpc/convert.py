@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from edge_server.model_config.config import ModelConfig
     from edge_server.requests import Cancellation
 
-# What an output becomes where a request does not want it as it is.
+# The form of an output that a request wants classified or in shared memory.
 OutputForm = Classification | RegionSlice
 AS_IT_IS: Mapping[str, OutputForm] = MappingProxyType({})
 
 _NO_PARAMETERS = RequestParameters()
 _NO_BYTES = memoryview(b"")
-# Each string is an object of its own, of some fifty bytes even when it is short.
+# Each string is a separate Python object of some fifty bytes even when it is short.
 _MOST_STRINGS = 2**20
 
 
@@ -46,19 +46,20 @@ def to_infer_request(
     *,
     config: ModelConfig | None = None,
 ) -> InferRequest:
-    """The request that a `ModelInferRequest` carries.
+    """Return the request of a `ModelInferRequest`; its tensors are views on the received bytes.
 
     Args:
-        message: without its raw contents, which may be large.
-        raw: those; the tensors are views on them.
-        timeout_s: how long the caller still waits; None is for ever.
-        shared_memory: where tensors may be; None is nowhere.
-        config: of the model; what it does not take is not converted. None is left for later.
+        message: the `ModelInferRequest` without its raw contents, which may be large.
+        raw: the raw contents; the tensors are views on them.
+        timeout_s: seconds until the caller's deadline; None is never.
+        shared_memory: the regions that tensors may refer to; None refuses them.
+        config: of the model; inputs that it does not declare are not converted. None defers that
+            check.
 
     Raises:
-        InvalidRequest, NotFound: its tensors or parameters do not add up (Triton's texts).
-        Unavailable: tensors in shared memory are more than there is room for.
-        Unsupported: it uses shared memory, which is off.
+        InvalidRequest, NotFound: tensors or parameters contradict each other (Triton's texts).
+        Unavailable: the budget has no room for the tensors in shared memory.
+        Unsupported: the request uses shared memory, which is off.
     """
     said = read_parameters(message.parameters) if message.parameters else _NO_PARAMETERS
     like = InferRequest(message.model_name, {}, id=message.id)
@@ -107,11 +108,11 @@ def to_infer_request(
 def output_forms(
     message: Any, loaded: LoadedModel, shared_memory: SharedMemory | None = None
 ) -> Mapping[str, OutputForm]:
-    """Which outputs a `ModelInferRequest` wants in another form, by name.
+    """Return the outputs that a `ModelInferRequest` wants in another form, by name.
 
     Raises:
-        InvalidRequest, NotFound: the wish makes no sense (Triton's texts).
-        Unsupported: it is for shared memory, which is off.
+        InvalidRequest, NotFound: the requested form is invalid (Triton's texts).
+        Unsupported: the request wants shared memory, which is off.
     """
     forms: dict[str, OutputForm] = {}
     for output in message.outputs:
@@ -136,13 +137,13 @@ def output_forms(
 def to_response_message(
     response: InferResponse, forms: Mapping[str, OutputForm] = AS_IT_IS
 ) -> tuple[Any, list[memoryview]]:
-    """The `ModelInferResponse` for `response` without its raw contents, and those.
+    """Return the `ModelInferResponse` for `response` without its raw contents, and the contents.
 
-    Outputs that are wanted in shared memory have been written there.
+    Outputs requested in shared memory have been written there.
 
     Raises:
-        InvalidRequest: an output has no classes, or its region has become smaller.
-        InternalError: an output does not fit where it shall go.
+        InvalidRequest: an output has no classes, or its region has shrunk.
+        InternalError: an output does not fit its region.
     """
     message = pb.ModelInferResponse(
         model_name=response.model_name, model_version=response.model_version, id=response.id
@@ -165,7 +166,7 @@ def to_response_message(
 
 
 def _distinct(kind: str, tensors: Iterable[Any], prefix: str) -> tuple[str, ...]:
-    """Their names, in order."""
+    """Return the tensors' names, in order."""
     names: dict[str, None] = {}
     for tensor in tensors:
         if tensor.name in names:
@@ -177,7 +178,7 @@ def _distinct(kind: str, tensors: Iterable[Any], prefix: str) -> tuple[str, ...]
 def _contents(
     declared: Declared, tensor: Any, raw_contents: Iterator[memoryview], *, has_raw: bool
 ) -> NDArray[Any]:
-    """The input's values, flat; raw ones are taken in the order of the inputs that need them."""
+    """Return the input's values, flat; raw contents go to the inputs in order of need."""
     if tensor.HasField("contents"):
         if has_raw:
             raise InvalidRequest(
@@ -200,7 +201,7 @@ def _from_region(declared: Declared, tensor: Any, place: RegionSlice) -> NDArray
             "unexpected 'content' provided when using shared memory for input tensor "
             f"'{declared.name}' for model '{declared.model}'"
         )
-    # Before anything is copied: who says more than the tensor has may say any number.
+    # Check before copying: a wrong byte size may be any number.
     if declared.datatype is not DataType.BYTES and place.byte_size != declared.size_bytes:
         raise declared.size_mismatch(place.byte_size)
     return from_raw(declared, place.read())

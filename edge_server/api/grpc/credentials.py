@@ -1,4 +1,4 @@
-"""The certificates of the TCP side: tried before anyone depends on them, and followed on disk."""
+"""The certificates of the TCP side: validated at the start, and reloaded when the files change."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Its group may read it (Debian's ssl-cert), nobody else may do anything.
+# The file's group may read it (Debian's ssl-cert); other users have no access.
 _TOO_OPEN = stat.S_IWGRP | stat.S_IXGRP | stat.S_IRWXO
 
 
 def server_credentials(tls: Tls) -> grpc.ServerCredentials:
-    """What clients see, and what a client must show where `tls` is mutual.
+    """Return the server's certificate, and the clients' authority if `tls` is mutual.
 
-    Every new connection gets what the files hold then, once they fit each other; until they do it
-    gets what they held before, and the log says why. Connections that are open stay.
+    Every new connection gets the present contents of the files, once they match each other; until
+    then it gets the previous contents, and the log gives the reason. Open connections stay.
 
     Raises:
         SettingsError: a file is missing, unreadable, no PEM, open to everyone, or does not fit
@@ -46,7 +46,7 @@ def server_credentials(tls: Tls) -> grpc.ServerCredentials:
 
 
 class _Files(NamedTuple):
-    """What was found on disk at one time."""
+    """The contents of the files at one time."""
 
     certificate: bytes
     key: bytes
@@ -55,7 +55,7 @@ class _Files(NamedTuple):
 
     @classmethod
     def read(cls, tls: Tls) -> _Files:
-        """Raises: SettingsError: one of them cannot be read."""
+        """Raises: SettingsError: a file cannot be read."""
         certificate, _ = _read("grpc.tls.certificate", tls.certificate)
         key, mode = _read("grpc.tls.key", tls.key)
         client_ca = _read("grpc.tls.client_ca", tls.client_ca)[0] if tls.mutual else None
@@ -69,7 +69,7 @@ class _Files(NamedTuple):
 
 
 class _Renewal:
-    """Asked by gRPC before each handshake, on its threads: what is new, or None."""
+    """Called by gRPC before each handshake, on its threads: returns new certificates, or None."""
 
     def __init__(self, tls: Tls, shown: _Files) -> None:
         self._tls = tls
@@ -85,13 +85,13 @@ class _Renewal:
             except SettingsError as error:
                 if str(error) != self._said:
                     self._said = str(error)
-                    # The text says it all, and where it comes from helps nobody.
+                    # The text is complete; a traceback adds nothing.
                     log.error("grpc: certificates stay as they were: %s", error)  # noqa: TRY400
                 return None
 
     def _renewed(self) -> grpc.ServerCertificateConfiguration | None:
         found = _Files.read(self._tls)
-        # Their times would not do: a file may change twice within a tick of the clock.
+        # Compare contents, not times: a file may change twice within a tick of the clock.
         if found in (self._shown, self._refused):
             return None
         self._refused = found
@@ -102,7 +102,7 @@ class _Renewal:
 
 
 def _read(setting: str, path: str) -> tuple[bytes, int]:
-    """What the file holds, and who may do what with it."""
+    """Return the file's contents and its mode."""
     try:
         with Path(path).open("rb") as file:
             return file.read(), stat.S_IMODE(os.fstat(file.fileno()).st_mode)
@@ -114,10 +114,10 @@ def _read(setting: str, path: str) -> tuple[bytes, int]:
 
 
 def _try(tls: Tls, files: _Files) -> None:
-    """Each holds what it should, and they belong together: gRPC itself says that of no file.
+    """Validate each file and that the files match: gRPC's own errors name no file.
 
     Raises:
-        SettingsError: they do not; the text names the file that was read.
+        SettingsError: a file is invalid; the text names the file.
     """
     if files.key_mode & _TOO_OPEN:
         raise SettingsError(
@@ -133,7 +133,7 @@ def _try_pair(tls: Tls, files: _Files) -> None:
     _try_certificates("grpc.tls.certificate", tls.certificate, files.certificate)
     try:
         with _as_file(files.certificate) as certificate, _as_file(files.key) as key:
-            # An empty password, or OpenSSL would ask for one on a terminal.
+            # An empty password keeps OpenSSL from asking for one on a terminal.
             _context().load_cert_chain(certificate, key, password="")
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
@@ -160,7 +160,7 @@ def _context() -> ssl.SSLContext:
 
 @contextmanager
 def _as_file(content: bytes) -> Iterator[str]:
-    """A path, in memory alone: OpenSSL takes paths, and behind the real one may be others now."""
+    """Yield a path in memory: OpenSSL takes paths, and the file on disk may have changed by now."""
     descriptor = os.memfd_create("pem")
     with os.fdopen(descriptor, "wb", buffering=0) as file:
         file.write(content)

@@ -1,4 +1,4 @@
-"""Calls that cannot be let in are refused before anything of them is read."""
+"""Refuses calls without a free place before their message is read."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 def refusable(
     handler: grpc.RpcMethodHandler[Any, Any], refusal: Refusal, threads: Executor
 ) -> grpc.RpcMethodHandler[Any, Any]:
-    """A handler like `handler`, whose calls end at once wherever `refusal` gives a reason.
+    """Return a handler like `handler`, whose calls end at once while `refusal` returns a reason.
 
-    They are refused without a thread and without their message, at half the processor time: at ten
-    times the load that can be served, what is left decides how much is served.
+    A call is refused without a thread and without its message, at half the processor time: at ten
+    times the load that can be served, the remaining time decides the throughput.
 
     Args:
-        handler: of a method that reads its one request itself, as those of `unary` do.
-        refusal: called on the one thread that hears of all calls.
-        threads: where calls run that are let in.
+        handler: of a method that reads its one request itself, like those of `unary`.
+        refusal: called on the one thread that receives all calls.
+        threads: the executor of admitted calls.
     """
     if handler.stream_unary is None:
         raise TypeError("the method reads no stream")
@@ -37,11 +37,11 @@ def refusable(
 
 
 class _Refusable:
-    """Answers a call, or ends it for the reason that there was when it came.
+    """Runs a call, or ends it with the reason that held when it arrived.
 
     Attributes:
-        experimental_thread_pool: where grpc runs it; a grpc that does not know of this takes a
-            thread of the server's, and then each call is let in as far as its method lets it.
+        experimental_thread_pool: grpc runs the call on it; a grpc that does not know the attribute
+            uses a thread of the server's, and then only the method itself refuses calls.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class _Reason(threading.local):
 
 
 class _Door(ThreadPoolExecutor):
-    """Runs calls that are refused on the thread that brings them, and the others on `threads`."""
+    """Runs refused calls on the thread that receives them, and the others on `threads`."""
 
     def __init__(self, refusal: Refusal, threads: Executor) -> None:
         super().__init__(max_workers=1)

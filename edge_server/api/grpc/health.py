@@ -1,4 +1,4 @@
-"""grpc.health.v1: what load balancers and `grpc_health_probe` ask.
+"""HealthServicer: grpc.health.v1, the check of load balancers and `grpc_health_probe`.
 
 Only `Check`; `Watch` is not offered, which its definition allows.
 """

@@ -1,9 +1,9 @@
-"""Messages that differ from earlier ones only in their tensors' bytes and their id.
+"""Recognises messages that differ from earlier ones only in their tensors' bytes and their id.
 
-A client asks the same model for the same tensors again and again, so that nearly all of a request
+A client sends the same tensors to the same model again and again, so that nearly all of a request
 is known byte by byte: names, types, shapes, parameters. Such a request is recognised by comparing
-bytes; only its raw contents are looked at. The answers' heads are kept likewise. What is not
-recognised is read in the ordinary way (`wire`, `convert`), which gives the same result.
+bytes; only its raw contents are parsed. The heads of responses are kept likewise. Other requests
+take the ordinary path (`wire`, `convert`), which gives the same result.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from edge_server.tensors import DataType, Tensor
 if TYPE_CHECKING:
     from edge_server.requests import Cancellation, InferResponse
 
-# Clients of one appliance are few; whoever sends ever new heads shall not fill its memory.
+# An appliance has few clients; a client that sends ever new heads must not fill its memory.
 _MOST_HEADS = 256
 _LONGEST_HEAD_BYTES = 4096
 
@@ -33,10 +33,10 @@ _ID_TAG = bytes([_ID])
 
 @dataclass(frozen=True)
 class _Input:
-    """One tensor of a known request; places are counted in a message without id.
+    """One tensor of a known request; offsets refer to a message without id.
 
     Attributes:
-        before: the tag and length that stand before the tensor's bytes.
+        before: the tag and length that precede the tensor's bytes.
     """
 
     name: str
@@ -50,10 +50,10 @@ class _Input:
 
 @dataclass(frozen=True)
 class _Known:
-    """A request without what differs from one to the next.
+    """The constant part of a known request.
 
     Attributes:
-        request: all but tensors, id, deadline and cancellation.
+        request: the request without tensors, id, deadline and cancellation.
     """
 
     request: InferRequest
@@ -61,9 +61,9 @@ class _Known:
 
 
 class KnownRequests:
-    """Requests seen before, by what stands in them before the tensors' bytes.
+    """Earlier requests, keyed by the bytes that precede the tensors' bytes.
 
-    Safe to use from any thread: entries are only ever added, or all forgotten at once.
+    Safe to use from any thread: entries are only ever added, or all removed at once.
     """
 
     def __init__(self) -> None:
@@ -73,10 +73,10 @@ class KnownRequests:
     def recall(
         self, data: bytes, timeout_s: float | None, cancellation: Cancellation | None
     ) -> InferRequest | None:
-        """The request in `data`, its tensors views on it; None where it is not recognised.
+        """Return the request in `data` with tensors as views on it; None if it is not recognised.
 
         Args:
-            timeout_s: how long the caller still waits; None is for ever.
+            timeout_s: seconds until the caller's deadline; None is never.
         """
         id_at, id_end = _id_field(data)
         size = len(data) - (id_end - id_at)
@@ -114,11 +114,11 @@ class KnownRequests:
         )
 
     def remember(self, data: bytes, message: Any, request: InferRequest) -> None:
-        """Keep what `data` was read as, where it is of the kind that can be recognised.
+        """Keep the parsed form of `data`, if requests of its kind can be recognised.
 
         Args:
             message: `data` as a `ModelInferRequest`, with or without its raw contents.
-            request: what it says.
+            request: the request that `convert` made of it.
         """
         id_at, id_end = _id_field(data)
         places = raw_contents_places(data)
@@ -130,10 +130,10 @@ class KnownRequests:
         if id_end > head_end or len(head) > _LONGEST_HEAD_BYTES:
             return
         if message.id.encode() != data[id_at + 2 : id_end]:
-            return  # the id that counts stands where it is not looked for
+            return  # the id that counts is elsewhere in the message
         if len(self._known) >= _MOST_HEADS:
             self._known, self._head_bytes = {}, {}
-        # Neither the tensors' bytes nor the call: gRPC counts a call that somebody holds as open.
+        # Without tensors and call: gRPC counts a call as open while a reference to it exists.
         like = structs.replace(request, inputs={}, id="", deadline=None, cancellation=None)
         self._known[head] = _Known(
             like,
@@ -156,7 +156,8 @@ class KnownRequests:
 
 
 def _id_field(data: bytes) -> tuple[int, int]:
-    """Where the id is, tag included, in a message whose fields are in order; empty if nowhere.
+    """Return start and end of the id field, tag included, in a message whose fields are in order;
+    an empty range without one.
 
     Names, versions and ids are taken to be shorter than 128 bytes; a longer one is not found.
     """
@@ -174,7 +175,7 @@ def _id_field(data: bytes) -> tuple[int, int]:
 
 
 def _is_plain(message: Any, raw_count: int) -> bool:
-    """Whether every input has its data in the raw contents, and nothing else is asked for."""
+    """Return whether every input has its data in the raw contents and no other option is set."""
     return (
         len(message.inputs) == raw_count
         and not any(
@@ -189,10 +190,10 @@ def _is_plain(message: Any, raw_count: int) -> bool:
 
 @dataclass(frozen=True)
 class _Head:
-    """An answer but for its id and the tensors' bytes.
+    """A response without its id and its tensors' bytes.
 
     Attributes:
-        before_raw: the tag and length that stand before each tensor's bytes.
+        before_raw: the tag and length that precede each tensor's bytes.
     """
 
     before_id: bytes
@@ -201,7 +202,7 @@ class _Head:
 
 
 class KnownResponses:
-    """The heads of answers given before, by model and by the tensors' names, types and shapes.
+    """The heads of earlier responses, by model and by the tensors' names, types and shapes.
 
     Safe to use from any thread, like `KnownRequests`.
     """
@@ -210,7 +211,7 @@ class KnownResponses:
         self._heads: dict[tuple[Any, ...], _Head] = {}
 
     def write(self, response: InferResponse) -> bytes | None:
-        """`response` as a `ModelInferResponse`, one copy; None where it is of no plain kind."""
+        """Return `response` as a `ModelInferResponse` in one copy; None if it is not plain."""
         key: list[Any] = [response.model_name, response.model_version]
         arrays = []
         for name, tensor in response.outputs.items():

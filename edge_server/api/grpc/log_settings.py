@@ -1,4 +1,4 @@
-"""LogSettings: the protocol's names for what the process logs."""
+"""LogSettings: maps the protocol's names to the process's log switches."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _NAMES = ("log_file", *_BOOLEANS, "log_verbose_level", "log_format")
 
 
 def update_log_settings(switches: LogSwitches, request: Any) -> Any:
-    """Put a `LogSettingsRequest` in force, all of it or nothing; the settings that are then so.
+    """Apply a `LogSettingsRequest`, all of it or nothing; return the settings then in force.
 
     Raises:
-        InvalidRequest: an unknown setting, or a value that it cannot have (Triton's texts).
-        Unsupported: where the log goes cannot be changed from here.
+        InvalidRequest: an unknown setting, or an invalid value (Triton's texts).
+        Unsupported: a request cannot change the log's destination.
     """
     changes: dict[str, Any] = {}
     for name, value in request.settings.items():

@@ -1,4 +1,4 @@
-"""What clients are told of the server and of a model's tensors."""
+"""The metadata of the server and of a model's tensors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def server_extensions(
     control: ModelControl | None, shared_memory: SharedMemory | None, tracer: Tracer
 ) -> tuple[str, ...]:
-    """What works, in Triton's order and spelling."""
+    """Return the supported extensions, in Triton's order and spelling."""
     offered = {
         "classification": True,
         "sequence": True,
@@ -38,7 +38,7 @@ def server_extensions(
 
 
 def tensor_metadata(config: ModelConfig, specs: Iterable[TensorSpec]) -> list[Any]:
-    """The inputs or outputs of a model as clients see them, batch dimension included."""
+    """Return the metadata of a model's inputs or outputs, batch dimension included."""
     return [
         pb.ModelMetadataResponse.TensorMetadata(
             name=spec.name, datatype=spec.datatype.value, shape=config.full_shape(spec)

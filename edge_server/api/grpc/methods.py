@@ -1,4 +1,4 @@
-"""Services' methods over bytes: every one that a service describes answers something."""
+"""Builds handlers over bytes for every method that a service describes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     Handler = grpc.RpcMethodHandler[Any, Any]
 
-# Names, settings and questions are short; protobuf can blow up what it parses.
+# Such requests are short; protobuf's objects can be many times larger than the parsed bytes.
 LONGEST_QUESTION_BYTES = 64 * 1024
 
 
@@ -29,18 +29,19 @@ def method_handlers(
     over_bytes: Collection[str] = (),
     traffic: Traffic | None = None,
 ) -> dict[str, Handler]:
-    """A handler for each method of `service`, a descriptor, that answers with `servicer`'s.
+    """Return a handler for each method of the descriptor `service` that calls `servicer`'s method.
 
-    Like those of the generated `add_…_to_server`, but that messages are parsed within the call,
-    where a damaged one is the caller's error, and that the methods in `over_bytes` read and write
-    bytes themselves. A method that `servicer` itself does not define answers UNIMPLEMENTED by name.
+    The handlers differ from those of the generated `add_…_to_server`: messages are parsed within
+    the call, where a damaged message is the caller's error, and the methods in `over_bytes` read
+    and write bytes themselves. A method that `servicer` does not define returns UNIMPLEMENTED with
+    its name.
 
     Args:
         traffic: see `unary`.
     """
 
     def handler(method: Any, answer: Callable[..., Any]) -> Handler:
-        # Errors become statuses here rather than in an interceptor, which would cost every call.
+        # Errors become statuses here rather than in an interceptor, which would slow every call.
         if method.server_streaming:
             return streaming(answer, method.full_name, traffic)
         return unary(answer, method.full_name, traffic)
@@ -86,5 +87,5 @@ def _refusing(method: Any) -> Callable[..., Any]:
         raise Unsupported(text)
         yield b""
 
-    # To the wire a call with one request is a stream of one.
+    # On the wire a call with one request is a stream of one.
     return refuse_stream if method.server_streaming else refuse

@@ -1,4 +1,4 @@
-"""RepositoryModelLoad and Unload: what a request asks of `ModelControl`."""
+"""RepositoryModelLoad and Unload: maps requests to `ModelControl`."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 def load_model(
     control: ModelControl | None, request: Any, cancellation: Cancellation | None = None
 ) -> None:
-    """Do what a `RepositoryModelLoadRequest` asks for; returns when it is done.
+    """Execute a `RepositoryModelLoadRequest`; returns after the load.
 
     Raises:
-        EdgeServerError: see `ModelControl.load`, or the request makes no sense (Triton's texts).
+        EdgeServerError: see `ModelControl.load`, or the request is invalid (Triton's texts).
     """
     refuse_repository_name(request)
     config: str | None = None
@@ -45,10 +45,10 @@ def load_model(
 
 
 def unload_model(control: ModelControl | None, request: Any) -> None:
-    """Do what a `RepositoryModelUnloadRequest` asks for; returns at once.
+    """Execute a `RepositoryModelUnloadRequest`; returns at once.
 
     Raises:
-        EdgeServerError: see `ModelControl.unload`, or the request makes no sense.
+        EdgeServerError: see `ModelControl.unload`, or the request is invalid.
     """
     refuse_repository_name(request)
     dependents = False

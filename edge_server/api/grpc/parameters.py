@@ -1,4 +1,4 @@
-"""What the parameters of an inference request say, and the texts for those that say nonsense."""
+"""Reads the parameters of an inference request; holds the texts for invalid ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EMPTY_FINAL_RESPONSE = "triton_enable_empty_final_response"
 
 _LONGEST_SEQUENCE_ID = 128
 
-# The protocol's own parameters, and how each may be given.
+# The protocol's own parameters, and the value fields that each allows.
 _KINDS = {
     "sequence_id": ("int64_param", "string_param"),
     "sequence_start": ("bool_param",),
@@ -37,7 +37,7 @@ class RequestParameters(NamedTuple):
 
 
 def read_parameters(parameters: Any) -> RequestParameters:
-    """What a request's parameter map says.
+    """Return the parameters of a request's parameter map.
 
     Raises:
         InvalidRequest: a value of a wrong type, out of range, or under a reserved name.
@@ -100,7 +100,7 @@ def _sequence(own: dict[str, Any]) -> SequencePlace | None:
         return None
     sequence_id = own.get("sequence_id", 0)
     if isinstance(sequence_id, int):
-        # int64 carries the 64 bits of what the sequence batcher counts as unsigned.
+        # int64 carries the 64 bits of an id that the sequence batcher treats as unsigned.
         sequence_id %= 2**64
     elif len(sequence_id) > _LONGEST_SEQUENCE_ID:
         raise InvalidRequest(

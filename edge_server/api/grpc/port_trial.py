@@ -1,4 +1,4 @@
-"""Whether one could listen at an address, tried before the daemon runs, and who does already."""
+"""Tests before the daemon runs whether an address can be bound, and which server holds it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _PATIENCE_S = 5.0
 
 
 class PortTrial(NamedTuple):
-    """How it went.
+    """The result of a bind test.
 
     Attributes:
-        trouble: why nobody can listen there now, with the remedy; empty where one could.
-        taken: a process listens there, and that is all that is in the way.
+        trouble: why the address cannot be bound now, with the remedy; empty if it can be.
+        taken: a process listens there, and the address is otherwise usable.
     """
 
     trouble: str = ""
@@ -28,10 +28,10 @@ class PortTrial(NamedTuple):
 
 
 def try_port(host: str, port: int, flags: str) -> PortTrial:
-    """Listen there for a moment.
+    """Bind and release the address.
 
     Args:
-        flags: what the flags for address and port begin with: `--grpc`.
+        flags: prefix of the flags for address and port: `--grpc`.
     """
     try:
         listener(host, port).close()
@@ -41,7 +41,7 @@ def try_port(host: str, port: int, flags: str) -> PortTrial:
 
 
 def who_answers(settings: Grpc) -> str:
-    """Name and version of the server that answers there in plain text; empty where none tells."""
+    """Return name and version of the server that answers there in plain text; empty without one."""
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     client = triton.InferenceServerClient(f"{host}:{settings.port}")
     try:

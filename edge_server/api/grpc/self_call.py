@@ -1,4 +1,4 @@
-"""The daemon calls its own gRPC server, as a client would, to see whether it answers."""
+"""SelfCall: the daemon calls its own gRPC server, as a client would, to check its health."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 METHOD = "/grpc.health.v1.Health/Check"
-# A server counts as dead after so many calls in a row that it did not answer: some 30 s. Calls are
-# counted, not seconds, as the whole process may have been stopped for a while.
+# A server counts as dead after so many unanswered calls in a row: some 30 s. The limit counts
+# calls, not seconds, as the whole process may have been suspended for a while.
 MOST_FAILURES = 5
 _PERIOD_S = 5.0
 _PATIENCE_S = 5.0
 _OPTIONS = (
-    # What the environment says of proxies is for the way to other machines.
+    # The environment's proxies are for other machines.
     ("grpc.enable_http_proxy", 0),
-    # Not the connection of another channel of this process.
+    # Do not share the connection of another channel of this process.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
@@ -35,19 +35,19 @@ _OPTIONS = (
 
 
 class SelfCall:
-    """Calls Health/Check again and again, over one connection that stays open.
+    """Calls Health/Check periodically, over one connection that stays open.
 
-    A server that is full is well: one whose threads are all taken, or that closes a new connection
-    at once because there are as many as there may be. Others may leave between the call, which
-    finds the server full, and the look at a new connection, which does not: that is well, too.
+    A full server is healthy: one without a free thread, or one at its connection limit, which
+    closes a new connection at once. A server whose clients leave between the call, which finds it
+    full, and the test of a new connection, which does not, is healthy too.
 
     Args:
-        target: where the server listens, in gRPC's words.
-        connect: makes a plain connection there.
-        waiting: how many calls the server has taken that no thread works on yet.
+        target: the server's address, in gRPC's notation.
+        connect: opens a plain connection to the server.
+        waiting: returns the number of accepted calls without a thread.
         metadata: headers that the call must carry.
-        speaks_tls: there is no certificate for a call; then the server is well if it sends anything
-            in reply to a ClientHello, or closes the connection.
+        speaks_tls: the daemon has no certificate for a call; the server then counts as healthy if
+            it sends any byte in reply to a ClientHello, or closes the connection.
     """
 
     def __init__(
@@ -79,11 +79,11 @@ class SelfCall:
         self.worker.start()
 
     def stop(self) -> None:
-        """Make no more calls; a call under way is not waited for."""
+        """Make no more calls; does not wait for a call in progress."""
         self.worker.stop(0.0)
 
     def check(self) -> None:
-        """Raises: StageStuck: the server does not answer; only a new process helps."""
+        """Raises: StageStuck: the server does not respond; only a new process recovers."""
         if self._failures >= MOST_FAILURES:
             raise StageStuck(
                 f"gRPC does not answer on {self._target}: {self._failures} calls in a row failed: "
@@ -112,7 +112,7 @@ class SelfCall:
             check(pb.HealthCheckRequest(), timeout=self._patience_s, metadata=self._metadata)
         except grpc.RpcError as error:
             greeting = self._greeted()[0]
-            # A server that takes the connection and answers no call: that is DEADLINE_EXCEEDED.
+            # A server that accepts the connection and answers no call gives DEADLINE_EXCEEDED.
             was_full = greeting is not None and error.code() is grpc.StatusCode.UNAVAILABLE
             if self._waiting() or was_full or greeting == b"":
                 return ""
@@ -120,7 +120,8 @@ class SelfCall:
         return ""
 
     def _greeted(self) -> tuple[bytes | None, str]:
-        """The first byte on a new connection, none where it is closed; or why there is neither."""
+        """Return the first byte on a new connection, empty if it was closed; or the reason for
+        neither."""
         try:
             with self._connect(self._patience_s) as connection:
                 if self._speaks_tls:
@@ -137,7 +138,7 @@ class SelfCall:
 
 
 def _client_hello() -> bytes:
-    """Without it a server that speaks TLS is silent until its handshake times out."""
+    """Return a ClientHello; without it a TLS server is silent until its handshake times out."""
     # Not needed without TLS.
     import ssl  # noqa: PLC0415
 

@@ -1,4 +1,4 @@
-"""The gRPC servers: synchronous, bounded, bound before anything else starts."""
+"""GrpcServer: the gRPC servers, synchronous, bounded, bound before anything else starts."""
 
 from __future__ import annotations
 
@@ -36,35 +36,35 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Calls wait in their thread for an instance or for a model to load, and each stream has one for as
-# long as it is open; the spare ones keep answering how the server is.
+# Calls wait in their thread for an instance or for a model load, and each open stream holds one;
+# the spare threads keep answering health and metadata calls.
 _INFERENCES_AT_ONCE = 28
 _STREAMS_AT_ONCE = 8
 _LOADS_AT_ONCE = 16
 _THREADS = _INFERENCES_AT_ONCE + _STREAMS_AT_ONCE + _LOADS_AT_ONCE + 4
-# Long enough for clients that ask without pause to hear the refusal before the connection ends.
+# Long enough for clients that retry without pause to receive the refusal before the disconnect.
 _LAST_WORDS_S = 0.1
 
 
 class GrpcServer:
-    """Serves the Triton protocol on TCP and, where one is chosen, on a Unix socket.
+    """Serves the Triton protocol on TCP and, if configured, on a Unix socket.
 
-    Each side is a server of its own, with its own connections, streams, threads and gate for
-    inferences: whoever holds all of the TCP side takes nothing from the socket.
+    Each side is a separate server with its own connections, streams, threads and admission of
+    inferences: clients that exhaust the TCP side take nothing from the socket.
 
-    Binding happens at once, so that a taken port is known before any model is loaded; calls are
-    answered after `start`.
+    The constructor binds the addresses, so that a port in use is reported before any model loads;
+    calls are served after `start`.
 
     Args:
-        name: what clients are told the server is called.
+        name: the server's name for clients.
         control, log_switches: see `TritonServicer`.
-        client_shared_memory: clients may have regions.
+        client_shared_memory: clients may register regions.
         tracer: traces requests; None traces none.
 
     Raises:
         Unavailable: the address cannot be bound.
         AlreadyRunning: another daemon holds the socket.
-        SettingsError: a certificate or the socket's path is of no use.
+        SettingsError: a certificate or the socket's path is invalid.
     """
 
     def __init__(
@@ -130,12 +130,12 @@ class GrpcServer:
             self.self_call.start()
 
     def drain(self) -> None:
-        """Refuse new inferences from now on, in words; all else is still answered."""
+        """Refuse new inferences from now on with a text; all other calls are still served."""
         for gate in self._gates:
             gate.close()
 
     def stop(self, grace_s: float) -> None:
-        """Refuse new calls, give those in flight `grace_s` to finish, then return."""
+        """Refuse new calls, give calls in flight `grace_s` seconds to finish, then return."""
         if not self._servers:
             return
         if self.self_call is not None:
@@ -151,7 +151,7 @@ class GrpcServer:
         self.close()
 
     def close(self) -> None:
-        """Let go of the addresses, started or not."""
+        """Release the addresses, started or not."""
         for traffic in self._traffic:
             traffic.close()
         self._traffic.clear()
@@ -159,7 +159,7 @@ class GrpcServer:
             server.stop(None).wait()
         self._servers.clear()
         for threads in self._threads:
-            # A model that hangs would keep whoever waited.
+            # A model that hangs would block this wait for ever.
             threads.shutdown(wait=False)
         self._threads.clear()
         if self._socket is not None:
@@ -201,7 +201,7 @@ class GrpcServer:
         return server
 
     def _self_call(self, settings: Grpc) -> SelfCall:
-        """Over the socket where there is one: it answers while TCP is full."""
+        """Return the daemon's own client, on the socket if there is one: TCP may be full."""
         metadata = [(r.header, r.value) for r in settings.restricted if "health" in r.protocols]
         if self._socket is not None:
             unix, threads = self._socket, self._threads[0]
@@ -221,7 +221,7 @@ class GrpcServer:
         credentials = server_credentials(settings.tls) if settings.tls.on else None
         where = f"gRPC cannot listen on {settings.host}:{settings.port}: "
         try:
-            # gRPC itself does not say why it cannot.
+            # gRPC's own error gives no reason.
             listener(settings.host, settings.port).close()
         except OSError as error:
             raise Unavailable(where + remedy(error, "--grpc")) from error
@@ -250,30 +250,30 @@ class GrpcServer:
 
 
 def channel_options(settings: Grpc, *, unix: bool) -> list[tuple[str, Any]]:
-    """gRPC's options for the limits of one side.
+    """Return gRPC's options for the limits of one side.
 
-    What is sent is not limited: it is what a model made, and cutting it off would end a stream.
+    Responses have no limit: a model made them, and refusing a long one would end a stream.
 
-    `maximum_concurrent_rpcs` is not among them: it counts calls whose request has not arrived,
-    so that a few connections with half-sent ones would close the server to everyone.
+    `maximum_concurrent_rpcs` is absent: it counts calls whose request has not arrived, so that a
+    few connections with half-sent requests would close the server to everyone.
     """
     options = {
         "grpc.so_reuseport": 0,
         "grpc.max_receive_message_length": settings.max_message_bytes,
         "grpc.max_send_message_length": -1,
         "grpc.max_concurrent_streams": settings.max_streams,
-        # It would refuse calls of a client that keeps to that number, because a stream counts for
-        # a moment longer here than there. Who keeps to it waits for a free one instead.
+        # On, gRPC would refuse calls of a client that keeps to that number, because a stream counts
+        # for a moment longer here than at the client. Such a client waits for a free stream.
         "grpc.http.overload_protection": 0,
         # One more for the daemon itself, see `SelfCall`.
         "grpc.max_allowed_incoming_connections": (
             settings.max_connections + (unix == (settings.socket is not None))
         ),
-        # The second is the hard limit; between them gRPC refuses by chance.
+        # The second is the hard limit; between the two gRPC refuses at random.
         "grpc.max_metadata_size": settings.max_metadata_bytes,
         "grpc.absolute_max_metadata_size": settings.max_metadata_bytes,
         "grpc.server_handshake_timeout_ms": settings.handshake_timeout_ms,
-        # Or what a client may send of a call that nobody reads yet grows to 32 MiB.
+        # Otherwise the bytes of one call that gRPC accepts before the server reads grow to 32 MiB.
         "grpc.http2.bdp_probe": 0,
         "grpc.max_connection_idle_ms": settings.idle_timeout_ms,
         "grpc.keepalive_time_ms": settings.keepalive_time_ms,
@@ -292,12 +292,12 @@ def channel_options(settings: Grpc, *, unix: bool) -> list[tuple[str, Any]]:
 
 
 def _budget(settings: Grpc) -> ByteBudget:
-    # With one of the longest requests inside, another one shall fit.
+    # With one of the longest requests inside, a second one must fit.
     return ByteBudget(max(settings.max_pending_bytes, 2 * settings.max_message_bytes))
 
 
 def _refusal(threads: CallThreads, gate: Admission) -> Unavailable | None:
-    """Why no inference can be let in now; None where one can."""
+    """Return the reason to refuse an inference now; None to admit it."""
     if threads.waiting():
         return Unavailable("Exceeds maximum queue size: every thread of the server is taken")
     return gate.refusal()

@@ -1,11 +1,11 @@
 """System shared memory of clients: tensors that do not travel through the socket.
 
-A region is a POSIX shared memory object that a client made under /dev/shm and registered here.
+A region is a POSIX shared memory object that a client created under /dev/shm and registered here.
 Inputs are copied out of it and outputs are written to it, both through the object's descriptor and
-never through a mapping: a client may truncate its object at any moment, which would make the kernel
-end a process that reads a mapping, and it may change what is in it between a look and the next.
-Client shared memory is off unless the operator allows it, all the same: whoever may register sees
-and changes what others keep in /dev/shm under names that this user may open.
+never through a mapping: a client may truncate its object at any moment, and the kernel would then
+kill a process that reads a mapping; the client may also change the bytes between two reads.
+Client shared memory is nevertheless off unless the operator allows it: a client that may register
+reads and changes every object in /dev/shm whose name this user may open.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ DISABLED = (
 
 _RESERVED = "triton_python_backend_shm_region_"
 _LARGEST = 2**64 - 1
-# Each has a descriptor, of the 1024 that a process has where nobody says otherwise.
+# Each holds a descriptor, of the 1024 that a process has by default.
 _MOST_REGIONS = 256
-# Each is kept until somebody unregisters it.
+# Each name is kept until a client unregisters it.
 _LONGEST_NAME = 1024
 
 
 class SharedRegion:
-    """A registered part of a shared memory object, open as long as somebody holds the region."""
+    """A registered part of a shared memory object, open as long as the region is referenced."""
 
     def __init__(self, name: str, key: str, offset: int, byte_size: int, path: Path) -> None:
         self.name = name
@@ -49,7 +49,7 @@ class SharedRegion:
         self.offset = offset
         self.byte_size = byte_size
         try:
-            # Neither a link out of the directory, nor something that blocks when it is opened.
+            # Refuse a link out of the directory, and do not block on a FIFO or device.
             flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
             self._file = os.open(path, flags)
         except (OSError, ValueError) as error:
@@ -62,10 +62,10 @@ class SharedRegion:
             raise InvalidRequest(f"failed to register shared memory region '{name}': invalid args")
 
     def read(self, offset: int, byte_size: int) -> NDArray[np.uint8]:
-        """A copy of these bytes of the region.
+        """Return a copy of these bytes of the region.
 
         Raises:
-            InvalidRequest: the object is smaller by now.
+            InvalidRequest: the object has shrunk.
         """
         self._check_size(offset + byte_size)
         copy = np.empty(byte_size, np.uint8)
@@ -79,11 +79,11 @@ class SharedRegion:
         return copy
 
     def write(self, offset: int, data: memoryview) -> None:
-        """Put `data` there.
+        """Write `data` at `offset`.
 
         Raises:
-            InvalidRequest: the object is smaller by now.
-            InternalError: it cannot be written to.
+            InvalidRequest: the object has shrunk.
+            InternalError: the write fails.
         """
         self._check_size(offset + data.nbytes)
         place = self.offset + offset
@@ -108,7 +108,7 @@ class SharedRegion:
 
 @dataclass(frozen=True)
 class RegionSlice:
-    """Where in a region a request has one of its tensors; within the region's bounds."""
+    """The part of a region that holds one tensor of a request; within the region's bounds."""
 
     region: SharedRegion
     offset: int
@@ -119,16 +119,16 @@ class RegionSlice:
         """See `SharedRegion.read`.
 
         Raises:
-            InvalidRequest: it is longer than a tensor may be, or the object is smaller by now.
-            Unavailable: there is no room for a copy.
+            InvalidRequest: the slice is longer than a tensor may be, or the object has shrunk.
+            Unavailable: the budget has no room for a copy.
         """
         return self.of.copy_of(self)
 
     def write(self, name: str, data: memoryview, parameters: Any) -> None:
-        """Put the output `name` there, and say so in its `parameters`.
+        """Write the output `name` to the slice, and record the region in its `parameters`.
 
         Raises:
-            InternalError: it does not fit.
+            InternalError: the output does not fit.
         """
         if data.nbytes > self.byte_size:
             raise InternalError(
@@ -144,11 +144,11 @@ class RegionSlice:
 
 
 class SharedMemory:
-    """The regions that clients have registered, by name; any thread may ask.
+    """The regions that clients have registered, by name; safe from any thread.
 
     Args:
-        budget: the bytes of inputs that were copied count there as long as anybody uses them.
-        longest_bytes: of one input: an object may be larger than all memory, and hold nothing.
+        budget: counts the bytes of copied inputs as long as they are referenced.
+        longest_bytes: limit for one input: a sparse object may be larger than all memory.
     """
 
     def __init__(
@@ -164,11 +164,11 @@ class SharedMemory:
         self._regions: dict[str, SharedRegion] = {}
 
     def register(self, name: str, key: str, offset: int, byte_size: int) -> None:
-        """Make the object that clients call `key` usable as `name`.
+        """Register the object `key` of the clients as the region `name`.
 
         Raises:
             AlreadyExists, InvalidRequest, InternalError: Triton's texts.
-            Unavailable: there are as many as can be.
+            Unavailable: the limit of regions is reached.
         """
         if key.lstrip("/").startswith(_RESERVED):
             raise InvalidRequest(
@@ -198,7 +198,7 @@ class SharedMemory:
             self._regions[name] = SharedRegion(name, key, offset, byte_size, self._directory / file)
 
     def unregister(self, name: str) -> None:
-        """Forget a region, or all where `name` is empty; an unknown one is no error."""
+        """Remove a region, or all if `name` is empty; an unknown name is no error."""
         with self._lock:
             if name:
                 self._regions.pop(name, None)
@@ -206,10 +206,10 @@ class SharedMemory:
                 self._regions.clear()
 
     def regions(self, name: str) -> list[SharedRegion]:
-        """That region, or all where `name` is empty.
+        """Return the region `name`, or all regions if `name` is empty.
 
         Raises:
-            NotFound: there is none of that name.
+            NotFound: no region has that name.
         """
         with self._lock:
             if not name:
@@ -219,10 +219,10 @@ class SharedMemory:
             return [self._regions[name]]
 
     def find(self, name: str, offset: int, byte_size: int) -> RegionSlice:
-        """That part of a region.
+        """Return a part of a region.
 
         Args:
-            offset, byte_size: as the request has them: signed, and read as unsigned.
+            offset, byte_size: as in the request: signed, and read as unsigned.
 
         Raises:
             NotFound, InvalidRequest: Triton's texts.
@@ -261,10 +261,10 @@ class SharedMemory:
 
 
 def region_of(tensor: str, parameters: Any) -> tuple[str, int, int] | None:
-    """The region, offset and byte size that a tensor's parameters name; None where they do not.
+    """Return region, offset and byte size from a tensor's parameters; None without a region.
 
     Raises:
-        InvalidRequest: only some of them, or of a wrong type.
+        InvalidRequest: a parameter is missing or of a wrong type.
     """
     values = {key: _parameter(tensor, parameters, key, kind) for key, kind in _KINDS.items()}
     name = values["shared_memory_region"]

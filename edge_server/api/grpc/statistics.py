@@ -1,4 +1,4 @@
-"""ModelStatistics: what loaded models have counted, in the protocol's messages."""
+"""ModelStatistics: the counters of loaded models as the protocol's messages."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _RESPONSE_DURATIONS = (
 
 
 def statistics_message(data_plane: DataPlane, name: str, version: str) -> Any:
-    """A `ModelStatisticsResponse` for all loaded models, one, or one version of one.
+    """Return a `ModelStatisticsResponse` for all loaded models, one model, or one version.
 
     Raises:
         InvalidRequest: that model or version is not loaded (Triton's texts).

@@ -1,4 +1,4 @@
-"""The one place where our errors become gRPC status codes."""
+"""Maps our errors to gRPC status codes, in one place."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _LONGEST_TEXT_BYTES = 4000
 
 
 def status_of(error: errors.EdgeServerError) -> grpc.StatusCode:
-    """The status that tells `error`; what has no business on the wire is INTERNAL."""
+    """Return the status code of `error`; an error without a mapping is INTERNAL."""
     return STATUS.get(type(error), grpc.StatusCode.INTERNAL)
 
 
@@ -43,14 +43,13 @@ def unary(
     method: str,
     traffic: Traffic | None = None,
 ) -> grpc.RpcMethodHandler[Any, Any]:
-    """A handler that answers as `behaviour`, but whatever it raises ends as a clear status.
+    """Return a handler that runs `behaviour` and maps every exception to a status.
 
-    To the wire a call with one request is a stream of one. As such a stream the call reads its
-    request itself, so that somebody can see to it that the request comes.
+    On the wire a call with one request is a stream of one. As such a stream the call reads its
+    request itself, so that `traffic` can limit how long the request takes.
 
     Args:
-        traffic: reads the request and sees to it that the answer is taken; None is one that only
-            reads.
+        traffic: reads the request and watches that the client reads the response; None only reads.
     """
     traffic = traffic or Traffic()
 
@@ -59,7 +58,7 @@ def unary(
         try:
             with traffic.budget.hold(len(request)):
                 answered = behaviour(request, context)
-        except Exception as error:  # noqa: BLE001 - that is what this is for
+        except Exception as error:  # noqa: BLE001 - every exception becomes a status
             _abort(context, method, error)
         return traffic.send(answered, context)
 
@@ -69,7 +68,7 @@ def unary(
 def streaming(
     behaviour: Callable[..., Iterator[bytes]], method: str, traffic: Traffic | None = None
 ) -> grpc.RpcMethodHandler[Any, Any]:
-    """As `unary`, for a behaviour that takes and gives streams."""
+    """Return a handler like `unary`'s, for a behaviour that takes and returns streams."""
     traffic = traffic or Traffic()
 
     def answer(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
@@ -78,10 +77,10 @@ def streaming(
                 with traffic.sending(response, context):
                     yield response
                 del response
-        except Exception as error:  # noqa: BLE001 - that is what this is for
+        except Exception as error:  # noqa: BLE001 - every exception becomes a status
             _abort(context, method, error)
         finally:
-            # Half of a large request may have arrived, which nobody counted.
+            # Half of a large request may have arrived, which the budget has not counted.
             traffic.budget.note_many()
 
     return grpc.stream_stream_rpc_method_handler(answer)
@@ -96,7 +95,7 @@ def _abort(context: grpc.ServicerContext, method: str, error: Exception) -> NoRe
 
 
 def header_text(text: str) -> str:
-    """So much of `text` as travels in a header; what is no Unicode is escaped.
+    """Return the part of `text` that fits into a header; invalid Unicode is escaped.
 
     gRPC writes each byte that is not printable ASCII as three.
     """

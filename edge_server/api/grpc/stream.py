@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Requests of one stream that are read and not yet answered, and answers that are not yet sent:
-# beyond that the client's next request stays in its socket, and a decoupled model waits.
+# Requests of one stream that are read and have no response yet, and responses not yet sent. Beyond
+# that limit the client's next request stays in its socket, and a decoupled model waits.
 _MOST_WAITING = 16
-# Of an error's text, which may quote what a client sent: it waits to be written, too.
+# Limit for an error text, which may quote a client's request: the text also waits in memory.
 _LONGEST_TEXT = 4000
 
 
@@ -39,10 +39,10 @@ class Submit(Protocol):
     """Starts one request of a stream."""
 
     def __call__(self, data: bytes, stream_request: StreamRequest) -> None:
-        """Read `data` into `stream_request`, take its place, submit it with its `respond`.
+        """Parse `data` into `stream_request`, give it its place, submit it with its `respond`.
 
         Raises:
-            EdgeServerError: the request cannot be taken; `respond` is not called.
+            EdgeServerError: the request is refused; `respond` is not called.
         """
         ...
 
@@ -50,15 +50,16 @@ class Submit(Protocol):
 class InferStream:
     """One open stream.
 
-    Answers of models that are not decoupled come in the order of the requests, those of decoupled
-    ones as they are made. An error is one answer among the others; the call itself ends well.
+    Responses of models that are not decoupled keep the order of the requests; a decoupled model's
+    responses are sent as the model returns them. An error is one response among the others; the
+    call itself ends with OK.
 
     Args:
         submit: starts a request.
         errors_end_it: the first error ends the call with its status.
-        slow_reader_s: a model waits no longer for a client that takes no answer.
-        budget: a request's bytes count there until its last answer is sent; without room the next
-            one waits, as it would be missing in a sequence.
+        slow_reader_s: seconds that a model waits for a client that reads no response.
+        budget: counts a request's bytes until its last response is sent; without room the stream
+            delays the next request, as a refused one would be missing in a sequence.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class InferStream:
         self._errors_end_it = errors_end_it
         self._slow_reader_s = slow_reader_s
         self._changed = threading.Condition()
-        # Responses to be written: in the order of their requests, and those of decoupled models.
+        # Responses to write: the ordered ones by request, and those of decoupled models.
         self._in_order: deque[StreamRequest] = deque()
         self._at_once: deque[tuple[StreamRequest, ResponseCallback, bool]] = deque()
         self._open: set[StreamRequest] = set()
@@ -84,7 +85,7 @@ class InferStream:
         self.over = False
 
     def answers(self, requests: Iterator[bytes]) -> Iterator[bytes]:
-        """Each answer as a written `ModelStreamInferResponse`, until the client has all.
+        """Yield each response as a serialised `ModelStreamInferResponse`, until the last one.
 
         Raises:
             EdgeServerError: the stream ends with that status.
@@ -106,13 +107,13 @@ class InferStream:
             self.end()
 
     def close(self) -> None:
-        """Take no more requests; what was taken is answered, then the stream ends."""
+        """Accept no more requests; accepted ones get their responses, then the stream ends."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
 
     def end(self) -> None:
-        """Cancel all requests that wait, as the client is gone."""
+        """Cancel all outstanding requests, as the client is gone."""
         with self._changed:
             if self.over:
                 return
@@ -138,7 +139,7 @@ class InferStream:
         callback()
 
     def give(self, stream_request: StreamRequest, answer: ResponseCallback, *, final: bool) -> None:
-        """Take an answer from a model, to be written in its turn; after the end it is dropped."""
+        """Queue a model's response in its order; a response after the end is dropped."""
         queued = False
         with self._changed:
             if stream_request.decoupled:
@@ -147,7 +148,7 @@ class InferStream:
                     queued = True
             elif answer is not None:
                 stream_request.answer = answer
-            # Only now: while it is open, the stream does not end.
+            # Last: a stream does not end while it has open requests.
             if final:
                 self._open.discard(stream_request)
                 stream_request.callbacks.clear()
@@ -157,7 +158,7 @@ class InferStream:
             given_up = self._failure is not None
             self._changed.notify_all()
         if given_up:
-            # Or each model of the stream would wait as long again, for every further answer.
+            # Otherwise each model of the stream would wait as long again for each next response.
             self.end()
 
     def _written(
@@ -171,13 +172,13 @@ class InferStream:
             return stream_request.told(error)
 
     def _release(self, stream_request: StreamRequest) -> None:
-        """Stop counting the bytes of the request."""
+        """Release the request's bytes from the budget."""
         with self._changed:
             size_bytes, stream_request.size_bytes = stream_request.size_bytes, 0
         self._budget.give(size_bytes)
 
     def _wait_for_room(self) -> bool:
-        """Hold a decoupled model back, but not for ever; whether its answer can be written."""
+        """Block a decoupled model for a limited time; return whether its response fits."""
         if not self._changed.wait_for(
             lambda: self.over or len(self._at_once) < _MOST_WAITING, self._slow_reader_s
         ):
@@ -195,11 +196,11 @@ class InferStream:
                 ):
                     return
                 self._start(stream_request, data)
-                # A client may pause for hours; and where it goes, gRPC's error keeps this frame
-                # until the next full garbage collection.
+                # A client may pause for hours; and when the client disconnects, gRPC's error keeps
+                # this frame until the next full garbage collection.
                 del data, stream_request
         except grpc.RpcError:
-            # gRPC raises it when the call is over.
+            # gRPC raises this when the call is over.
             return
         finally:
             with self._changed:
@@ -207,7 +208,7 @@ class InferStream:
                 self._changed.notify_all()
 
     def _has_room(self) -> bool:
-        """Wait until one more request may be taken; False where none will be."""
+        """Wait until the stream may accept one more request; return False after its end."""
         with self._changed:
             self._changed.wait_for(
                 lambda: (
@@ -242,7 +243,7 @@ class InferStream:
         stream_request.respond(error, True)
 
     def _take(self) -> tuple[StreamRequest, ResponseCallback, bool] | None:
-        """The next answer to write; None when there will be none.
+        """Wait for the next response to write; return None at the end of the stream.
 
         Raises:
             EdgeServerError: the stream ends with that status.

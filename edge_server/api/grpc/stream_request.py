@@ -1,4 +1,4 @@
-"""One request of a ModelStreamInfer call, and its answers in the form that the call sends."""
+"""StreamRequest: one request of a ModelStreamInfer call, and its responses on the wire."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _NAME_OF_FINAL = "triton_final_response"
 
 
 class StreamRequest:
-    """One request of a stream and its answers; it is also that request's `Cancellation`.
+    """One request of a stream and its responses; also the `Cancellation` of that request.
 
     Attributes:
         size_bytes: of the request.
-        id: of the request, as far as it could be read.
-        decoupled: its answers do not wait for those of earlier requests.
-        empty_final: the client wants a final response even where it is empty.
+        id: of the request, if it could be parsed.
+        decoupled: the responses do not wait for those of earlier requests.
+        empty_final: the client wants a final response even if it is empty.
         forms: see `to_response_message`.
-        finally_: called once, when the last answer has come.
+        finally_: called once, after the last response.
     """
 
     def __init__(self, stream: InferStream, size_bytes: int = 0) -> None:
@@ -59,14 +59,14 @@ class StreamRequest:
         self._stream.admit(self)
 
     def respond(self, answer: ResponseCallback, final: bool) -> None:
-        """See `Respond`. With a decoupled model it waits where the client reads too slowly."""
+        """See `Respond`. A decoupled model blocks here while the client reads too slowly."""
         if final and self.finally_ is not None:
             finally_, self.finally_ = self.finally_, None
             finally_()
         self._stream.give(self, answer, final=final)
 
     def written(self, answer: ResponseCallback, *, final: bool) -> bytes:
-        """The `ModelStreamInferResponse` for one answer.
+        """Return the `ModelStreamInferResponse` for one response.
 
         Raises:
             EdgeServerError: the response does not fit the form that the client requested.
@@ -81,7 +81,7 @@ class StreamRequest:
         return write_stream_response(write_response(message, raw))
 
     def told(self, error: EdgeServerError) -> bytes:
-        """The `ModelStreamInferResponse` for an error: nothing but its text and the id."""
+        """Return the `ModelStreamInferResponse` for an error: only its text and the id."""
         message = pb.ModelStreamInferResponse(error_message=str(error) or type(error).__name__)
         message.infer_response.id = self.id
         written: bytes = message.SerializeToString()

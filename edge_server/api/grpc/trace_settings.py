@@ -1,4 +1,4 @@
-"""TraceSetting: which requests shall be traced, for all models and for each, in Triton's words."""
+"""TraceSetting: sets which requests are traced, for all models and per model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _LEVELS = ("OFF", "TIMESTAMPS", "TENSORS")
-# The names of `TraceRule`, and the least that each may be.
+# The names of `TraceRule`, and the minimum of each.
 _NUMBERS = {
     "trace_rate": ("rate", 0),
     "trace_count": ("count", -1),
@@ -26,17 +26,17 @@ _MOST = 2**31 - 1
 
 
 def update_trace_settings(tracer: Tracer, model_name: str, settings: Any) -> Any:
-    """Put a `TraceSettingRequest`'s settings in force, all or none; those that are then so.
+    """Apply a `TraceSettingRequest`'s settings, all or none; return the settings then in force.
 
-    A setting without a value goes back: a model's to that of all models, that of all models to
-    what it was at the start.
+    A setting without a value is reset: a model's to the global one, the global one to its value at
+    the start.
 
     Args:
         model_name: of a loaded model; empty is all.
 
     Raises:
-        InvalidRequest: an unknown setting, or a value that it cannot have (Triton's texts).
-        Unsupported: a setting that only the start of the server can choose, or tensors.
+        InvalidRequest: an unknown setting, or an invalid value (Triton's texts).
+        Unsupported: a setting that is fixed at the start of the server, or tensors.
     """
     changes = dict(_checked(name, tuple(value.value)) for name, value in settings.items())
     before = tracer.rule(model_name)
@@ -63,7 +63,7 @@ def update_trace_settings(tracer: Tracer, model_name: str, settings: Any) -> Any
 
 
 def _checked(name: str, values: tuple[str, ...]) -> tuple[str, int | None]:
-    """What is to change, by the names of `TraceRule`; None takes it back."""
+    """Return the change, by the names of `TraceRule`; None resets the setting."""
     if name == "trace_file":
         raise Unsupported("trace file location can not be updated through network protocol")
     if name == "trace_mode":
@@ -79,7 +79,7 @@ def _checked(name: str, values: tuple[str, ...]) -> tuple[str, int | None]:
 
 
 def _timestamps(levels: tuple[str, ...]) -> bool | None:
-    """Whether those levels trace anything; None where there are none."""
+    """Return whether those levels trace timestamps; None without levels."""
     for level in levels:
         if level not in _LEVELS:
             raise InvalidRequest(f"unknown trace level '{level}'; known: {', '.join(_LEVELS)}")

@@ -1,8 +1,8 @@
-"""Limits on requests that arrive and on responses that clients take: their time and their bytes.
+"""Traffic: limits the time and the bytes of requests that arrive and of responses being sent.
 
-gRPC holds the part of a request that has arrived until the rest arrives, and a response until the
-client has read it. A client that sends half a request, or reads half a response, keeps memory here
-and perhaps a thread; keep-alive does not end that, because such a client still answers pings.
+gRPC holds the received part of a request until the rest arrives, and a response until the client
+has read it. A client that sends half a request, or reads half a response, holds memory of the
+server and perhaps a thread; keepalive does not end that, because such a client still answers pings.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _LOOK_S = 0.05
-# Small requests arrive with their call; only those that take longer can be large.
+# Small requests arrive with their call; only slower requests can be large.
 _LONG_S = 0.05
-# While calls wait for a thread, calls that hold one for their request have less time.
+# While calls wait for a thread, a call that holds one for its request gets less time.
 _CROWDED_S = 0.5
-# A stream's client reads one response after another, and may work on each before the next.
+# A stream's client reads one response after another, and may process each before the next.
 SLOW_READER_S = 10.0
 _LOG_EVERY_S = 60.0
 
 
 class Traffic:
-    """Reads the requests of one side's calls, and ends the calls whose messages get stuck.
+    """Reads the requests of one side's calls, and ends calls whose messages stall.
 
     A call ends when its request is not complete after `within_s`, or its client has not read its
     large response by then; when its request is not complete after half a second and other calls
@@ -43,18 +43,18 @@ class Traffic:
     the process grows by as much as that: then the youngest calls end. The status is UNAVAILABLE for
     a request, DEADLINE_EXCEEDED for a response, with the reason.
 
-    Between two requests of a stream its client may pause as long as it likes, and gRPC does not
-    show whether half a request has arrived: the limit on open streams bounds those bytes.
+    A stream's client may pause between two requests without limit, and gRPC does not show whether
+    half a request has arrived: the limit on open streams bounds those bytes.
 
-    Nothing is watched before `start`.
+    No call is watched before `start`.
 
     Args:
-        budget: counts requests until they are answered, and then responses until they are read;
-            None is one of its own.
-        within_s: how long a message may be on its way.
+        budget: counts requests until their response, and then responses until they are read;
+            None creates a private budget.
+        within_s: seconds that a message may take to transfer.
         longest_bytes: of one request.
-        waiting: how many calls wait for a thread.
-        resident: how much memory this process has, in bytes.
+        waiting: returns the number of calls that wait for a thread.
+        resident: returns the resident memory of this process, in bytes.
     """
 
     def __init__(
@@ -71,8 +71,8 @@ class Traffic:
         self._longest_bytes = longest_bytes
         self._waiting = waiting
         self._resident = resident
-        # Calls whose request arrives, oldest first, with the time of their begin; calls whose
-        # response leaves, with begin and limit. Single steps on a dict need no lock.
+        # Calls whose request is arriving, oldest first, with their start time; calls whose response
+        # is being sent, with start time and limit. Single steps on a dict need no lock.
         self._arriving: dict[grpc.ServicerContext, float] = {}
         self._leaving: dict[grpc.ServicerContext, tuple[float, float]] = {}
         self._resident_before = resident()
@@ -84,19 +84,19 @@ class Traffic:
         self.budget.when_many = self._wake
 
     def start(self) -> None:
-        """Watch calls from now on."""
+        """Start watching calls."""
         self._thread = threading.Thread(target=self._watch, name="grpc-traffic", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Watch no more; started or not."""
+        """Stop watching calls, started or not."""
         self._closed.set()
         self._awake.set()
         if self._thread is not None:
             self._thread.join()
 
     def read(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
-        """The request of a call that has one; the call ends as gRPC's own where there is none."""
+        """Return a call's request; a call without one ends with gRPC's own status."""
         self._arriving[context] = time.monotonic()
         self._wake()
         try:
@@ -110,7 +110,7 @@ class Traffic:
         return request
 
     def send(self, response: bytes, context: grpc.ServicerContext) -> bytes:
-        """`response`, which counts until the call is over."""
+        """Return `response`, whose bytes count until the call is over."""
         size_bytes = len(response)
         if size_bytes >= COUNTED_FROM_BYTES:
             self.budget.add(size_bytes)
@@ -127,7 +127,7 @@ class Traffic:
 
     @contextmanager
     def sending(self, response: bytes, context: grpc.ServicerContext) -> Iterator[None]:
-        """Count and watch a stream's `response` for the block, which ends when it is written."""
+        """Count and watch a stream's `response` for the block, which ends when it is sent."""
         self.budget.add(len(response))
         self._leaving[context] = time.monotonic(), max(self._within_s, SLOW_READER_S)
         self._wake()
@@ -138,7 +138,7 @@ class Traffic:
             self.budget.give(len(response))
 
     def tick(self, now: float) -> None:
-        """End calls that take too long or too much, and give memory back that nobody needs."""
+        """End calls over their time or byte limit, and return free memory to the kernel."""
         self._end_late_requests(now)
         for context, (since, limit_s) in self._leaving.copy().items():
             if now - since > limit_s:
@@ -194,7 +194,7 @@ def end_call(context: grpc.ServicerContext, code: grpc.StatusCode, text: str) ->
     """End a call with this status, from any thread."""
     call = getattr(getattr(context, "_rpc_event", None), "call", None)
     if call is None:
-        # A later gRPC keeps it elsewhere; its `cancel` knows no status but CANCELLED.
+        # A later gRPC may keep it elsewhere; its `cancel` only sets the status CANCELLED.
         context.cancel()
     else:
         call.cancel(code.value[0], text)

@@ -1,4 +1,4 @@
-"""The Triton protocol's servicer: each method asks the data plane and answers in its words."""
+"""TritonServicer: each method of the Triton protocol calls the data plane."""
 
 from __future__ import annotations
 
@@ -50,20 +50,20 @@ if TYPE_CHECKING:
     from edge_server.inference.data_plane import DataPlane
     from edge_server.inference.snapshot import LoadedModel
 
-# Methods that read and write bytes themselves.
+# Methods that parse and serialise their messages themselves.
 _OVER_BYTES = ("ModelInfer", "ModelStreamInfer", "RepositoryModelLoad")
 
 
 class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
-    """`inference.GRPCInferenceService` over a DataPlane.
+    """Serves `inference.GRPCInferenceService` over a DataPlane.
 
     Args:
-        name: what ServerMetadata calls this server.
-        control: loads and unloads models on request; None where that is not allowed.
-        shared_memory: the clients' regions; None where they may have none.
-        log_switches: what LogSettings changes; None is one of its own.
-        traces: which requests are traced; None is none.
-        budget: where the bytes of streams' requests count; None is one of its own.
+        name: the server's name in ServerMetadata.
+        control: loads and unloads models on request; None refuses such requests.
+        shared_memory: the clients' regions; None refuses shared memory.
+        log_switches: the switches that LogSettings changes; None creates a private set.
+        traces: selects the requests to trace; None traces none.
+        budget: counts the bytes of streams' requests; None creates a private budget.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
         return statistics_message(self._data_plane, request.name, request.version)
 
     def ModelInfer(self, request: bytes, context: Any) -> bytes:
-        """Takes and gives the messages as bytes, so that tensors are not copied; see `wire`."""
+        """Parse and serialise bytes, so that tensors are not copied; see `wire`."""
         with self._admission:
             trace = self._traces.unary() if self._tracer.on else None
             caller = CallCancellation(context)
@@ -153,7 +153,7 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
     def _infer_read(
         self, request: bytes, context: Any, caller: CallCancellation, trace: UnaryTrace | None
     ) -> bytes:
-        """A request that is like none before it."""
+        """Return the response to a request that `KnownRequests` does not recognise."""
         message, raw = read_request(request)
         loaded = self._find_for_one_answer(message.model_name, message.model_version)
         shared_memory = self._shared_memory
@@ -171,7 +171,7 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
         return answer
 
     def _find_for_one_answer(self, name: str, version: str) -> LoadedModel:
-        """Raises: NotFound, Unavailable, InvalidRequest; Unsupported: it may give several."""
+        """Raises: NotFound, Unavailable, InvalidRequest; Unsupported: the model is decoupled."""
         loaded = self._data_plane.find(name, version)
         if loaded.config.decoupled:
             raise Unsupported(
@@ -180,7 +180,7 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
         return loaded
 
     def ModelStreamInfer(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
-        """Messages as bytes, as in ModelInfer; see `InferStream`."""
+        """Stream messages as bytes, as in ModelInfer; see `InferStream`."""
         metadata = context.invocation_metadata()
         requests = self._traces.reads(requests)
         stream = InferStream(
@@ -196,7 +196,7 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
     def _submit(
         self, data: bytes, stream_request: StreamRequest, context: Any, requests: Iterator[bytes]
     ) -> None:
-        """One of a stream's requests; see `Submit`."""
+        """Submit one of a stream's requests; see `Submit`."""
         message, raw = read_request(data)
         stream_request.id = message.id
         loaded = self._data_plane.find(message.model_name, message.model_version)
@@ -239,7 +239,7 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
         return response
 
     def RepositoryModelLoad(self, request: bytes, context: Any) -> bytes:
-        """The message as bytes, as it may bring a model's files; see `read_load_request`."""
+        """Parse the message from bytes, as it may carry model files; see `read_load_request`."""
         load_model(self._control, read_load_request(request), CallCancellation(context))
         return b""
 
@@ -264,7 +264,7 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
         return pb.SystemSharedMemoryUnregisterResponse()
 
     def CudaSharedMemoryStatus(self, request: Any, context: Any) -> Any:
-        """There never are any."""
+        """Return no region: CUDA shared memory is unsupported."""
         self._regions()
         if request.name:
             raise NotFound(f"Unable to find cuda shared memory region: '{request.name}'")
@@ -304,11 +304,11 @@ def answer_with(
     traffic: Traffic | None = None,
     refused: Callable[[Handler], Handler] = lambda handler: handler,
 ) -> None:
-    """Let `servicer` answer every method of the published services on `server`.
+    """Register `servicer` for every method of the published services on `server`.
 
     Args:
         traffic: see `unary`.
-        refused: makes the handler of ModelInfer one that refuses before it reads.
+        refused: wraps the handler of ModelInfer in one that refuses before it parses.
     """
     service = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
     infer = method_handlers(service, servicer, _OVER_BYTES, traffic)
@@ -319,6 +319,6 @@ def answer_with(
 
 
 def _patience_s(context: grpc.ServicerContext) -> float | None:
-    """How long the caller still waits; grpc says "for ever" as some hundred billion years."""
+    """Seconds until the caller's deadline; grpc reports "never" as some hundred billion years."""
     left_s = context.time_remaining()
     return None if left_s is None or left_s > threading.TIMEOUT_MAX else left_s

@@ -1,4 +1,4 @@
-"""The place of the Unix socket: taken by one daemon at a time, whatever an earlier one left."""
+"""UnixSocket: the socket's path, held by one daemon at a time."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from edge_server.process.places import error_of_place
 
 
 class UnixSocket:
-    """A path that only this daemon listens on, from construction to `release`.
+    """Reserves a path for this daemon alone, from construction to `release`.
 
-    The lock is on a file beside it, `<path>.lock`, which stays: the kernel lets go of it however
-    a process ends, so that a socket without a daemon is told from one that is served, and only
-    who holds the lock replaces it. Who may connect is said by the directory: its owner and its
-    group may, others where the directory lets them in.
+    The lock is on `<path>.lock` beside the socket, a file that stays: the kernel releases the lock
+    however a process ends. A stale socket is thereby distinguished from a served one, and only the
+    holder of the lock replaces the socket. The directory decides which users may connect: its owner
+    and its group may, others if its mode allows.
 
     Raises:
-        AlreadyRunning: another daemon holds it.
+        AlreadyRunning: another daemon holds the lock.
         SettingsError: the path cannot be used; the text names it and the remedy.
-        Unavailable: its directory is not there yet, or cannot be written.
+        Unavailable: the directory does not exist yet, or is not writable.
     """
 
     def __init__(self, path: str) -> None:
@@ -39,15 +39,15 @@ class UnixSocket:
 
     @property
     def address(self) -> str:
-        """In gRPC's words, where some characters have a meaning."""
+        """The address in gRPC's notation, which escapes some characters."""
         return f"unix:{quote(str(self.path.absolute()))}"
 
     def let_group_in(self) -> None:
-        """To be called once there is a listener: it made the socket with the umask's rights."""
+        """Open the socket to its group; call after listening, which applies the umask."""
         self.path.chmod(0o660)
 
     def connect(self, patience_s: float) -> socket.socket:
-        """Raises: OSError: nobody listens there, or not in that time."""
+        """Raises: OSError: no server listens there, or the connection took too long."""
         connection = socket.socket(socket.AF_UNIX)
         try:
             connection.settimeout(patience_s)
@@ -58,7 +58,7 @@ class UnixSocket:
         return connection
 
     def release(self) -> None:
-        """Remove the socket and let another daemon have its place."""
+        """Remove the socket and release the lock."""
         self.path.unlink(missing_ok=True)
         os.close(self._lock)
 

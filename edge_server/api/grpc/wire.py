@@ -20,10 +20,10 @@ from edge_server.errors import InvalidRequest
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-# Below this size protobuf's own parse, in C, is quicker than a walk in Python.
+# Below this size protobuf's own parser, in C, is faster than a walk in Python.
 _WALK_FROM_BYTES = 16 * 1024
-# So much is left to protobuf, which can make thirty times as much of what it parses, and lets no
-# other thread run meanwhile.
+# Limit for bytes parsed by protobuf, whose objects can take thirty times as much memory, and which
+# lets no other thread run meanwhile.
 _PROTOBUF_UP_TO_BYTES = 4 * 1024 * 1024
 
 _VARINT, _LENGTH_DELIMITED = 0, 2
@@ -34,7 +34,7 @@ _INFER_RESPONSE = bytes([(2 << 3) | _LENGTH_DELIMITED])
 _LONGEST_VARINT = 10
 
 # Every top-level field costs a step in Python here and an object in protobuf, so that a few
-# megabytes of empty ones would take a board's memory; a request has some per input.
+# megabytes of empty fields would fill a board's memory; a request has some per input.
 _MOST_FIELDS = 1000
 _TOO_MANY_FIELDS = f"a ModelInferRequest of more than {_MOST_FIELDS} fields is not read"
 # A load's parameters are entries of two fields, key and value, and a value is one field.
@@ -49,7 +49,7 @@ _TOO_MANY_IN_LOAD = (
 
 
 def read_request(data: bytes) -> tuple[Any, list[memoryview]]:
-    """A `ModelInferRequest` without its raw contents, and those as views on `data`.
+    """Return a `ModelInferRequest` without its raw contents, and the contents as views on `data`.
 
     Raises:
         InvalidRequest: `data` is no such message, has more fields than any request needs, or too
@@ -79,7 +79,7 @@ def read_request(data: bytes) -> tuple[Any, list[memoryview]]:
 
 
 def read_load_request(data: bytes) -> Any:
-    """A `RepositoryModelLoadRequest`, which may bring files of any size, but not any number.
+    """Return a `RepositoryModelLoadRequest`, which may carry files of any size, but not any number.
 
     Raises:
         InvalidRequest: `data` is no such message, or has more fields than any load needs.
@@ -107,7 +107,7 @@ def _check_load(data: memoryview) -> None:
 
 
 def write_response(message: Any, raw: Iterable[memoryview]) -> bytes:
-    """`message`, a `ModelInferResponse` without raw contents, with `raw` as those; one copy."""
+    """Return the `ModelInferResponse` `message` with `raw` as its raw contents; one copy."""
     parts: list[bytes | memoryview] = [message.SerializeToString()]
     for entry in raw:
         parts += (RAW_OUTPUT_CONTENTS_TAG, varint(entry.nbytes), entry)
@@ -115,9 +115,9 @@ def write_response(message: Any, raw: Iterable[memoryview]) -> bytes:
 
 
 def raw_contents_places(data: bytes) -> list[tuple[int, int]]:
-    """Of each `raw_input_contents` entry, where its tag stands and where its bytes begin.
+    """Return the offsets of tag and bytes of each `raw_input_contents` entry.
 
-    Empty where there are none, or where another field comes after one of them.
+    The list is empty without entries, and if another field follows one of them.
     """
     places = []
     for tag, start, place, _ in _fields(memoryview(data)):
@@ -129,14 +129,15 @@ def raw_contents_places(data: bytes) -> list[tuple[int, int]]:
 
 
 def write_stream_response(response: bytes) -> bytes:
-    """A `ModelStreamInferResponse` around a written `ModelInferResponse`; one copy."""
+    """Return a `ModelStreamInferResponse` around a serialised `ModelInferResponse`; one copy."""
     return b"".join((_INFER_RESPONSE, varint(len(response)), response))
 
 
 def _walk(data: memoryview) -> tuple[bytes, list[memoryview]] | None:
-    """All top-level fields but the raw contents, and the raw contents.
+    """Return all top-level fields but the raw contents, and the raw contents.
 
-    None for what this walk does not know, be it damaged or only unusual: protobuf decides.
+    Returns None for a field that this walk does not know, damaged or merely unusual: protobuf
+    decides.
 
     Raises:
         InvalidRequest: too many fields.
@@ -156,9 +157,9 @@ def _walk(data: memoryview) -> tuple[bytes, list[memoryview]] | None:
 def _fields(
     data: memoryview, most: int = _MOST_FIELDS, too_many: str = _TOO_MANY_FIELDS
 ) -> Iterator[tuple[int | None, int, int, int]]:
-    """Of each top-level field its tag, where it starts, where its value starts and ends.
+    """Yield for each top-level field its tag, its start, and start and end of its value.
 
-    The tag is None, and the walk over, where a field is not understood.
+    The tag is None, and the walk ends, at a field that cannot be parsed.
 
     Raises:
         InvalidRequest: too many fields.
@@ -189,10 +190,10 @@ def _fields(
 
 
 def _read_varint(data: memoryview, place: int) -> tuple[int, int]:
-    """The varint at `place`, and the place after it.
+    """Return the varint at `place`, and the offset after it.
 
     Raises:
-        IndexError: there is none.
+        IndexError: the varint is incomplete.
     """
     value = 0
     for index in range(_LONGEST_VARINT):
@@ -204,7 +205,7 @@ def _read_varint(data: memoryview, place: int) -> tuple[int, int]:
 
 
 def varint(value: int) -> bytes:
-    """`value` (>= 0) as protobuf writes it."""
+    """Return `value` (>= 0) as a protobuf varint."""
     encoded = bytearray()
     while value > 0x7F:
         encoded.append(value & 0x7F | 0x80)

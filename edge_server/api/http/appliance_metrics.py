@@ -1,4 +1,4 @@
-"""The appliance's own metrics: cameras, lanes, broker, model states; and Triton's of the board."""
+"""ApplianceMetrics: cameras, lanes, broker, model states; and Triton's metrics of the board."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class ApplianceMetrics:
         for entry in self._sources.models():
             for state in ModelState:
                 if state is ModelState.UNKNOWN:
-                    continue  # never loaded, so nothing that is told here
+                    continue  # never loaded, so it has no state to export
                 labels = (entry.name, str(entry.version), state.value)
                 states.add_metric(labels, float(entry.state is state))
         return states

@@ -1,4 +1,4 @@
-"""One connection to the metrics port: what was asked so far, and what of the answer is left."""
+"""Asker: one connection to the metrics port, its request so far and its unsent response."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ _LONGEST_REQUEST_BYTES = 8192
 
 
 class Asker:
-    """Reads and writes as far as that goes without waiting.
+    """Reads and writes as far as possible without blocking.
 
     Attributes:
-        until: when it is left, by `time.monotonic()`.
-        answered: its request is complete; what it is sent is `send`'s.
+        until: when the connection is dropped, by `time.monotonic()`.
+        answered: the request is complete; `send` writes the response.
 
     Args:
-        connection: is the asker's from now on.
+        connection: owned by this object from now on.
     """
 
     def __init__(self, connection: socket.socket, until: float) -> None:
@@ -28,7 +28,7 @@ class Asker:
         self._left = memoryview(b"")
 
     def hear(self) -> bytes | None:
-        """The request, up to its empty line or to what there is room for; None while more is due.
+        """Return the request, up to its empty line or the size limit; None while it is incomplete.
 
         Raises:
             OSError: the connection is broken.
@@ -39,12 +39,12 @@ class Asker:
         return self._request if is_whole or not piece else None
 
     def answer(self, text: bytes, until: float) -> None:
-        """From now on `send` sends `text`, till `until`."""
+        """Set the response that `send` writes, until `until`."""
         self.answered, self.until = True, until
         self._left = memoryview(text)
 
     def send(self) -> bool:
-        """Whether all is sent.
+        """Write; return whether the response is complete.
 
         Raises:
             OSError: the connection is broken.

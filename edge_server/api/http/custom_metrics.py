@@ -1,4 +1,4 @@
-"""What models measure of their own accord, by the names that they give it."""
+"""CustomMetrics: the metrics that models define themselves, by their own names."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ log = logging.getLogger(__name__)
 class CustomMetrics:
     """A Collector of prometheus_client.
 
-    Metrics have the labels `model` and `version`, unless the model gives them itself. Of two with
-    all labels alike (two versions that both give their own) the later one is told; of two of one
-    name but different kinds, the first.
+    Metrics have the labels `model` and `version`, unless the model sets them itself. Of two with
+    all labels equal (two versions that both set their own) the later one is exported; of two with
+    one name but different kinds, the first.
     """
 
     def __init__(self, sources: Sources) -> None:

@@ -1,4 +1,4 @@
-"""All metrics as text. This and what it imports is loaded when somebody first asks."""
+"""Exposition: all metrics as text. This module and its imports load at the first scrape."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from edge_server.api.http.sources import Sources
 
-# prometheus_client can name a counter without `_total` only where it does not know it for one.
+# prometheus_client can name a counter without `_total` only if its type is unknown.
 _UNTYPED = re.compile(rb"^(# TYPE [\w:]+) untyped$", re.MULTILINE)
 
 
@@ -42,7 +42,7 @@ class _Utf8:
 
 
 class Exposition:
-    """Writes the metrics as they are now, in the format that the asker prefers."""
+    """Writes the present metrics, in the format that the client prefers."""
 
     def __init__(self, sources: Sources) -> None:
         self._registry = CollectorRegistry()
@@ -51,7 +51,7 @@ class Exposition:
         ProcessCollector(registry=self._registry)
 
     def write(self, accept: str) -> tuple[bytes, str]:
-        """The text and its content type, for the `Accept` header of a request."""
+        """Return the text and its content type, for the `Accept` header of a request."""
         encode, content_type = choose_encoder(accept)
         text = encode(self._registry)
         if content_type.startswith("text/plain"):

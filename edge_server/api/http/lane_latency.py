@@ -1,4 +1,4 @@
-"""How long the lanes of a frame took, by stage, for the metrics."""
+"""LaneLatency: latency of a frame's lanes by stage, for the metrics."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
     from edge_server.cameras.frame import Frame
     from edge_server.lanes.types import LaneFrame
 
-# 1 ms … 500 ms: a camera gives 10 to 60 frames a second, and lanes older than 0.2 s are stale.
+# 1 ms … 500 ms: a camera delivers 10 to 60 frames/s, and lanes older than 0.2 s are stale.
 BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5)
 
 
 @dataclass(frozen=True)
 class Distribution:
-    """How many observations were at most so long; cumulative, the last one is all of them.
+    """Number of observations up to each bound; cumulative, the last one is all of them.
 
     Attributes:
         at_most: one per bound of `BOUNDS_S`, and one for the rest.
-        sum_s: of all observations.
+        sum_s: of all observations, in seconds.
     """
 
     at_most: tuple[int, ...]
@@ -33,10 +33,10 @@ class Distribution:
 
 
 class LaneLatency:
-    """Counts the latencies of every LaneFrame that a model answered; a listener of LanePipelines.
+    """Counts the latencies of every LaneFrame with a response; a listener of LanePipelines.
 
     Args:
-        now_ns: the clock that frames are captured by; `time.monotonic_ns`.
+        now_ns: the clock of the frames' capture times; `time.monotonic_ns`.
     """
 
     def __init__(self, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
@@ -65,12 +65,12 @@ class LaneLatency:
             self._end_to_end.setdefault(camera, _Buckets()).add(age_ns / 1e9)
 
     def stages(self) -> dict[tuple[str, str], Distribution]:
-        """(camera, stage) → how long."""
+        """Return (camera, stage) → latency distribution."""
         with self._lock:
             return {key: buckets.distribution() for key, buckets in self._stages.items()}
 
     def end_to_end(self) -> dict[str, Distribution]:
-        """Camera → how old a frame was when its lanes were known."""
+        """Return camera → distribution of a frame's age when its lanes were detected."""
         with self._lock:
             return {key: buckets.distribution() for key, buckets in self._end_to_end.items()}
 

@@ -1,4 +1,4 @@
-"""The metrics port: one small HTTP server for Prometheus, bounded in everything."""
+"""MetricsServer: a small HTTP server for Prometheus, bounded in everything."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# So many may be asking at once; one more, and who has been silent for longest is left.
+# Limit of concurrent connections; one more drops the connection that has been silent longest.
 MOST_ASKERS = 32
-# Who has not asked in this time is left, and who has not taken the answer in as much.
+# A connection is dropped if its request, or the reading of its response, takes longer.
 _PATIENCE_S = 1.0
 _WAIT_S = 0.5
 
@@ -37,12 +37,12 @@ _REASONS = {
 
 
 class MetricsServer:
-    """Answers `GET /metrics`, and nothing else, on a thread of its own.
+    """Serves `GET /metrics`, and nothing else, on its own thread.
 
-    All askers are heard at once, `MOST_ASKERS` of them, each for `_PATIENCE_S` at most, a
-    connection for each request: nobody holds up another, however silent or slow he is.
+    Up to `MOST_ASKERS` connections are served concurrently, each for `_PATIENCE_S` at most and for
+    one request: no client delays another, however silent or slow it is.
 
-    The port is bound at once; askers are answered after `start`.
+    The constructor binds the port; requests are served after `start`.
 
     Raises:
         Unavailable: the address cannot be bound.
@@ -72,15 +72,15 @@ class MetricsServer:
         log.info("metrics: listening on %s", self._url)
 
     def stop(self, timeout_s: float) -> None:
-        """Answer nobody any more; an answer that is being made gets `timeout_s`."""
+        """Serve no more requests; a response in progress gets `timeout_s` seconds."""
         self._stopping = True
         with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # wakes who waits for the next asker
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes a thread that waits in accept
         self.worker.stop(timeout_s)
         self._listener.close()
 
     def _tick(self, now: float) -> bool:
-        # It says by itself who is gone. A selector that lives on would have to be told of each.
+        # poll reports hangups by itself; a persistent selector needs each closed socket removed.
         poll = select.poll()
         poll.register(self._listener, select.POLLIN)
         for asker in self._askers:
@@ -96,7 +96,7 @@ class MetricsServer:
         return self._listener.fileno() not in ready or self._accept()
 
     def _accept(self) -> bool:
-        """Hear one more asker; False when there are to be none."""
+        """Accept one more connection; return False once the server stops."""
         try:
             connection, _ = self._listener.accept()
         except BlockingIOError:
@@ -104,7 +104,7 @@ class MetricsServer:
         except OSError as error:
             if self._stopping:
                 return False
-            # No file descriptors left, mostly: that passes.
+            # Usually no file descriptors are left; that is temporary.
             if not self._deaf:
                 log.warning("metrics: no caller can be taken: %s", error)
             self._deaf = True
@@ -152,7 +152,7 @@ class MetricsServer:
             try:
                 body, content_type = self._write(accept)
             except Exception:
-                # The appliance goes on, whatever is wrong with its numbers.
+                # A fault in the metrics must not stop the appliance.
                 log.exception("metrics: cannot be told")
                 status = 500
         body = body or f"{_REASONS[status]}\n".encode()
@@ -164,7 +164,7 @@ class MetricsServer:
 
     def _write(self, accept: str) -> tuple[bytes, str]:
         if self._exposition is None:
-            # Not needed to start, and not by an appliance that nobody watches.
+            # Not needed to start, nor by an appliance without Prometheus.
             from edge_server.api.http.exposition import Exposition  # noqa: PLC0415
 
             self._exposition = Exposition(self._sources)
@@ -172,7 +172,7 @@ class MetricsServer:
 
 
 def _understand(request: bytes) -> tuple[str, str, str]:
-    """Method, path and `Accept` of a request; an empty method where it is none."""
+    """Return method, path and `Accept` of a request; an empty method if it is invalid."""
     head, end, _ = request.partition(b"\r\n\r\n")
     first, *lines = head.decode("latin-1").split("\r\n")
     words = first.split(" ")

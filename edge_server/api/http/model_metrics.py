@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _US = 1e-3  # of a nanosecond
 
-# Name → what it counts, and how that is read. Triton's help texts say no more.
+# Name → help text and getter. Triton's help texts say no more.
 COUNTERS: dict[str, tuple[str, Callable[[Counts], float]]] = {
     "nv_inference_request_success": (
         "Number of successful inference requests, all batch sizes",
@@ -78,7 +78,7 @@ class ModelMetrics:
     """A Collector of prometheus_client.
 
     The metrics are typed `unknown`, since OpenMetrics allows no counter without `_total` in its
-    name; `Exposition` puts the type into Prometheus' own format, which allows it.
+    name; `Exposition` writes the type into Prometheus' own format, which allows it.
     """
 
     def __init__(self, sources: Sources) -> None:

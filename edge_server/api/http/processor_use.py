@@ -1,4 +1,4 @@
-"""What the kernel says of processors and memory, for Triton's CPU metrics."""
+"""ProcessorUse: the kernel's counters of processors and memory, for Triton's CPU metrics."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ _KIB = 1024
 
 
 class MemoryUse(NamedTuple):
-    """Of the board, in bytes."""
+    """Memory of the board, in bytes."""
 
     total_bytes: int
     used_bytes: int
 
 
 class ProcessorUse:
-    """How busy the processors were since the last look.
+    """Utilization of the processors since the last call.
 
     Args:
-        proc: where the kernel's files are.
+        proc: the directory of the kernel's files.
     """
 
     def __init__(self, proc: Path = Path("/proc")) -> None:
@@ -27,7 +27,7 @@ class ProcessorUse:
         self._before = self._times()
 
     def utilization(self) -> float | None:
-        """The share of time that was not idle since the last call, 0..1; None where not known."""
+        """Return the share of busy time since the last call, 0..1; None if unknown."""
         before, self._before = self._before, self._times()
         if before is None or self._before is None:
             return None
@@ -35,7 +35,8 @@ class ProcessorUse:
         return min(1.0, max(0.0, (self._before[1] - before[1]) / total)) if total > 0 else 0.0
 
     def memory(self) -> MemoryUse | None:
-        """Used is what could not be given to somebody new; None where not known."""
+        """Return the memory use; used is all that is unavailable to a new process. None if
+        unknown."""
         try:
             lines = (self._proc / "meminfo").read_text(encoding="ascii").splitlines()
             kib = {
@@ -47,7 +48,7 @@ class ProcessorUse:
             return None
 
     def _times(self) -> tuple[int, int] | None:
-        """All and busy ticks since boot; proc(5): idle and iowait are the fourth and fifth."""
+        """Return total and busy ticks since boot; proc(5): idle and iowait are fields 4 and 5."""
         try:
             first = (self._proc / "stat").read_text(encoding="ascii").splitlines()[0]
             ticks = [int(text) for text in first.removeprefix("cpu").split()[:8]]

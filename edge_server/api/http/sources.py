@@ -1,4 +1,4 @@
-"""Where the numbers of the metrics come from."""
+"""Sources: the parts of the daemon that supply the metrics' numbers."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ class FollowedRepository(Protocol):
 
 @dataclass(frozen=True)
 class Sources:
-    """The parts of the daemon that the metrics look at, each time they are asked.
+    """The parts of the daemon that the metrics read at each scrape.
 
     Attributes:
-        models: every model version that is known, at this moment.
-        broker: None where nothing is published.
-        processors: None where their metrics are not wanted.
-        repository: None where it is not followed.
+        models: every known model version at this moment.
+        broker: None if nothing is published.
+        processors: None if their metrics are off.
+        repository: None if no repository is polled.
     """
 
     version: str

@@ -26,11 +26,11 @@ _NVDLA = MappingProxyType(
 
 
 def text(examination: Examination, *, marks: bool, colour: bool) -> Iterator[str]:
-    """A line for each check, and one with its remedy where there is one; the sum at the end.
+    """Yield a line for each check, a line for its remedy if it has one, and the summary.
 
     Args:
-        marks: ✔, ‼ and ✘ show the levels; else words do.
-        colour: they are coloured as terminals do it.
+        marks: show the levels as ✔, ‼ and ✘ instead of words.
+        colour: colour the levels with terminal codes.
     """
     evidence = examination.evidence
     kernel = evidence.board.kernel or "?"
@@ -50,7 +50,7 @@ def text(examination: Examination, *, marks: bool, colour: bool) -> Iterator[str
 
 
 def as_json(examination: Examination) -> str:
-    """One object: `ok`, the checks, the facts of the board, and the results of the probes."""
+    """Return one object: `ok`, the checks, the board's facts, and the results of the probes."""
     evidence = examination.evidence
     checks = [
         {
@@ -74,7 +74,7 @@ def as_json(examination: Examination) -> str:
 
 
 def matrix() -> Iterator[str]:
-    """Which JetPack brings what, and on which Orin modules NVDLA can be used there."""
+    """Yield the contents of each JetPack, and the Orin modules on which NVDLA is usable there."""
     row = "{:8} {:8} {:6} {:9} {:7} {}"
     yield row.format("JetPack", "L4T", "CUDA", "TensorRT", "Python", "Orin NVDLA")
     for each in JETPACKS:

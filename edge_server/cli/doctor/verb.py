@@ -24,7 +24,7 @@ _CODES = "exit codes: 0 no fault (warnings there may be), 1 at least one fault, 
 
 
 def add_doctor(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `doctor`."""
+    """Add the arguments of `doctor`."""
     parser.description, parser.epilog = _ABOUT, _CODES
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""From what stands on the command line to what is chosen by it."""
+"""Maps the flags of a command line to settings."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 
     from edge_server.cli.flags.flag import Flag
 
-# A value that must not be repeated to whoever reads the journal.
+# Flags whose values must not appear in the journal.
 _SECRET = frozenset({"grpc-restricted-protocol"})
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """What the flags say.
+    """The result of the flags.
 
     Attributes:
         overrides: table → key → value, to be laid over the configuration file.
-        notes: a line for each flag that has no effect, or should be spelt otherwise.
+        notes: a line for each flag without effect, or with a deprecated spelling.
     """
 
     overrides: dict[str, Any] = field(default_factory=dict)
@@ -33,13 +33,12 @@ class Chosen:
 
 
 def choose(given: Mapping[str, Sequence[str]]) -> Chosen:
-    """What `given` (flag → its values, in order) means.
+    """Return the settings of `given` (flag → its values, in order).
 
-    A deprecated flag gives way to the one that took its place, wherever it stands.
+    A deprecated flag gives way to its replacement, wherever that stands.
 
     Raises:
-        SettingsError: a value that is none, or a flag that is refused; the text names both and
-            the remedy.
+        SettingsError: an invalid value, or a refused flag; the text names both and the remedy.
     """
     if given.get("response-cache-byte-size") and given.get("cache-config"):
         raise SettingsError(
@@ -85,9 +84,9 @@ def _set(table: dict[str, Any], choice: Sets) -> None:
 
 
 def nearest(unknown: Sequence[str], known: Iterable[str]) -> str:
-    """What to tell of arguments that no flag takes.
+    """Return the error text for arguments that no flag takes.
 
-    tritonserver takes the beginning of a name for the whole; here it is what is meant, most likely.
+    tritonserver accepts the beginning of a name for the whole; here the text suggests that name.
     """
     flag = next((each for each in unknown if each.startswith("--")), unknown[0])
     name = flag.partition("=")[0]

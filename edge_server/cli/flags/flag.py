@@ -1,4 +1,4 @@
-"""A flag and what becomes of it: it sets something, has no effect, or is refused."""
+"""Flag: one flag and its effect: it sets a value, has no effect, or is refused."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sets:
-    """The setting at `path` (`table.key`) gets `value`, or has it appended where it `gathers`."""
+    """The flag sets `path` (`table.key`) to `value`, or appends `value` if it `gathers`."""
 
     path: str
     value: Any
@@ -22,14 +22,14 @@ class Sets:
 
 @dataclass(frozen=True)
 class NoEffect:
-    """Accepted, since nobody would miss it, and logged with the reason."""
+    """The flag is accepted, since its effect is dispensable, and logged with the reason."""
 
     why: str
 
 
 @dataclass(frozen=True)
 class RefusedFlag:
-    """Not accepted, since somebody would rely on it; the reason names the remedy."""
+    """The flag is refused, since a user may rely on its effect; the reason names the remedy."""
 
     why: str
 
@@ -43,12 +43,12 @@ class Flag:
 
     Attributes:
         name: without the dashes.
-        value: what the help calls its value; empty for a flag that stands alone.
-        help: for people.
-        judge: the value's text → what becomes of it. Raises ValueError: no such value.
-        path: of the setting that is its default, `table.key`; empty where there is none to tell.
-        sets_nothing: it is known so that a line of tritonserver's goes on working, or is told why
-            it cannot.
+        value: the name of the value in the help; empty for a flag without a value.
+        help: the help text.
+        judge: maps the value's text to the flag's effect. Raises ValueError: an invalid value.
+        path: of the setting that is its default, `table.key`; empty without a default.
+        sets_nothing: the flag only exists so that a command line of tritonserver's keeps working,
+            or gets an explanation why it cannot.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Flag:
 
 
 def sets(name: str, value: str, path: str, read: Callable[[str], Any], text: str = "") -> Flag:
-    """A flag that is a setting; given again, the last one counts."""
+    """Return a flag for one setting; if it is repeated, the last value counts."""
 
     def judge(given: str) -> Verdict:
         return Sets(path, read(given))
@@ -69,7 +69,7 @@ def sets(name: str, value: str, path: str, read: Callable[[str], Any], text: str
 
 
 def gathers(name: str, value: str, path: str, read: Callable[[str], Any], text: str) -> Flag:
-    """A flag that may be given again, and adds to a setting each time."""
+    """Return a flag that may be repeated, and appends to a setting each time."""
 
     def judge(given: str) -> Verdict:
         return Sets(path, read(given), gathers=True)
@@ -78,7 +78,7 @@ def gathers(name: str, value: str, path: str, read: Callable[[str], Any], text: 
 
 
 def ignored(name: str, value: str, read: Callable[[str], Any], why: str) -> Flag:
-    """A flag that tunes something that is not here."""
+    """Return a flag that tunes a feature absent here."""
 
     def judge(given: str) -> Verdict:
         read(given)
@@ -88,12 +88,12 @@ def ignored(name: str, value: str, read: Callable[[str], Any], why: str) -> Flag
 
 
 def refused(name: str, value: str, why: str) -> Flag:
-    """A flag that asks for something that is not here."""
+    """Return a flag that requires a feature absent here."""
     return Flag(name, value, f"refused: {why}", lambda _: RefusedFlag(why), sets_nothing=True)
 
 
 def refused_if_on(name: str, why: str) -> Flag:
-    """A switch for something that is not here: off is how it is."""
+    """Return a switch for a feature absent here: off is accepted, on is refused."""
     return Flag(
         name,
         "BOOL",

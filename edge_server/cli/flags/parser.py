@@ -1,6 +1,6 @@
 """The flags of `run` and `check` as argparse takes them, and their help.
 
-Reading a command line imports nothing heavy; defaults are looked up when somebody asks for help.
+Parsing a command line imports nothing heavy; the help looks up the defaults on demand.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ each with the reason or with what took its place.
 
 
 def add_settings_flags(parser: argparse.ArgumentParser, verb: str) -> None:
-    """What a configuration file can say, and all that tritonserver takes.
+    """Add a flag for each setting of the command line, and every flag of tritonserver.
 
-    `parser` is to have no help of its own.
+    `parser` must have no help of its own.
     """
     known = ["--help", "--help-triton", "--config", "--camera", "--mqtt"]
     about = parser.description or ""
@@ -66,14 +66,14 @@ def _add(group: Any, flag: Flag, text: str) -> None:
 
 
 class _Wide(argparse.RawDescriptionHelpFormatter):
-    """A line for most flags, where the terminal is wide enough."""
+    """Prints most flags on one line, where the terminal is wide enough."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=42)
 
 
 class _Help(argparse.Action):
-    """Made when somebody asks: the defaults are those of the settings."""
+    """Builds the help on demand, with the defaults of the settings."""
 
     def __init__(
         self, *args: Any, verb: str, about: str, everything: bool = False, **kwargs: Any
@@ -104,7 +104,7 @@ class _Help(argparse.Action):
 
 
 def _default(flag: Flag) -> str:
-    """What counts where the flag is not given, for the end of its help."""
+    """Return the default of a flag, for the end of its help."""
     from edge_server.settings import Settings  # noqa: PLC0415
 
     if not flag.path:

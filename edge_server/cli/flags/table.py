@@ -1,7 +1,7 @@
-"""Every flag there is, with what becomes of it; tritonserver's by their names and meanings.
+"""The table of all flags and their effects; tritonserver's flags keep their names and meanings.
 
-A flag that only tunes what is not here is accepted and logged: the line of a tritonserver goes on
-working. A flag that asks for what is not here is refused: whoever relies on it hears that at once.
+A flag that only tunes a feature absent here is accepted and logged: a command line of tritonserver
+keeps working. A flag that requires an absent feature is refused at once, as its user relies on it.
 """
 
 from __future__ import annotations

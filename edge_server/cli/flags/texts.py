@@ -1,4 +1,4 @@
-"""What the texts on a command line mean. Every reader raises ValueError with the right form."""
+"""Parses the values of flags. Every parser raises ValueError with the right form."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def verbosity(given: str) -> int:
 
 
 def one_of(*words: str) -> Callable[[str], str]:
-    """Reads one of `words` in any case, as it is spelt here."""
+    """Return a parser for one of `words` in any case, which returns the spelling given here."""
     spelt = {word.lower(): word for word in words}
 
     def read(given: str) -> str:
@@ -67,7 +67,7 @@ def one_of(*words: str) -> Callable[[str], str]:
 
 
 def pair(form: str, separator: str) -> Callable[[str], tuple[str, str]]:
-    """Reads two texts around the first `separator`; `form` is how a person would write them."""
+    """Return a parser for two texts around the first `separator`; `form` is for its errors."""
 
     def read(given: str) -> tuple[str, str]:
         first, _, second = given.partition(separator)
@@ -128,7 +128,7 @@ def address(given: str) -> dict[str, Any]:
         name, port = parts.hostname or "", parts.port
     except ValueError:
         name, port = "", None
-    # urlsplit is lenient, by version: only what it was put together from counts.
+    # urlsplit is lenient, by version: accept only a text that equals the parts put together.
     spelt = (f"[{name}]" if ":" in name else name) + ("" if port is None else f":{port}")
     if not name or spelt != given.lower():
         raise ValueError("give it as HOST, HOST:PORT or [IPV6]:PORT")

@@ -1,4 +1,4 @@
-"""Waiting for the daemon's verdict on what was delivered, and telling it."""
+"""Waits for the daemon's verdict on a delivered model, and prints it."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def hear(
     since_ns: int,
     arguments: argparse.Namespace,
 ) -> int:
-    """Wait for what the daemon says, as far as `arguments` want that; the exit code.
+    """Wait for the daemon's verdict as `arguments` require; return the exit code.
 
-    Where nobody insists, no daemon that could be asked is no failure.
+    Unless `arguments` require a verdict, an unreachable daemon is no failure.
     """
     if arguments.no_wait:
         return OK
@@ -63,7 +63,7 @@ def hear(
 def _told(
     ended: str, verdict: Verdict, repository: Repository, patience_s: float
 ) -> tuple[str, int]:
-    """The words, and the exit code."""
+    """Return the text and the exit code of a verdict."""
     if ended == NOBODY:
         return (
             f"no daemon that runs there follows {repository}; start one in mode poll, or name its "

@@ -1,4 +1,4 @@
-"""What is in a repository, whether it is as it was made, and by whom."""
+"""Inspection: checks the models of a repository against their manifests and signatures."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _HEAD = ("MODEL", "VERSIONS", "SIZE", "DIGEST", "MANIFEST", "SIGNATURE", "PREVIO
 
 
 class Inspection:
-    """Holds models against their manifests, and their signatures against keys.
+    """Compares models with their manifests, and their signatures with keys.
 
     Args:
-        keys: public ones; without any, signatures are not checked.
-        quarantine: digest → why it is not loaded.
+        keys: files of public keys; without any, signatures are not checked.
+        quarantine: digest → reason why that content is in quarantine.
 
     Raises:
-        SettingsError: a key cannot be used.
+        SettingsError: a key is invalid.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Inspection:
         self._policy = SignaturePolicy("require", keys) if keys else None
 
     def faults(self, inventory: Inventory) -> list[str]:
-        """What is wrong with a model's manifest and, where there are keys, its signature.
+        """Return the faults of a model's manifest and, if there are keys, of its signature.
 
         Raises:
             ModelConfigError: the model itself cannot be read.
@@ -52,10 +52,11 @@ class Inspection:
         return [fault for fault in found if fault]
 
     def row(self, inventory: Inventory) -> dict[str, Any]:
-        """All that is known of a model, as JSON has it.
+        """Return all facts about a model, as JSON has them.
 
-        `manifest` is "none", "fits" or what does not; `signature` is "none", "unchecked", "good"
-        or what is wrong with it; `quarantine` is why no daemon with that store loads it, or empty.
+        `manifest` is "none", "fits" or the mismatch; `signature` is "none", "unchecked", "good" or
+        its fault; `quarantine` is the reason why no daemon with that store loads the model, or
+        empty.
         """
         if inventory.fault:
             return {
@@ -101,13 +102,14 @@ def rows(
     inspection: Inspection,
     told: Mapping[str, Verdict] | None = None,
 ) -> list[dict[str, Any]]:
-    """Every model of `repository`, and with `daemon` what a daemon says of it.
+    """Return a row for each model of `repository`, with the daemon's verdict as `daemon`.
 
     Args:
-        told: by model; None where no daemon that could be asked follows the repository.
+        told: the daemon's verdicts, by model; None if no reachable daemon follows the repository,
+            and the rows have no `daemon`.
 
     Raises:
-        EdgeServerError: it cannot be read, or reached.
+        EdgeServerError: the repository cannot be read, or reached.
     """
     found = [inspection.row(repository.inventory(name)) for name in repository.names()]
     if told is not None:
@@ -124,7 +126,7 @@ def rows(
 
 
 def table(found: Sequence[dict[str, Any]]) -> list[str]:
-    """The same for people, a line for each model; what is wrong in full below."""
+    """Return the rows as text, a line for each model, with the faults in full below."""
     cells = [_HEAD, *(_cells(row) for row in found)]
     if not any("daemon" in row for row in found):
         cells = [line[:-1] for line in cells]
@@ -143,7 +145,7 @@ def table(found: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _daemon_lines(row: dict[str, Any]) -> list[str]:
-    """What does not serve as it is there, and what does instead."""
+    """Return lines for a model that does not serve as stored, and for the content that serves."""
     daemon = row.get("daemon", {})
     lines = [f"{daemon['outcome']}: {daemon['reason']}"] if daemon.get("reason") else []
     serves = daemon.get("serves", "")

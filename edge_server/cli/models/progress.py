@@ -1,4 +1,4 @@
-"""How far a large copy is, on a terminal only."""
+"""Progress: shows the progress of a large copy, on a terminal only."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _BETWEEN_S = 0.2
 
 
 class Progress:
-    """Counts bytes; one line that is written over, gone at the end.
+    """Counts bytes in one line, which is overwritten and cleared at the end.
 
     Args:
-        total_bytes: 0 where it is not known.
+        total_bytes: size of the whole copy; 0 if unknown.
     """
 
     def __init__(self, total_bytes: int = 0, now: Callable[[], float] = time.monotonic) -> None:

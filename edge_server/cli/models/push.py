@@ -1,4 +1,4 @@
-"""Models on their way: from a directory into a repository, and back."""
+"""Copies models from a directory into a repository, and back."""
 
 from __future__ import annotations
 
@@ -43,18 +43,18 @@ if TYPE_CHECKING:
     Progress = Callable[[int], None]
 
 
-# What a model asks for may be there where it goes, whatever is here.
+# The target device may have the GPUs that a configuration asks for, whatever this host has.
 _SOMEWHERE = Completion(gpus=64)
 
 
 @dataclass(frozen=True)
 class Delivery:
-    """What was done.
+    """The result of a copy.
 
     Attributes:
-        digest: of what is there now.
-        note: what a person should know of it; mostly empty.
-        placed_ns: when, just before, by the monotonic clock there; 0 where nothing changed.
+        digest: of the model's content after the copy.
+        note: a remark for the user; usually empty.
+        placed_ns: time just before the rename, by the target's monotonic clock; 0 if unchanged.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Delivery:
 
 
 class _About(NamedTuple):
-    """What goes beside a model's files, and what a person is to know of it."""
+    """The manifest and signature stored beside a model's files, and a remark for the user."""
 
     manifest: bytes
     signature: bytes | None
@@ -73,10 +73,10 @@ class _About(NamedTuple):
 
 
 def read_model(directory: Path) -> ModelTree:
-    """The model in `directory`, read as the daemon reads it, but not loaded.
+    """Return the model in `directory`, parsed as the daemon parses it, but not loaded.
 
     Raises:
-        ModelConfigError: it is none, or cannot be used; all that is wrong with its configuration.
+        ModelConfigError: the directory is no usable model; names all faults of its configuration.
     """
     tree = model_tree(directory)
     model_spec = ModelSpec.read(files_in(tree.directory), completion=_SOMEWHERE)
@@ -92,15 +92,15 @@ def read_model(directory: Path) -> ModelTree:
 
 
 def model_tree(directory: Path) -> ModelTree:
-    """Raises: ModelConfigError: there is no such directory, or it cannot be used."""
-    place = Path(os.path.abspath(directory))  # noqa: PTH100 - a link is told, not followed
+    """Raises: ModelConfigError: the directory does not exist, or is unusable."""
+    place = Path(os.path.abspath(directory))  # noqa: PTH100 - a link is reported, not followed
     if not place.is_dir():
         raise ModelConfigError(
             f"{directory}: no such directory; give a model's, which holds config.pbtxt and versions"
         )
     tree = LocalRepository(place.parent).tree(place.name)
     for file in tree.files:
-        # Or a manifest, or a line that tells of it, could not hold it.
+        # A manifest, or a log line about the file, could not hold such a name.
         if not file.path.isprintable():
             raise ModelConfigError(
                 f"{tree.directory}: {file.path!r} is no printable text; rename that file"
@@ -117,20 +117,20 @@ def push(
     progress: Progress | None = None,
     allow_interface_change: bool = False,
 ) -> Delivery:
-    """Put the model in `directory` into `repository`, with a manifest of all its files.
+    """Copy the model in `directory` into `repository`, with a manifest of all its files.
 
-    The manifest and signature that it brings go along as they are while they fit and no key is
-    given; else a new manifest is made.
+    The model's own manifest and signature are copied unchanged if they match and no key is given;
+    otherwise a new manifest is made.
 
     Args:
-        version: only this version goes there, the rest of the model stays as it is there; it must
-            fit its manifest if it has one, and with `key` be signed with that.
-        allow_interface_change: the manifest says that this may break those who call the model
-            that it replaces.
+        version: copies only this version and leaves the rest of the model in the repository as it
+            is; that rest must match its manifest if it has one, and with `key` be signed by it.
+        allow_interface_change: the manifest permits a change that may break clients of the model
+            that is replaced.
 
     Raises:
-        ModelConfigError: it is no model, or somebody writes to it.
-        EdgeServerError: the repository does not take it; then nothing has changed there.
+        ModelConfigError: the directory is no model, or another process writes to it.
+        EdgeServerError: the repository refuses the model and is unchanged.
     """
     only = "" if version is None else str(version)
     if only:
@@ -169,11 +169,11 @@ def push(
 def pull(
     name: str, repository: Repository, directory: Path, progress: Progress | None = None
 ) -> Delivery:
-    """Put model `name` of `repository` into `directory`, under its name, with all that it brings.
+    """Copy model `name` of `repository` into `directory`, under its name, with all its files.
 
     Raises:
-        ModelConfigError: it is not there, cannot be used, or is not what its manifest says.
-        EdgeServerError: `directory` does not take it; then nothing has changed there.
+        ModelConfigError: the model is missing or unusable, or differs from its manifest.
+        EdgeServerError: `directory` refuses the model and is unchanged.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -196,11 +196,12 @@ def write_about(
 ) -> Delivery:
     """Write manifest.json, and with `key` its signature, beside the files of a model; see `push`.
 
-    The manifest comes last and at once, so that whoever follows `directory` waits for it.
+    The manifest is written last and atomically, so that a daemon that follows `directory` waits for
+    it.
 
     Raises:
-        ModelConfigError: it is no model.
-        InternalError: they cannot be written.
+        ModelConfigError: the directory is no model.
+        InternalError: the files cannot be written.
     """
     tree = read_model(directory)
     inventory = take_inventory(tree.repository, tree.name)
@@ -233,14 +234,14 @@ def _with_version(directory: Path, version: str) -> ModelTree:
             f"{tree.directory / version}: no such directory; it has "
             f"{', '.join(d for d in tree.directories if d.isdecimal()) or 'no version'}"
         )
-    # One that is of a version alone is complete in the repository only.
+    # A directory without config.pbtxt is only complete together with the repository's files.
     if any(file.path == "config.pbtxt" for file in tree.files):
         read_model(directory)
     return tree
 
 
 def _cannot_be_kept(there: Inventory, key: SigningKey | None) -> str:
-    """Why a manifest of ours must not be about what is there already; empty where it may."""
+    """Return why a new manifest must not vouch for the stored files; empty if it may."""
     if there.fault:
         return there.fault
     manifest = there.manifest

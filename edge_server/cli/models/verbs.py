@@ -1,4 +1,4 @@
-"""`edge-server models …`: what each verb takes. What they need is imported when they run."""
+"""`edge-server models …`: the arguments of each verb. Each verb imports its code when it runs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _INTERRUPTED = "edge-server: interrupted; no half model is left"
 
 
 def add_verbs(parser: argparse.ArgumentParser) -> None:
-    """The verbs below `models`."""
+    """Add the verbs below `models`."""
     verbs = Verbs(parser, about=_ABOUT, codes=_CODES, interrupted=_INTERRUPTED)
 
     push = verbs.add("push", "put a model into a repository", _push)
@@ -203,7 +203,7 @@ def _list(arguments: argparse.Namespace) -> int:
     from edge_server.repository.transfer.remote import repository_at  # noqa: PLC0415
 
     repository = repository_at(arguments.repository, arguments.ssh)
-    # A store is on the machine of its daemon.
+    # A daemon's store is on its own machine.
     is_here = isinstance(repository, LocalRepository)
     held = held_back(arguments.store) if arguments.store else _held_here() if is_here else []
     inspection = Inspection(arguments.key, {each.digest: each.reason for each in held})
@@ -221,7 +221,7 @@ def _list(arguments: argparse.Namespace) -> int:
 
 
 def _held_here() -> list[Held]:
-    """What is in quarantine on this machine, as far as this user may know."""
+    """Return the models in quarantine on this machine, as far as this user may read the store."""
     from edge_server.errors import SettingsError  # noqa: PLC0415
     from edge_server.repository.store_place import installed_store  # noqa: PLC0415
     from edge_server.repository.transfer.quarantine import held_back  # noqa: PLC0415
@@ -234,7 +234,7 @@ def _held_here() -> list[Held]:
 
 
 def _told(repository: Repository, store: Path | None) -> dict[str, Verdict] | None:
-    """What the daemon that follows `repository` says, as far as this user may know."""
+    """Return the verdicts of the daemon that follows `repository`; None if they are unreadable."""
     from edge_server.errors import SettingsError  # noqa: PLC0415
 
     try:

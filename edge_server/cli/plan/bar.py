@@ -1,4 +1,4 @@
-"""How far a build is: one line that is written over on a terminal, a line a step elsewhere."""
+"""BuildBar: a build's progress, one overwritten line on a terminal, a line per step elsewhere."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _COLUMNS = 78
 
 
 class BuildBar:
-    """Shows events; TensorRT's messages are counted, and shown where `verbose`.
+    """Shows build events; TensorRT's messages are counted, and shown if `verbose`.
 
     Attributes:
-        warnings: how many warnings TensorRT gave.
+        warnings: number of TensorRT's warnings.
     """
 
     def __init__(

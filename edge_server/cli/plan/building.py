@@ -1,4 +1,4 @@
-"""`edge-server plan build`: with a bar, and what came of it in a few lines."""
+"""`edge-server plan build`: builds a plan with a progress bar and prints a summary."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 
 def build_for_people(target: Target, arguments: argparse.Namespace) -> None:
-    """Build the plan of `target` as its configuration and `arguments` want it.
+    """Build the plan of `target` with the options of its configuration and `arguments`.
 
     Raises:
-        EdgeServerError: nothing was built, and what was there is as it was.
+        EdgeServerError: the build failed, and an existing plan is unchanged.
     """
     require_onnx(target)
     options = requested_options(target.options, arguments)
@@ -56,11 +56,11 @@ def build_for_people(target: Target, arguments: argparse.Namespace) -> None:
 
 
 def requested_options(configured: BuildOptions, arguments: argparse.Namespace) -> BuildOptions:
-    """The options of the configuration, overridden by the arguments.
+    """Return the options of the configuration, overridden by the arguments.
 
     Raises:
         InvalidRequest: the arguments contradict each other.
-        Unavailable: there is no directory of samples.
+        Unavailable: the directory of samples does not exist.
     """
     if arguments.fp16 and arguments.int8:
         raise InvalidRequest("--int8 lets layers calculate in FP16 too; give one of the two")

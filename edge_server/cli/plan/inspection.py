@@ -1,4 +1,4 @@
-"""`edge-server plan inspect`: the side-car in people's words, and the engine's own layers."""
+"""`edge-server plan inspect`: prints the side-car as text, and the engine's own layers."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 
 def inspect(target: Target, *, layers: bool, as_json: bool) -> Iterator[str]:
-    """The side-car of the plan of `target`, a line per fact.
+    """Yield the side-car of the plan of `target`, a line per fact.
 
     Raises:
-        ModelConfigError: there is no plan, or nothing that says what it is.
-        Unavailable: its layers are asked for, and this device cannot read them.
+        ModelConfigError: the plan or its side-car is missing.
+        Unavailable: `layers` is set, and this device cannot read them.
     """
     with reading(target.plan):
         if not target.plan.exists():
@@ -83,7 +83,7 @@ def _tensor(tensor: PlanTensor) -> str:
 
 
 def _fit(target: Target) -> Iterator[str]:
-    """Whether the plan runs here, or why that cannot be determined."""
+    """Yield whether the plan runs here, or why that cannot be determined."""
     try:
         facts = probe_device()
     except EdgeServerError as error:

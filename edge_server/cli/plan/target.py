@@ -1,4 +1,4 @@
-"""Which files a person means: a model's by its name or directory, or an ONNX file alone."""
+"""Target: finds a model's files by its name or directory, or a single ONNX file."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class Target:
     """One model version's plan.
 
     Attributes:
-        name: what texts call it, and what is given to the verbs again.
-        options: of the build, as its configuration gives them.
-        files: None where it is a mere ONNX file.
-        config: as it is written, not completed from the model's file; None likewise.
+        name: the name in texts, and the argument for further verbs.
+        options: of the build, from its configuration.
+        files: None for a single ONNX file.
+        config: as written, not completed from the model's file; None for a single ONNX file.
     """
 
     name: str
@@ -44,10 +44,10 @@ class Target:
 
 
 def find_target(model: str, repositories: Sequence[Path], version: int | None = None) -> Target:
-    """The files of `model`; whether they are there is not looked at.
+    """Return the paths of `model`'s files, whether or not the files exist.
 
     Raises:
-        ModelConfigError: there is no such model or version, or its configuration is wrong.
+        ModelConfigError: the model or version does not exist, or its configuration is wrong.
     """
     path = Path(model)
     if path.suffix == ".onnx":
@@ -82,7 +82,7 @@ def find_target(model: str, repositories: Sequence[Path], version: int | None = 
 
 
 def require_onnx(target: Target) -> None:
-    """Raises: ModelConfigError: the ONNX file is not there, or cannot be read."""
+    """Raises: ModelConfigError: the ONNX file is missing or unreadable."""
     with reading(target.onnx):
         if not target.onnx.exists():
             raise ModelConfigError(

@@ -23,7 +23,7 @@ _INTERRUPTED = "\nedge-server: interrupted; what was there is as it was"
 
 
 def add_verbs(parser: argparse.ArgumentParser) -> None:
-    """The verbs below `plan`."""
+    """Add the verbs below `plan`."""
     verbs = Verbs(parser, about=_ABOUT, codes=_CODES, interrupted=_INTERRUPTED)
 
     build = _add(verbs, "build", "build a model's plan on this device", _build)
@@ -91,7 +91,7 @@ def add_verbs(parser: argparse.ArgumentParser) -> None:
 
 
 def _add(verbs: Verbs, name: str, text: str, run: Run) -> Verb:
-    """A verb, with what every one of them takes."""
+    """Add a verb with the arguments that all verbs share."""
     verb = verbs.add(name, text, run)
     verb.takes("model", metavar="MODEL", help="a name, a directory, or an ONNX file")
     verb.takes(

@@ -1,4 +1,4 @@
-"""`edge-server plan verify`: the plan and its ONNX file get the same inputs, and answer alike."""
+"""`edge-server plan verify`: compares the outputs of a plan and its ONNX file for equal inputs."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from edge_server.cli.plan.target import Target
     from edge_server.model_config.config import ModelConfig
 
-# How far an element may be off, of the largest of its output. FP32 on a GPU is TF32 where that is
-# quicker; INT8 has 8 bits for what FP32 has 24 for.
+# Tolerance of an element, relative to the largest of its output. FP32 on a GPU is TF32 where that
+# is faster; INT8 has 8 bits where FP32 has 24.
 TOLERANCES = {"fp32": 2e-3, "fp16": 2e-2, "int8": 1e-1}
 _TYPED_TOLERANCE = 2e-2
 # Fields that change how a model is served, not its outputs; the file is given by name.
@@ -51,7 +51,7 @@ _HALF = 0.5
 
 
 class Sample(NamedTuple):
-    """Inputs under a name for people, and what a recording says of their outputs' tolerance."""
+    """Inputs with a name for the report, and the recording's own tolerances of their outputs."""
 
     name: str
     inputs: Mapping[str, Tensor]
@@ -69,10 +69,10 @@ class Verified:
 def verify(target: Target, tolerance: float | None, samples: int) -> Verified:
     """Run the plan of `target` as it would serve, and its ONNX file with ONNX Runtime.
 
-    The inputs are those of the model's golden pairs, where it has some, else random.
+    The inputs are those of the model's golden pairs, if it has some, else random.
 
     Raises:
-        Unavailable: this is not the plan's device, or ONNX Runtime is not here.
+        Unavailable: this is not the plan's device, or ONNX Runtime is not installed.
         ModelConfigError: plan, side-car and ONNX file do not belong together.
     """
     require_onnx(target)
@@ -102,17 +102,17 @@ def verify(target: Target, tolerance: float | None, samples: int) -> Verified:
 def samples_for(
     config: ModelConfig, target: Target, shapes: Mapping[str, tuple[int, ...]], count: int
 ) -> list[Sample]:
-    """The golden pairs of the model, else `count` random ones of `shapes`."""
+    """Return the golden pairs of the model, else `count` random samples of `shapes`."""
     return _golden(config, target) or _random(config, shapes, count)
 
 
 def write_beside(
     repository: Path, target: Target, name: str, file: Path, *, platform: str = ""
 ) -> None:
-    """A model `name` in `repository` that is `target`, but served from `file` alone.
+    """Write a model `name` into `repository` that is `target`, but served from `file` alone.
 
     Args:
-        platform: which loads it; by default what loads a plan, or an ONNX file.
+        platform: the platform that loads it; by default that of a plan, or of an ONNX file.
     """
     message = pb.ModelConfig()
     if target.config is not None:
@@ -125,26 +125,26 @@ def write_beside(
     for field_name in _NOT_COMPARED:
         message.ClearField(field_name)
     if any(group.kind == pb.ModelInstanceGroup.KIND_CPU for group in message.instance_group):
-        # Written for the ONNX file; plans run on GPUs alone.
+        # The groups are the ONNX file's; plans run on GPUs only.
         message.ClearField("instance_group")
     if name == REFERENCE:
-        # Its groups and parameters are the plan's.
+        # The configuration's groups and parameters are the plan's.
         for field_name in ("instance_group", "parameters", "optimization"):
             message.ClearField(field_name)
     directory = repository / name
     (directory / "1").mkdir(parents=True)
     (directory / "config.pbtxt").write_text(text_format.MessageToString(message))
     for each in file.parent.iterdir() if name == PLAN else [file]:
-        # The side-car goes with its plan, and the ONNX file that it speaks of.
+        # Copies the side-car with its plan, and the ONNX file that it refers to.
         if each.is_file() and not each.name.startswith("."):
             shutil.copyfile(each, directory / "1" / each.name)
 
 
 def load_models(repository: Path, stack: ExitStack) -> DataPlane:
-    """A data plane with the models in `repository`, on this device's GPUs; closed with `stack`.
+    """Return a data plane with `repository`'s models, on this device's GPUs; `stack` closes it.
 
     Raises:
-        ModelConfigError: one of them cannot be loaded.
+        ModelConfigError: a model cannot be loaded.
     """
     devices = Devices()
     stack.callback(devices.close)
@@ -163,11 +163,11 @@ def load_models(repository: Path, stack: ExitStack) -> DataPlane:
 def compare_models(
     data_plane: DataPlane, samples: list[Sample], usual: float, tolerance: float | None
 ) -> Verified:
-    """Ask the models REFERENCE and PLAN the same.
+    """Send the same requests to the models REFERENCE and PLAN, and compare the responses.
 
     Args:
-        usual: what an element may be off, of the largest of its output.
-        tolerance: what any element may be off instead; None is as recorded, or usual.
+        usual: tolerance of an element, relative to the largest of its output.
+        tolerance: tolerance of every element instead; None is the recorded one, or `usual`.
     """
     found = Verified()
     for sample in samples:
@@ -186,7 +186,7 @@ def compare_models(
 def compare_tensors(
     want: Tensor, made: Tensor, usual: float, stated: float | None
 ) -> tuple[bool, str]:
-    """Whether they differ by more than they may, and how much they do."""
+    """Return whether the tensors differ by more than the tolerance, and the difference as text."""
     if made.shape != want.shape:
         return True, f"has shape {shape_text(made.shape)}, not {shape_text(want.shape)}"
     if fault := not_finite(made):
@@ -212,7 +212,7 @@ def _golden(config: ModelConfig, target: Target) -> list[Sample]:
 
 
 def _random(config: ModelConfig, shapes: Mapping[str, tuple[int, ...]], count: int) -> list[Sample]:
-    """The same each time: floats in [0, 1), integers 0 and 1; a free dimension as `shapes` say."""
+    """Return repeatable samples: floats in [0, 1), integers 0, 1; free dimensions by `shapes`."""
     generator = np.random.default_rng(0)
     samples = []
     for number in range(count):
