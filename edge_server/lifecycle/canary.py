@@ -199,7 +199,7 @@ class Canary:
     def _failed(self, trial: _Trial, reason: str) -> None:
         model_spec = trial.model_spec
         end_s = time.monotonic() + _SETTLES_S
-        # Only after both have been compared is a faulty member told from a faulty ensemble.
+        # Only comparisons of both distinguish a faulty member from a faulty ensemble.
         while model_spec.is_ensemble and self._have_doubts() and time.monotonic() < end_s:
             time.sleep(_LOOK_S)
         with self._lock:

@@ -321,6 +321,7 @@ class ModelLifecycle:
         """Return `built` ready to publish; in a canary if the model or one of its members is new.
 
         Args:
+            built: the loaded versions.
             former: the serving specs of the ensembles that change together with `built`.
         """
         model_spec = built.model_spec

@@ -24,9 +24,9 @@ _NAME = "verdicts.json"
 
 # Outcomes. A model that is still being copied has no outcome.
 LOADING = "loading"
-ON_TRIAL = "on trial"  # it serves, and is watched beside what served before
-GOOD = "good"  # it serves, and is what a restart serves
-WAITS = "waits"  # for memory, or for another model to change
+ON_TRIAL = "on trial"  # the content serves, in a canary
+GOOD = "good"  # the content serves, and a restart serves it again
+WAITS = "waits"  # the load waits for memory, or for a change of another model
 REFUSED = "refused"
 ROLLED_BACK = "rolled back"
 

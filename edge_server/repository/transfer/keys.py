@@ -44,7 +44,7 @@ class SigningKey:
                 f"{path}: is encrypted with a password; decrypt it: openssl pkey -in {path} -out "
                 "OTHER"
             ) from None
-        except Exception:  # noqa: BLE001 - what it raises for what is no key is not documented
+        except Exception:  # noqa: BLE001 - the errors for an invalid key are undocumented
             raise SettingsError(f"{path}: holds no private key in PEM form") from None
         if not isinstance(key, ed25519.Ed25519PrivateKey):
             raise SettingsError(
