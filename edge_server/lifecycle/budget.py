@@ -1,4 +1,4 @@
-"""Whether there is memory for a model, asked before it is loaded."""
+"""The memory budget: checks before a load that there is enough memory for the model."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ DEFAULT_RESERVE_BYTES = 256 * _MIB
 
 
 class _Cost(NamedTuple):
-    """Bytes for each byte of the weights, and beside them; `each_instance` has its own."""
+    """The cost of a load: bytes per byte of weights, plus a constant, once or per instance."""
 
     factor: float
     beside_bytes: int = 0
     each_instance: bool = False
 
 
-# At the peak of a load. ONNX Runtime: 2.3 measured at 103 MiB of weights, the file as it is read
-# and the session. TensorRT: the plan and the engine made of it, in one memory on a Jetson, and the
-# contexts. Python: a process with numpy, and weights that most frameworks hold twice while they
-# read them.
+# Costs at the peak of a load. ONNX Runtime: 2.3 measured at 103 MiB of weights, for the file while
+# it is read and the session. TensorRT: the plan, the engine made from it (in the same memory on a
+# Jetson) and the contexts. Python: a process with numpy, and the weights, which most frameworks
+# hold twice while they read them.
 _COSTS = {
     "onnxruntime": _Cost(2.5),
     "tensorrt": _Cost(2.5),
@@ -41,11 +41,11 @@ _OTHERS = _Cost(1.0)
 
 
 class MemoryBudget:
-    """Refuses a load that the board has no memory for, so that nothing that runs is killed for it.
+    """Refuses a load for which the board lacks memory, before the kernel kills a running process.
 
     Args:
-        reserve_bytes: what is to stay free.
-        root: of the file system that tells how much there is; see `available_bytes`.
+        reserve_bytes: the memory that must stay free.
+        root: the root of the file system with /proc and /sys; see `available_bytes`.
     """
 
     def __init__(self, reserve_bytes: int = DEFAULT_RESERVE_BYTES, root: Path = Path("/")) -> None:
@@ -55,11 +55,11 @@ class MemoryBudget:
         self._lacked: dict[str, int] = {}
 
     def check(self, model_spec: ModelSpec, versions: Collection[int]) -> None:
-        """To be called before `versions` of `draft` are loaded, beside what serves.
+        """Check that there is enough memory to load `versions` of `model_spec` now.
 
         Raises:
-            Unavailable: there is too little now; says how much is needed, and what can be done.
-            ModelConfigError: its files cannot be read.
+            Unavailable: there is too little memory; the text names the need and the remedy.
+            ModelConfigError: the model's files cannot be read.
         """
         needed = needed_bytes(model_spec, versions)
         reason = self._shortage(needed)
@@ -69,12 +69,12 @@ class MemoryBudget:
             raise Unavailable(f"model '{model_spec.name}': {reason}")
 
     def lacked(self, name: str) -> int:
-        """How many bytes the last load of that model needed if they were not there, else 0."""
+        """Return the bytes that the last load of `name` needed if it was refused, otherwise 0."""
         with self._lock:
             return self._lacked.get(name, 0)
 
     def has(self, needed_bytes: int) -> bool:
-        """Whether there is so much at this moment."""
+        """Return whether `needed_bytes` are available at this moment."""
         return not self._shortage(needed_bytes)
 
     def _shortage(self, needed_bytes: int) -> str:
@@ -83,7 +83,7 @@ class MemoryBudget:
 
 
 def shortage(needed_bytes: int, available_bytes: int, reserve_bytes: int) -> str:
-    """Why a load that needs so much cannot be; empty where it can."""
+    """Return the reason to refuse a load of `needed_bytes`, or "" if there is enough memory."""
     if needed_bytes <= max(0, available_bytes - reserve_bytes):
         return ""
     needed, available, reserve = (
@@ -97,7 +97,7 @@ def shortage(needed_bytes: int, available_bytes: int, reserve_bytes: int) -> str
 
 
 def needed_bytes(model_spec: ModelSpec, versions: Collection[int]) -> int:
-    """About how much more memory there is in use while these versions are loaded.
+    """Estimate the additional memory for a load of these versions, in bytes.
 
     Raises:
         ModelConfigError: a file cannot be read.
@@ -113,7 +113,7 @@ def needed_bytes(model_spec: ModelSpec, versions: Collection[int]) -> int:
 
 
 def _weights_bytes(directory: Path, config: ModelConfig) -> int:
-    """The largest file; where the model is a directory of files, all of them."""
+    """Return the size of the largest file, or of all files if the model itself is a directory."""
     with reading(directory):
         model = directory / config.default_model_filename
         if config.default_model_filename and model.is_dir():

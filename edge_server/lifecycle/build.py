@@ -1,4 +1,4 @@
-"""From a draft to models that answer, beside the registry."""
+"""Builds loaded, validated models from a spec, outside the registry."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# More than the proof itself gives a model that does nothing any more and has not answered.
+# Longer than the validation itself waits for the response of a model that no longer executes.
 PROOF_PATIENCE_S = 90.0
 
 
 @dataclass(frozen=True)
 class LoadFailure:
-    """Why a model could not be loaded.
+    """The failure of one model's load.
 
     Attributes:
-        error: what a person is told.
-        version: the one that failed; 0 where it was none in particular.
-        draft: None where it came to none.
-        misfit: it was loaded, but does not fit the ensembles beside it.
+        error: the error to report.
+        version: the version that failed; 0 if the failure is of no single version.
+        model_spec: the spec; None if the spec could not be read.
+        misfit: True if the model loaded but does not fit the ensembles.
     """
 
     error: EdgeServerError
@@ -55,7 +55,7 @@ class LoadFailure:
     def of(
         error: BaseException, name: str, version: int = 0, model_spec: ModelSpec | None = None
     ) -> LoadFailure:
-        """Whatever was raised while model `name` was loaded; what nobody foresaw is logged."""
+        """Return the failure for any `error` of the load of `name`; log an unexpected one."""
         if isinstance(error, EdgeServerError):
             return LoadFailure(error, version, model_spec)
         text = f"model '{name}': unexpected {type(error).__name__}: {error}; see the log"
@@ -65,12 +65,15 @@ class LoadFailure:
 
 @dataclass(frozen=True, eq=False)
 class LoadedVersions:
-    """All versions of a model that its draft asks for, loaded, known to nobody yet.
+    """All versions of a model that its spec selects, loaded and not yet published.
 
-    An ensemble's come to be when it is known to fit its members.
+    The versions of an ensemble are made only after the ensemble fits its members.
 
     Attributes:
-        kept: the versions that are the same as before, but perhaps for their instances.
+        model_spec: the spec of the model.
+        models: the loaded versions.
+        took_s: the duration of the load in seconds.
+        kept: the versions reused from the predecessor, apart from a change of instances.
     """
 
     model_spec: ModelSpec
@@ -79,7 +82,7 @@ class LoadedVersions:
     kept: frozenset[int] = frozenset()
 
     def as_part(self) -> Part:
-        """What ensembles see of it."""
+        """Return the model as ensembles see it."""
         if self.model_spec.is_ensemble:
             return Part(
                 self.model_spec, dict.fromkeys(self.model_spec.versions, self.model_spec.config)
@@ -87,7 +90,7 @@ class LoadedVersions:
         return Part(self.model_spec, {model.version: model.config for model in self.models})
 
     def close(self) -> None:
-        """Where nobody wants it."""
+        """Close all versions; used when they are not published."""
         for model in self.models:
             try:
                 model.close()
@@ -96,14 +99,16 @@ class LoadedVersions:
 
 
 class Build:
-    """Loads models of backends.
+    """Loads and validates models with their backends.
 
     Args:
-        budget: is asked before a model is loaded; None lets all load.
+        scheduling: the resources that the models' schedulers share.
+        budget: checked before a model is loaded; None checks nothing.
         devices: the GPUs that models may use.
-        surroundings: what else they may use.
-        patience_s: how long a request of a model's proof may take. One that hangs is refused, and
-            left as it is: its thread cannot be ended, and what it uses must not be closed.
+        server_context: the other resources of the daemon that models may use.
+        patience_s: the longest time, in seconds, for one request of a model's validation. A model
+            that hangs is refused and left open: its thread cannot be ended, and the resources that
+            it uses must not be closed.
     """
 
     def __init__(
@@ -127,13 +132,15 @@ class Build:
         serving: LoadedVersions | None = None,
         tell: ProgressCallback = no_progress,
     ) -> LoadedVersions | LoadFailure:
-        """Every version that `draft` asks for, or why one of them failed; then none is left open.
+        """Load every version that `model_spec` selects, or return the failure and keep none open.
 
-        Whatever a backend raises is this model's failure and nobody else's.
+        Any exception of a backend becomes a failure of this model only.
 
         Args:
-            serving: what serves now; what has not changed of it is used on, see `reuse`.
-            tell: hears what the backend is at; it keeps it as long as the model lives.
+            model_spec: the spec of the model.
+            serving: the serving versions; their unchanged parts are reused, see `reuse`.
+            tell: receives the progress of the backend, which keeps the callback as long as the
+                model lives.
         """
         began = time.monotonic()
         try:
@@ -155,12 +162,16 @@ class Build:
         return LoadedVersions(model_spec, tuple(made), time.monotonic() - began, frozenset(kept))
 
     def ensemble(self, part: Part) -> LoadedVersions:
-        """Every version of an ensemble that fits its members."""
+        """Make every version of an ensemble that fits its members."""
         models = [self._scheduling.ensemble(c, version) for version, c in part.configs.items()]
         return LoadedVersions(part.model_spec, tuple(models))
 
     def _afford(self, model_spec: ModelSpec, serving: LoadedVersions | None) -> None:
-        """Raises: Unavailable: there is no memory for the models that are to be made."""
+        """Check the memory budget for the versions that cannot be reused.
+
+        Raises:
+            Unavailable: there is too little memory for them.
+        """
         if self._budget is not None:
             made = [
                 v for v in model_spec.versions if _reuse(model_spec, v, serving)[0] < Reuse.MODEL
@@ -174,7 +185,7 @@ class Build:
         serving: LoadedVersions | None,
         tell: ProgressCallback,
     ) -> LoadedModel | None:
-        """The version as it serves, with other instances where others are wanted."""
+        """Return the reused version, with new instances if they changed; None if not reusable."""
         what, like = _reuse(model_spec, version, serving)
         if like is None:
             return None
@@ -192,7 +203,7 @@ class Build:
         tell: ProgressCallback,
         statistics: ModelStatistics | None = None,
     ) -> LoadedModel:
-        """The version, loaded and proven; the proof counts only in statistics that go on."""
+        """Load and validate the version; the validation counts only in reused `statistics`."""
         loaded = self._version(model_spec, version, tell, statistics)
         try:
             run_with_timeout(
@@ -241,7 +252,7 @@ class Build:
 
 
 def _holding(held: object) -> Callable[[], None]:
-    """Keeps `held` until it is called."""
+    """Return a function that keeps `held` alive until the function is called."""
 
     def let_go() -> None:
         nonlocal held
@@ -253,7 +264,7 @@ def _holding(held: object) -> Callable[[], None]:
 def _reuse(
     model_spec: ModelSpec, version: int, serving: LoadedVersions | None
 ) -> tuple[Reuse, LoadedModel | None]:
-    """What of the version is used on, and the one that it is of; None where it is nothing."""
+    """Return the reusable part of the version and its serving model, or NOTHING and None."""
     if serving is None:
         return Reuse.NOTHING, None
     like = next((model for model in serving.models if model.version == version), None)

@@ -1,4 +1,4 @@
-"""What served before a new version, kept until that one has shown that it is no worse."""
+"""The canary: keeps the predecessor of a new version open until the new version has passed."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ if TYPE_CHECKING:
     from edge_server.lifecycle.model_spec import ModelSpec
 
 
-# How long the verdict on an ensemble waits for comparisons of its members, and looks for them.
+# The verdict on an ensemble waits so long for the comparisons of its members, and polls so often.
 _SETTLES_S = 5.0
 _LOOK_S = 0.02
 
 
 @dataclass(frozen=True, eq=False)
 class Before:
-    """What there is to go back to.
+    """The predecessor of a version in a canary.
 
     Attributes:
-        built: open; whoever takes it publishes or closes it.
-        ensembles: what those were made of that changed together with it.
-        members: of an ensemble, the models that it used, all the way down; open, to be compared
-            with, and closed by whoever takes it.
+        built: the predecessor's versions, open; the caller that takes them publishes or closes
+            them.
+        ensembles: the specs of the ensembles that changed together with the model.
+        members: for an ensemble, the models that it used, direct and indirect; open, for the
+            comparison, and closed by the caller that takes them.
     """
 
     built: LoadedVersions
@@ -39,29 +40,29 @@ class Before:
     members: tuple[LoadedModel, ...] = ()
 
     def close(self) -> None:
-        """Where nobody wants it."""
+        """Close the predecessor and its members; used when the predecessor is discarded."""
         self.built.close()
         self.close_members()
 
     def close_members(self) -> None:
-        """Where `built` is published."""
+        """Close only the members; used when `built` is published again."""
         LoadedVersions(self.built.model_spec, self.members).close()
 
 
 class Canary:
-    """Puts new versions on probation, and keeps what they replaced open meanwhile.
+    """Runs a canary for each model with new versions, and keeps their predecessors open.
 
-    A version that replaces one on probation is held against the last one that passed. Versions
-    that have no predecessor are not on probation. Of an ensemble all versions are new: it is made
-    anew with its members, and may be the one that shows what is wrong with them.
+    A version that replaces a version in its canary is compared with the last version that passed.
+    A version without a predecessor gets no canary. All versions of an ensemble count as new: the
+    ensemble is made again with its members, and may be the one that reveals a faulty member.
 
     Args:
-        terms: None puts nothing on probation and keeps nothing.
-        roll_back: called with draft and reason where a version fails, on a thread of the
-            probation's own; by then the version may be replaced or gone.
-        on_passed: called likewise where it passes.
-        on_news: called likewise with what is to be known of one that serves; empty is nothing any
-            more.
+        terms: the terms of every canary; None runs no canary and keeps no predecessor.
+        roll_back: called with spec and reason when a version fails, on a thread of the canary's
+            own; at that time the version may be replaced or unloaded already.
+        on_passed: called with the spec when a version passes, on the same thread.
+        on_news: called with the spec and the progress of its canary, on the same thread; an empty
+            text ends the report.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class Canary:
         self._on_news = on_news
         self._lock = threading.Lock()
         self._canary: dict[str, _Trial] = {}
-        # Those too whose thread has still to close what nobody took.
+        # Includes ended canaries whose thread has yet to close the predecessor.
         self._alive: set[_Trial] = set()
 
     def begin(
@@ -87,12 +88,13 @@ class Canary:
         ensembles: Mapping[str, ModelSpec],
         members: Sequence[LoadedModel] = (),
     ) -> LoadedVersions:
-        """`built` as it is to be published in place of `serving`, its new versions watched.
+        """Start a canary for the new versions of `built`; return `built` ready to publish.
 
         Args:
-            serving: open, and nobody closes it before this returns.
-            ensembles: what those serve as that change together with it.
-            members: of `serving`; see `Before`. Open likewise.
+            built: the loaded versions that replace `serving`.
+            serving: the predecessor; open until the method returns.
+            ensembles: the serving specs of the ensembles that change together with `built`.
+            members: the members of `serving`, see `Before`; open until the method returns.
         """
         terms, name = self._terms, built.model_spec.name
         if terms is None:
@@ -104,7 +106,7 @@ class Canary:
         watched = [model for model in built.models if model.version in new]
         before = None
         if watched and serving is not None:
-            # The one before may pass in this moment.
+            # The former canary may pass at this moment and give up its predecessor.
             kept = None if former is None else self._take(former)
             if kept is None:
                 before = Before(_held(serving), ensembles, _shared(members))
@@ -130,7 +132,7 @@ class Canary:
         return replace(built, models=tuple(models))
 
     def record(self, built: LoadedVersions) -> LoadedVersions:
-        """`built` as it is to be published on no probation; that of what it replaces is over."""
+        """Return `built` ready to publish without a canary; end the canary of its predecessor."""
         self.forget([built.model_spec.name])
         terms = self._terms
         if terms is None:
@@ -138,23 +140,23 @@ class Canary:
         return replace(built, models=tuple(recorded(m, terms) for m in built.models))
 
     def has_change(self, model_spec: ModelSpec) -> bool:
-        """Whether `draft` is on probation, and what served before was made of another one."""
+        """Return whether `model_spec` is in a canary and its predecessor has another spec."""
         with self._lock:
             return self._changed(model_spec) is not None
 
     def fault(self, model_spec: ModelSpec) -> str:
-        """What the answers of such a one show by now to be worse; empty where they do not."""
+        """Return the fault found so far in the responses of a changed `model_spec`, or ""."""
         with self._lock:
             trial = self._changed(model_spec)
         return "" if trial is None else trial.probation.fault()
 
     def has(self, name: str) -> bool:
-        """Whether versions of that model are on probation."""
+        """Return whether versions of the model are in a canary."""
         with self._lock:
             return name in self._canary
 
     def take(self, model_spec: ModelSpec) -> Before | None:
-        """What served before `draft`, which ends its probation; None where nothing is kept."""
+        """End the canary of `model_spec` and return its predecessor, or None if none is kept."""
         trial = self._end(model_spec.name, model_spec)
         if trial is None:
             return None
@@ -163,14 +165,14 @@ class Canary:
         return before
 
     def forget(self, names: Collection[str]) -> None:
-        """These serve no more; what is kept for them is closed soon, on another thread."""
+        """End the canaries of the unloaded models; their threads soon close the predecessors."""
         for name in names:
             trial = self._end(name)
             if trial is not None:
                 trial.probation.stop()
 
     def close(self, timeout_s: float) -> None:
-        """End every probation; wait that long, for all, until what they keep is closed."""
+        """End every canary; wait up to `timeout_s` in all until the predecessors are closed."""
         until = time.monotonic() + timeout_s
         with self._lock:
             self._canary.clear()
@@ -197,11 +199,11 @@ class Canary:
     def _failed(self, trial: _Trial, reason: str) -> None:
         model_spec = trial.model_spec
         end_s = time.monotonic() + _SETTLES_S
-        # Whether a member or its ensemble is at fault is known when both have been compared.
+        # Only comparisons of both distinguish a faulty member from a faulty ensemble.
         while model_spec.is_ensemble and self._have_doubts() and time.monotonic() < end_s:
             time.sleep(_LOOK_S)
         with self._lock:
-            # Where a member has gone back meanwhile, its ensemble is on another trial.
+            # The rollback of a member in the meantime starts another canary for its ensemble.
             is_current = self._canary.get(model_spec.name) is trial
         if is_current:
             self._roll_back(model_spec, reason)
@@ -217,7 +219,7 @@ class Canary:
         return None if trial.before.built.model_spec is model_spec else trial
 
     def _end(self, name: str, model_spec: ModelSpec | None = None) -> _Trial | None:
-        """The trial of that model, or of that very draft, which is none any more."""
+        """Remove and return the canary of the model, or only that of `model_spec` if given."""
         with self._lock:
             trial = self._canary.get(name)
             if trial is None or model_spec not in (None, trial.model_spec):
@@ -225,7 +227,7 @@ class Canary:
             return self._canary.pop(name)
 
     def _take(self, trial: _Trial) -> Before | None:
-        """What it keeps, the caller's from now on."""
+        """Return the predecessor and pass its ownership to the caller."""
         with self._lock:
             before, trial.before = trial.before, None
             return before
@@ -242,12 +244,13 @@ class Canary:
 
 
 class _Trial:
-    """One model's new versions on probation.
+    """The canary of one model's new versions.
 
     Attributes:
-        draft: what they were made of.
-        before: None once it is somebody else's.
-        probation: set by whoever makes the trial.
+        model_spec: the spec of the new versions.
+        before: the predecessor; None once another owner has taken it.
+        versions: the numbers of the new versions.
+        probation: the monitor; set right after construction.
     """
 
     probation: CanaryMonitor
@@ -263,11 +266,11 @@ def _held(serving: LoadedVersions) -> LoadedVersions:
 
 
 def _shared(models: Iterable[LoadedModel]) -> tuple[LoadedModel, ...]:
-    """Those of them that are open."""
+    """Return a share of each model that is still open."""
     shared = (model.shared(model.config) for model in models)
     return tuple(model for model in shared if model is not None)
 
 
 def _predecessor(model: LoadedModel, before: LoadedVersions) -> LoadedModel:
-    """The same version as it was, or the latest."""
+    """Return the same version of the predecessor, or its latest version."""
     return max(before.models, key=lambda old: (old.version == model.version, old.version))

@@ -1,4 +1,4 @@
-"""Whether a model made what was recorded, and if not, where it is most wrong."""
+"""Compares an output of a model with the recorded one, and finds the largest difference."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from edge_server.tensors import DataType, Tensor, as_floats, is_finite, shape_te
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-# Relative and absolute. Another board, another version of the runtime and an engine that calculates
-# in half precision inside stay within; a model with other weights does not.
+# Relative and absolute tolerance. Another board, another version of the runtime and an engine with
+# half precision inside stay within these; a model with other weights does not.
 TOLERANCES = {
     DataType.FP64: (1e-3, 1e-6),
     DataType.FP32: (1e-2, 1e-3),
@@ -22,7 +22,7 @@ TOLERANCES = {
 
 
 def not_finite(tensor: Tensor) -> str:
-    """Where it holds infinity or what is no number; empty where it does not."""
+    """Return the value and place of an infinity or NaN in `tensor`, or "" if there is none."""
     if is_finite(tensor):
         return ""
     values = as_floats(tensor)
@@ -31,7 +31,13 @@ def not_finite(tensor: Tensor) -> str:
 
 
 def difference(made: Tensor, recorded: Tensor, tolerance: float | None) -> str:
-    """How `made` is not what was recorded; empty where it is."""
+    """Return how `made` differs from `recorded`, or "" if it does not.
+
+    Args:
+        made: the output of the model.
+        recorded: the output of the golden pair.
+        tolerance: the largest allowed absolute difference; None uses `TOLERANCES`.
+    """
     if made.datatype is not recorded.datatype:
         return f"is {made.datatype.value}, recorded as {recorded.datatype.value}"
     if made.shape != recorded.shape:
@@ -49,7 +55,7 @@ def difference(made: Tensor, recorded: Tensor, tolerance: float | None) -> str:
     relative, absolute = TOLERANCES.get(made.datatype, (0.0, 0.0))
     allowed = absolute + relative * np.abs(want) if tolerance is None else np.array(tolerance)
     off = np.abs(got - want)
-    # What was recorded may be infinite, or no number: then nothing is near it.
+    # Negated, so that a recorded infinity or NaN counts as different.
     wrong = ~(off <= allowed)
     if not wrong.any():
         return ""
@@ -61,7 +67,7 @@ def difference(made: Tensor, recorded: Tensor, tolerance: float | None) -> str:
 
 
 def _place(values: NDArray[Any]) -> tuple[int, ...]:
-    """Where the largest is."""
+    """Return the index of the largest value."""
     return tuple(int(i) for i in np.unravel_index(int(np.argmax(values)), values.shape))
 
 

@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 ALL = "*"
 
-# What Triton calls these in a reason.
+# Triton's status names in the reason of a failed load.
 _STATUS = {
     InvalidRequest: "Invalid argument",
     ModelConfigError: "Invalid argument",
@@ -52,17 +52,19 @@ _STATUS = {
 
 
 class RepositoryControl:
-    """A `ModelControl` over the repositories, by Triton's modes NONE and EXPLICIT.
+    """The `ModelControl` of Triton's modes NONE and EXPLICIT.
 
     Args:
-        loader: of the same registry.
-        explicit: models are loaded and unloaded on request; else all load at the start, and stay.
-        load: the names of those to load at the start where it is explicit; `*` alone is all.
-        exit_on_error: a model that cannot be loaded at the start ends the daemon.
-        private: for files that clients send; closed with this.
+        loader: the loader that writes `registry`.
+        registry: the registry that the index is read from.
+        explicit: True (EXPLICIT) loads and unloads models on request; False (NONE) loads all
+            models at the start and keeps them.
+        load: the models to load at the start in mode EXPLICIT; `*` alone means all.
+        exit_on_error: a model that fails to load at the start ends the daemon.
+        private: the directory for files that clients send; closed with the control.
 
     Raises:
-        SettingsError: `*` stands beside other names.
+        SettingsError: `load` contains `*` and other names.
     """
 
     def __init__(
@@ -87,20 +89,18 @@ class RepositoryControl:
         self._private = private or PrivateDirectory()
 
     def start(self, stop: threading.Event | None = None) -> None:
-        """Load what is to be there from the start.
-
-        Returns early when `stop` is set meanwhile.
+        """Load the models of the start; return early once `stop` is set.
 
         Raises:
-            ModelConfigError: a model cannot be loaded, where that ends the daemon, or a repository
-                cannot be read; ModelLoadError where that may pass.
+            ModelConfigError: a repository cannot be read, or a model fails to load and
+                `exit_on_error` is set; ModelLoadError if that failure may pass.
         """
         failed = self.load_first(stop)
         if failed and self._exit_on_error:
             raise cannot_be_loaded(failed)
 
     def load_first(self, stop: threading.Event | None = None) -> list[ModelEntry]:
-        """As `start`, but those that cannot be loaded are returned.
+        """Load the models of the start, and return the entries of the models that failed.
 
         Raises:
             ModelConfigError: a repository cannot be read.
@@ -147,7 +147,7 @@ class RepositoryControl:
         self._loader.unload(name.strip(), unload_dependents=unload_dependents)
 
     def index(self, *, only_ready: bool) -> list[ModelEntry]:
-        """See `ModelControl.index`; where models load on request, those on disk are in it too.
+        """See `ModelControl.index`; in mode EXPLICIT the index also lists the models on disk.
 
         Raises:
             ModelConfigError: a repository cannot be read.
@@ -165,7 +165,7 @@ class RepositoryControl:
         ]
 
     def close(self, timeout_s: float) -> None:
-        """Forget every model, and wait that long for what closes and what is still loading."""
+        """Clear the registry; wait up to `timeout_s` for models that close or load."""
         self._loader.close(timeout_s)
         self._private.close()
 
@@ -193,7 +193,7 @@ class RepositoryControl:
         try:
             return load(Override(message, staged))
         finally:
-            # The models hold what they need.
+            # The loaded models hold the files that they need.
             staged.let_go()
 
     def _require_explicit(self) -> None:
@@ -202,7 +202,11 @@ class RepositoryControl:
 
 
 def cannot_be_loaded(failed: Collection[ModelEntry]) -> ModelConfigError:
-    """What ends the daemon when these models cannot be loaded; one fault that stays decides."""
+    """Return the error that ends the daemon when these models fail to load.
+
+    Returns:
+        ModelLoadError if every failure may pass, otherwise ModelConfigError.
+    """
     kind = ModelLoadError if all(entry.may_pass for entry in failed) else ModelConfigError
     names = ", ".join(sorted({entry.name for entry in failed}))
     return kind(f"models that cannot be loaded: {names}")
@@ -220,7 +224,7 @@ def _not_polled(name: str, reason: str = "") -> InternalError:
 
 
 def _load_error(name: str, failures: Mapping[str, LoadFailure]) -> EdgeServerError:
-    """What the caller is told of them, `name` first, a line for each model."""
+    """Return the error for the caller: one line per failed model, `name` first."""
     mine = failures.get(name)
     if mine is not None and mine.model_spec is None:
         return _not_polled(name, str(mine.error))

@@ -1,4 +1,4 @@
-"""Ensembles that use each other in a circle can never load."""
+"""Finds dependency cycles between ensembles, which can never load."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ if TYPE_CHECKING:
 
 
 def circle_through(name: str, members: Mapping[str, Sequence[str]]) -> list[str]:
-    """The shortest way from `name` through members back to itself, both ends included.
+    """Return the shortest cycle from `name` through members back to `name`, both ends included.
 
-    Empty where there is none.
+    The list is empty if there is no cycle.
     """
     ways, seen = [[name]], set[str]()
     for way in ways:  # grows while it is walked

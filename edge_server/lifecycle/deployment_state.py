@@ -1,4 +1,4 @@
-"""Which copy of each model is to be loaded, which one serves, and which one is known to be good."""
+"""The deployment state: the accepted, the serving and the last known good copy of each model."""
 
 from __future__ import annotations
 
@@ -21,17 +21,18 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# `torn`: it changed while it was copied, and is looked at again; `failed`: what served serves on.
+# `torn`: the model changed while the store copied it, and is scanned again; `failed`: the
+# predecessor continues to serve.
 OUTCOMES = ("loaded", "unchanged", "removed", "torn", "failed", "rolled_back")
 
 
 class DeploymentState:
-    """Keeps source, store and what serves in step; any thread may call.
+    """Keeps the source, the store and the verdicts consistent with the serving copies. Thread-safe.
 
     Args:
-        accepted: what the loader finds; nobody else writes there.
-        store: keeps what is good over a restart.
-        verdicts: hears what becomes of each model.
+        accepted: the copies that the loader finds; the deployment state is their only writer.
+        store: keeps the last known good copies across a restart.
+        verdicts: receives the outcome of each model.
     """
 
     def __init__(self, accepted: AcceptedModels, store: ModelStore, verdicts: Verdicts) -> None:
@@ -44,12 +45,12 @@ class DeploymentState:
         self._outcomes: Counter[str] = Counter(dict.fromkeys(OUTCOMES, 0))
 
     def count(self, outcome: str) -> None:
-        """One change more has come to that end, one of `OUTCOMES`."""
+        """Count one more change with `outcome`, one of `OUTCOMES`."""
         with self._lock:
             self._outcomes[outcome] += 1
 
     def outcomes(self) -> dict[str, int]:
-        """How many changes have come to each end."""
+        """Return the number of changes by outcome."""
         with self._lock:
             return dict(self._outcomes)
 
@@ -58,10 +59,11 @@ class DeploymentState:
             return self._serving.get(name)
 
     def accept(self, staged: StagedModel, shown: Path | None = None) -> StagedModel | None:
-        """Let it be what is loaded next; what would have been before.
+        """Accept `staged` as the copy to load next; return the copy accepted before.
 
         Args:
-            shown: the directory that people know it by.
+            staged: the copy to load.
+            shown: the model's directory in the repository, for texts and logs.
         """
         if shown is not None:
             self._accepted.show(staged.name, shown)
@@ -69,20 +71,22 @@ class DeploymentState:
         return self._accepted.put(staged.name, staged)
 
     def decline(self, name: str, before: StagedModel | None) -> None:
-        """What was accepted is not to be loaded again; `before` is."""
+        """Accept `before` again in place of the copy that failed."""
         self._accepted.put(name, before)
 
     def failed(self, name: str, reason: str, digest: str = "", *, waits: bool = False) -> None:
-        """It does not serve, and what served before does.
+        """Record that the new content of `name` does not serve; the predecessor still does.
 
         Args:
-            digest: of its content; empty where that could not be read.
-            waits: it is tried again by itself.
+            name: the model.
+            reason: the reason of the failure.
+            digest: the digest of the content; empty if the content could not be read.
+            waits: True if the daemon retries the load.
         """
         self._verdicts.tell(name, WAITS if waits else REFUSED, digest, reason)
 
     def serves(self, staged: StagedModel, *, on_trial: bool) -> None:
-        """It serves now; it is good, unless that is still to be seen."""
+        """Record that `staged` serves; commit it as good unless it is in a canary (`on_trial`)."""
         if self._store.quarantined(staged.digest):
             return  # rolled back in the meantime
         with self._lock:
@@ -92,13 +96,13 @@ class DeploymentState:
             self._is_good(staged)
 
     def serves_again(self, staged: StagedModel) -> None:
-        """It served before the daemon ended, and does so now."""
+        """Record that `staged`, the last known good copy, serves again after a restart."""
         with self._lock:
             self._serving[staged.name] = self._good[staged.name] = staged
         self._verdicts.is_good(staged.name, staged.digest, staged.directory)
 
     def same_as_before(self, staged: StagedModel, serving: StagedModel) -> None:
-        """It has the content of what serves; a restart need not look at it again."""
+        """Record that `staged` has the content of `serving`, so a restart need not stage it."""
         self.count("unchanged")
         self._accepted.put(serving.name, serving)
         with self._lock:
@@ -110,7 +114,7 @@ class DeploymentState:
             self._verdicts.serves(staged.name, staged.digest, on_trial=True)
 
     def passed(self, model_spec: ModelSpec) -> None:
-        """`draft` has shown that it is no worse than what served before."""
+        """Commit the copy of `model_spec`, which passed its canary, as last known good."""
         staged = model_spec.files.holder
         if not isinstance(staged, StagedModel):
             return
@@ -123,7 +127,7 @@ class DeploymentState:
                 log.warning("model %s: is not kept for a restart: %s", staged.name, error)
 
     def rolled_back(self, model_spec: ModelSpec, reason: str) -> None:
-        """What served before `draft` serves again; its content is not taken any more."""
+        """Record the rollback of `model_spec` and quarantine its content."""
         staged = model_spec.files.holder
         if not isinstance(staged, StagedModel):
             return
@@ -138,7 +142,7 @@ class DeploymentState:
         self._verdicts.rolled_back(staged.name, staged.digest, reason, serves)
 
     def has_served(self, model_spec: ModelSpec) -> bool:
-        """Whether its content has served under its name before, not long ago."""
+        """Return whether the store still holds the content as one that served under this name."""
         staged = model_spec.files.holder
         return isinstance(staged, StagedModel) and self._store.has_served(
             staged.name, staged.digest
@@ -149,7 +153,7 @@ class DeploymentState:
         self._verdicts.write_again()
 
     def gone(self, name: str) -> None:
-        """It was taken out of the repository."""
+        """Record that `name` was removed from the repository."""
         self.count("removed")
         self._accepted.put(name, None)
         with self._lock:

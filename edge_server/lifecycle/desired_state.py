@@ -1,4 +1,4 @@
-"""What is wanted of each model: what serves, what shall serve, and who uses whom."""
+"""The desired state: the serving and the coming spec of each model, and its users."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DesiredModel:
-    """What is wanted of one model.
+    """The desired state of one model.
 
     Attributes:
-        explicit: somebody asked for it by its name, not only for an ensemble that uses it.
-        serving: what is READY was made of this.
-        coming: what shall be: it is being loaded or, as an ensemble, waits for its members.
+        explicit: True if the model was requested by name, not only as a member of an ensemble.
+        serving: the spec of the READY versions.
+        coming: the spec that is loading or, for an ensemble, waits for its members.
     """
 
     explicit: bool = False
@@ -30,13 +30,13 @@ class DesiredModel:
 
 
 class DesiredState:
-    """The wishes by model name. Whoever uses it sees to it that nobody else does meanwhile."""
+    """The desired models by name. Not thread-safe: the caller locks."""
 
     def __init__(self) -> None:
         self._by_name: dict[str, DesiredModel] = {}
 
     def __getitem__(self, name: str) -> DesiredModel:
-        """Of a model that nobody wants, too."""
+        """Return the desired model of `name`; an empty one for a model that is not desired."""
         return self._by_name.get(name, DesiredModel())
 
     def __setitem__(self, name: str, wish: DesiredModel) -> None:
@@ -46,8 +46,8 @@ class DesiredState:
         return {n: w.serving for n, w in self._by_name.items() if w.serving is not None}
 
     def waiting(self, loaded: Collection[str]) -> list[ModelSpec]:
-        """The ensembles that are not what they shall be and none of whose members, down to the
-        last, is still being loaded; `loaded` are through with that."""
+        """Return the coming ensembles none of whose members, direct or indirect, is still loading;
+        the models in `loaded` count as loaded."""
         return [
             wish.coming
             for wish in self._by_name.values()
@@ -57,7 +57,7 @@ class DesiredState:
         ]
 
     def below(self, model_spec: ModelSpec) -> list[str]:
-        """Its members, theirs, and so on."""
+        """Return the members of `model_spec`, direct and indirect."""
         found = sorted(model_spec.members)
         for name in found:  # grows while it is walked
             wish = self[name]
@@ -66,18 +66,20 @@ class DesiredState:
         return found
 
     def wait(self, ensemble: ModelSpec) -> None:
-        """It waits for members that it fits; what serves of it does so on."""
+        """Let `ensemble` wait for members that fit; its serving versions continue to serve."""
         wish = self[ensemble.name]
         self._by_name[ensemble.name] = replace(wish, coming=wish.coming or ensemble)
 
     def forget(self, name: str, *, with_members: bool) -> list[str]:
-        """Nobody wants `name` any more.
+        """Remove `name` from the desired state.
 
         Args:
-            with_members: nor its members, as far as nobody asked for them and no other uses them.
+            name: the model to remove.
+            with_members: also remove the members that were not requested by name and that no
+                other ensemble uses.
 
         Returns:
-            Who is not wanted any more, `name` first.
+            The removed models, `name` first.
         """
         forgotten = [name]
         for each in forgotten:  # grows while it is walked
@@ -88,7 +90,7 @@ class DesiredState:
         return forgotten
 
     def suspend_users(self, names: Collection[str]) -> list[str]:
-        """The ensembles that use one of `names`, however far up, wait from now on; these."""
+        """Let the ensembles that use one of `names`, directly or indirectly, wait; return them."""
         suspended: list[str] = []
         for used in (todo := list(names)):  # grows while it is walked
             for name, wish in self._by_name.items():

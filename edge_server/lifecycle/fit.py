@@ -1,4 +1,4 @@
-"""Which of the models that are about to be published fit the ensembles that use them."""
+"""Checks which of the offered models fit the ensembles that use them."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
 
 
 class Part(NamedTuple):
-    """A model as ensembles see it: what it was made of, and its versions' configurations."""
+    """A model as ensembles see it: its spec, and the configuration of each version."""
 
     model_spec: ModelSpec
     configs: Mapping[int, ModelConfig]
 
 
 class Fit(NamedTuple):
-    """What can be published.
+    """The models that can be published.
 
     Attributes:
-        refused: the offered models that cannot be, and why.
-        taken_down: the ensembles which serve and cannot any more, and why.
-        ensembles: those that are to be made, members first: the offered ones, and those which
-            serve and of which a member changes, near or far.
+        refused: the offered models that cannot be published, each with its error.
+        taken_down: the serving ensembles that no longer fit, each with its error.
+        ensembles: the ensembles to make, members first: the offered ensembles, and the serving
+            ensembles of which a direct or indirect member changes.
     """
 
     refused: dict[str, ModelConfigError]
@@ -45,15 +45,16 @@ def fit(
     *,
     take_down: bool = False,
 ) -> Fit:
-    """Choose of `offered` so that with the rest of `serving` every ensemble fits its members.
+    """Choose from `offered` so that with the rest of `serving` every ensemble fits its members.
 
-    An offered ensemble that does not is refused, and so is an offered model that would break an
-    ensemble which serves; with `take_down` it is that ensemble which goes.
+    An offered ensemble that does not fit is refused. An offered model that would break a serving
+    ensemble is refused; with `take_down` the ensemble is taken down instead.
 
     Args:
-        offered: what was loaded, beside the registry.
-        serving: what is READY; every ensemble of it fits.
-        reasons: of models that are known and not loaded: why.
+        offered: the models that were loaded and not yet published.
+        serving: the READY models; every ensemble among them fits.
+        reasons: model name → the reason why the known model is not loaded.
+        take_down: True takes a serving ensemble down rather than refuse a member.
     """
     left = dict(offered)
     refused: dict[str, ModelConfigError] = {}
@@ -84,7 +85,8 @@ def fit(
 def _resolved(
     world: dict[str, Part], changed: Collection[str], reasons: Mapping[str, str]
 ) -> tuple[dict[str, ModelConfigError], dict[str, Part]]:
-    """The faults of `world`, all circles or else the first; and the ensembles that change."""
+    """Return the faults in `world` (all cycles, or else the first fault) and the ensembles that
+    change."""
     members = {name: sorted(part.model_spec.members) for name, part in world.items()}
     ways = {name: way for name in changed if (way := circle_through(name, members))}
     if ways:
@@ -109,7 +111,7 @@ def _resolved(
 
 
 def _resolve(model_spec: ModelSpec, world: Mapping[str, Part], reasons: Mapping[str, str]) -> Part:
-    """An ensemble held against its members."""
+    """Resolve an ensemble with the configurations of its members."""
 
     def find_member(step: EnsembleStep) -> ModelConfig:
         return _find_member(model_spec, step, world, reasons)
@@ -119,7 +121,7 @@ def _resolve(model_spec: ModelSpec, world: Mapping[str, Part], reasons: Mapping[
 
 
 def _below(name: str, world: Mapping[str, Part]) -> set[str]:
-    """The members of an ensemble, theirs, and so on."""
+    """Return the members of an ensemble, direct and indirect."""
     found: set[str] = set()
     todo = [name]
     for each in todo:  # grows while it is walked
@@ -135,7 +137,7 @@ def _find_member(
     ensemble, path = model_spec.name, model_spec.files.shown_config_path
     member, version = step.model_name, step.model_version
     if member not in world:
-        # The member's own fault, where it is one that stays, is told with the member.
+        # A lasting fault of the member is reported with the member, so this error may pass.
         if member not in reasons:
             raise ModelLoadError(
                 f"{path}: ensemble {ensemble} contains models that are not available or "

@@ -1,4 +1,4 @@
-"""Golden pairs: inputs of a model and the outputs that they shall give, recorded beside it."""
+"""Golden pairs: recorded inputs of a model and their expected outputs, stored with the model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from edge_server.model_config.config import ModelConfig
     from edge_server.tensors import TensorSpec
 
-# More would keep a model from serving for no good, or is an accident, or an attack.
+# Limits against an accident or an attack; more pairs would only delay the publication.
 MOST_PAIRS = 64
 MOST_ARRAYS = 256
 MOST_BYTES = 256 << 20
@@ -36,9 +36,11 @@ class GoldenPair:
     """One file `golden/<any>.npz`, as `numpy.savez` writes it.
 
     Attributes:
-        inputs: arrays `input.<name>` of it, as a request carries them, batch dimension included.
-        outputs: arrays `output.<name>`; at least one, not necessarily all that the model has.
-        tolerances: scalars `tolerance.<name>`: how far off any element of that output may be.
+        path: the file.
+        inputs: the arrays `input.<name>`, as a request carries them, batch dimension included.
+        outputs: the arrays `output.<name>`; at least one, not necessarily all of the model.
+        tolerances: the scalars `tolerance.<name>`: the largest allowed absolute difference of any
+            element of that output.
     """
 
     path: Path
@@ -48,13 +50,13 @@ class GoldenPair:
 
 
 def golden_pairs(config: ModelConfig, version: int, directory: Path) -> Iterator[GoldenPair]:
-    """The pairs of that version of the model in `directory`, by file name, read one by one.
+    """Yield the golden pairs of a version of the model in `directory`, sorted by file name.
 
-    They are in `golden/<version>`, where that exists, else in `golden`. Nothing in them is ever
-    run, and none takes more memory than it may.
+    The pairs are in `golden/<version>` if that exists, otherwise in `golden`. The files are read
+    one by one; no code in them is executed, and the limits of this file bound their memory.
 
     Raises:
-        ModelConfigError: one cannot be used; names file, array and remedy.
+        ModelConfigError: a pair is unusable; the text names file, array and remedy.
     """
     folder = directory / GOLDEN_DIRECTORY
     with reading(folder):
@@ -115,7 +117,7 @@ def _tolerance(path: Path, name: str, array: NDArray[Any]) -> float:
 
 def _arrays(path: Path) -> dict[str, NDArray[Any]]:
     try:
-        # A pipe would keep us waiting for ever.
+        # The open of a pipe would block for ever.
         with reading(path):
             if not path.is_file():
                 raise ModelConfigError(f"{path}: is no regular file; remove it")
@@ -141,10 +143,10 @@ def _arrays(path: Path) -> dict[str, NDArray[Any]]:
 
 
 def _array(file: IO[bytes]) -> NDArray[Any]:
-    """What `numpy.load` gives, but that nothing is allocated for what is not there.
+    """Return the array as `numpy.load` does, without allocating more than the file contains.
 
     Raises:
-        ValueError: it is not what `numpy.save` writes of plain elements.
+        ValueError: the file is not an array of plain elements as `numpy.save` writes it.
     """
     read_header = _HEADERS.get(npy.read_magic(file))
     if read_header is None:
@@ -153,7 +155,7 @@ def _array(file: IO[bytes]) -> NDArray[Any]:
     if dtype.hasobject:
         raise ValueError("arrays of Python objects cannot be used; texts are arrays of 'S' or 'U'")
     expected = element_count(shape) * dtype.itemsize
-    # No more is allocated than is there. The check sum is compared at the end only.
+    # The read allocates no more than is there; one byte more, as zipfile checks the CRC at the end.
     data = file.read(expected + 1)
     if len(data) != expected:
         raise ValueError(f"an array of shape {shape} is said to be in {len(data)} bytes")

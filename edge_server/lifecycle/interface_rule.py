@@ -1,4 +1,4 @@
-"""Whether a model may answer in place of the one that serves: what its callers rely on stays."""
+"""The interface rule: a new model must not break the callers of the model that it replaces."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
 
 class InterfaceRule:
-    """Refuses what would break the callers of a model, unless it says that they know.
+    """Refuses a model that would break its callers, unless the model allows the change itself.
 
-    A model says so in config.pbtxt, with the parameter `allow_interface_change`, or in its
-    manifest. What served before may always come back, and what is on disk in place of what a client
-    sent. What cameras need of their models nothing may change. Whether the ensembles that use a
-    model still fit it is asked after that, by `fit`.
+    A model allows the change with the parameter `allow_interface_change` in config.pbtxt, or in its
+    manifest. Content that served before may always be loaded again, and so may the model on disk in
+    place of a client's override. The tensors that cameras need must never change. `fit` checks
+    afterwards whether the ensembles that use the model still fit.
 
     Args:
-        of_cameras: model name → the tensors that cameras give it and read.
-        has_served: whether a model is one that served before under its name.
+        of_cameras: model name → the names of the tensors that cameras send and read.
+        has_served: returns whether the content of a spec served before under its name.
     """
 
     def __init__(
@@ -43,7 +43,11 @@ class InterfaceRule:
         self._has_served = has_served
 
     def refusal(self, serving: LoadedVersions, new: LoadedVersions) -> ModelConfigError | None:
-        """Why `new` is not to take the place of `serving`; None where it may."""
+        """Return the error that forbids `new` to replace `serving`; None if the rule allows it.
+
+        Raises:
+            ModelConfigError: the parameter `allow_interface_change` is neither true nor false.
+        """
         model_spec = new.model_spec
         kept = self._of_cameras.get(model_spec.name, ())
         for old_config, new_config in _pairs(serving, new):
@@ -74,7 +78,7 @@ USUAL_INTERFACE_RULE = InterfaceRule()
 def _pairs(
     serving: LoadedVersions, new: LoadedVersions
 ) -> Iterator[tuple[ModelConfig, ModelConfig]]:
-    """What callers get now and then: who asks for no version, and who asks for one."""
+    """Yield old and new configuration of the latest version, then of each common version."""
     old, coming = serving.as_part().configs, new.as_part().configs
     if old and coming:
         yield old[max(old)], coming[max(coming)]
@@ -83,14 +87,18 @@ def _pairs(
 
 
 def _allows(model_spec: ModelSpec) -> bool:
-    """Raises: ModelConfigError: its parameter is neither true nor false."""
+    """Return whether the model allows a change of its interface.
+
+    Raises:
+        ModelConfigError: the parameter is neither true nor false.
+    """
     said = model_spec.config.parameters.get(ALLOW_INTERFACE_CHANGE)
     if said is not None and said not in ("true", "false"):
         raise ModelConfigError(
             f"{model_spec.files.config_path}: parameter {ALLOW_INTERFACE_CHANGE} is '{said}'; give "
             "'true' or 'false'"
         )
-    # Of what a client sent instead of the configuration on disk the manifest says nothing.
+    # The manifest describes the files on disk, not a client's override.
     by_manifest = not model_spec.is_overridden and says_interface_change(
         model_spec.files.directory / NAME
     )

@@ -1,4 +1,4 @@
-"""What is wanted of each model and what serves, changed together and in one step."""
+"""The model lifecycle: changes the desired state and the registry in one step."""
 
 from __future__ import annotations
 
@@ -35,18 +35,21 @@ OUTDATED = (
 
 
 class ModelLifecycle:
-    """Takes models from wanted to READY and away again; the only one that writes the registry.
+    """Publishes, rolls back and unloads models; the only writer of the registry.
 
-    What it publishes fits together: at any moment every ensemble in the registry fits its members.
-    No call waits for a model.
+    At any moment every ensemble in the registry fits its members. No method waits for a model.
 
     Args:
-        probation: of versions that replace others; None is none.
-        take_down: an ensemble gives way to a member that it does not fit any more; else that
-            member is refused.
-        interface: which models may take the place of others.
-        on_rolled_back: hears what a version was made of that failed on probation, and why, on a
-            thread of its own, when its predecessor serves again.
+        registry: the registry that the lifecycle publishes to.
+        build: makes the ensembles, once their members are known.
+        probation: the terms of the canary of a version that replaces another; None runs no
+            canary.
+        on_rolled_back: called with the spec of a version that failed its canary, and the reason,
+            on a thread of the canary's own, after the predecessor is published again.
+        on_passed: called with the spec of a version that passed its canary, likewise.
+        take_down: True unloads an ensemble that no longer fits a new member; False refuses that
+            member.
+        interface: the rule that decides which model may replace which.
     """
 
     def __init__(
@@ -66,35 +69,36 @@ class ModelLifecycle:
         self._canary = Canary(probation, self.roll_back, on_passed, self._tell_of_trial)
         self._on_rolled_back = on_rolled_back
         self._build = build
-        # Guards what follows and every change of the registry.
+        # Guards the fields below and every change of the registry.
         self._lock = threading.Lock()
         self._model_states = ModelStates(registry)
         self._over = False
 
     def serves(self, name: str) -> ModelSpec | None:
-        """What the READY versions of `name` were made of."""
+        """Return the spec of the READY versions of `name`; None if no version is READY."""
         with self._lock:
             return self._model_states.desired_state[name].serving
 
     def on_trial(self, name: str) -> bool:
-        """Whether what serves of `name` is on probation."""
+        """Return whether the serving versions of `name` are in a canary."""
         return self._canary.has(name)
 
     def serving(self, name: str) -> LoadedVersions | None:
-        """What serves now, to be looked at and shared; nobody else closes it."""
+        """Return the serving versions of `name`, which the caller may share but never closes."""
         with self._lock:
             return self._model_states.serving(name)
 
     def begin(
         self, found: Mapping[str, ModelSpec | LoadFailure], explicit: Collection[str]
     ) -> dict[str, ModelSpec | LoadFailure]:
-        """Those of `found` that are not what serves already; from now on they are LOADING.
+        """Publish the models of `found` that differ from the serving ones as LOADING; return them.
 
         Args:
-            explicit: those that somebody asked for by name.
+            found: model name → the spec that was read, or the failure of reading it.
+            explicit: the names that the caller requested directly, not as members.
 
         Raises:
-            Unavailable: it is over.
+            Unavailable: the lifecycle has ended.
         """
         due: dict[str, ModelSpec | LoadFailure] = {}
         changes: dict[str, list[ModelEntry]] = {}
@@ -120,7 +124,7 @@ class ModelLifecycle:
         return due
 
     def tell(self, name: str, text: str) -> None:
-        """Show what the load of `name` is at, until it ends; none is under way: nothing."""
+        """Report the progress of the load of `name` on the index; without a load do nothing."""
         with self._lock:
             if self._model_states.desired_state[name].coming is not None:
                 self._registry.give_reason(name, text)
@@ -128,10 +132,14 @@ class ModelLifecycle:
     def publish(
         self, results: Mapping[str, LoadedVersions | LoadFailure]
     ) -> dict[str, LoadFailure]:
-        """Make what was built serve as far as it fits, and the ensembles that waited for it.
+        """Publish the built models that fit, and the ensembles that waited for them.
+
+        Args:
+            results: model name → its loaded versions, or the failure of its load.
 
         Returns:
-            Those of `results` that do not serve. What served before them still does.
+            The failures of those `results` that were not published; the predecessor of each still
+            serves.
         """
         outdated: dict[str, LoadFailure] = {}
         failed: dict[str, LoadFailure] = {}
@@ -173,16 +181,21 @@ class ModelLifecycle:
         return {name: f for name, f in {**failed, **outdated}.items() if name in results}
 
     def roll_back(self, model_spec: ModelSpec, reason: str) -> bool:
-        """Let what served before `draft` serve again, and the ensembles with it, at once.
+        """Publish the predecessor of `model_spec` again, with its ensembles, in one step.
 
-        It is still open while `draft` is on probation. Of an ensemble that is what it was, the
-        members that are not go back. What changed together with what goes back, and does not fit
-        what served before, goes back too: ensembles, which then wait for members that they fit, and
-        members of ensembles. Ensembles that wait for what served before come back.
+        The predecessor is open while `model_spec` is in its canary. If `model_spec` is an ensemble
+        that did not change itself, the members that changed are rolled back. Models that changed
+        together with a rolled-back model and do not fit its predecessor are rolled back too:
+        ensembles, which then wait for members that fit, and members of ensembles. Ensembles that
+        wait for the predecessor are published again.
+
+        Args:
+            model_spec: the version that failed its canary.
+            reason: the reason of the failure, for the log and the quarantine.
 
         Returns:
-            False where there is nothing to go back to, or it does not fit the ensembles that serve:
-            then nothing has changed.
+            False if there is no predecessor, or it does not fit the ensembles that serve; in that
+            case nothing has changed.
         """
         with self._lock:
             if self._over:
@@ -219,13 +232,15 @@ class ModelLifecycle:
         return bool(back)
 
     def unload(self, name: str, *, with_members: bool) -> None:
-        """Let nobody new use `name` and the ensembles that use it; unknown is fine.
+        """Close `name`, and the ensembles that use it, to new requests; ignore an unknown name.
 
-        The ensembles come back when it is loaded again. A load of it that is under way fails.
+        The ensembles are published again when `name` is loaded again. A load of `name` that is in
+        progress fails.
 
         Args:
-            with_members: nor its members, if nobody asked for them by name and no other ensemble
-                uses them.
+            name: the model to unload.
+            with_members: also unload the members that were not requested by name and that no other
+                ensemble uses.
         """
         with self._lock:
             gone = self._model_states.desired_state.forget(name, with_members=with_members)
@@ -235,7 +250,7 @@ class ModelLifecycle:
             for entry in self._registry.snapshot.entries.values():
                 if entry.name in gone:
                     entries = changes.setdefault(entry.name, [])
-                    # What is loaded is left out: the registry tells when it is really gone.
+                    # A loaded entry is left out: the registry reports it when it has closed.
                     if entry.loaded is None and entry.state is not ModelState.UNLOADING:
                         state = ModelState.UNAVAILABLE
                         entries.append(replace(entry, state=state, reason=UNLOADED))
@@ -244,9 +259,10 @@ class ModelLifecycle:
             self._registry.publish(changes)
 
     def end(self, timeout_s: float = 5.0) -> None:
-        """Nothing is wanted any more, and nothing will be; what is on its way is closed.
+        """Clear the desired state and the registry for good; loads in progress are closed.
 
-        All that closes is waited for that long together.
+        Args:
+            timeout_s: the longest wait for all closing models together.
         """
         until = time.monotonic() + timeout_s
         with self._lock:
@@ -257,7 +273,7 @@ class ModelLifecycle:
         self._canary.close(max(0.0, until - time.monotonic()))
 
     def _tell_of_trial(self, model_spec: ModelSpec, news: str) -> None:
-        """Show what is known by now of what serves on probation."""
+        """Report the progress of the canary of `model_spec` on the index."""
         with self._lock:
             wish = self._model_states.desired_state[model_spec.name]
             if not self._over and wish.serving is model_spec and wish.coming is None:
@@ -267,11 +283,11 @@ class ModelLifecycle:
 
     def _is_outdated(self, model_spec: ModelSpec) -> bool:
         wish = self._model_states.desired_state[model_spec.name]
-        # Another call's models may have brought a waiting ensemble along.
+        # Another call's models may have published a waiting ensemble already.
         return model_spec is not wish.coming and model_spec is not wish.serving
 
     def _breaking(self, offered: Mapping[str, LoadedVersions]) -> dict[str, LoadFailure]:
-        """Those that would break the callers of what serves."""
+        """Return the failures of the offered models that the interface rule refuses."""
         broken = {}
         for name, built in offered.items():
             serving = self._model_states.serving(name)
@@ -286,15 +302,15 @@ class ModelLifecycle:
         return broken
 
     def _former(self, found: Fit) -> dict[str, ModelSpec]:
-        """What the ensembles that change were made of."""
+        """Return the serving specs of the ensembles that change."""
         serving = self._model_states.desired_state.serving()
         names = found.ensembles.keys() | found.taken_down.keys()
         return {name: serving[name] for name in names if name in serving}
 
     def _made(self, offered: Mapping[str, LoadedVersions], found: Fit) -> list[LoadedVersions]:
-        """What is to serve: models, then every ensemble after its members."""
+        """Return the versions to publish: models first, then each ensemble after its members."""
         models = [built for built in offered.values() if not built.model_spec.is_ensemble]
-        # Those that serve are made anew with their members, too.
+        # A serving ensemble is made again, too, when a member changes.
         return [*models, *(self._build.ensemble(part) for part in found.ensembles.values())]
 
     def _taken_down(self, found: Fit) -> dict[str, list[ModelEntry]]:
@@ -302,10 +318,11 @@ class ModelLifecycle:
         return self._model_states.take_down(found.taken_down)
 
     def _tried(self, built: LoadedVersions, former: Mapping[str, ModelSpec]) -> LoadedVersions:
-        """As it is to be published; on probation where it, or what it uses, is new.
+        """Return `built` ready to publish; in a canary if the model or one of its members is new.
 
         Args:
-            former: what the ensembles are made of that change together with it.
+            built: the loaded versions.
+            former: the serving specs of the ensembles that change together with `built`.
         """
         model_spec = built.model_spec
         serving = self._model_states.serving(model_spec.name)
@@ -320,7 +337,7 @@ class ModelLifecycle:
         return self._canary.begin(built, serving, others, members)
 
     def _watched_on(self, built: LoadedVersions, rollback_set: RollbackSet) -> LoadedVersions:
-        """As it is to be published when something goes back: only ensembles are made anew then."""
+        """Return `built` ready to publish in a rollback, which makes only ensembles again."""
         model_spec = built.model_spec
         if not model_spec.is_ensemble:
             return built
@@ -335,7 +352,7 @@ class ModelLifecycle:
         return self._canary.begin(built, serving, {}, members)
 
     def _is_new(self, model_spec: ModelSpec) -> bool:
-        """Whether it has still to show what it is worth, or something that it uses has."""
+        """Return whether the model or one of its members is still in its canary."""
         return self._canary.has_change(model_spec) or any(
             self._canary.has(member)
             for member in self._model_states.desired_state.below(model_spec)
@@ -355,6 +372,6 @@ class ModelLifecycle:
             if name in back:
                 changes[name] = [replace(entry, reason=reason) for entry in changes[name]]
             elif wish.serving is not None and built.model_spec not in (wish.serving, wish.coming):
-                # It is as good as it was, but not for these members.
+                # The ensemble is not at fault; it only does not fit these members.
                 self._model_states.desired_state.wait(wish.serving)
         self._registry.publish(changes)

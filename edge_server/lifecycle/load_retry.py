@@ -1,4 +1,4 @@
-"""Models whose load failed for a reason that may pass: when each of them is to be loaded again."""
+"""Schedules the retries of loads that failed for a reason that may pass."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from edge_server.process.backoff import Backoff
 if TYPE_CHECKING:
     from edge_server.lifecycle.budget import MemoryBudget
 
-# Between two loads of one model; memory that comes and goes must not make it a loop.
+# Between two loads of one model, so that fluctuating memory does not cause a busy loop.
 _FIRST_PAUSE_S = 5.0
 _LONGEST_PAUSE_S = 300.0
 
@@ -18,10 +18,10 @@ T = TypeVar("T")
 
 
 class LoadRetry(Generic[T]):
-    """Work by model name, to be done again after a load that failed. Thread-safe.
+    """Keeps work by model name for a retry after a failed load. Thread-safe.
 
     Args:
-        budget: of the loader; None lets all load.
+        budget: the memory budget of the loader; None checks no memory.
     """
 
     def __init__(self, budget: MemoryBudget | None) -> None:
@@ -30,10 +30,13 @@ class LoadRetry(Generic[T]):
         self._kept: dict[str, _Kept[T]] = {}
 
     def keep(self, name: str, work: T, now: float, *, passes: bool = False) -> bool:
-        """The last load of `name` failed at `now`: keep `work` if there was no memory for it.
+        """Keep `work` for a retry if the last load of `name` lacked memory.
 
         Args:
-            passes: keep it for whatever reason the load failed.
+            name: the model.
+            work: the work to retry.
+            now: the time of the failure (`time.monotonic()`).
+            passes: True keeps `work` whatever the reason of the failure.
 
         Returns:
             Whether `work` is kept.
@@ -51,13 +54,13 @@ class LoadRetry(Generic[T]):
             return True
 
     def forget(self, name: str) -> None:
-        """It was loaded, or is something else by now."""
+        """Drop the retry of `name`, which was loaded or has changed."""
         with self._lock:
             self._kept.pop(name, None)
 
     def due(self, now: float) -> dict[str, T]:
-        """What may be loaded at `now` (`time.monotonic()`) and has memory, for each model after
-        longer and longer pauses; kept until its load has ended one way or the other."""
+        """Return the work due at `now` (`time.monotonic()`) for which there is enough memory; the
+        pauses of each model grow, and the work stays kept until `forget` or the next `keep`."""
         with self._lock:
             waited = {n: kept for n, kept in self._kept.items() if now >= kept.not_before}
         due = {n: kept for n, kept in waited.items() if self._has(kept.needs_bytes)}
@@ -70,7 +73,7 @@ class LoadRetry(Generic[T]):
 
 
 class _Kept(Generic[T]):
-    """`not_before` is a time of `time.monotonic()`."""
+    """The kept work of one model; `not_before` is a time of `time.monotonic()`."""
 
     def __init__(self, work: T) -> None:
         self.work = work

@@ -1,4 +1,4 @@
-"""From files to models that answer: read, build beside the registry, publish."""
+"""The repository loader: reads models, builds them outside the registry, publishes them."""
 
 from __future__ import annotations
 
@@ -46,23 +46,25 @@ log = logging.getLogger(__name__)
 
 
 class RepositoryLoader:
-    """Loads models of the repositories into the registry, and takes them out again.
+    """Loads models from the repositories into the registry, and unloads them.
 
-    One model's fault is that model's: what serves goes on serving, what does not is UNAVAILABLE
-    with the reason, the others load. The versions that a model's policy asks for are published
-    together or not at all, and with them whatever else one `load` brings.
+    A failing model affects no other: its serving versions continue to serve, or the model is
+    UNAVAILABLE with the reason, and the other models load. The versions that a model's version
+    policy selects are published together or not at all, in one step with all other models of the
+    same `load` call.
 
-    Calls for one model wait for each other, those for different models do not.
+    Calls for the same model run one after another, calls for different models in parallel.
 
     Args:
-        registry: where the models go; nobody else writes there.
-        source: where their files are.
-        scheduling: what the models' schedulers share.
-        completion: what a configuration may leave out.
-        load_threads: how many models one call loads at once.
-        budget, devices, surroundings: see `Build`.
-        signatures: asked about every model before its configuration is read; None takes all.
-        probation, on_rolled_back, take_down, interface: see `ModelLifecycle`.
+        registry: the registry to publish to; the loader is its only writer.
+        source: finds the files of the models.
+        scheduling: the resources that the models' schedulers share.
+        completion: the fields that a configuration may leave out.
+        load_threads: the number of models that one call loads in parallel.
+        budget, devices, server_context: see `Build`.
+        probation, on_rolled_back, on_passed, take_down, interface: see `ModelLifecycle`.
+        signatures: checks the signature of every model before its configuration is read; None
+            accepts all models.
     """
 
     def __init__(
@@ -101,7 +103,7 @@ class RepositoryLoader:
         self._model_locks = ModelLocks()
 
     def load_all(self, stop: threading.Event | None = None) -> list[ModelEntry]:
-        """Load every model there is; see `load_named`.
+        """Load every model of the repositories; see `load_named`.
 
         Raises:
             ModelConfigError: a repository itself cannot be read.
@@ -114,13 +116,14 @@ class RepositoryLoader:
     def load_named(
         self, names: Collection[str], stop: threading.Event | None = None
     ) -> list[ModelEntry]:
-        """Load these models and what they depend on, each published as soon as it is there.
+        """Load the named models and their members, and publish each as soon as it is loaded.
 
         Args:
-            stop: once it is set no further model is loaded; those not reached stay LOADING.
+            names: the models to load.
+            stop: once set, no further model is loaded; models not reached stay LOADING.
 
         Returns:
-            The models that failed, one entry for each.
+            The models that failed, one entry per model.
         """
         found = self._read_with_members(names)
         absent = {n: LoadFailure(self._absent(n)) for n in names if n not in found}
@@ -134,19 +137,21 @@ class RepositoryLoader:
         within: str = "",
         cancellation: Cancellation | None = None,
     ) -> dict[str, LoadFailure]:
-        """Load or reload `name` and what it depends on; what has not changed stays as it is.
+        """Load or reload `name` and its members; an unchanged model stays as it is.
 
         Args:
-            within: the model that asks for it, perhaps while it is loaded itself.
-            cancellation: of the request for it; a load that has begun goes on.
+            name: the model to load.
+            override: a client's configuration and files, in place of those on disk.
+            within: the model that requests the load, possibly during its own load.
+            cancellation: the cancellation of the request; a load that has begun continues.
 
         Returns:
-            Those of them that failed; what served before them still does.
+            The failures by model name; the predecessor of each failed model still serves.
 
         Raises:
-            NotFound: no repository has it.
+            NotFound: no repository holds the model.
             Cancelled: the request was cancelled before the load began.
-            Unavailable: the loader is closed, or it would wait for the load of `within`.
+            Unavailable: the loader is closed, or the load would wait for the load of `within`.
         """
         names = {name}
         while True:
@@ -160,15 +165,15 @@ class RepositoryLoader:
                         results = pool.map(self._make, due.values())
                         built = dict(zip(due, results, strict=True))
                     return self._lifecycle.publish(built)
-            # Others may be at work on its members; their turns come first.
+            # Other calls may hold the members: lock those too, then read again.
             names |= found.keys()
 
     def unload(self, name: str, *, unload_dependents: bool = False) -> None:
-        """Let nobody new use `name`; see `ModelLifecycle.unload`."""
+        """Close `name` to new requests; see `ModelLifecycle.unload`."""
         self._lifecycle.unload(name, with_members=unload_dependents)
 
     def refuse(self, name: str, error: EdgeServerError) -> None:
-        """`name` cannot be loaded as it is now, for that reason; what serves of it serves on.
+        """Report `error` as the load failure of `name`; its serving versions continue to serve.
 
         Raises:
             Unavailable: the loader is closed.
@@ -177,11 +182,11 @@ class RepositoryLoader:
             self._lifecycle.publish({name: LoadFailure(error)})
 
     def serves(self, name: str) -> ModelSpec | None:
-        """What the READY versions of `name` were made of."""
+        """Return the spec of the READY versions of `name`; None if no version is READY."""
         return self._lifecycle.serves(name)
 
     def on_trial(self, name: str) -> bool:
-        """Whether what serves of `name` is on probation."""
+        """Return whether the serving versions of `name` are in a canary."""
         return self._lifecycle.on_trial(name)
 
     def roll_back(self, model_spec: ModelSpec, reason: str) -> bool:
@@ -189,7 +194,7 @@ class RepositoryLoader:
         return self._lifecycle.roll_back(model_spec, reason)
 
     def names_on_disk(self) -> Mapping[str, int]:
-        """Model name → in how many repositories it is, at this moment.
+        """Return model name → number of repositories that hold the model at this moment.
 
         Raises:
             ModelConfigError: a repository itself cannot be read.
@@ -197,7 +202,8 @@ class RepositoryLoader:
         return self._source.names()
 
     def close(self, timeout_s: float) -> None:
-        """Load nothing more, forget every model; wait that long for what closes and loads."""
+        """Refuse further loads and clear the registry; wait up to `timeout_s` for models that
+        close or load."""
         until = time.monotonic() + timeout_s
         self._lifecycle.end(timeout_s)
         if not self._model_locks.end(max(0.0, until - time.monotonic())):
@@ -218,7 +224,7 @@ class RepositoryLoader:
 
             with ThreadPoolExecutor(self._load_threads, "load") as pool:
                 list(pool.map(load, models))
-            # The ensembles that none of these has brought along.
+            # Last, the ensembles that none of these models has published.
             publish({})
         entries = self._registry.snapshot.entries.values()
         failed = {
@@ -229,7 +235,7 @@ class RepositoryLoader:
         return list(failed.values())
 
     def _read_with_members(self, names: Collection[str], override: Override | None = None) -> Found:
-        """`names` and the members that they use, all the way down, as far as they exist."""
+        """Return `names` and their members, direct and indirect, as far as files exist."""
         found: Found = {}
         todo = list(names)
         for name in todo:  # grows while it is walked
@@ -245,7 +251,7 @@ class RepositoryLoader:
     def _find_member(self, name: str) -> ModelSpec | LoadFailure | None:
         serving = self._lifecycle.serves(name)
         if serving is not None and serving.is_overridden:
-            # It goes back to what is on disk when it is asked for itself.
+            # An override ends only when the model itself is loaded again from disk.
             return serving
         return self._find(name, None)
 
@@ -262,7 +268,7 @@ class RepositoryLoader:
             return LoadFailure(files)
         try:
             if self._signatures is not None:
-                # Whatever a client brings was signed by nobody, nor what it makes of the rest.
+                # An override carries no signature, so the signature on disk cannot cover it.
                 said = what_came_with(files.directory) if override is None else None
                 self._signatures.check_loaded(name, said)
             return ModelSpec.read(files, override, self._completion)

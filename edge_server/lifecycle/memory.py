@@ -1,4 +1,4 @@
-"""How much memory may still be used, by the board and by the limits of this process."""
+"""Reads the memory that is still available under the limits of the board and of this process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class _Names(NamedTuple):
-    """The files of a control group that count, and where such groups are."""
+    """The relevant files of a control group, and the mount point of such groups."""
 
     mount: str
     limits: tuple[str, ...]
@@ -27,11 +27,13 @@ _V1 = _Names("memory", ("memory.limit_in_bytes",), "memory.usage_in_bytes", "tot
 
 
 def available_bytes(root: Path = Path("/")) -> int | None:
-    """What the kernel could give without swapping, and the control groups of this process, with
-    all above them, allow; None where neither is said.
+    """Return the available memory in bytes; None if the system reports neither of its sources.
+
+    The result is the minimum of the memory that the kernel can allocate without swapping and of the
+    remainder in each control group of this process and its parents.
 
     Args:
-        root: of the file system that says so.
+        root: the root of the file system with /proc and /sys.
     """
     return min(_said(root), default=None)
 
@@ -50,7 +52,10 @@ def _said(root: Path) -> Iterator[int]:
 
 
 def _with_all_above(path: PurePosixPath) -> list[PurePosixPath]:
-    """Relative to the mount. In a container only the topmost may be there, and is its own."""
+    """Return the group and its parents, relative to the mount point.
+
+    In a container only the topmost group may exist; it is the container's own.
+    """
     top = PurePosixPath()
     if not path.is_absolute() or ".." in path.parts:
         return [top]
@@ -60,13 +65,13 @@ def _with_all_above(path: PurePosixPath) -> list[PurePosixPath]:
 
 def _left(group: Path, names: _Names) -> Iterator[int]:
     used = read_number(group / names.usage)
-    # `max` is no number, and no limit.
+    # `max` means no limit and does not parse as a number.
     limits = [n for name in names.limits if (n := read_number(group / name)) is not None]
     if used is None or not limits:
         return
     for line in (read_text(group / "memory.stat") or "").splitlines():
         name, _, value = line.partition(" ")
         if name == names.cache and value.isdecimal():
-            # Files that were read once; a group at its limit drops them first.
+            # Page cache of inactive files; the kernel drops it first at the limit of a group.
             used -= int(value)
     yield max(0, min(limits) - max(0, used))

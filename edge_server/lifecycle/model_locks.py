@@ -1,4 +1,4 @@
-"""Who works on a model waits for whoever works on it already, and for nobody else."""
+"""Locks by model name, so that loads of one model run one after another."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ if TYPE_CHECKING:
 
 
 class _Hold:
-    """What somebody holds, or waits for.
+    """The names that one caller holds or waits for.
 
     Attributes:
-        within: what cannot end before this has ended.
+        names: the model names.
+        within: the hold that cannot end before this hold has ended.
     """
 
     def __init__(self, names: Collection[str], within: _Hold | None) -> None:
@@ -27,10 +28,10 @@ class _Hold:
 
 
 class ModelLocks:
-    """Locks by name, several of them taken in one step, so that no two can wait for each other.
+    """Locks by name; several names are locked in one step, so that two callers cannot deadlock.
 
-    Somebody may ask for more while names are held, on their behalf: what a model asks for that is
-    loaded. That is refused where it would wait for itself.
+    A model may request a load during its own load, within the names that are held for it. A request
+    that would wait for that load itself is refused.
     """
 
     def __init__(self) -> None:
@@ -46,15 +47,16 @@ class ModelLocks:
         within: str = "",
         cancellation: Cancellation | None = None,
     ) -> Iterator[None]:
-        """Wait until all of `names` are free; they are the caller's inside.
+        """Wait until all of `names` are free, and hold them inside the block.
 
         Args:
-            within: on whose behalf; whoever holds that waits for the caller.
-            cancellation: of the request for the load; once cancelled, it waits no more.
+            names: the models to lock.
+            within: the model that requests the load; the holder of its lock waits for the caller.
+            cancellation: the cancellation of the request, which ends the wait.
 
         Raises:
             Cancelled: the request was cancelled before the names were free.
-            Unavailable: `end` was called meanwhile, or it would wait for itself.
+            Unavailable: `end` was called during the wait, or the wait would be a deadlock.
         """
         with self._changed:
             hold = _Hold(names, self._held.get(within))
@@ -90,14 +92,14 @@ class ModelLocks:
             self._changed.notify_all()
 
     def end(self, timeout_s: float) -> bool:
-        """Let nobody in any more; whether all who were in have gone in that time."""
+        """Refuse every further hold; return whether all holds ended within `timeout_s`."""
         with self._changed:
             self._over = True
             self._changed.notify_all()
             return self._changed.wait_for(lambda: not self._held, timeout_s)
 
     def _wait_for(self, names: Collection[str], end: _Hold) -> bool:
-        """Whether `names` become free only when `end` has ended."""
+        """Return whether `names` become free only after the hold `end` has ended."""
         todo = list(names)
         for name in todo:  # grows while it is walked
             holder = self._held.get(name)

@@ -1,4 +1,4 @@
-"""A model as it is to be loaded: its configuration, read and complete, and where its files are."""
+"""The specification of a model to load: its completed configuration and the place of its files."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Override:
-    """What a client wants of a model instead of what is on disk.
+    """A client's replacement for the model on disk.
 
     Attributes:
-        message: its `inference.ModelConfig`.
-        staged: its files; None are those on disk.
+        message: the `inference.ModelConfig` to load with.
+        staged: the files that the client sent; None uses the files on disk.
     """
 
     message: Any
@@ -42,11 +42,13 @@ class ModelSpec:
     """One model, not yet loaded.
 
     Attributes:
-        config: inputs and outputs are the backend's to complete, what only an ensemble's members
-            know is missing.
-        versions: those that the version policy asks for, ascending, at least one.
-        fingerprint: of its files, taken before any was read; None where it is overridden.
-        staged: the files' holder, where a client sent them.
+        files: the places of the model's files.
+        config: the configuration; the backend still completes inputs and outputs, and the members
+            of an ensemble supply the rest.
+        versions: the versions that the version policy selects, ascending, at least one.
+        fingerprint: the fingerprint of the files, taken before the first is read; None for an
+            override.
+        staged: the holder of the files that a client sent.
     """
 
     files: ModelFiles
@@ -61,10 +63,15 @@ class ModelSpec:
         override: Override | None = None,
         completion: Completion = USUAL_COMPLETION,
     ) -> ModelSpec:
-        """The draft of the model in `files`.
+        """Return the spec of the model in `files`.
+
+        Args:
+            files: the places of the model's files.
+            override: a client's configuration and files, in place of those on disk.
+            completion: the fields that a configuration may leave out.
 
         Raises:
-            ModelConfigError: the configuration is wrong, or no version of it is there.
+            ModelConfigError: the configuration is wrong, or the model has no version.
         """
         if override is not None:
             message = pb.ModelConfig()
@@ -72,7 +79,7 @@ class ModelSpec:
             try:
                 return _completed(files, message, completion, None, override.staged)
             except ModelConfigError as error:
-                # It is not the file's fault.
+                # The error is in the override, so the text must not name the file.
                 text = str(error).replace(str(files.config_path), "config override")
                 raise type(error)(text) from error
         seen = fingerprint(files.directory) if files.fingerprint is None else files.fingerprint
@@ -87,7 +94,7 @@ class ModelSpec:
         return self.fingerprint is None
 
     def is_same_as(self, other: ModelSpec) -> bool:
-        """Whether both are of the same files; of what is overridden nobody can tell."""
+        """Return whether both specs are of the same files; False for two different overrides."""
         return self is other or (not self.is_overridden and self.fingerprint == other.fingerprint)
 
     @property
@@ -101,7 +108,7 @@ class ModelSpec:
 
     @property
     def members(self) -> frozenset[str]:
-        """The models that an ensemble uses itself."""
+        """The models that an ensemble uses directly."""
         return frozenset(step.model_name for step in self.config.steps)
 
 

@@ -1,4 +1,4 @@
-"""What is wanted of each model, beside what the registry says of it."""
+"""The desired state of every model, and the registry entries that result from it."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# It may quote a configuration that a client sent, and is kept and told to everyone who asks.
+# A reason may quote a client's configuration; it is kept in memory and sent with every index.
 _LONGEST_REASON = 4000
 
 
 class ModelStates:
-    """The wishes, and the entries that they make in the registry. The caller locks.
+    """Keeps the desired state and computes the registry entries for it; the caller locks.
 
-    Every method that gives entries has changed the wishes as if they were published already.
+    A method that returns entries has already updated the desired state, so the caller must publish
+    the entries.
     """
 
     def __init__(self, registry: ModelRegistry) -> None:
@@ -38,13 +39,13 @@ class ModelStates:
         self._registry = registry
 
     def serving(self, name: str) -> LoadedVersions | None:
-        """What serves, open as long as it does."""
+        """Return the serving versions of `name`, open as long as they serve."""
         model_spec = self.desired_state[name].serving
         return None if model_spec is None else LoadedVersions(model_spec, self._loaded(name))
 
     def members(self, serving: LoadedVersions) -> tuple[LoadedModel, ...]:
-        """What an ensemble that serves uses, all the way down, as it is in the registry; open as
-        long as it serves."""
+        """Return the registry's models that a serving ensemble uses, direct and indirect; open as
+        long as the ensemble serves."""
         members: dict[str, tuple[LoadedModel, ...]] = {}
         todo = [step.model_name for model in serving.models for step in model.config.steps]
         for name in todo:  # grows while it is walked
@@ -64,7 +65,7 @@ class ModelStates:
         *,
         take_down: bool = False,
     ) -> Fit:
-        """What of `offered` can be published; see `fit`."""
+        """Return which of the `offered` models can be published; see `fit`."""
         configs: dict[str, dict[int, ModelConfig]] = {}
         reasons: dict[str, str] = {}
         for entry in self._registry.snapshot.entries.values():
@@ -78,7 +79,7 @@ class ModelStates:
         return fit(parts, serving, reasons, take_down=take_down)
 
     def serve(self, built: LoadedVersions) -> list[ModelEntry]:
-        """From now on it serves."""
+        """Record `built` as serving and return its READY entries."""
         name = built.model_spec.name
         wish = self.desired_state[name]
         if built.model_spec is not wish.serving:
@@ -96,12 +97,13 @@ class ModelStates:
         return [ModelEntry(name, m.version, ModelState.READY, loaded=m) for m in built.models]
 
     def serve_on(self, name: str, reason: str) -> list[ModelEntry]:
-        """As it does, with that reason beside it."""
+        """Return the serving entries of `name` with `reason` in place of the former reason."""
         entries = self._registry.snapshot.entries.values()
         return [replace(e, reason=reason) for e in entries if e.name == name and e.loaded]
 
     def take_down(self, faults: Mapping[str, ModelConfigError]) -> dict[str, list[ModelEntry]]:
-        """Ensembles that wait from now on for members which they fit; requests in flight end."""
+        """Return UNAVAILABLE entries for the ensembles in `faults`, which wait for members that
+        fit; requests in flight complete."""
         changes = {}
         for name, error in faults.items():
             wish, model_spec = self.desired_state[name], self.desired_state.serving()[name]
@@ -114,9 +116,13 @@ class ModelStates:
     def fail(
         self, name: str, failure: LoadFailure, made_anew: list[ModelEntry] | None
     ) -> list[ModelEntry]:
-        """What was to be does not serve; what serves does so on, as `made_anew` where it is.
+        """Record the failed load of `name` and return its entries; an ensemble waits for members.
 
-        An ensemble waits for members that it fits.
+        Args:
+            name: the model whose load failed.
+            failure: the failure, for the reason.
+            made_anew: the entries of a serving ensemble that is made again in the same step; None
+                keeps the serving entries, if there are any.
         """
         wish, reason, model_spec = self.desired_state[name], told(failure), failure.model_spec
         if model_spec is not None:
@@ -132,7 +138,7 @@ class ModelStates:
         return [replace(entry, may_pass=may_pass(failure.error)) for entry in entries]
 
     def still_fails(self, failure: LoadFailure, made_anew: list[ModelEntry]) -> list[ModelEntry]:
-        """What serves, with the reason why what was to be does not."""
+        """Return the serving entries with the reason of the failed load."""
         return [replace(entry, reason=told(failure)) for entry in made_anew]
 
     def _loaded(self, name: str) -> tuple[LoadedModel, ...]:
@@ -143,14 +149,14 @@ class ModelStates:
 def entries_of(
     name: str, versions: Iterable[int], state: ModelState, reason: str = ""
 ) -> list[ModelEntry]:
-    """One for each version; version 0 stands for a model that came to none."""
+    """Return one entry per version; version 0 stands for a model without a known version."""
     return [ModelEntry(name, version, state, reason) for version in versions]
 
 
 def told(failure: LoadFailure) -> str:
-    """Why, in the paths that people know."""
+    """Return the reason of `failure`, with the paths of the repository instead of the copies."""
     reason = str(failure.error)
     if failure.model_spec is not None:
         reason = failure.model_spec.files.as_shown(reason)
-    # A model may raise any text, and every transport has to carry it.
+    # A model may raise any text, and every transport must carry the reason.
     return reason.encode("utf-8", "backslashreplace").decode()[:_LONGEST_REASON]

@@ -1,4 +1,4 @@
-"""What a freshly loaded model can do is seen before anybody depends on it."""
+"""Validates a freshly loaded model, with golden pairs or made-up data, before it is published."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Backends whose models calculate and do nothing else: made-up data does no harm.
+# Models of these backends only compute, so made-up data can do no harm.
 _CALCULATE = frozenset({"onnxruntime", "tensorrt"})
 
 _LATENCY_RUNS = 5
@@ -50,12 +50,13 @@ _LATENCY_RUNS = 5
 
 @dataclass(frozen=True)
 class ValidationReport:
-    """What is known of a model version before it serves.
+    """The result of the validation of a model version.
 
     Attributes:
-        golden: how many recorded pairs it reproduced.
-        unproven: why nothing could be seen; empty where it was.
-        latency_s: of the median request, as its scheduler answers it; None where none ran.
+        golden: the number of golden pairs that the version reproduced.
+        unproven: the reason why the version could not be validated; empty if it was.
+        latency_s: the median latency of a request through the scheduler, in seconds; None if no
+            request ran.
     """
 
     golden: int = 0
@@ -72,23 +73,29 @@ class ValidationReport:
 def prove(
     model: LoadedModel, directory: Path, got_on: Callable[[], None] = lambda: None
 ) -> ValidationReport:
-    """See that `model` does what it shall, before anybody can ask it.
+    """Validate `model` before it is published.
 
-    Where `directory`, the model's, has golden pairs, it must reproduce each of them: every output
-    finite, of the recorded type and shape, and within the tolerance. Else a model of a backend
-    that only calculates runs on zeros and on random data, the same each time, a free dimension
-    being 1. What it makes of data that mean nothing proves little: it is refused only for shapes
-    and types that its configuration rules out, and for an output without one finite element.
+    If `directory` holds golden pairs, the model must reproduce each of them: every output finite,
+    of the recorded type and shape, and within the tolerance. Without golden pairs, a model of a
+    backend that only computes runs on zeros and on random data, the same data each time, with every
+    free dimension 1. Its responses to made-up data prove little, so the model is refused only for
+    shapes and types that its configuration rules out, and for an output without a finite element.
 
-    With the model's parameter `golden_max_latency_ms` its median request must not take longer.
+    If the model has the parameter `golden_max_latency_ms`, the median request must not take longer.
 
-    It may never return, where the model does not.
+    The function never returns if the model hangs.
 
     Args:
-        got_on: called before each request.
+        model: the loaded version.
+        directory: the model's directory.
+        got_on: called before each request, to report progress.
+
+    Returns:
+        The report of the validation.
 
     Raises:
-        ModelConfigError: it must not serve; names the file, the output, what is wrong and where.
+        ModelConfigError: the model must not serve; the text names the file, the output, the fault
+            and its place.
     """
     if model.config.is_ensemble:
         return ValidationReport(unproven="its members are")
@@ -114,7 +121,7 @@ def _prove(running: _Running, directory: Path) -> ValidationReport:
         running.repeat()
     latency_s = statistics.median(running.took_s) if running.took_s and not unproven else None
     if limit_s is not None and latency_s is not None and latency_s > limit_s:
-        # The machine may be busy with its start.
+        # May pass: the machine may be busy with its start.
         raise ModelLoadError(
             f"model '{config.name}': a request takes {1e3 * latency_s:.1f} ms, the median of "
             f"{len(running.took_s)}; parameter {GOLDEN_MAX_LATENCY_MS} allows {1e3 * limit_s:g} ms"
@@ -123,11 +130,11 @@ def _prove(running: _Running, directory: Path) -> ValidationReport:
 
 
 class _Running:
-    """Requests to one model through its own scheduler, in a world without other models; a Python
-    model finds those that serve already.
+    """Sends requests to one model through its own scheduler, with an empty registry snapshot; only
+    a Python model reaches the models that serve already.
 
     Attributes:
-        took_s: of each request that was answered.
+        took_s: the latency of each successful request, in seconds.
     """
 
     def __init__(self, model: LoadedModel, got_on: Callable[[], None]) -> None:
@@ -135,16 +142,17 @@ class _Running:
         self.config = model.config
         self.version = model.version
         self.took_s: list[float] = []
-        # From the cache every model is fast.
+        # A cached response would hide the latency of the model.
         self._scheduler = uncached(model.scheduler)
         self._sequences = 0
         self._last: Mapping[str, Tensor] = {}
 
     def run(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Every output for `inputs`.
+        """Send `inputs` to the model and return every output.
 
         Raises:
-            EdgeServerError: that was the answer, it did not come, or there were several.
+            EdgeServerError: the model responded with an error, with several responses, or not at
+                all.
         """
         self._last = inputs
         request = InferRequest(self.config.name, inputs, id="proof", sequence=self._sequence())
@@ -161,13 +169,13 @@ class _Running:
         return outputs
 
     def repeat(self) -> None:
-        """The last request again, timed as often as it takes for a median; only that counts."""
+        """Repeat the last request for the median latency, and discard the earlier latencies."""
         self.took_s.clear()
         for _ in range(_LATENCY_RUNS):
             self.run(self._last)
 
     def _sequence(self) -> SequencePlace | None:
-        """Each request is a sequence of its own."""
+        """Return the place of a request in a sequence of its own; None without sequences."""
         batching = self.config.sequence_batching
         if batching is None:
             return None
@@ -181,7 +189,7 @@ class _Running:
 
 
 class _OneResponse:
-    """A `Respond` that keeps the one answer, or the only one of a decoupled model."""
+    """A `Respond` that keeps the single response, also of a decoupled model."""
 
     def __init__(self) -> None:
         self._answers: list[ResponseCallback] = []
@@ -241,7 +249,7 @@ def _reproduce(running: _Running, pair: GoldenPair) -> None:
 
 
 def _try_made_up(running: _Running) -> str:
-    """Why it proves nothing; empty where it does."""
+    """Run the model on made-up data; return the reason why that proves nothing, or ""."""
     config = running.config
     if config.backend not in _CALCULATE or config.sequence_batching or config.decoupled:
         return "it has no golden pairs, and data that mean nothing might do harm"
@@ -254,7 +262,7 @@ def _try_made_up(running: _Running) -> str:
         for spec in config.outputs:
             fault = _misfit(config, made[spec.name], spec.name)
             if fault and any(-1 in spec.shape for spec in config.inputs):
-                # Some models want more than the least of a free dimension.
+                # Some models need more than 1 in a free dimension.
                 return f"it has no golden pairs, and of the least input {fault}"
             if fault:
                 raise ModelConfigError(
@@ -283,8 +291,8 @@ def _inputs(config: ModelConfig, make: Callable[..., NDArray[Any]]) -> dict[str,
 
 
 def _harmless(datatype: DataType, shape: tuple[int, ...]) -> NDArray[Any]:
-    """Random data, but that wide integers, which may well be counts and sizes, are 0 and 1: a
-    random one would let a model loop for years, or fill the memory."""
+    """Return random data, with wide integers limited to 0 and 1: they may be counts and sizes, and
+    a random one could make a model loop for years or fill the memory."""
     dtype = datatype.numpy
     if dtype.kind in "iu" and dtype.itemsize > 1:
         return np.random.default_rng(0).integers(0, 2, shape).astype(dtype)

@@ -1,4 +1,4 @@
-"""Mode POLL: what served last is there at once, and every change that is believed follows."""
+"""Mode POLL: loads the last known good models at the start, then applies repository changes."""
 
 from __future__ import annotations
 
@@ -34,17 +34,25 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _FIRST_LOOKS_S = 0.2
-# A slow disk gets so many looks at the first start, however long they take.
+# The number of scans that a slow disk gets at the first start, however long they take.
 _FIRST_LOOKS = 5
 
 
 class PollControl:
-    """A `ModelControl` that follows repositories; nothing is loaded or unloaded on request.
+    """The `ModelControl` of mode POLL: follows the repositories and refuses load requests.
 
     Args:
-        loader: of the same registry, over what `ledger` accepts, and telling it.
-        exit_on_error: a model that cannot be loaded when nothing has served yet ends the daemon.
-        budget: the loader's; what it refused is loaded when there is memory.
+        loader: the loader that writes `registry`, reads the models that `deployment_state`
+            accepts, and reports to it.
+        deployment_state: records the accepted, the serving and the good copy of each model.
+        store: the store that changes are staged in; closed with the control.
+        registry: the registry that the index is read from.
+        repositories: the directories to watch.
+        poll_s: the time between two scans, in seconds.
+        settle_s: the time, in seconds, that a model's files must be unchanged.
+        exit_on_error: a model that fails to load before any model has served ends the daemon.
+        budget: the memory budget of the loader; a model that it refused is loaded once there is
+            enough memory.
     """
 
     def __init__(
@@ -65,7 +73,7 @@ class PollControl:
         self._repositories = tuple(repositories)
         self._store = store
         self._exit_on_error = exit_on_error
-        # Time for every model that nobody writes to, and for one that was just finished.
+        # Enough for every complete model, and for one whose last file was just written.
         self._first_patience_s = 2 * settle_s + 1.0
         self._deployment_state = deployment_state
         self._change_detector = ChangeDetector(settle_s, read_manifest)
@@ -81,12 +89,12 @@ class PollControl:
         )
 
     def start(self, stop: threading.Event | None = None) -> None:
-        """Serve what served last; where there is nothing of the kind, what is in the repositories.
+        """Load the last known good models; without any, load the models of the repositories.
 
-        A model that somebody keeps writing to is not waited for.
+        The start does not wait for a model whose files keep changing.
 
         Raises:
-            ModelConfigError: nothing has served yet, and a model cannot be loaded or a repository
+            ModelConfigError: no model has served yet, and a model fails to load or a repository
                 cannot be read.
         """
         kept = self._updates.load_last_good(stop)
@@ -125,17 +133,18 @@ class PollControl:
         ]
 
     def poll_age_s(self, now: float) -> float:
-        """How long ago, at `time.monotonic()`, the repositories were looked at."""
+        """Return the age of the last scan in seconds, at `now` (`time.monotonic()`)."""
         return self.watcher.age_s(now)
 
     def outcomes(self) -> dict[str, int]:
-        """How many changes have come to which end; see `OUTCOMES`."""
+        """Return the number of changes by outcome; see `OUTCOMES`."""
         return self._deployment_state.outcomes()
 
     def close(self, timeout_s: float) -> None:
-        """Look no more, forget every model; wait that long for what closes and loads."""
+        """Stop the scans and clear the registry; wait up to `timeout_s` for models that close or
+        load."""
         until = time.monotonic() + timeout_s
-        # A disk that does not answer may hold it; models need some of the time, too.
+        # A disk that hangs may block the watcher; the models need part of the time, too.
         self.watcher.worker.stop(timeout_s / 2)
         self._updates.close()
         self._loader.close(max(0.0, until - time.monotonic()))
@@ -143,8 +152,8 @@ class PollControl:
         self._store.close()
 
     def _attend(self, now: float) -> Collection[str]:
-        """The models that are to be staged again: the store had no room for them, or they were
-        released from quarantine. Loads that are due again begin."""
+        """Start the load retries that are due; return the models to stage again, which the store
+        could not copy or which were released from quarantine."""
         self._updates.retry(now)
         try:
             self._updates.note_what_serves()
@@ -173,7 +182,7 @@ class PollControl:
             if stop.is_set():
                 return
         entries = self._registry.snapshot.entries.values()
-        # As in the other modes, a directory that can be no model ends nothing.
+        # As in the other modes, a directory that cannot be a model does not end the daemon.
         failed = [
             entry
             for entry in entries

@@ -1,4 +1,4 @@
-"""What of a model that serves need not be loaded again for its new draft."""
+"""Decides which parts of a serving model can be reused for its new spec."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from edge_server.model_config.config import ModelConfig
     from edge_server.repository.fingerprint import Fingerprint
 
-# Whose models are nothing but their instances, each of which is told its whole configuration.
+# A model of these backends consists of its instances only, each with its whole configuration.
 _ONLY_INSTANCES = frozenset({"python"})
-# These are compared by what they say, or say nothing that the other files do not show.
+# Compared by their meaning, or redundant to the other files.
 _NOT_COMPARED = frozenset({CONFIG_NAME, NAME, SIGNATURE_NAME})
 
 
 class Reuse(IntEnum):
-    """What of a version stays as it is, each with all that comes before it."""
+    """The parts of a version that are reused; each value includes the values before it."""
 
     NOTHING = 0
     STATISTICS = 1
@@ -32,10 +32,10 @@ class Reuse(IntEnum):
 
 
 def reuse(new: ModelSpec, old: ModelSpec, version: int) -> Reuse:
-    """What of `version`, which serves as `old` said, is good for `new`.
+    """Return which parts of `version`, loaded from `old`, can be reused for `new`.
 
-    Only where its files are those that were loaded, and the configurations differ in nothing but
-    which versions and instances there shall be.
+    A part is reusable only if the files are unchanged and the configurations differ in nothing but
+    the version policy and the instance groups.
     """
     if new.is_ensemble or old.is_ensemble or not _same_files(new, old, version):
         return Reuse.NOTHING
@@ -53,7 +53,8 @@ def reuse(new: ModelSpec, old: ModelSpec, version: int) -> Reuse:
 
 
 def renewed(config: ModelConfig, model_spec: ModelSpec) -> ModelConfig:
-    """The configuration of a version that is reused, with the versions and instances of `draft`."""
+    """Return the configuration of a reused version with version policy and instance groups of
+    `model_spec`."""
     message = pb.ModelConfig()
     message.CopyFrom(config.message)
     for field in ("version_policy", "instance_group"):
@@ -71,7 +72,7 @@ def _without(model_spec: ModelSpec, field: str) -> Any:
 
 
 def _placements(message: Any) -> set[Any]:
-    """What the instances run on: another place needs the model there."""
+    """Return the devices of the instances; on another device the model must be loaded again."""
     return {
         (
             group.kind,
@@ -86,12 +87,12 @@ def _same_files(new: ModelSpec, old: ModelSpec, version: int) -> bool:
     if new.fingerprint is None or old.fingerprint is None:
         return False
     ours = _files_for(new.fingerprint, version)
-    # Of what could not be read nobody can tell.
+    # A size of -1 marks an unreadable file, which never counts as unchanged.
     return ours == _files_for(old.fingerprint, version) and all(size >= 0 for _, size, *_ in ours)
 
 
 def _files_for(fingerprint: Fingerprint, version: int) -> Fingerprint:
-    """Those of the version, and those that belong to all versions."""
+    """Return the files of the version and the files that belong to all versions."""
     return frozenset(file for file in fingerprint if _counts(file[0], version))
 
 

@@ -1,6 +1,6 @@
-"""What goes back where a version fails on probation, and what has to go or come with it.
+"""The choice of models to roll back when a version fails its canary.
 
-Nothing here is published; only trials end. The caller has the lock of the lifecycle.
+The functions end canaries and publish nothing. The caller holds the lock of the lifecycle.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RollbackSet:
-    """What goes back.
+    """The models to roll back.
 
     Attributes:
-        back: by name, what served before each.
-        spared: likewise of the ensemble in which it showed, and which is not at fault.
-        reason: what is told of those that go back.
+        back: model name → its predecessor.
+        spared: ensemble name → predecessor of the ensemble whose canary failed without its fault.
+        reason: the reason of the rollback, for the log and the index.
     """
 
     back: Mapping[str, Before]
@@ -37,9 +37,9 @@ class RollbackSet:
 def find_suspects(
     model_spec: ModelSpec, reason: str, model_states: ModelStates, canary: Canary
 ) -> RollbackSet:
-    """What is to go back where `draft` failed on probation, which is over.
+    """Return the models to roll back after `model_spec` failed its canary, which ends.
 
-    What is kept for them is the caller's from now on.
+    The caller owns the predecessors in the result.
     """
     before = canary.take(model_spec)
     if before is None:
@@ -51,7 +51,7 @@ def find_suspects(
     used = [serving[n] for n in model_states.desired_state.below(model_spec) if n in serving]
     faults = {each.name: fault for each in used if (fault := canary.fault(each))}
     if faults:
-        # What is wrong with it shows in them, too.
+        # The fault of the ensemble shows in its members, so the members are at fault.
         bad = [each for each in used if each.name in faults]
         return RollbackSet(_taken(bad, canary), {name: before}, next(iter(faults.values())))
     if before.built.model_spec is not model_spec:
@@ -67,13 +67,17 @@ def fit_back(
     *,
     take_down: bool,
 ) -> tuple[RollbackSet, dict[str, LoadedVersions], Fit]:
-    """Those that go back, with what has to go or come with them: what is offered, how that fits.
+    """Extend the rollback until it fits, and return it with the offered versions and their fit.
 
-    Where they do not fit otherwise, what changed together with an ensemble goes back, too.
+    If the predecessors do not fit otherwise, the models that changed together with an ensemble are
+    rolled back, too.
 
     Args:
-        draft: what failed on probation.
-        take_down: ensembles give way where even that does not fit.
+        model_spec: the spec that failed its canary.
+        rollback_set: the models to roll back.
+        model_states: the desired state and the serving versions.
+        canary: the canaries, which own the predecessors.
+        take_down: True unloads ensembles that do not fit even then.
     """
     desired_state, back = model_states.desired_state, dict(rollback_set.back)
     waiting = {each.name: LoadedVersions(each) for each in desired_state.waiting(())}
@@ -93,7 +97,7 @@ def fit_back(
 
 
 def _taken(model_specs: Iterable[ModelSpec], canary: Canary) -> dict[str, Before]:
-    """What served before those of them that are new."""
+    """Take the predecessors of those specs that are in a canary and changed."""
     return {
         model_spec.name: before
         for model_spec in model_specs

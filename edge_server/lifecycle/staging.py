@@ -1,4 +1,4 @@
-"""Files that a client sent along with a model: kept on disk, privately, while it is loaded."""
+"""Files that a client sends with a load request, kept on disk while the model is loaded."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 
 
 class StagedFiles:
-    """A model directory of its own, removed when the last of its holders lets go.
+    """A private model directory, removed when its last holder releases it.
 
-    Whoever makes it holds it.
+    The creator is the first holder.
     """
 
     def __init__(self, root: Path, name: str, files: Mapping[str, bytes]) -> None:
         """Write `files` (`<version>/<name>` → content) below `root`.
 
         Raises:
-            InvalidRequest: a path leaves the model's directory, or they do not fit together.
-            InternalError: the file system does not take them.
+            InvalidRequest: a path leaves the model's directory, or two paths conflict.
+            InternalError: the file system refuses the files.
         """
         if len(files) > MOST_FILES:
             raise InvalidRequest(
@@ -51,7 +51,7 @@ class StagedFiles:
             self._holders += 1
 
     def let_go(self) -> None:
-        """To be called once for each hold."""
+        """Release one hold; call once per `hold`."""
         with self._lock:
             self._holders -= 1
             if self._holders:
@@ -97,5 +97,5 @@ def _inside(key: str) -> PurePosixPath:
 
 
 def _told(key: str) -> str:
-    """The parameter's name on the wire."""
+    """Return the parameter's name on the wire."""
     return f"file:{key}"

@@ -1,4 +1,4 @@
-"""Work that may never end, waited for only as long as it gets on."""
+"""Runs work that may hang on a thread of its own, with a timeout between signs of progress."""
 
 from __future__ import annotations
 
@@ -20,21 +20,23 @@ T = TypeVar("T")
 
 
 class Hangs(ModelLoadError):
-    """It has not got on for too long, and what it holds is still in use."""
+    """The work made no progress for too long; the resources that it holds are still in use."""
 
 
 def run_with_timeout(
     name: str, work: Callable[[GotOn], T], patience_s: float, *, late: Callable[[], None]
 ) -> T:
-    """What `work` gives or raises; it runs on a thread of its own, called `name`.
+    """Run `work` on a thread of its own; return its result or raise its exception.
 
     Args:
-        work: is given what it is to call each time it gets on.
-        patience_s: how long it may take till then.
-        late: called on that thread when it ends after all and nobody waits for it any more.
+        name: the name of the thread.
+        work: receives a function to call at each sign of progress.
+        patience_s: the longest time between two signs of progress, in seconds.
+        late: called on that thread if the work ends after the timeout.
 
     Raises:
-        Hangs: it did not get on. Nobody can end a thread: it is left with all that it holds.
+        Hangs: the work made no progress in time. A thread cannot be ended, so the work keeps
+            running with all resources that it holds.
     """
     attempt = _Attempt(work, late)
     threading.Thread(target=attempt.run, name=name, daemon=True).start()
@@ -55,7 +57,7 @@ class _Attempt(Generic[T]):
     def run(self) -> None:
         try:
             self._given.append(self._work(self._get_on))
-        # Whoever waits hears of it, also of an exit that a model asks for.
+        # The waiting caller raises it, even a SystemExit of a model.
         except BaseException as error:  # noqa: BLE001
             self._raised = error
         with self._changed:

@@ -1,4 +1,4 @@
-"""Believed changes are carried out: staged, loaded beside what serves, swapped, kept."""
+"""Updates from the repository: stage a confirmed change, load it, publish it, commit it."""
 
 from __future__ import annotations
 
@@ -31,27 +31,30 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# A load that takes longer hangs, or is of a model that need not hold the others up.
+# A longer load hangs or is of a slow model; the other models must not wait for it.
 LOAD_PATIENCE_S = 20.0
 
 
 class Updates:
-    """Carries out changes, each model's one after another, different models' beside each other.
+    """Applies changes: one after another for one model, in parallel for different models.
 
-    All changes of one look are staged before any of them is loaded, so that an ensemble and its
-    members that changed together are found together. One model loads at a time; one that takes
-    longer than `LOAD_PATIENCE_S` loads on, but holds the others up no more. Of the changes of a
-    model that come meanwhile, the last one counts.
+    All changes of one scan are staged before the first is loaded, so an ensemble and its members
+    that changed together are read together. One model loads at a time; a load longer than
+    `LOAD_PATIENCE_S` continues, and the next load starts beside it. If a model changes again
+    during its update, only the latest change counts.
 
-    What cannot be staged or loaded leaves what serves as it is, with the reason on the index, and
-    is not tried again until its files change. Tried again are a model that there was no memory for,
-    when there is; one that the store could not copy, its disk being full perhaps; and one that
-    served before the daemon started and does not now, for a reason that may pass (a Python model's
-    `initialize` raised, no GPU yet).
+    A change that cannot be staged or loaded leaves the serving versions as they are, with the
+    reason on the index, and is not retried until the model's files change. Three failures are
+    retried: too little memory, once there is enough; a store that could not copy the model (a full
+    disk, for example); and a model that served before the daemon started and now fails for a
+    reason that may pass (a Python model's `initialize` raised, no GPU yet).
 
     Args:
-        ledger: hears what becomes of each model.
-        budget: the loader's.
+        loader: loads and unloads the models.
+        deployment_state: records the outcome of each update.
+        store: the store that the changes are staged in.
+        budget: the memory budget of the loader.
+        patience_s: the time after which a load no longer delays the next one.
     """
 
     def __init__(
@@ -76,9 +79,12 @@ class Updates:
         self._noting = threading.Lock()
 
     def load_last_good(self, stop: threading.Event | None) -> dict[str, StagedModel]:
-        """Load what served last; by name, whether it could be loaded again or not.
+        """Load the last known good copies; return them by name, including those that failed.
 
-        Those that a process has died of before, perhaps, are loaded last and each alone.
+        Copies during whose load a process may have died are loaded last, each alone.
+
+        Args:
+            stop: once set, no further copy is loaded.
         """
         kept = self._store.last_good()
         rollback_set = [staged for staged in kept.values() if self._store.suspected(staged.digest)]
@@ -109,10 +115,10 @@ class Updates:
         return kept
 
     def carry_out(self, changes: Sequence[Change]) -> list[str]:
-        """Begin with `changes`; returns once all of them are staged.
+        """Start the updates for `changes`; return once all of them are staged.
 
         Returns:
-            The models that changed meanwhile: nothing was begun with them.
+            The models whose files changed during staging; no update was started for them.
         """
         torn = []
         works = []
@@ -143,10 +149,10 @@ class Updates:
         return torn
 
     def retry(self, now: float) -> None:
-        """Load again what is due at `now` (`time.monotonic()`)."""
+        """Start the load retries that are due at `now` (`time.monotonic()`)."""
         for name, staged in self._load_retry.due(now).items():
             if self._serves(staged):
-                # A retry of an ensemble that uses it has brought it along, or the other way round.
+                # The retry of an ensemble has loaded this member already, or the reverse.
                 self._load_retry.forget(name)
                 continue
             with self._changed:
@@ -156,15 +162,16 @@ class Updates:
                 self._begin(name, _Work(staged, self._deployment_state.accept(staged)))
 
     def to_stage_again(self, now: float) -> Collection[str]:
-        """The models that are to be staged again at `now` (`time.monotonic()`): the disk was full,
-        or failed."""
+        """Return the models to stage again at `now` (`time.monotonic()`), after a full or failing
+        disk."""
         return self._staging_retry.due(now).keys()
 
     def note_what_serves(self) -> None:
-        """Let the ledger know what serves by now, also what came or went back with another model.
+        """Record the serving copies in the deployment state, including copies that were published
+        or rolled back with another model.
 
         Raises:
-            InternalError: it serves, but is not kept for a restart.
+            InternalError: a copy serves, but the store could not commit it for a restart.
         """
         for name in self._loader.names_on_disk():
             model_spec = self._loader.serves(name)
@@ -178,18 +185,19 @@ class Updates:
                     self._deployment_state.serves(staged, on_trial=self._loader.on_trial(name))
 
     def wait_idle(self, timeout_s: float | None = None) -> bool:
-        """Whether within that time every change has been carried out."""
+        """Wait for all updates to end; return whether they ended within `timeout_s` (None waits
+        forever)."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._busy, timeout_s)
 
     def close(self) -> None:
-        """Begin with nothing more."""
+        """Start no further update."""
         with self._changed:
             self._closed = True
             self._waiting.clear()
 
     def _begin(self, name: str, work: _Work) -> None:
-        """The caller holds the lock."""
+        """Queue `work` for `name` and start its thread; the caller holds the lock."""
         self._waiting[name] = work
         if name not in self._busy:
             thread = threading.Thread(
@@ -203,11 +211,11 @@ class Updates:
             self._busy.add(name)
 
     def _prepare(self, change: Change) -> _Work:
-        """What is to be done for `change`.
+        """Stage `change` and return the work for it.
 
         Raises:
-            TornModel: it changed meanwhile.
-            EdgeServerError: it cannot be staged, or must not be loaded.
+            TornModel: the files changed during staging.
+            EdgeServerError: the model cannot be staged, or must not be loaded.
         """
         tree = change.tree
         if tree is None:
@@ -224,7 +232,7 @@ class Updates:
         return _Work(staged, self._deployment_state.accept(staged, tree.directory))
 
     def _work(self, name: str) -> None:
-        """Carry out what waits for `name` until nothing does."""
+        """Apply the queued updates of `name` until the queue is empty."""
         while True:
             with self._changed:
                 work = self._waiting.pop(name, None)
@@ -250,7 +258,7 @@ class Updates:
             self._deployment_state.gone(name)
             return
         if serving is not None and staged.digest == serving.digest:
-            # Touched, moved or copied again, and still the same: that it serves is said again.
+            # Files touched, moved or copied again, content the same: the verdict is written again.
             self._deployment_state.same_as_before(staged, serving)
             self._loader.load(name)
             return
@@ -272,11 +280,11 @@ class Updates:
         waits = is_short or passes or failure.misfit
         self._deployment_state.failed(name, told(failure), staged.digest, waits=waits)
         if not failure.misfit:
-            # What fits nothing yet may fit with the next change of another model.
+            # A model that does not fit yet may fit after the next change of another model.
             self._deployment_state.decline(name, work.before)
 
     def _served_before(self, staged: StagedModel) -> bool:
-        """Whether it is what served last, and nothing of that name serves now."""
+        """Return whether `staged` served last, and no version of that name serves now."""
         is_away = self._loader.serves(staged.name) is None
         return is_away and self._store.has_served(staged.name, staged.digest)
 
@@ -296,7 +304,7 @@ class Updates:
 
 
 class QuarantinedModel(ModelConfigError):
-    """What was delivered is in quarantine; `digest` is of its content."""
+    """The delivered content is quarantined; `digest` is the digest of that content."""
 
     def __init__(self, text: str, digest: str) -> None:
         super().__init__(text)
@@ -304,7 +312,10 @@ class QuarantinedModel(ModelConfigError):
 
 
 class _Work:
-    """What is to become of a model; no `staged` is: nothing any more."""
+    """One queued update: the copy to load, and the copy accepted before it.
+
+    `staged` None means that the model was removed from the repository.
+    """
 
     def __init__(self, staged: StagedModel | None, before: StagedModel | None) -> None:
         self.staged = staged
@@ -312,7 +323,7 @@ class _Work:
 
 
 class LoadSlot:
-    """Lets one load at a time; one that has taken its time holds the next up no more."""
+    """Allows one load at a time; a load longer than `patience_s` no longer blocks the next."""
 
     def __init__(self, patience_s: float) -> None:
         self._patience_s = patience_s
@@ -322,7 +333,7 @@ class LoadSlot:
 
     @contextmanager
     def take(self, name: str) -> Iterator[None]:
-        """Wait for the turn; it is the caller's inside, or until its patience is over."""
+        """Wait for the slot and hold it inside the block, at most until `patience_s` is over."""
         with self._changed:
             while self._holder is not None:
                 left_s = self._since + self._patience_s - time.monotonic()

@@ -1,4 +1,4 @@
-"""Which changes of a repository are to be believed: pure, so that every order can be tried."""
+"""The change detector: decides, without I/O of its own, which repository changes are complete."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 
     ReadManifest = Callable[[ModelTree], Manifest]
 
-# A set of files that was the same in so many looks, and for the window, is complete.
+# A file set is complete after so many equal scans, and after the window.
 _LOOKS = 2
 
 
 @dataclass(frozen=True)
 class Change:
-    """A change that is believed.
+    """A complete change of one model.
 
     Attributes:
-        tree: what the model is now; None where it was taken away; with a fault where it cannot be
-            used as it is.
+        name: the model.
+        tree: the model's directory; None if it was removed; with a fault if it is unusable.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Change:
 
 @dataclass(frozen=True)
 class _Candidate:
-    """What a model may have become: since when (monotonic, s) and in how many looks."""
+    """A change that may be incomplete: first seen at `since` (monotonic, s), in `looks` scans."""
 
     file_set: FileSet | None
     since: float
@@ -45,21 +45,22 @@ class _Candidate:
 
 
 class ChangeDetector:
-    """Tells complete changes from those that are still under way.
+    """Distinguishes complete changes from changes in progress.
 
-    A change is believed at once where the model was renamed into place, or where its
-    manifest.json names exactly the files that are there. Any other is believed once two looks, and
-    all looks for the length of the window, have seen the same set of (path, size, mtime, inode,
-    ctime). Nobody compares times with a clock: an older file is a change like any other.
+    A change is complete at once if the model was renamed into place, or if its manifest.json names
+    exactly the files that are there. Any other change is complete after two scans, and all scans
+    during the window, have found the same set of (path, size, mtime, inode, ctime). Times are
+    compared only with each other, never with a clock: an older file is a change, too.
 
-    What is missing counts as taken away only where the repository can be read and holds other
-    models: one that is not mounted looks like an empty one.
+    A missing model counts as removed only if its repository can be read and holds other models,
+    because a repository that is not mounted looks empty.
 
-    Each change is told once; what became of it is not asked.
+    Each change is reported once; its outcome does not matter.
 
     Args:
-        window_s: how long a set must stay the same.
-        read_manifest: of a tree that has one; raises ModelConfigError where it is none.
+        window_s: the time, in seconds, that a file set must stay the same.
+        read_manifest: reads the manifest of a tree that has one; raises ModelConfigError if the
+            manifest is invalid.
     """
 
     def __init__(self, window_s: float, read_manifest: ReadManifest) -> None:
@@ -70,36 +71,37 @@ class ChangeDetector:
         self._candidates: dict[str, _Candidate] = {}
 
     def accept(self, name: str, files: tuple[SeenFile, ...]) -> None:
-        """These are what `name` serves already, kept from an earlier run.
+        """Record `files` as the files that `name` serves already, from an earlier run.
 
-        Where it has empty directories beside them it is told once more.
+        A model that also has empty directories is reported once more.
         """
         self._known[name] = FileSet(files, _directories(files))
         self._homes[name] = None
 
     def doubt(self, name: str) -> None:
-        """What was told of `name` last could not be taken as it was: tell it again."""
-        # What was there before is gone in any case; nothing looks like this.
+        """Report `name` again, because its last change could not be staged."""
+        # A file set that equals no scanned one.
         self._known[name] = FileSet((), (), "doubted")
 
     def tell_again(self, name: str) -> None:
-        """What was told of `name` last, if it was, is to be told once more."""
+        """Report the last change of `name` once more, if there was one."""
         if name in self._known:
             self.doubt(name)
 
     @property
     def settling(self) -> Collection[str]:
-        """The models that may be changing."""
+        """The names of the models that may still be changing."""
         return self._candidates.keys()
 
     def look(
         self, repository_scan: RepositoryScan, now: float, arrived: Collection[str] = ()
     ) -> list[Change]:
-        """What is to be believed after this look.
+        """Return the changes that are complete after this scan.
 
         Args:
+            repository_scan: the result of the scan.
             now: `time.monotonic()`.
-            arrived: the models whose directories were renamed into place since the last look.
+            arrived: the models whose directories were renamed into place since the last scan.
         """
         changes = []
         for name, tree in repository_scan.models.items():
@@ -127,7 +129,7 @@ class ChangeDetector:
     def _judge(
         self, tree: ModelTree, file_set: FileSet, now: float, *, renamed: bool
     ) -> ModelTree | None:
-        """What is to be acted on, if anything is by now."""
+        """Return the tree to report, with its fault, or None while the change is incomplete."""
         settled = self._is_settled(tree.name, file_set, now)
         if tree.fault:
             return tree if settled else None
@@ -150,7 +152,7 @@ class ChangeDetector:
         return tree.with_fault(f"{tree.directory}: {unfinished}") if unfinished else tree
 
     def _is_settled(self, name: str, file_set: FileSet | None, now: float) -> bool:
-        """Whether it was seen so for long enough; remembers that it was."""
+        """Record this scan of `name`; return whether the file set has been stable long enough."""
         before = self._candidates.get(name)
         if before is None or before.file_set != file_set:
             self._candidates[name] = _Candidate(file_set, now)
@@ -166,7 +168,7 @@ class ChangeDetector:
 
 
 def _directories(files: tuple[SeenFile, ...]) -> tuple[str, ...]:
-    """The directories that hold `files`."""
+    """Return the directories that hold `files`, with their parents."""
     found: set[str] = set()
     for file in files:
         parts = file.path.split("/")[:-1]

@@ -1,4 +1,4 @@
-"""What a model's files say: read once, through descriptors, while others may be writing."""
+"""Reads and hashes a model's files once, through descriptors, while other processes may write."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ if TYPE_CHECKING:
 
 _PIECE_BYTES = 1 << 20
 
-# File systems tell the time by the kernel's tick of at most 10 ms: a second change in the same tick
-# leaves no trace.
+# File systems stamp times with the kernel's tick of at most 10 ms, so a second change in the same
+# tick leaves no trace.
 _TICK_NS = 20_000_000
 
-# What a file that was there a moment ago says when it is not, or is a link or a pipe now.
+# The errors of a scanned file that is gone, or is a link or a pipe now.
 _GONE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ESTALE, errno.ENXIO}
 
 
 class TornModel(ModelLoadError):
-    """A model changed while it was read; nothing need be wrong with it at another look."""
+    """A model changed while it was read; the next scan may find it complete."""
 
 
 @dataclass(frozen=True)
 class Content:
-    """All that a model consists of, by content.
+    """The content of a model.
 
     Attributes:
-        files: path below the model's directory → size and SHA-256.
-        empty: directories with nothing in them, as an ensemble's versions are.
+        files: path relative to the model's directory → size and SHA-256.
+        empty: the empty directories, such as the versions of an ensemble.
     """
 
     files: Mapping[str, ManifestFile]
@@ -54,29 +54,30 @@ class Content:
 
     @property
     def digest(self) -> str:
-        """Equal for equal content, whatever the model is called and whoever signed it."""
+        """The SHA-256 of the content in hex, without the name, the manifest and the signature."""
         beside = {manifest.NAME, manifest.SIGNATURE_NAME}
         return _sha256("", {p: f for p, f in self.files.items() if p not in beside}, self.empty)
 
     def key(self, name: str) -> str:
-        """Equal only where everything is: name, manifest and signature too."""
+        """Return the SHA-256 in hex of name and content, manifest and signature included."""
         return _sha256(f"{name}\0", self.files, self.empty)
 
 
 def content_of(tree: ModelTree) -> Content:
-    """Read all files of `tree`.
+    """Read and hash all files of `tree`.
 
-    Raises: as `read_file`.
+    Raises:
+        TornModel, ModelConfigError: see `read_file`.
     """
     return Content.of(tree, {seen.path: read_file(tree, seen) for seen in tree.files})
 
 
 def read_file(tree: ModelTree, seen: SeenFile, copy: BinaryIO | None = None) -> ManifestFile:
-    """Read one file of `tree`; with `copy` write it there too, executable where it is.
+    """Read and hash one file of `tree`, and write it to `copy` if given, with its executable bit.
 
     Raises:
-        TornModel: it is not the one that was seen, or did not stay so.
-        ModelConfigError: it cannot be read.
+        TornModel: the file differs from the scanned one, or changed while it was read.
+        ModelConfigError: the file cannot be read.
         OSError: `copy` cannot be written.
     """
     sha256 = hashlib.sha256()
@@ -89,7 +90,7 @@ def read_file(tree: ModelTree, seen: SeenFile, copy: BinaryIO | None = None) -> 
         left = seen.size
         while piece := _piece(tree, seen.path, file):
             left -= len(piece)
-            if left < 0:  # or a file that grows would fill the disk
+            if left < 0:  # a file that keeps growing would fill the disk
                 raise torn(tree, seen.path)
             sha256.update(piece)
             if copy is not None:
@@ -102,7 +103,7 @@ def read_file(tree: ModelTree, seen: SeenFile, copy: BinaryIO | None = None) -> 
 
 
 def torn(tree: ModelTree, path: str = "") -> TornModel:
-    """What to raise where `tree`, or its file at `path`, is not what it was."""
+    """Return the error for a change of `tree`, or of its file at `path`, during the read."""
     where = tree.directory / path
     return TornModel(f"{where}: changed while it was copied; push it in one go, or leave it alone")
 
@@ -111,7 +112,7 @@ def _reach(tree: ModelTree, path: str, stack: ExitStack) -> int:
     try:
         return stack.enter_context(opened(tree, path))
     except OSError as error:
-        # Without a number: no regular file any more.
+        # No errno: `opened` raises so for a file that is no longer regular.
         if error.errno is None or error.errno in _GONE:
             raise torn(tree, path) from error
         raise _unreadable(tree, path, error) from error
@@ -129,14 +130,14 @@ def _unreadable(tree: ModelTree, path: str, error: OSError) -> ModelConfigError:
 
 
 def _outwait(changed_ns: int) -> None:
-    """Returns when a change would be told from the one at `changed_ns`."""
+    """Wait until a further change gets a later timestamp than `changed_ns`."""
     age_ns = time.time_ns() - changed_ns
     if 0 <= age_ns < _TICK_NS:
         time.sleep((_TICK_NS - age_ns) / 1e9)
 
 
 def _sha256(start: str, files: Mapping[str, ManifestFile], empty: tuple[str, ...]) -> str:
-    # No name has a NUL and no path ends with a slash, so two lists never read the same.
+    # No name has a NUL and no path ends with a slash, so two different lists never encode equal.
     lines = [f"{path}\0{file.size}\0{file.sha256}\n" for path, file in sorted(files.items())]
     lines += [f"{path}/\0\n" for path in sorted(empty)]
     return hashlib.sha256((start + "".join(lines)).encode()).hexdigest()

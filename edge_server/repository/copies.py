@@ -1,4 +1,4 @@
-"""The directories of a model store: finished copies by key, and those that are being made."""
+"""The directories of a model store: finished copies by key, and unfinished copies."""
 
 from __future__ import annotations
 
@@ -21,21 +21,25 @@ _KEY = re.compile(r"[0-9a-f]{64}\Z")
 
 
 class Copies:
-    """`copies/<key>/<model>` below `directory`, each there as a whole or not at all.
+    """Keeps complete copies as `copies/<key>/<model>` below `directory`, never a partial copy.
 
-    What is not whole is in `incoming`, and cleared away at the next start. The caller sees to it
-    that only one thread at a time is here, but for `path` and `is_whole`.
+    Unfinished copies are in `incoming` and are removed at the next start. The caller locks all
+    methods but `path` and `is_whole`.
     """
 
     def __init__(self, directory: Path) -> None:
-        """Raises: OSError: they cannot be made or read."""
+        """Open the directories below `directory`, and create them if missing.
+
+        Raises:
+            OSError: a directory cannot be created or read.
+        """
         self._finished = directory / "copies"
         self._incoming = directory / "incoming"
         for folder in (self._finished, self._incoming):
             folder.mkdir(mode=0o700, exist_ok=True)
         for left in self._incoming.iterdir():
             remove(left)
-        # By the name in either directory.
+        # Keyed by the name in either directory.
         names = (entry.name for entry in self._finished.iterdir())
         self._sizes = {name: 0 for name in names if _KEY.match(name)}
 
@@ -45,21 +49,21 @@ class Copies:
 
     @property
     def size_bytes(self) -> int:
-        """Of all copies, and of those that are being made."""
+        """The size of all copies in bytes, unfinished copies included."""
         return sum(self._sizes.values())
 
     def size_of(self, key: str) -> int:
         return self._sizes[key]
 
     def path(self, key: str, name: str) -> Path:
-        """Where the directory of model `name` is, in the copy of that key."""
+        """Return the directory of model `name` in the copy of `key`."""
         return self._finished / key / name
 
     def is_whole(self, kept: KeptCopy, name: str) -> bool | None:
-        """Whether every byte of it is as it was when it was copied.
+        """Return whether the copy is unchanged, byte by byte.
 
-        None where that cannot be told now, as where the disk does not answer or too many files are
-        open: the copy may be good.
+        None means that the copy cannot be read now, for example because the disk fails or too many
+        files are open; the copy may be intact.
         """
         try:
             tree = look(self._finished / kept.key, name)
@@ -76,29 +80,30 @@ class Copies:
         self._sizes[kept.key] = kept.size_bytes
 
     def measure(self, key: str) -> None:
-        """As `weigh`, of a copy of which nothing is known."""
+        """Set the size of an unclaimed copy from its files on disk."""
         folders = os.walk(self._finished / key)
         files = (Path(folder, name) for folder, _, names in folders for name in names)
         with suppress(OSError):
             self._sizes[key] = sum(file.lstat().st_size for file in files)
 
     def begin(self, size_bytes: int) -> Path:
-        """A new directory for a copy of that size."""
+        """Create a directory for a new copy of `size_bytes`."""
         place = Path(tempfile.mkdtemp(dir=self._incoming))
         self._sizes[place.name] = size_bytes
         return place
 
     def give_up(self, place: Path) -> None:
-        """`place` is no more, whether or not something is in it."""
+        """Remove `place` and its contents, if any."""
         del self._sizes[place.name]
         remove(place)
 
     def finish(self, place: Path, key: str) -> None:
-        """Make what is in `place` the copy of that key, durably.
+        """Make the contents of `place` the copy of `key`, durably.
 
-        One of the same key that came meanwhile is as good.
+        An existing copy of the same key is kept, because its content is the same.
 
-        Raises: OSError: it could not be done.
+        Raises:
+            OSError: the copy cannot be moved or synced.
         """
         if key in self._sizes:
             return
@@ -114,11 +119,12 @@ class Copies:
     def drop(self, key: str) -> None:
         """Remove a copy.
 
-        Raises: OSError: it cannot be removed, and stays.
+        Raises:
+            OSError: the copy cannot be removed and stays.
         """
         aside = self._incoming / key
         remove(aside)
-        # At once, so that never half a copy is there.
+        # Renamed first, so that `copies` never holds a partial copy.
         with suppress(FileNotFoundError):
             (self._finished / key).rename(aside)
         del self._sizes[key]

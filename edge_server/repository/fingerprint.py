@@ -1,4 +1,4 @@
-"""Whether a model's files are still those that were loaded."""
+"""Fingerprints of a model's files, to detect a change since the load."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-# (path, size in bytes, mtime in ns, inode, ctime in ns) of every file of a model; -1 where it
-# cannot be told. Two are compared for equality only: a clock that was set back and an older file
-# copied over a newer one are changes too.
+# (path, size in bytes, mtime in ns, inode, ctime in ns) of every file of a model; -1 for a value
+# that cannot be read. Fingerprints are compared for equality only: a clock that was set back and an
+# older file copied over a newer one are changes, too.
 Fingerprint = frozenset[tuple[str, int, int, int, int]]
 
 
 def fingerprint(directory: Path) -> Fingerprint:
-    """The files below `directory` as they are now; links are followed, once.
+    """Return the fingerprint of the files below `directory`; links are followed once.
 
-    What editors and Python leave behind while a model is used does not count.
+    Leftovers of editors and Python do not count.
     """
     return frozenset(_files(str(directory), "", set()))
 
 
 def content_fingerprint(directory: Path) -> Fingerprint:
-    """The files of a copy that never changes, by content: equal in two copies where they are."""
+    """Return the fingerprint by content, for a copy that never changes: equal for equal files."""
     return frozenset(
         (path, size, 0, _content(directory / path) if inode else 0, 0)
         for path, size, _, inode, _ in fingerprint(directory)
@@ -59,7 +59,7 @@ def _files(
         path = f"{below}/{entry.name}".lstrip("/")
         try:
             if entry.is_dir():
-                # An empty version directory counts too.
+                # An empty version directory counts, too.
                 yield path, 0, 0, 0, 0
                 yield from _files(root, path, seen)
                 continue

@@ -1,4 +1,4 @@
-"""What inotify says of repositories: a hint to look early, and what was renamed into place."""
+"""The inotify watch: wakes the watcher early and reports models renamed into place."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _ASKED = flags.MOVED_TO | flags.MOVED_FROM | flags.CREATE | flags.DELETE | flags
 
 
 class InotifyWatch:
-    """Waits for something to change among the models of `repositories`; used by one thread.
+    """Waits for a change among the models of `repositories`. Not thread-safe.
 
-    Where the kernel has no watches left, or the file system tells nothing, it only waits.
+    Without free inotify watches, or on a file system without events, the wait only times out.
     """
 
     def __init__(self, repositories: Sequence[Path]) -> None:
@@ -35,11 +35,12 @@ class InotifyWatch:
             log.warning("repository: inotify cannot be used, only polled: %s", error)
 
     def wait(self, seconds: float) -> Collection[str] | None:
-        """The models renamed into place, once anything has changed; None where nothing has."""
+        """Wait up to `seconds` for a change; return the models renamed into place, or None without
+        a change."""
         if self._inotify is None or not self._watch(self._inotify):
             self._nothing.wait(seconds)
             return None
-        # An event is a hint: of many that come together, those of the first moment will do.
+        # An event is only a hint, so the first batch of a burst is enough.
         events = self._inotify.read(timeout=round(1000 * seconds))
         if not events:
             return None
@@ -51,12 +52,12 @@ class InotifyWatch:
             self._inotify.close()
 
     def _watch(self, inotify: INotify) -> bool:
-        """Watch what is there, as often as it comes back; whether anything is watched."""
+        """Watch the repositories that exist now; return whether any is watched."""
         watched = False
         for repository in self._repositories:
             try:
                 inotify.add_watch(repository, _ASKED)
                 watched = True
             except OSError:
-                continue  # it may be mounted later; polling tells
+                continue  # the repository may be mounted later; polling finds it
         return watched

@@ -1,4 +1,4 @@
-"""`manifest.json`: what a model consists of, written last, so that half of it is not believed."""
+"""`manifest.json`: the list of a model's files, written last, so that a partial copy shows."""
 
 from __future__ import annotations
 
@@ -22,23 +22,24 @@ MOST_BYTES = 4 << 20
 
 
 class ManifestFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One file, by content."""
+    """The content of one file: SHA-256 in hex, and size in bytes."""
 
     sha256: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}$")]
     size: Annotated[int, msgspec.Meta(ge=0)]
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All files of a model but itself and its signature.
+    """The list of all files of a model except the manifest and its signature.
 
     Attributes:
         model: the name that the directory must have.
-        files: path below the model's directory → content.
-        created: RFC 3339, for people.
-        empty_directories: those with nothing in them, as an ensemble's versions are; left out
-            where there are none.
-        allow_interface_change: it may break those who call the model that it replaces. Left out
-            where it is not said, so that older daemons read it.
+        files: path relative to the model's directory → content.
+        format: the version of the format.
+        created: the time of creation, RFC 3339, for information only.
+        empty_directories: the empty directories, such as the versions of an ensemble; left out if
+            there are none.
+        allow_interface_change: True allows the model to break the callers of its predecessor; left
+            out if unset, so that older daemons can read the manifest.
     """
 
     model: str
@@ -50,7 +51,11 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @staticmethod
     def parse(data: bytes) -> Manifest:
-        """Raises: ModelConfigError: `data` is no manifest; says what is wrong."""
+        """Return the manifest in `data`.
+
+        Raises:
+            ModelConfigError: `data` is not a manifest; the text names the fault.
+        """
         try:
             return msgspec.json.decode(data, type=Manifest)
         except (msgspec.DecodeError, ValueError) as error:
@@ -61,7 +66,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return msgspec.json.format(data, indent=2) + b"\n"
 
     def missing(self, tree: ModelTree) -> str:
-        """What `tree` lacks of it, or has too much, by names and sizes; empty where they agree."""
+        """Return the first difference of `tree` by name or size, or "" if there is none."""
         there = {file.path: file.size for file in tree.files}
         there.pop(NAME, None)
         there.pop(SIGNATURE_NAME, None)
@@ -78,7 +83,8 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.differing_directory(tree.empty_directories)
 
     def differing_directory(self, empty: Collection[str]) -> str:
-        """How `empty`, the directories with nothing in them, are not those that it names."""
+        """Return the first difference between `empty`, the empty directories, and the manifest's,
+        or "" if there is none."""
         said = set(self.empty_directories or ())
         for path in sorted(said.symmetric_difference(empty)):
             what = "is missing" if path in said else "is not in it"
@@ -87,7 +93,10 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def says_interface_change(path: Path) -> bool:
-    """Whether the manifest there allows its model to break its callers; none allows nothing."""
+    """Return whether the manifest at `path` allows its model to break its callers.
+
+    A missing or invalid manifest does not.
+    """
     try:
         with path.open("rb") as file:
             said = Manifest.parse(file.read(MOST_BYTES))
@@ -97,10 +106,10 @@ def says_interface_change(path: Path) -> bool:
 
 
 def read_manifest(tree: ModelTree) -> Manifest:
-    """The manifest in `tree`.
+    """Return the manifest in `tree`.
 
     Raises:
-        ModelConfigError: it cannot be read, or is none.
+        ModelConfigError: the manifest cannot be read, or is invalid.
     """
     try:
         with opened(tree, NAME) as descriptor, os.fdopen(descriptor, "rb", closefd=False) as file:

@@ -1,4 +1,4 @@
-"""What is loaded where no store is kept: copies of models that nobody else writes to."""
+"""Private copies of models for the modes NONE and EXPLICIT, which keep no store."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
     from edge_server.repository.private_directory import PrivateDirectory
     from edge_server.repository.tree import ModelTree
 
-# Of a model that somebody writes to while it is copied.
+# Attempts to copy a model whose files change during the copy.
 _ATTEMPTS = 3
 
 
 class PrivateCopies:
-    """Copies the models of repositories that are not followed, each as it is when it is asked for.
+    """Copies each model at the time of its load, for repositories that are not watched.
 
-    Nothing of a repository stays open or mapped: a file there that is cut short while it is mapped
-    would end the process. Nor can a file change after its manifest was held against it. Links are
-    followed. Thread-safe.
+    No repository file stays open or mapped, because truncating a mapped file would kill the
+    process, and no file can change after its check against the manifest. Links are followed.
+    Thread-safe.
 
     Args:
-        directory: where the copies are, each as long as somebody holds it.
+        directory: the directory of the copies; each copy exists as long as it is referenced.
     """
 
     def __init__(self, directory: PrivateDirectory) -> None:
@@ -43,11 +43,11 @@ class PrivateCopies:
         self._copies = weakref.WeakValueDictionary[Path, _Copy]()
 
     def copy(self, directory: Path) -> ModelFiles:
-        """The model in `directory`, which has its name; what has not changed is not copied again.
+        """Return the files of a copy of the model in `directory`; reuse an unchanged copy.
 
         Raises:
-            ModelConfigError: it cannot be read or copied, is not what its manifest says, or changes
-                all the time.
+            ModelConfigError: the model cannot be read or copied, differs from its manifest, or
+                keeps changing.
         """
         with self._lock:
             copy = self._copies.get(directory)
@@ -84,10 +84,12 @@ class PrivateCopies:
 
 
 class _Copy:
-    """A model's directory, removed when nobody holds this any more.
+    """A copy of a model's directory, removed when this object is no longer referenced.
 
     Attributes:
-        tree: what was copied.
+        tree: the tree that was copied.
+        directory: the model's directory in the copy.
+        fingerprint: the fingerprint by content.
     """
 
     def __init__(self, tree: ModelTree, place: Path, content: Content) -> None:
@@ -107,7 +109,7 @@ def _look(directory: Path) -> ModelTree:
 
 
 def _fingerprint(tree: ModelTree, content: Content) -> Fingerprint:
-    """By content, so that what is equal in two copies is seen to be."""
+    """Return the fingerprint by content, equal for two copies with equal files."""
     files = {
         (path, file.size, 0, int(file.sha256[:16], 16), 0) for path, file in content.files.items()
     }

@@ -1,4 +1,4 @@
-"""A directory of this process alone, for files that it shall find as it left them."""
+"""A private, locked directory of this process for files that no other process changes."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from contextlib import suppress
 from pathlib import Path
 
 _USUAL = Path("/var/tmp")  # noqa: S108 - only for a directory that `mkdtemp` makes there
-# Between being made and being locked, which gives it its name.
+# The longest time between the creation and the lock, after which the directory gets its name.
 _NEW_S = 60.0
 
 
 class PrivateDirectory:
-    """Made when it is first needed, in `TMPDIR` or else in /var/tmp, removed at the end.
+    """Creates the directory at first use, in `TMPDIR` or else in /var/tmp, and removes it at close.
 
-    /tmp is memory on many systems, and too small for models. What a process that was killed has
-    left is removed by the next one. As the directory is locked, systemd-tmpfiles leaves it alone.
+    /tmp is in memory on many systems, and too small for models. The next process removes the
+    directory of a killed one. Because the directory is locked, systemd-tmpfiles does not remove it.
     """
 
     def __init__(self) -> None:
@@ -31,21 +31,25 @@ class PrivateDirectory:
         self._lock = -1
 
     def path(self) -> Path:
-        """Raises: OSError: it cannot be made."""
+        """Return the directory, created at the first call.
+
+        Raises:
+            OSError: the directory cannot be created.
+        """
         with self._mutex:
             if self._root is None:
                 parent, user = _parent(), os.geteuid()
                 new, named = f".edge-server-{user}-", f"edge-server-{user}-"
                 _remove_left(parent, new, _NEW_S)
                 _remove_left(parent, named)
-                # mkdtemp lets only its owner in.
+                # mkdtemp gives access to the owner only.
                 made = Path(tempfile.mkdtemp(prefix=new, dir=parent))
                 self._lock = _locked(made)
                 self._root = made.rename(parent / made.name.replace(new, named))
             return self._root
 
     def close(self) -> None:
-        """Remove it with all that is in it, in use or not."""
+        """Remove the directory with all its contents, even files in use."""
         with self._mutex:
             root, self._root = self._root, None
             if root is not None:
@@ -60,10 +64,10 @@ def _parent() -> Path:
 
 
 def _locked(directory: Path) -> int:
-    """A descriptor that keeps it locked.
+    """Lock `directory` and return the descriptor that holds the lock.
 
     Raises:
-        OSError: it is no directory of this user, or another process has it.
+        OSError: `directory` is not a directory of this user, or another process has locked it.
     """
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(directory, flags)
@@ -78,7 +82,8 @@ def _locked(directory: Path) -> int:
 
 
 def _remove_left(parent: Path, prefix: str, age_s: float = -math.inf) -> None:
-    """Remove what no process has locked, if it is that old."""
+    """Remove the directories with `prefix` that no process has locked and that are older than
+    `age_s` seconds."""
     for place in parent.glob(f"{prefix}*"):
         with suppress(OSError):
             status = place.lstat()

@@ -1,4 +1,4 @@
-"""Who may leave quarantine: notes in the store, left whether a daemon has it open or not."""
+"""Requests to release digests from quarantine, as notes in the store's directory."""
 
 from __future__ import annotations
 
@@ -17,27 +17,36 @@ _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
 class QuarantineReleases:
     """Empty files in `releases` below a store, each named by a digest.
 
-    Whoever has the store open takes them away and acts on them. Their names say it all: a note of
-    another user, as root is, needs no reading, and its directory is the store's own.
+    The process that has the store open removes each note and releases its digest; a note may also
+    be left while no daemon runs. The notes are empty, so the daemon need not read a file of another
+    user, such as root, and the directory belongs to the store.
     """
 
     def __init__(self, store: Path) -> None:
         self._directory = store / "releases"
 
     def make(self) -> None:
-        """Raises: OSError: there can be no notes."""
+        """Create the directory of the notes.
+
+        Raises:
+            OSError: the directory cannot be created.
+        """
         self._directory.mkdir(mode=0o700, exist_ok=True)
 
     def leave(self, digest: str) -> None:
-        """Raises: OSError: it cannot be left; also where the store was never opened."""
+        """Leave a note for `digest`.
+
+        Raises:
+            OSError: the note cannot be written, or the store was never opened.
+        """
         (self._directory / digest).touch(mode=0o600)
 
     def is_left(self, digest: str) -> bool:
-        """Whether nobody has acted on it yet."""
+        """Return whether the note for `digest` is still pending."""
         return (self._directory / digest).exists()
 
     def take(self) -> list[str]:
-        """The digests of the notes; each is taken away first, else it would count again."""
+        """Remove the notes and return their digests; a note that cannot be removed is left out."""
         taken = []
         try:
             for note in self._directory.iterdir():

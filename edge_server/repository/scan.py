@@ -1,4 +1,4 @@
-"""What is on disk: one or more repositories in Triton's layout, read without side effects."""
+"""Reads model repositories in Triton's layout, without side effects."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Names that can never walk out of a directory, a log line or a topic.
+# These names are safe in a path, a log line and a topic.
 _MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\Z")
 NAME_RULE = (
     "a model name has at most 64 letters, digits, '_', '.' and '-' and starts with a letter or "
     "digit"
 )
 APPEARS_TWICE = "model appears in two or more repositories"
-# Copying and hashing them is the work of processors and disks alike.
+# Copying and hashing models uses both processors and disks.
 _READERS = 4
 _VERSION = re.compile(r"[1-9][0-9]{0,17}\Z")
 
@@ -35,12 +35,14 @@ _VERSION = re.compile(r"[1-9][0-9]{0,17}\Z")
 def scan_repositories(
     paths: Iterable[Path], read: ReadModel | None = None
 ) -> dict[str, ModelFiles | ModelConfigError]:
-    """Model name → its files, or why they cannot be used; over all repositories, sorted by name.
+    """Return model name → its files or the error, over all repositories, sorted by name.
 
-    Plain files beside the models are not models, nor is a directory whose name cannot be one.
+    Plain files beside the models, and directories without a valid model name, are left out.
 
     Args:
-        read: gives the files of the model in a directory, for several at once; default: `files_in`.
+        paths: the directories of the repositories.
+        read: returns the files of the model in a directory; called from several threads; default:
+            `files_in`.
 
     Raises:
         ModelConfigError: a repository itself cannot be read.
@@ -48,7 +50,7 @@ def scan_repositories(
     directories: dict[str, list[Path]] = {}
     for path in paths:
         for directory in _directories(path):
-            # What file systems, editors and Python leave behind.
+            # Leftovers of file systems, editors and Python.
             if directory.name.startswith((".", "_")) or directory.name == "lost+found":
                 log.debug("repository %s: %r is no model", path, directory.name)
             elif not is_model_name(directory.name):
@@ -66,7 +68,7 @@ def scan_repositories(
 
 
 def model_names(paths: Iterable[Path]) -> dict[str, int]:
-    """Model name → in how many repositories it is.
+    """Return model name → number of repositories that hold the model.
 
     Raises:
         ModelConfigError: a repository itself cannot be read.
@@ -78,9 +80,9 @@ def model_names(paths: Iterable[Path]) -> dict[str, int]:
 def find_model(
     paths: Iterable[Path], name: str, read: ReadModel | None = None
 ) -> ModelFiles | ModelConfigError | None:
-    """One model's files, or why they cannot be used; None where no repository has it.
+    """Return one model's files or the error; None if no repository holds the model.
 
-    The file system is not asked for a name that no model can have.
+    An invalid model name never reaches the file system.
     """
     if not is_model_name(name):
         return None
@@ -89,19 +91,19 @@ def find_model(
 
 
 def files_in(directory: Path) -> ModelFiles:
-    """The files of the model in `directory`, which has its name.
+    """Return the files of the model in `directory`, which is named after the model.
 
     Raises:
-        ModelConfigError: it cannot be read.
+        ModelConfigError: the directory cannot be read.
     """
     return ModelFiles(directory.name, directory, _versions(directory))
 
 
 def shown(name: str) -> str:
-    r"""`name`, which a file system gave, as any text can carry it.
+    r"""Return a file name in a printable form.
 
-    A byte that is no UTF-8, which Python keeps as a lone surrogate that neither JSON nor protobuf
-    takes, becomes `\xff`; what would break a line becomes `\n`.
+    A byte that is not UTF-8 becomes `\xff`, because neither JSON nor protobuf accepts the lone
+    surrogate that Python keeps for it; a line break becomes `\n`.
     """
     text = name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
     if text.isprintable():
@@ -110,7 +112,7 @@ def shown(name: str) -> str:
 
 
 def is_utf8(name: str) -> bool:
-    """Whether `name`, which a file system gave, is text."""
+    """Return whether a file name is valid UTF-8."""
     try:
         name.encode()
     except UnicodeEncodeError:
@@ -126,7 +128,7 @@ def _directories(repository: Path) -> Iterator[Path]:
     try:
         entries = sorted(repository.iterdir())
     except OSError as error:
-        # It may be mounted later.
+        # May pass: the repository may be mounted later.
         raise ModelLoadError(
             f"{repository}: the model repository cannot be read: {error.strerror}"
         ) from error
@@ -134,7 +136,7 @@ def _directories(repository: Path) -> Iterator[Path]:
 
 
 def _may_be_directory(entry: Path) -> bool:
-    """False for what surely is none; where it cannot be told, reading it will say why."""
+    """Return False only if `entry` is surely no directory; otherwise the read reports the error."""
     try:
         return entry.is_dir()
     except OSError:

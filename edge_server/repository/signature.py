@@ -1,4 +1,4 @@
-"""Whether a manifest was signed by somebody who is trusted, before its files are read."""
+"""The signature policy: checks that a trusted key signed a model's manifest before its load."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Ed25519's, raw: what `openssl pkeyutl -verify -rawin` takes as well.
+# A raw Ed25519 signature, as `openssl pkeyutl -verify -rawin` accepts it.
 SIGNATURE_BYTES = 64
 NEEDS_EXTRA = (
     "signatures need the package 'cryptography', which is not installed; install edge-server with "
@@ -28,22 +28,22 @@ _PUSH = "push it with `edge-server models push --sign KEY`"
 
 
 class SignaturePolicy:
-    """Whose models are taken.
+    """Accepts only models with a signature of a trusted key, depending on its mode.
 
-    What is signed is the exact bytes of manifest.json, which names the model and the sha256 of
-    every file. A signature does not say when it was made: an older signed model is a good one.
+    The signature covers the exact bytes of manifest.json, which names the model and the SHA-256 of
+    every file. A signature has no time, so an older signed model is accepted as well.
     """
 
     def __init__(self, mode: Literal["off", "warn", "require"], keys: Sequence[Path]) -> None:
         """Read the public keys.
 
         Args:
-            mode: `off` looks at nothing, `warn` tells of what `require` would refuse.
-            keys: PEM files, of Ed25519; a signature of any one of them is good.
+            mode: `off` checks nothing, `warn` logs the faults that `require` refuses.
+            keys: the PEM files of Ed25519 public keys; a signature of any of them is valid.
 
         Raises:
-            SettingsError: `require` without keys, a file that holds none, or keys without the
-                package that reads them.
+            SettingsError: `require` has no keys, a file holds no key, or the package that reads
+                keys is missing.
         """
         self.mode = mode
         self._keys = {} if mode == "off" else {path: _public_key(path) for path in keys}
@@ -55,27 +55,29 @@ class SignaturePolicy:
             )
 
     def check(self, name: str, manifest: bytes | None, signature: bytes | None) -> None:
-        """Hold model `name` against the policy; `warn` logs a fault when it is new.
+        """Check model `name` against the policy; mode `warn` logs each new fault.
 
         Args:
-            manifest: the exact bytes of its manifest.json; None where there is none.
-            signature: likewise of manifest.json.sig.
+            name: the model.
+            manifest: the exact bytes of its manifest.json; None if there is none.
+            signature: the exact bytes of its manifest.json.sig; None if there is none.
 
         Raises:
-            ModelConfigError: `require` is not met; says what is missing and the remedy.
+            ModelConfigError: the model violates `require`; the text names the fault and the remedy.
         """
         if self.mode != "off":
             self._tell(name, self._fault(manifest, signature))
 
     def check_loaded(self, name: str, said: tuple[bytes | None, bytes | None] | None) -> None:
-        """As `check`, for whatever is about to be loaded.
+        """Check a model that is about to be loaded, as `check` does.
 
         Args:
-            said: its manifest and its signature; None where a client brings its configuration or
-                its files.
+            name: the model.
+            said: its manifest and its signature; None if a client sent the configuration or the
+                files.
 
         Raises:
-            ModelConfigError: as `check`.
+            ModelConfigError: the model violates `require`.
         """
         if said is not None:
             self.check(name, *said)

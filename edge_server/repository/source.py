@@ -1,4 +1,4 @@
-"""Where a loader finds models' files: on disk as they are now, or as they were accepted."""
+"""Model sources for the loader: the repositories on disk, or the accepted copies."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 class ModelSource(Protocol):
-    """Finds models' files, or says why they cannot be used."""
+    """Finds the files of models, or the error why they are unusable."""
 
     def all(self) -> Mapping[str, Found]:
-        """Every model, sorted by name.
+        """Return every model, sorted by name.
 
         Raises:
             ModelConfigError: a repository itself cannot be read.
@@ -32,11 +32,11 @@ class ModelSource(Protocol):
         ...
 
     def find(self, name: str) -> Found | None:
-        """One model; None where there is none of that name."""
+        """Return one model; None if there is no model of that name."""
         ...
 
     def names(self) -> Mapping[str, int]:
-        """Model name → in how many places it is.
+        """Return model name → number of places that hold the model.
 
         Raises:
             ModelConfigError: a repository itself cannot be read.
@@ -45,16 +45,17 @@ class ModelSource(Protocol):
 
     @property
     def where(self) -> str:
-        """For texts that say where a model is not."""
+        """The place of the models, for error texts."""
         ...
 
 
 class Repositories:
-    """Model repositories in Triton's layout, as they are at the moment of each call.
+    """Model repositories in Triton's layout, read anew at each call.
 
     Args:
-        read: gives the files of the model in a directory; None is those in the directory itself,
-            for repositories that nobody else writes to.
+        paths: the directories of the repositories.
+        read: returns the files of the model in a directory, for example of a copy; None reads the
+            directory itself, for repositories without other writers.
     """
 
     def __init__(self, paths: Sequence[Path], read: ReadModel | None = None) -> None:
@@ -76,7 +77,7 @@ class Repositories:
 
 
 class AcceptedModels:
-    """Private copies of models, held from when they were believed. Thread-safe."""
+    """The accepted private copies of models, held until they are replaced. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -84,15 +85,15 @@ class AcceptedModels:
         self._shown: dict[str, Path] = {}
 
     def show(self, name: str, directory: Path) -> None:
-        """Call the model's files by this directory in texts."""
+        """Name this directory, not the copy's, in texts about the model's files."""
         with self._lock:
             self._shown[name] = directory
 
     def put(self, name: str, staged: StagedModel | None) -> StagedModel | None:
-        """Let `staged` be the model from now on; None takes it out.
+        """Make `staged` the accepted copy of `name`; None removes the model.
 
         Returns:
-            What it was before.
+            The copy accepted before.
         """
         with self._lock:
             before = self._models.pop(name, None)

@@ -1,4 +1,4 @@
-"""A private copy of a model: every byte of it accounted for, or no copy."""
+"""Makes complete, verified private copies of a model."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _MOST_BYTES = {manifest.NAME: manifest.MOST_BYTES, manifest.SIGNATURE_NAME: 64 <
 
 
 def copy_model(tree: ModelTree, directory: Path) -> Content:
-    """Copy `tree` to `directory`, which is made; what its manifest says holds for the copy.
+    """Copy `tree` to the new directory `directory`, consistent and as its manifest says.
 
-    The copy is what `tree` says at one moment: each file is looked at before and after it is
-    read, and the whole once more after the last of them. It is not durable yet: see `seal`.
+    The copy equals `tree` at one moment: each file is checked before and after it is read, and the
+    whole tree is scanned once more after the last file. The copy is not durable yet: see `seal`.
 
     Raises:
-        TornModel: it changed meanwhile.
-        ModelConfigError: it cannot be read, or is not what its manifest says.
+        TornModel: the model changed during the copy.
+        ModelConfigError: the model cannot be read, or differs from its manifest.
         OSError: the copy cannot be written.
     """
     _require_usable(tree)
@@ -47,12 +47,12 @@ def copy_model(tree: ModelTree, directory: Path) -> Content:
 
 
 def what_came_with(directory: Path) -> tuple[bytes | None, bytes | None]:
-    """The manifest and the signature of the copy in `directory`, as far as they are there."""
+    """Return the bytes of the manifest and of the signature in `directory`, None if missing."""
     return _bytes(directory / manifest.NAME), _bytes(directory / manifest.SIGNATURE_NAME)
 
 
 def seal(directory: Path) -> None:
-    """Make the copy in `directory` durable, all but its own name, and read-only."""
+    """Make the copy in `directory` read-only and durable, except for its own directory entry."""
     for folder, _, files in os.walk(directory, topdown=False):
         for name in files:
             sync(Path(folder, name))
@@ -61,7 +61,7 @@ def seal(directory: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Returns when the file or directory at `path` would outlive a power cut."""
+    """Sync the file or directory at `path`; return once it is safe from a power cut."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -70,7 +70,7 @@ def sync(path: Path) -> None:
 
 
 def remove(directory: Path) -> None:
-    """Remove a copy, sealed or not; what the file system does not let go stays."""
+    """Remove a copy, sealed or not, as far as the file system allows."""
     with suppress(OSError):
         for folder, _, _ in os.walk(directory):
             Path(folder).chmod(0o700)

@@ -1,4 +1,4 @@
-"""A store's state on disk: the old or the new, never neither."""
+"""The state file of a model store, written atomically: after a crash the old or the new state."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FORMAT = 1
 
 
 class _Envelope(msgspec.Struct, frozen=True):
-    """`sha256` is that of `state`: a bit that flipped is no other state."""
+    """The file's content; `sha256` is the checksum of `state`, against flipped bits."""
 
     format: int
     sha256: str
@@ -29,7 +29,7 @@ class _Envelope(msgspec.Struct, frozen=True):
 
 
 class _OtherFormat(ValueError):
-    """Of another version of this program, which shall find it again."""
+    """The file is of another version of this program, and is kept for that version."""
 
     def __init__(self, number: int) -> None:
         super().__init__(f"it is of format {number}, this is {FORMAT}")
@@ -37,11 +37,10 @@ class _OtherFormat(ValueError):
 
 
 class StateFile:
-    """`state.json` in `directory`, and in `state.before.json` what that was before it changed.
+    """`state.json` in `directory`, with the previous state in `state.before.json`.
 
     Attributes:
-        was_unreadable: at the last `read` something was there that could not be used, and what it
-            said is not known.
+        was_unreadable: True if the last `read` found a file that it could not use.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -52,16 +51,16 @@ class StateFile:
         self._new = directory / "state.json.tmp"
 
     def read(self) -> StoreState:
-        """The last state that was written; what cannot be read is set aside, and told once.
+        """Return the last state that was written; set an unreadable file aside and log that once.
 
-        A store goes on with less rather than never start again.
+        A store starts with the previous or an empty state rather than not at all.
         """
         self.was_unreadable = False
         for path in (self._path, self._before):
             try:
                 return _decode(path.read_bytes())
             except FileNotFoundError:
-                # At the very first start, or where the two were just changing places.
+                # The very first start, or a crash between the two renames of `write`.
                 continue
             except (OSError, ValueError, RecursionError, msgspec.MsgspecError) as error:
                 self.was_unreadable = True
@@ -83,10 +82,12 @@ class StateFile:
         return StoreState()
 
     def look(self) -> StoreState:
-        """As `read`, for somebody beside whom the store belongs to: nothing is set aside or told.
+        """Return the last state as `read` does, for a process that does not own the store.
+
+        The method changes and logs nothing.
 
         Raises:
-            OSError: it may not be read.
+            OSError: the file cannot be read.
         """
         for path in (self._path, self._before):
             try:
@@ -96,10 +97,10 @@ class StateFile:
         return StoreState()
 
     def write(self, state: StoreState) -> None:
-        """Returns when `state` would outlive a power cut; before that, the one before it does.
+        """Write `state` and return once it is durable; until then the previous state is.
 
         Raises:
-            OSError: it could not be written; the one before it stays.
+            OSError: the state cannot be written; the previous state stays.
         """
         data = msgspec.json.encode(state)
         envelope = _Envelope(FORMAT, hashlib.sha256(data).hexdigest(), msgspec.Raw(data))

@@ -1,4 +1,4 @@
-"""What is loaded and what served last: private copies, kept by content."""
+"""The model store: private copies of the loaded and the last known good models, by content."""
 
 from __future__ import annotations
 
@@ -39,20 +39,25 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Signatures(Protocol):
-    """Who may bring models; see `SignaturePolicy`."""
+    """Checks the signatures of models; see `SignaturePolicy`."""
 
     def check(self, name: str, manifest: bytes | None, signature: bytes | None) -> None:
-        """Raises: ModelConfigError: what they say is not enough."""
+        """Check the exact bytes of a model's manifest and signature, None for a missing file.
+
+        Raises:
+            ModelConfigError: the signature does not meet the policy.
+        """
 
 
 @dataclass(frozen=True)
 class StagedModel:
-    """A model in the store; its files stay as they are as long as somebody holds this very object.
+    """A copy in the store; its files stay unchanged as long as this object is referenced.
 
     Attributes:
-        digest: of its content, whatever the model is called and whoever signed it: SHA-256, hex.
-        directory: the model's, named after it; read-only.
-        source: what the repository's tree was when it was copied.
+        name: the model.
+        digest: the SHA-256 of the content, in hex, without name, manifest and signature.
+        directory: the model's directory in the store, named after the model; read-only.
+        source: the files in the repository at the time of the copy.
     """
 
     name: str
@@ -62,26 +67,26 @@ class StagedModel:
 
     @cached_property
     def fingerprint(self) -> Fingerprint:
-        """By content, so that what is equal in two copies is seen to be."""
+        """The fingerprint by content, equal for two copies with equal files."""
         return content_fingerprint(self.directory)
 
 
 class ModelStore:
-    """Copies that nobody else writes to, and what is known of them, kept over a power cut.
+    """Keeps private copies of models, and their state, safe from a power cut. Thread-safe.
 
     A process that is killed at any moment leaves a store that opens again, with the last known
-    good models as they were before or after whatever it was doing.
-
-    Everything may be called from any thread; copies of different models are made side by side.
+    good models as they were before or after the interrupted operation. Copies of different models
+    are made in parallel.
 
     Args:
-        directory: its own, made where it is missing: nothing else may be in it.
-        most_bytes: what all copies may take together. What served before goes first, oldest first.
-        signatures: asked about every model that is copied, and again at every start.
-        boot: tells one start of the board from another; that of the kernel where it is empty.
-        repositories: whose models it keeps. Opened for others, it knows of no model: what it knows
-            of these is kept till it is opened for them again, or its room is needed. Empty is
-            those that it was opened for last.
+        directory: the directory of the store alone; created if missing.
+        most_bytes: the limit of all copies together, in bytes. Copies that served earlier are
+            removed first, oldest first.
+        signatures: checks every model when it is copied, and again at every start.
+        boot: distinguishes one start of the board from another; empty uses the kernel's boot ID.
+        repositories: the repositories whose models the store keeps. For other repositories than
+            the last ones, the store starts without models; the state of the last ones is kept until
+            the store is opened for them again, or the space is needed. Empty means the last ones.
     """
 
     def __init__(
@@ -93,12 +98,12 @@ class ModelStore:
         boot: str = "",
         repositories: Collection[Path] = (),
     ) -> None:
-        """Open the store; what a process that died has left half done is cleared away.
+        """Open the store, and remove the unfinished work of a process that died.
 
         Raises:
-            AlreadyRunning: another process has it open.
-            SettingsError: there can be no store in `directory`.
-            Unavailable: its disk does not let it be made.
+            AlreadyRunning: another process has the store open.
+            SettingsError: `directory` cannot be a store.
+            Unavailable: the disk does not allow the directories to be made.
         """
         self._directory = directory
         self._most_bytes = most_bytes
@@ -119,15 +124,13 @@ class ModelStore:
         self._locked: int | None = lock
         self._file = StateFile(directory)
         self._state = self._file.read()
-        # Not resolved: a repository that is a link stays itself where the link is changed.
+        # Not resolved: a repository that is a link stays the same when its target changes.
         self._recover(tuple(sorted({os.path.abspath(path) for path in repositories})))  # noqa: PTH100
         self.release_noted()
 
     def close(self) -> None:
-        """Let another process open it; loads that have not ended have not killed this one.
-
-        A second call does nothing.
-        """
+        """Release the lock of the store, and clear the loads in progress so that none counts as a
+        crash. A second call does nothing."""
         self._note(StoreState.stopped)
         with self._lock:
             lock, self._locked = self._locked, None
@@ -139,13 +142,13 @@ class ModelStore:
         return self._directory
 
     def stage(self, tree: ModelTree) -> StagedModel:
-        """Copy what `tree` saw; returns when the copy would outlive a power cut.
+        """Copy the model that `tree` describes; return once the copy is durable.
 
         Raises:
-            TornModel: it changed meanwhile.
-            ModelConfigError: it cannot be used as it is, is not what its manifest says, is not
-                signed as it must be, or is larger than the whole store.
-            InternalError: the store has no room, or cannot be written.
+            TornModel: the model changed during the copy.
+            ModelConfigError: the model is unusable, differs from its manifest, does not meet the
+                signature policy, or is larger than the whole store.
+            InternalError: the store has no space, or cannot be written.
         """
         if tree.size_bytes > self._most_bytes:
             raise ModelConfigError(
@@ -172,17 +175,17 @@ class ModelStore:
         return staged
 
     def has_served(self, name: str, digest: str) -> bool:
-        """Whether `name` has served that content, not long ago."""
+        """Return whether the store still holds content `digest` as one that `name` served."""
         with self._lock:
             return any(kept.digest == digest for kept in self._state.models.get(name, ()))
 
     def commit(self, staged: StagedModel) -> None:
-        """It serves now: its name's last known good; returns when that would outlive a power cut.
+        """Make `staged` the last known good copy of its model; return once that is durable.
 
-        What served before stays for a rollback.
+        The predecessor stays in the store for a rollback.
 
         Raises:
-            InternalError: the store cannot be written; what served before is the last known good.
+            InternalError: the store cannot be written; the predecessor stays the last known good.
         """
         kept = KeptCopy(staged.digest, _key(staged), staged.source)
         with self._lock, self._writing():
@@ -190,37 +193,39 @@ class ModelStore:
             self._tidy()
 
     def forget(self, name: str) -> None:
-        """`name` was removed on purpose: nothing of it is kept.
+        """Remove all copies of `name`, which was removed from the repository.
 
-        Raises: InternalError: as `commit`.
+        Raises:
+            InternalError: the store cannot be written.
         """
         with self._lock, self._writing():
             self._save(self._state.forgotten(name))
             self._tidy()
 
     def last_good(self) -> dict[str, StagedModel]:
-        """Name → what served last, each verified to the last byte.
+        """Return model name → last known good copy, each verified byte by byte.
 
-        A copy that is damaged is dropped; where it, or what is quarantined or not signed as it
-        must be now, was the newest, the one before it counts.
+        A damaged copy is dropped. If the newest copy is damaged, quarantined or not signed as the
+        policy requires now, the copy before it counts.
         """
         with self._lock:
             models = dict(self._state.models)
-        # Hashing 200 MB takes 0.1 to 0.4 s of one processor.
+        # Hashing 200 MB takes 0.1 to 0.4 s on one core.
         with ThreadPoolExecutor(4, "verify") as pool:
             found = pool.map(self._newest_good, models, models.values())
             return {staged.name: staged for staged in found if staged is not None}
 
     def history(self, name: str) -> list[StagedModel]:
-        """What serves and what served before it, newest first; not verified."""
+        """Return the copies of `name` that served, newest first, without verifying them."""
         with self._lock:
             return [self._lend(name, kept) for kept in self._state.models.get(name, ())]
 
     @contextmanager
     def loading(self, staged: StagedModel) -> Iterator[None]:
-        """Within it, `staged` is known on disk as the one that a process that dies has died of.
+        """Record on disk, inside the block, that `staged` is loading, in case the process dies.
 
-        Any end that Python sees is none; one without an exception makes up for earlier deaths.
+        The end of the block, even by an exception, clears the record; an end without an exception
+        clears earlier deaths, too.
         """
         self._note(lambda state: state.began(staged.name, staged.digest, self._boot))
         loaded = False
@@ -231,29 +236,31 @@ class ModelStore:
             self._note(lambda state: state.ended(staged.name, loaded=loaded))
 
     def suspected(self, digest: str) -> bool:
-        """Whether a process died while it loaded this, perhaps among others: load it alone."""
+        """Return whether a process died while it loaded this content, which must load alone."""
         with self._lock:
             return digest in self._state.deaths
 
     def quarantine(self, digest: str, reason: str, name: str = "") -> None:
-        """It is not to be loaded, over restarts too, until it is released.
+        """Quarantine the content: it is not loaded, even after a restart, until its release.
 
         Args:
-            name: of the model that it was.
+            digest: the digest of the content.
+            reason: the reason, for the index and the log.
+            name: the model that had this content.
         """
         self._note(lambda state: state.quarantine(digest, reason, name))
 
     def quarantined(self, digest: str) -> str:
-        """Why it is not to be loaded; empty where it may be."""
+        """Return the reason of the quarantine of `digest`, or "" if it is not quarantined."""
         with self._lock:
             return self._state.quarantined.get(digest, "")
 
     def release(self, digest: str) -> None:
-        """Out of quarantine, with all that is held against it forgotten."""
+        """Release `digest` from quarantine and clear its recorded deaths."""
         self._note(lambda state: state.released(digest))
 
     def release_noted(self) -> set[str]:
-        """Release the digests that `QuarantineReleases` has notes of; the names of their models."""
+        """Release the digests noted in `QuarantineReleases`; return the names of their models."""
         released = set()
         for digest in self._quarantine_releases.take():
             with self._lock:
@@ -343,7 +350,7 @@ class ModelStore:
 
     @contextmanager
     def _place(self, size_bytes: int) -> Iterator[Path]:
-        """Where a copy of that size can be made; what is still there at the end goes."""
+        """Make room for a copy and yield its directory; remove an unfinished copy at the end."""
         with self._lock:
             self._make_room(size_bytes)
             place = self._copies.begin(size_bytes)
@@ -365,7 +372,7 @@ class ModelStore:
             ) from error
 
     def _note(self, change: Callable[[StoreState], StoreState]) -> None:
-        """As `_save`, but what cannot be written is lost with the process, not refused."""
+        """Change the state as `_save` does; if it cannot be written, keep it in memory and log."""
         with self._lock:
             before, self._state = self._state, change(self._state)
             if self._state == before or self._locked is None:
@@ -377,7 +384,7 @@ class ModelStore:
                     "model store %s: %s; a restart will not know of it", self._directory, error
                 )
 
-    # From here on the caller has the lock.
+    # The caller of the methods below holds the lock.
 
     def _save(self, state: StoreState) -> None:
         if self._locked is None:
@@ -395,7 +402,7 @@ class ModelStore:
         return {_key(staged) for staged in self._lent.values()}
 
     def _tidy(self) -> None:
-        """Remove the copies that neither serve, nor served before, nor are in use."""
+        """Remove the copies that are neither recorded in the state nor in use."""
         keep = {kept.key for kept in self._state.kept} | self._in_use()
         keep.update(self._state.unclaimed)
         for key in self._copies.keys - keep:
@@ -405,8 +412,8 @@ class ModelStore:
                 log.warning("model store: copy %s cannot be removed: %s", key, error)
 
     def _make_room(self, size_bytes: int) -> None:
-        """Let go of what nobody knows and what served before, oldest first and that of other
-        repositories before that of these, till there is room for so much more."""
+        """Drop copies until there is space for `size_bytes`: first unclaimed copies, then copies
+        that served before, oldest first, those of other repositories before those of these."""
         self._tidy()
         excess = self._copies.size_bytes + size_bytes - self._most_bytes
         if excess <= 0:

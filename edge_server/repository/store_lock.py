@@ -1,4 +1,4 @@
-"""A directory that belongs to one process at a time, and to nothing but the store."""
+"""The lock of a model store's directory, which only one process may use at a time."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ _LOCK = "lock"
 
 
 def lock_store(directory: Path) -> int:
-    """Make `directory` where it is missing; a descriptor that, while it is open, keeps others out.
+    """Create `directory` if missing and lock it; return the descriptor that holds the lock.
 
     Raises:
-        AlreadyRunning: another process has it.
-        SettingsError: it is not safe, or holds something else.
-        Unavailable: it cannot be made or written: its disk may be mounted, or have room, later.
+        AlreadyRunning: another process has locked the directory.
+        SettingsError: the directory is unsafe, or holds other files.
+        Unavailable: the directory cannot be created or written; its disk may be mounted, or have
+            space, later.
     """
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -56,7 +57,7 @@ def _require_own(directory: Path) -> None:
         raise SettingsError(
             f"model store {directory}: others could put models there; chmod go-w it"
         )
-    # What is no copy of ours is cleared away there: it must not be somebody's repository.
+    # The store removes unknown files in its directory, which must therefore be no repository.
     there = {entry.name for entry in directory.iterdir()} - {"lost+found"}
     if there and _LOCK not in there:
         raise SettingsError(

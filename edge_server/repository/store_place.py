@@ -1,6 +1,7 @@
-"""Where the model store is of a daemon that nobody told otherwise, for whoever asks beside it.
+"""The default places of a daemon's model store, for programs beside the daemon.
 
-This runs on the far side of a push too: only the standard library here (`far_side.py`).
+The remote agent runs this module, too, so it uses only the standard library (see
+`remote_agent.py`).
 """
 
 from __future__ import annotations
@@ -9,15 +10,15 @@ from pathlib import Path
 
 from edge_server.board.state_directory import state_directory
 
-# What systemd's StateDirectory= of the unit makes.
+# The directory that StateDirectory= of the systemd unit creates.
 _INSTALLED = Path("/var/lib/edge_server")
 
 
 def installed_store() -> Path:
-    """The installed daemon's where there is one, else that of a daemon which this user starts."""
+    """Return the store of the installed daemon if there is one, otherwise this user's store."""
     return (_INSTALLED if _INSTALLED.is_dir() else state_directory()) / "store"
 
 
 def stores_here() -> list[Path]:
-    """Where a daemon on this machine may keep its store: the installed one's, then this user's."""
+    """Return the possible stores on this machine: the installed daemon's, then this user's."""
     return list(dict.fromkeys([_INSTALLED / "store", state_directory() / "store"]))

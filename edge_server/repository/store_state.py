@@ -1,4 +1,4 @@
-"""What a model store remembers beside the copies themselves."""
+"""The state of a model store: last known good copies, quarantine and interrupted loads."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from edge_server.repository.tree import SeenFile  # noqa: TC001 - msgspec reads 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-# Of one model: what serves, and what served before it.
+# Copies kept per model: the serving copy and its predecessors.
 MOST_KEPT = 3
-# A process that dies while it loads a model dies of it, at the second time. A board that goes down
-# as a whole does so for other reasons, often while an engine is cranked, but not again and again.
+# A process that dies twice while it loads a model dies of that model. A board goes down for other
+# reasons, often while an engine is cranked, but not again and again.
 MOST_CRASHES = 2
 MOST_RESETS = 5
-# More than as many models as a process can die of at once.
+# More than the number of models that one process can load at once.
 _MOST_DEATHS = 4096
-# What is in quarantine is never forgotten; where it is this much, nothing new is taken.
+# Quarantined digests are never dropped; at this number the store refuses new content.
 MOST_QUARANTINED = 4096
 _LONGEST_REASON = 1000
-# Sets of repositories that a store was used for before.
+# Earlier sets of repositories that a store remembers.
 MOST_SETS = 8
 
 
@@ -33,10 +33,10 @@ class KeptCopy(msgspec.Struct, frozen=True):
     """A copy that served.
 
     Attributes:
-        digest: of its content.
-        key: the name of its place in the store.
-        source: what the repository's tree was when it was copied.
-        turn: greater than that of every copy that served before it; 0 till it serves.
+        digest: the digest of the content.
+        key: the name of the copy's directory in the store.
+        source: the files in the repository at the time of the copy.
+        turn: a number greater than that of every copy that served before; 0 until the copy serves.
     """
 
     digest: str
@@ -50,32 +50,32 @@ class KeptCopy(msgspec.Struct, frozen=True):
 
 
 class Load(msgspec.Struct, frozen=True):
-    """A load that has begun; `boot` tells one start of the board from another."""
+    """A load that has begun; `boot` identifies the start of the board."""
 
     digest: str
     boot: str
 
 
 class Deaths(msgspec.Struct, frozen=True):
-    """How often in a row the process died, or the board went down, in a load of one digest."""
+    """The consecutive crashes of the process and resets of the board during loads of a digest."""
 
     crashes: int = 0
     resets: int = 0
 
 
 class StoreState(msgspec.Struct, frozen=True):
-    """A value; each change gives a new one.
+    """The immutable state of a store; each change returns a new state.
 
     Attributes:
-        models: name → the copies that served, newest first; the first of them is the last good.
-        quarantined: digest → why.
-        quarantined_as: digest → the model that it was.
+        models: name → the copies that served, newest first; the first is the last known good.
+        quarantined: digest → the reason of its quarantine.
+        quarantined_as: digest → the name of the model that had this content.
         loading: name → its load, begun and not ended.
-        deaths: digest → what its loads have cost since the last that ended.
-        turn: of the newest copy.
-        repositories: whose models these are, sorted; empty is not known yet.
-        elsewhere: the same of other sets of repositories, the one last followed first.
-        unclaimed: keys of copies that nobody knows, since a state could not be read.
+        deaths: digest → the deaths during its loads since the last successful load.
+        turn: the turn of the newest copy.
+        repositories: the repositories of these models, sorted; empty if not known yet.
+        elsewhere: the states for other sets of repositories, the last used first.
+        unclaimed: the keys of copies that no state mentions, after a state could not be read.
     """
 
     models: dict[str, tuple[KeptCopy, ...]] = {}
@@ -90,13 +90,14 @@ class StoreState(msgspec.Struct, frozen=True):
 
     @property
     def kept(self) -> list[KeptCopy]:
-        """All that served, of other repositories too."""
+        """All copies that served, including those of other repositories."""
         here = [kept for history in self.models.values() for kept in history]
         return [*here, *(kept for other in self.elsewhere for kept in other.kept)]
 
     @property
     def spare(self) -> list[KeptCopy]:
-        """What may go where room is needed, in that order: all but what serves last here."""
+        """The copies that may be dropped for space, in that order: all but the last known good
+        copies of these repositories."""
         histories = [list(state.models.values()) for state in (*self.elsewhere, self)]
         elsewhere, here = list(chain(*histories[:-1])), histories[-1]
         older = (
@@ -108,7 +109,7 @@ class StoreState(msgspec.Struct, frozen=True):
         return [kept for kept in [*chain(*older), *last] if kept.key not in serves]
 
     def followed(self, repositories: tuple[str, ...]) -> StoreState:
-        """What is known of these repositories; what is of others is kept beside it."""
+        """Return the state for these repositories, with the other states kept in `elsewhere`."""
         if repositories in ((), self.repositories):
             return self
         if not self.repositories:
@@ -125,14 +126,14 @@ class StoreState(msgspec.Struct, frozen=True):
         )
 
     def committed(self, name: str, copy: KeptCopy) -> StoreState:
-        """`name` serves it now."""
+        """Return the state in which `copy` is the last known good copy of `name`."""
         newest = replace(copy, turn=self.turn + 1)
         older = [kept for kept in self.models.get(name, ()) if kept.digest != copy.digest]
         history = (newest, *older)[:MOST_KEPT]
         return replace(self, models={**self.models, name: history}, turn=newest.turn)
 
     def without(self, keys: Collection[str]) -> StoreState:
-        """None of the copies at `keys` is kept any more."""
+        """Return the state without the copies at `keys`."""
         models = {
             name: tuple(kept for kept in history if kept.key not in keys)
             for name, history in self.models.items()
@@ -151,7 +152,7 @@ class StoreState(msgspec.Struct, frozen=True):
         return replace(self, loading={**self.loading, name: Load(digest, boot)})
 
     def ended(self, name: str, *, loaded: bool) -> StoreState:
-        """The load of `name` is over; one that went well makes up for those that did not."""
+        """Return the state after the load of `name`; a successful load clears earlier deaths."""
         loading = dict(self.loading)
         load = loading.pop(name, None)
         deaths = self.deaths
@@ -160,11 +161,11 @@ class StoreState(msgspec.Struct, frozen=True):
         return replace(self, loading=loading, deaths=deaths)
 
     def stopped(self) -> StoreState:
-        """No load ended in a death of the process, whatever becomes of it."""
+        """Return the state without loads in progress, so that none counts as a death."""
         return replace(self, loading={})
 
     def interrupted(self, boot: str) -> StoreState:
-        """What `loading` still says at a start is counted, and quarantined where it is too much."""
+        """Count each load left in `loading` at a start as a death; quarantine after too many."""
         state = self.stopped()
         was_up = {load.digest: load.boot == boot for load in self.loading.values()}
         names = {load.digest: name for name, load in self.loading.items()}

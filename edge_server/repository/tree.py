@@ -1,9 +1,9 @@
-"""What is in a repository at a moment, looked at without being led out of it.
+"""A safe scan of a repository, which never leaves the repository's directory.
 
-A repository that is followed while people write to it is no friend: directories vanish while they
-are read, links lead elsewhere, a pipe would keep the reader for ever. Everything here is opened
-below a descriptor of the repository itself, never through a link unless that is asked for, and
-only regular files count.
+Other processes write to a repository during the scan: directories vanish while they are read,
+links point outside, and a pipe would block the reader for ever. Every file is therefore opened
+below a descriptor of the repository itself, never through a link unless the caller allows links,
+and only regular files count.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-# More is no model, but an accident or an attack, and looking at it would take the board's time.
+# Limits against an accident or an attack: a larger scan would take too much of the board's time.
 MOST_MODELS = 1000
 MOST_FILES = 10_000
 MOST_BYTES = 16 << 30
@@ -30,10 +30,10 @@ _OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 class SeenFile(NamedTuple):
-    """A regular file of a model as it was seen; two are compared for equality only.
+    """A regular file of a model as scanned; two values are compared for equality only.
 
-    A clock that was set back and an older file copied over a newer one are changes too. Whoever
-    writes may set `mtime_ns` back, but not `ctime_ns`; 0 is of a store that did not note it.
+    A clock that was set back and an older file copied over a newer one are changes, too. A writer
+    may set `mtime_ns` back, but not `ctime_ns`; 0 comes from a store that did not record it.
     """
 
     path: str
@@ -44,12 +44,12 @@ class SeenFile(NamedTuple):
 
     @staticmethod
     def of(path: str, status: os.stat_result) -> SeenFile:
-        """The file of that status, at `path` below its model's directory."""
+        """Return the file with that status at `path`, relative to the model's directory."""
         return SeenFile(path, status.st_size, status.st_mtime_ns, status.st_ino, status.st_ctime_ns)
 
 
 class FileSet(NamedTuple):
-    """What a model's directory held: two are compared for equality only."""
+    """The contents of a model's directory; two values are compared for equality only."""
 
     files: tuple[SeenFile, ...]
     directories: tuple[str, ...]
@@ -58,15 +58,16 @@ class FileSet(NamedTuple):
 
 @dataclass(frozen=True)
 class ModelTree:
-    """One model's directory as it was seen.
+    """One model's directory as scanned.
 
     Attributes:
-        repository: its parent.
-        inode: of the directory itself: device and number.
-        files: sorted by path; what editors, Python and unfinished copies leave there is not in it.
-        directories: paths below it, sorted; an empty version directory counts too.
-        fault: why it cannot be used as it is, with the remedy; empty where it can.
-        follows_links: links count as what they lead to.
+        name: the model.
+        repository: the parent directory.
+        inode: device and inode number of the directory itself.
+        files: the files sorted by path, without leftovers of editors, Python and unfinished copies.
+        directories: the paths of the subdirectories, sorted, empty version directories included.
+        fault: the reason why the model is unusable, with the remedy; empty if it is usable.
+        follows_links: True if links count as their targets.
     """
 
     name: str
@@ -99,12 +100,12 @@ class ModelTree:
 
 @dataclass(frozen=True)
 class RepositoryScan:
-    """All repositories at a moment.
+    """One scan of all repositories.
 
     Attributes:
-        models: by name, sorted.
-        blind: repository → why nothing can be said of what is missing in it: it cannot be read, or
-            holds no model at all, as one that is not mounted does.
+        models: the models by name, sorted.
+        blind: repository → the reason why a missing model does not count as removed: the
+            repository cannot be read, or holds no model at all, as one that is not mounted.
     """
 
     models: Mapping[str, ModelTree]
@@ -112,7 +113,7 @@ class RepositoryScan:
 
 
 def read_repositories(repositories: Sequence[Path]) -> RepositoryScan:
-    """Look at every model of every repository once."""
+    """Scan every model of every repository once."""
     models: dict[str, ModelTree] = {}
     blind: dict[Path, str] = {}
     for repository in repositories:
@@ -134,10 +135,12 @@ def read_repositories(repositories: Sequence[Path]) -> RepositoryScan:
 
 
 def look(repository: Path, name: str, *, follow_links: bool = False) -> ModelTree:
-    """One model's directory; what cannot be read is its fault.
+    """Scan one model's directory; a read error becomes the tree's fault.
 
     Args:
-        follow_links: of a repository that nobody has to be kept from being led out of.
+        repository: the directory of the repository.
+        name: the model.
+        follow_links: True follows links, for a repository whose writers are trusted.
 
     Raises:
         OSError: the repository itself cannot be read.
@@ -151,10 +154,10 @@ def look(repository: Path, name: str, *, follow_links: bool = False) -> ModelTre
 
 @contextmanager
 def opened(tree: ModelTree, path: str) -> Iterator[int]:
-    """A descriptor of the file at `path` of `tree`, reached through links only if it follows them.
+    """Open the file at `path` of `tree`; follow links only if `tree` follows them.
 
     Raises:
-        OSError: it is not there any more, is no regular file, or a link is on the way.
+        OSError: the file is gone, is not a regular file, or is reached through a link.
     """
     descriptor = os.open(tree.repository, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -166,7 +169,7 @@ def opened(tree: ModelTree, path: str) -> Iterator[int]:
             below = os.open(folder, _OPEN_DIRECTORY | no_link, dir_fd=descriptor)
             os.close(descriptor)
             descriptor = below
-        # A pipe must not keep us waiting for somebody to write to it.
+        # O_NONBLOCK: the open of a pipe must not wait for a writer.
         flags = os.O_RDONLY | no_link | os.O_NONBLOCK | os.O_CLOEXEC
         file = os.open(last, flags, dir_fd=descriptor)
     finally:
@@ -180,15 +183,15 @@ def opened(tree: ModelTree, path: str) -> Iterator[int]:
 
 
 def empty_directories(directories: Iterable[str], files: Iterable[str]) -> tuple[str, ...]:
-    """Those of `directories` in which there is none of the others, and no file; sorted."""
+    """Return those of `directories` that hold no directory and no file, sorted."""
     every = sorted(directories)
     used = {path.rpartition("/")[0] for path in (*every, *files)}
     return tuple(path for path in every if path not in used)
 
 
 def is_left_behind(name: str) -> bool:
-    """Whether a file or directory of that name is no part of a model, but what editors, Python,
-    file systems and unfinished copies leave beside it."""
+    """Return whether a file or directory of that name is a leftover of an editor, Python, a file
+    system or an unfinished copy, and no part of a model."""
     return (
         name.startswith((".", "~"))
         or name.endswith(("~", ".tmp", ".part", ".swp", ".filepart"))
@@ -215,7 +218,7 @@ def _models(repository: Path) -> list[ModelTree]:
 
 def _look(descriptor: int, repository: Path, name: str, *, follow_links: bool = False) -> ModelTree:
     if not is_model_name(name):
-        # Whoever tells of it, on the index or over MQTT, must be able to.
+        # The name must be printable in the index and over MQTT.
         name = shown(name)
         return ModelTree(name, repository, fault=f"'{name}' is no model: {NAME_RULE}; rename it")
     looking = _Looking(follow_links)
@@ -241,7 +244,7 @@ class _Unusable(Exception):
 
 
 class _Looking:
-    """A walk through one model's directory, within its caps."""
+    """A walk through one model's directory, within the limits of this file."""
 
     def __init__(self, follow_links: bool) -> None:
         self.files: list[SeenFile] = []
@@ -251,14 +254,16 @@ class _Looking:
         self._bytes = 0
 
     def walk(self, descriptor: int, below: str, above: tuple[tuple[int, int], ...]) -> None:
-        """Look at the directory of that descriptor.
+        """Scan the directory of `descriptor` and its subdirectories.
 
         Args:
-            above: device and number of it and of those that it is in.
+            descriptor: the open directory.
+            below: the path of the directory, relative to the model, with a trailing slash.
+            above: device and inode number of the directory and of all its parents.
 
         Raises:
-            _Unusable
-            OSError: something vanished meanwhile, or cannot be read.
+            _Unusable: the directory holds an entry that no model may have.
+            OSError: an entry vanished during the scan, or cannot be read.
         """
         if len(above) > DEEPEST:
             raise _Unusable(f"directories deeper than {DEEPEST}; flatten them")

@@ -1,6 +1,7 @@
-"""What became of each model that was delivered: told by the daemon, heard by who delivers.
+"""The verdicts file: the daemon reports the outcome of each delivered model to `models push`.
 
-Who delivers reads it on the far side of ssh too: only the standard library here (`far_side.py`).
+The remote agent reads the file over ssh, too, so this module uses only the standard library (see
+`remote_agent.py`).
 """
 
 from __future__ import annotations
@@ -21,26 +22,26 @@ log = logging.getLogger(__name__)
 FORMAT = 1
 _NAME = "verdicts.json"
 
-# Outcomes. Nothing is said of what is still being copied.
+# Outcomes. A model that is still being copied has no outcome.
 LOADING = "loading"
-ON_TRIAL = "on trial"  # it serves, and is watched beside what served before
-GOOD = "good"  # it serves, and is what a restart serves
-WAITS = "waits"  # for memory, or for another model to change
+ON_TRIAL = "on trial"  # the content serves, in a canary
+GOOD = "good"  # the content serves, and a restart serves it again
+WAITS = "waits"  # the load waits for memory, or for a change of another model
 REFUSED = "refused"
 ROLLED_BACK = "rolled back"
 
 
 class Verdict(NamedTuple):
-    """What a daemon says of one model.
+    """The daemon's verdict on one model.
 
     Attributes:
-        outcome: of the newest content; one of those above.
-        digest: of that content; empty where it could not be read.
-        reason: why it does not serve.
-        told_ns: when, `time.monotonic_ns()` of that machine.
-        serves: the digest of what serves; empty where nothing does.
-        last_good: the digest of what a restart serves.
-        copy: the directory of that, below the store.
+        outcome: the outcome of the newest content; one of the outcomes above.
+        digest: the digest of that content; empty if it could not be read.
+        reason: the reason why it does not serve.
+        told_ns: the time of the verdict, `time.monotonic_ns()` of the daemon's machine.
+        serves: the digest of the serving content; empty if none serves.
+        last_good: the digest of the content that a restart serves.
+        copy: the directory of the last known good copy, relative to the store.
     """
 
     outcome: str = ""
@@ -53,11 +54,12 @@ class Verdict(NamedTuple):
 
 
 class Report(NamedTuple):
-    """All that the daemon of one store says.
+    """The verdicts of one store's daemon.
 
     Attributes:
-        runs: it still does.
-        repositories: which it follows, as resolved paths.
+        runs: True if the daemon still runs.
+        repositories: the resolved paths of the repositories that the daemon watches.
+        models: model name → its verdict.
     """
 
     runs: bool
@@ -66,10 +68,10 @@ class Report(NamedTuple):
 
 
 class Verdicts:
-    """Writes what became of each model into the store; any thread may call.
+    """Writes the verdict on each model into the store. Thread-safe.
 
-    A restart says it anew: nothing here need outlive a power cut. A verdict that
-    cannot be written is kept for `write_again`, and changes nothing else.
+    The verdicts need not be durable, because a restart writes them again. A verdict that cannot be
+    written is kept for `write_again` and has no other effect.
     """
 
     def __init__(self, store: Path, repositories: Sequence[Path]) -> None:
@@ -83,7 +85,7 @@ class Verdicts:
             self._write()
 
     def tell(self, name: str, outcome: str, digest: str = "", reason: str = "") -> None:
-        """The newest content of `name` has come to that."""
+        """Report `outcome` for the newest content of `name`."""
         self._change(name, outcome=outcome, digest=digest, reason=reason)
 
     def serves(self, name: str, digest: str, *, on_trial: bool) -> None:
@@ -91,7 +93,7 @@ class Verdicts:
         self._change(name, outcome=outcome, digest=digest, reason="", serves=digest)
 
     def is_good(self, name: str, digest: str, directory: Path) -> None:
-        """A restart serves what has this digest; `directory` is its copy in the store."""
+        """Report content `digest` as last known good; `directory` is its copy in the store."""
         copy = str(directory.relative_to(self._store))
         self._change(
             name,
@@ -104,7 +106,7 @@ class Verdicts:
         )
 
     def rolled_back(self, name: str, digest: str, reason: str, serves: str) -> None:
-        """`serves` is the digest of what serves again."""
+        """Report the rollback of content `digest`; `serves` is the digest that serves again."""
         self._change(name, outcome=ROLLED_BACK, digest=digest, reason=reason, serves=serves)
 
     def gone(self, name: str) -> None:
@@ -113,7 +115,7 @@ class Verdicts:
             self._write()
 
     def write_again(self) -> None:
-        """Write what could not be written, as while the disk was full."""
+        """Write the verdicts again if the last write failed, for example on a full disk."""
         with self._lock:
             if self._failed:
                 self._write()
@@ -125,7 +127,7 @@ class Verdicts:
             self._write()
 
     def _write(self) -> None:
-        """The caller has the lock."""
+        """Write all verdicts; the caller holds the lock."""
         pid = os.getpid()
         fields = {
             "format": FORMAT,
@@ -146,10 +148,10 @@ class Verdicts:
 
 
 def read_report(store: Path) -> Report | None:
-    """What the daemon of `store` says; None where none that tells ever opened it.
+    """Return the report of the daemon of `store`; None if the store holds no valid report.
 
     Raises:
-        OSError: it may not be read.
+        OSError: the report cannot be read.
     """
     try:
         fields = json.loads((store / _NAME).read_text())
@@ -163,7 +165,8 @@ def read_report(store: Path) -> Report | None:
 
 
 def _started(pid: int) -> str:
-    """When that process was started, which tells it from a later one of its number; or nothing."""
+    """Return the start time of process `pid`, which identifies it among processes of the same
+    number, or "" if there is no such process."""
     try:
         # proc(5): the 22nd field; the second one may hold spaces and parentheses.
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]

@@ -1,4 +1,4 @@
-"""POLL: the repositories are looked at again and again, and what is believed is carried out."""
+"""The repository watcher of mode POLL: scans periodically and applies the confirmed changes."""
 
 from __future__ import annotations
 
@@ -18,21 +18,26 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# While something is changing, it is looked at this often, so that waiting for the next poll does
-# not add to the window.
+# The scan interval while a model is changing, so that the wait for the next poll does not add to
+# the settling time.
 _SETTLING_S = 0.5
 
 
 class RepositoryWatcher:
-    """Looks every `poll_s`, more often while something changes; polling is the truth.
+    """Scans every `poll_s` seconds, more often while a model is changing.
+
+    Polling finds every change; inotify only makes a scan start earlier.
 
     Args:
-        beliefs: says what of what is seen is to be acted on.
-        act: carries that out, and returns soon; the models that were not what was told of them.
-        wait: waits so many seconds, or until something has changed; then the names of the models
-            that were renamed into place, else None.
-        attend: called every second or so with `time.monotonic()`; the models to be told of again,
-            though they have not changed.
+        repositories: the directories to scan.
+        change_detector: decides which changes are complete.
+        act: starts the updates for the changes and returns soon, with the names of the models
+            whose files changed again in the meantime.
+        poll_s: the time between two scans, in seconds.
+        wait: waits up to a number of seconds for a change in the repositories; returns the names
+            of the models that were renamed into place, or None without a change.
+        attend: called about every second with `time.monotonic()`; returns the names of unchanged
+            models to report once more.
     """
 
     def __init__(
@@ -45,7 +50,7 @@ class RepositoryWatcher:
         wait: Callable[[float], Collection[str] | None],
         attend: Callable[[float], Collection[str]] = lambda _: (),
     ) -> None:
-        # A disk that does not answer is no reason to end the process: what is loaded serves on.
+        # No deadline: a disk that hangs must not end the process, as the loaded models still serve.
         self.worker = Worker("repository", self._tick, deadline_s=math.inf)
         self._repositories = tuple(repositories)
         self._change_detector = change_detector
@@ -59,15 +64,15 @@ class RepositoryWatcher:
         self._arrived: set[str] = set()
 
     def age_s(self, now: float) -> float:
-        """How long ago the last look ended."""
+        """Return the seconds since the last scan ended."""
         return now - self._looked_at
 
     def look(self, now: float, arrived: Collection[str] = ()) -> bool:
-        """Look once and act; whether something may still be changing.
+        """Scan once and apply the changes; return whether a model may still be changing.
 
         Args:
             now: `time.monotonic()`.
-            arrived: the models that were renamed into place since the last look.
+            arrived: the models that were renamed into place since the last scan.
         """
         seen = read_repositories(self._repositories)
         for repository, why in seen.blind.items():

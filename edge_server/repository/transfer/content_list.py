@@ -1,4 +1,4 @@
-"""Manifests: made of what is there, and held against it."""
+"""Creates the manifest of a model's files, and compares a manifest with the files."""
 
 from __future__ import annotations
 
@@ -23,11 +23,14 @@ def manifest_of(
     *,
     allow_interface_change: bool = False,
 ) -> bytes:
-    """The manifest of these files, the same bytes for the same content: so is its signature.
+    """Return the manifest of these files: the same bytes, and so the same signature, for the same
+    content.
 
     Args:
-        empty: the directories with nothing in them.
-        allow_interface_change: it may break those who call the model that it replaces.
+        name: the model.
+        contents: path → content of the files.
+        empty: the empty directories.
+        allow_interface_change: True allows the model to break the callers of its predecessor.
     """
     files = {
         path: ManifestFile(*each) for path, each in contents.items() if path not in ABOUT_CONTENT
@@ -41,17 +44,24 @@ def manifest_of(
 
 
 def allows_interface_change(manifest: bytes) -> bool:
-    """Raises: ModelConfigError: it is no manifest."""
+    """Return whether the manifest allows a change of the interface.
+
+    Raises:
+        ModelConfigError: the bytes are not a manifest.
+    """
     return Manifest.parse(manifest).allow_interface_change is True
 
 
 def unfit(
     manifest: bytes, name: str, contents: Mapping[str, FileContent], empty: Collection[str]
 ) -> str:
-    """How `contents` of model `name` differ from what `manifest` says; empty where they fit.
+    """Return the first difference between the files of a model and `manifest`, or "" without one.
 
     Args:
-        empty: the directories with nothing in them.
+        manifest: the bytes of the manifest.
+        name: the model.
+        contents: path → content of the files.
+        empty: the empty directories.
     """
     try:
         said = Manifest.parse(manifest)

@@ -1,6 +1,7 @@
-"""A model on its way into a repository: whole under its own name, or not there at all.
+"""Places a model into a repository atomically.
 
-This runs on the far side of a push too: only the standard library here (`far_side.py`).
+The remote agent runs this module, too, so it uses only the standard library (see
+`remote_agent.py`).
 """
 
 from __future__ import annotations
@@ -41,18 +42,18 @@ if TYPE_CHECKING:
 
 
 class Incoming:
-    """A directory under a dot name, which nobody takes for a model, filled and then put in place.
+    """A model directory that is filled under a dot name, which no scan reads, and then placed.
 
-    Whatever ends the process, and whenever: under the model's name is what was there before, or
-    all of the new one. What is left over has a dot name; the next one to come removes it.
+    If the process ends at any time, the model's name refers to the complete old or to the complete
+    new directory. Leftovers have a dot name, and the next transfer removes them.
     """
 
     def __init__(self, repository: Path, name: str) -> None:
-        """Make it.
+        """Create the directory in `repository`.
 
         Raises:
-            ModelConfigError: `name` can be no model's, or the repository is not there.
-            InternalError: the file system does not take it.
+            ModelConfigError: `name` is not a model name, or the repository does not exist.
+            InternalError: the file system refuses the directory.
         """
         if not is_model_name(name):
             raise ModelConfigError(f"'{name}' is no model: {NAME_RULE}; rename it")
@@ -60,18 +61,23 @@ class Incoming:
         self._name = name
         self._directories = {""}
         self.contents: dict[str, FileContent] = {}
-        self.placed_ns = 0  # just before it was, by the monotonic clock here
+        self.placed_ns = 0  # the monotonic time of this machine just before the placement
         self._bytes = 0
         self._root = repository / f"{FILLED}{name}-{secrets.token_hex(4)}"
         with locked(repository), writing(repository):
             tidy(repository)
             self._root.mkdir()
-            # Says that somebody is at work here, for as long as this process lives.
+            # Marks the directory as in use for as long as this process lives.
             self._lock = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             lock(self._lock)
 
     def directory(self, path: str) -> None:
-        """Raises: ModelConfigError: no such path may be in a model; InternalError."""
+        """Create the directory at `path`, with its parents.
+
+        Raises:
+            ModelConfigError: `path` is not allowed in a model, or the model has too many files.
+            InternalError: the file system refuses the directory.
+        """
         _require_inside(path)
         self._count()
         with writing(self._root):
@@ -80,20 +86,26 @@ class Incoming:
         self._directories |= {"/".join(parts[:end]) for end in range(1, len(parts) + 1)}
 
     def file(self, path: str, size: int, mtime_ns: int, source: Source) -> None:
-        """Write `size` bytes of `source`, safe from a power cut when this returns.
+        """Write `size` bytes of `source` to `path`; return once the data is durable.
+
+        Args:
+            path: the path relative to the model's directory.
+            size: the size of the file in bytes.
+            mtime_ns: the modification time of the file, in nanoseconds.
+            source: the data.
 
         Raises:
-            ModelConfigError: no such path may be in a model, it is too much, or `source` ends
-                early.
+            ModelConfigError: `path` is not allowed in a model, the model is too large, or `source`
+                ends early.
             OSError: `source` cannot be read.
-            InternalError: the file system does not take it.
+            InternalError: the file system refuses the file.
         """
         _require_inside(path)
         self._count(size)
         folder, _, _ = path.rpartition("/")
         if folder and folder not in self._directories:
             self.directory(folder)
-        # Less what the umask takes, as for every file that this user makes.
+        # The umask applies, as to every file of this user.
         mode = 0o777 if source.executable else 0o666
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         with writing(self._root):
@@ -117,27 +129,30 @@ class Incoming:
         self.contents[path] = source.content()
 
     def read(self, path: str) -> bytes:
-        """A file that came, whole."""
+        """Return the content of a received file."""
         return (self._root / path).read_bytes()
 
     @property
     def empty_directories(self) -> tuple[str, ...]:
-        """Those that came with nothing in them, sorted."""
+        """The received empty directories, sorted."""
         return empty_directories(self._directories - {""}, self.contents)
 
     def place(self, expected: Mapping[str, FileContent]) -> Outcome:
-        """Put it under its name; what was there stays as the previous one, for `roll_back`.
+        """Place the model under its name; keep the replaced model as the previous one.
 
-        Where the same content is there already nothing is changed, so that pushing twice does not
-        lose the way back.
+        If the repository holds the same content already, nothing changes, so that a second push
+        does not lose the previous model that `roll_back` needs.
 
         Args:
-            expected: what it must consist of, manifest and signature included.
+            expected: path → content of every file, manifest and signature included.
+
+        Returns:
+            The outcome: "new", "replaced" or "unchanged".
 
         Raises:
-            ModelConfigError: it consists of something else, or what is under that name is no
-                directory.
-            InternalError: the file system refuses.
+            ModelConfigError: the received content differs, or the model's name refers to something
+                other than a directory.
+            InternalError: the file system refuses a rename.
         """
         if self.contents != expected:
             paths = sorted(
@@ -170,7 +185,7 @@ class Incoming:
         return "replaced"
 
     def close(self) -> None:
-        """Remove what was not put in place, and what that has replaced."""
+        """Remove the directory if it was not placed, or the older previous model after a swap."""
         shutil.rmtree(self._root, ignore_errors=True)
         os.close(self._lock)
 
@@ -194,15 +209,15 @@ class Incoming:
 
 
 def roll_back(repository: Path, name: str) -> int:
-    """Model `name` and what it was before change places; a second time undoes it.
+    """Swap model `name` with its previous model; a second call undoes the swap.
 
     Returns:
-        When, just before: `time.monotonic_ns()`.
+        The time just before the swap, `time.monotonic_ns()`.
 
     Raises:
-        NotFound: nothing is known of what it was before.
-        ModelConfigError: the repository is not there.
-        InternalError: the file system refuses.
+        NotFound: the repository holds no previous model.
+        ModelConfigError: `name` is not a model name, or the repository does not exist.
+        InternalError: the file system refuses a rename.
     """
     if not is_model_name(name):
         raise ModelConfigError(f"'{name}' is no model: {NAME_RULE}")

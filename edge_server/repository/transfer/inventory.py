@@ -1,7 +1,7 @@
-"""What a model in a repository consists of, by content.
+"""The inventory of a model in a repository: its files by content.
 
-This runs on the far side of a push too, where there may be nothing but Python: only the standard
-library here, and what keeps to it (`far_side.py`).
+The remote agent runs this module, too, so it imports only the standard library and modules that do
+the same (see `remote_agent.py`).
 """
 
 from __future__ import annotations
@@ -23,30 +23,32 @@ if TYPE_CHECKING:
 
 MANIFEST = "manifest.json"
 SIGNATURE = "manifest.json.sig"
-# Neither is content: both tell of it.
+# Neither file is content; both describe the content.
 ABOUT_CONTENT = frozenset({MANIFEST, SIGNATURE})
 MOST_MANIFEST_BYTES = 4 << 20
 CHUNK_BYTES = 1 << 20
 
 
 class FileContent(NamedTuple):
-    """One file's."""
+    """The content of one file: SHA-256 in hex, and size in bytes."""
 
     sha256: str
     size: int
 
 
 class Inventory(NamedTuple):
-    """One model of a repository, read from end to end.
+    """The complete inventory of one model of a repository.
 
     Attributes:
-        files: path → content, all but the manifest and its signature.
-        empty: directories with nothing in them, as an ensemble's versions are; sorted.
-        versions: ascending.
-        manifest: the exact bytes; None where there is none.
-        signature: likewise.
-        has_previous: `rollback` has something to go back to.
-        fault: why it cannot be used or read; then the rest is empty.
+        name: the model.
+        files: path → content of all files except the manifest and its signature.
+        empty: the empty directories, such as the versions of an ensemble, sorted.
+        versions: the version numbers, ascending.
+        manifest: the exact bytes of the manifest; None if there is none.
+        signature: the exact bytes of the signature; None if there is none.
+        has_previous: True if the repository holds a previous model for `rollback`.
+        fault: the reason why the model is unusable or cannot be read; the other fields but
+            `has_previous` are then empty.
     """
 
     name: str
@@ -60,12 +62,12 @@ class Inventory(NamedTuple):
 
 
 class Source:
-    """Bytes to be copied, hashed as they are read.
+    """A stream of bytes to copy, hashed as they are read.
 
     Args:
-        read: gives so many bytes, fewer only at the end.
-        progress: is told of every so many bytes more.
-        executable: the copy is to be as well.
+        read: returns the given number of bytes, fewer only at the end.
+        progress: called with the number of bytes after each read.
+        executable: True if the copy must be executable.
     """
 
     def __init__(
@@ -90,21 +92,21 @@ class Source:
         return data
 
     def content(self) -> FileContent:
-        """Of what has been read so far."""
+        """Return the content of the bytes read so far."""
         return FileContent(self._sha256.hexdigest(), self._size)
 
 
 class Sink(Protocol):
-    """Where a model's files go."""
+    """The target of a model's files."""
 
     def directory(self, path: str) -> None: ...
 
     def file(self, path: str, size: int, mtime_ns: int, source: Source) -> None:
-        """Take `size` bytes of `source`; no more, and an error where there are fewer."""
+        """Write exactly `size` bytes of `source`; raise an error if there are fewer."""
 
 
 def take_inventory(repository: Path, name: str) -> Inventory:
-    """Read all of model `name`; what cannot be read is its fault.
+    """Read all files of model `name`; a read error becomes the inventory's fault.
 
     Raises:
         ModelConfigError: the repository itself cannot be read.
@@ -136,10 +138,11 @@ def take_inventory(repository: Path, name: str) -> Inventory:
 
 
 def digest_of(contents: Mapping[str, FileContent], empty: Iterable[str]) -> str:
-    """The SHA-256 of a model's content: all but its name, its manifest and its signature.
+    """Return the SHA-256 of a model's content in hex, without name, manifest and signature.
 
     Args:
-        empty: the directories with nothing in them.
+        contents: path → content of the files.
+        empty: the empty directories.
     """
     lines = [
         f"{path}\0{each.size}\0{each.sha256}\n"
@@ -151,7 +154,11 @@ def digest_of(contents: Mapping[str, FileContent], empty: Iterable[str]) -> str:
 
 
 def look_at(repository: Path, name: str) -> ModelTree:
-    """Raises: ModelConfigError: the repository itself cannot be read."""
+    """Scan model `name` of `repository`.
+
+    Raises:
+        ModelConfigError: the repository itself cannot be read.
+    """
     try:
         return look(repository, name)
     except OSError as error:
@@ -162,7 +169,7 @@ def look_at(repository: Path, name: str) -> ModelTree:
 
 
 def previous(name: str) -> str:
-    """The directory of what a model was before."""
+    """Return the directory name of a model's previous content."""
     return f".previous-{name}"
 
 
@@ -170,10 +177,10 @@ def previous(name: str) -> str:
 def source_of(
     tree: ModelTree, path: str, progress: Callable[[int], None] | None = None
 ) -> Iterator[Source]:
-    """The file at `path` of `tree`.
+    """Open the file at `path` of `tree` as a `Source`.
 
     Raises:
-        OSError: it vanished meanwhile, or cannot be read.
+        OSError: the file vanished, or cannot be read.
     """
     with opened(tree, path) as descriptor, os.fdopen(descriptor, "rb", closefd=False) as file:
         mode = os.fstat(descriptor).st_mode
@@ -181,12 +188,12 @@ def source_of(
 
 
 def about_in(tree: ModelTree) -> dict[str, bytes]:
-    """The manifest and the signature of `tree`, if they are there, by path.
+    """Return the existing manifest and signature of `tree` by path.
 
-    Of one that is too long there is enough to find it faulty.
+    A file that is too long is cut, but long enough to be found invalid.
 
     Raises:
-        OSError: it vanished meanwhile, or cannot be read.
+        OSError: a file vanished, or cannot be read.
     """
     found = {}
     for file in tree.files:

@@ -1,4 +1,4 @@
-"""The keys that models are signed with, and signing."""
+"""The keys that sign models."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 
 class SigningKey:
-    """A private key for Ed25519."""
+    """A private Ed25519 key."""
 
     def __init__(self, path: Path) -> None:
-        """Read it from a PEM file.
+        """Read the key from the PEM file `path`.
 
         Raises:
-            SettingsError: unreadable, readable by others, encrypted, no such key, or the package
-                that knows keys is missing; names the file and the remedy.
+            SettingsError: the file is unreadable, accessible to others, encrypted or holds no
+                Ed25519 key, or the package for keys is missing; the text names file and remedy.
         """
         ed25519, serialization = _cryptography()
         try:
@@ -44,7 +44,7 @@ class SigningKey:
                 f"{path}: is encrypted with a password; decrypt it: openssl pkey -in {path} -out "
                 "OTHER"
             ) from None
-        except Exception:  # noqa: BLE001 - what it raises for what is no key is not documented
+        except Exception:  # noqa: BLE001 - the errors for an invalid key are undocumented
             raise SettingsError(f"{path}: holds no private key in PEM form") from None
         if not isinstance(key, ed25519.Ed25519PrivateKey):
             raise SettingsError(
@@ -53,23 +53,24 @@ class SigningKey:
         self._key: Any = key
 
     def sign(self, manifest: bytes) -> bytes:
-        """The signature of these bytes; always the same for the same bytes."""
+        """Return the signature of these bytes, always the same for the same bytes."""
         signature: bytes = self._key.sign(manifest)
         return signature
 
     def has_signed(self, manifest: bytes | None, signature: bytes | None) -> bool:
-        """Whether both are there, and the signature is of these bytes by this key."""
+        """Return whether both are given and this key made the signature of these bytes."""
         return manifest is not None and self.sign(manifest) == signature
 
 
 def make_keys(path: Path) -> Path:
-    """Write a new private key to `path`, for its owner alone, and the public one beside it.
+    """Write a new private key to `path` for its owner only, and the public key beside it.
 
     Returns:
-        The public key's file: `path` with `.pub` behind.
+        The file of the public key: `path` with the suffix `.pub`.
 
     Raises:
-        SettingsError: one of them exists already or cannot be written; then neither is changed.
+        SettingsError: one of the files exists already or cannot be written; neither file is
+            changed in this case.
     """
     ed25519, serialization = _cryptography()
     key = ed25519.Ed25519PrivateKey.generate()

@@ -1,7 +1,7 @@
-"""A repository on this machine, as models are delivered to it and fetched from it.
+"""A repository on this machine, as the source or target of a transfer.
 
-This is what serves on the far side of a push too: only the standard library here
-(`far_side.py`).
+The remote agent runs this module, too, so it uses only the standard library (see
+`remote_agent.py`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class LocalRepository:
-    """A directory with models in it."""
+    """A repository in a directory of this machine."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -43,10 +43,11 @@ class LocalRepository:
         return str(self.path)
 
     def names(self) -> list[str]:
-        """The models here, sorted; also what may be none, for `stock` to tell.
+        """Return the names of the models, sorted, including unusable ones; `inventory` reports
+        their faults.
 
         Raises:
-            ModelConfigError: it cannot be read.
+            ModelConfigError: the repository cannot be read.
         """
         try:
             return sorted(
@@ -61,7 +62,7 @@ class LocalRepository:
             ) from error
 
     def inventory(self, name: str) -> Inventory:
-        """All of model `name`, read.
+        """Read all files of model `name` and return their inventory.
 
         Raises:
             ModelConfigError: the repository cannot be read.
@@ -69,10 +70,10 @@ class LocalRepository:
         return take_inventory(self.path, name)
 
     def tree(self, name: str) -> ModelTree:
-        """Model `name`, looked at.
+        """Scan model `name`.
 
         Raises:
-            ModelConfigError: it is not there or cannot be used.
+            ModelConfigError: the model does not exist or is unusable.
         """
         if not is_model_name(name) or not os.path.lexists(self.path / name):
             raise ModelConfigError(f"{self.path}: there is no model '{name}'")
@@ -83,11 +84,12 @@ class LocalRepository:
 
     @contextmanager
     def receiving(self, name: str, all_but: str = "") -> Iterator[Incoming]:
-        """A place to fill with model `name`; unless it is placed, nothing has happened.
+        """Yield an `Incoming` for model `name`; the repository changes only when it is placed.
 
         Args:
-            all_but: where it is given, the model that is there is taken over but for this
-                directory and its manifest.
+            name: the model.
+            all_but: if given, the existing model is copied except for this directory, its manifest
+                and its signature.
 
         Raises:
             ModelConfigError, InternalError: see `Incoming`.
@@ -104,10 +106,11 @@ class LocalRepository:
     def send(
         self, name: str, sink: Sink, progress: Callable[[int], None] | None = None
     ) -> dict[str, FileContent]:
-        """All files of model `name`, and what tells of them; what each consisted of.
+        """Send all files of model `name`, with manifest and signature; return their contents.
 
         Raises:
-            ModelConfigError: it is not there, cannot be used, or is changed meanwhile.
+            ModelConfigError: the model does not exist, is unusable, or changed during the
+                transfer.
         """
         return send_tree(self.tree(name), sink, progress=progress)
 
@@ -116,18 +119,19 @@ class LocalRepository:
         return roll_back(self.path, name)
 
     def to_last_good(self, name: str, store: str = "") -> int:
-        """Put back what the daemon that follows this repository knows to be good.
+        """Place the last known good copy of `name` from the daemon that watches this repository.
 
         Args:
-            store: the daemon's; the usual ones where it is empty.
+            name: the model.
+            store: the store of the daemon; empty searches the usual places.
 
         Returns:
-            When, just before: `time.monotonic_ns()`; 0 where it was there already.
+            The time just before the placement, `time.monotonic_ns()`; 0 if the content was there.
 
         Raises:
-            NotFound: no daemon follows it, or it knows of nothing good.
-            SettingsError: the daemon's store may not be read.
-            ModelConfigError: the copy is not what was found good.
+            NotFound: no daemon watches the repository, or it has no good copy of the model.
+            SettingsError: the daemon's store cannot be read.
+            ModelConfigError: the copy is damaged.
             InternalError: see `Incoming`.
         """
         there = followed(self.path, store)
@@ -159,7 +163,7 @@ class LocalRepository:
 
 
 def replaced_by(path: str, version: str) -> bool:
-    """Whether a new directory `version` takes the place of the file or directory at `path`."""
+    """Return whether a new directory `version` replaces the file or directory at `path`."""
     return path in ABOUT_CONTENT or path.partition("/")[0] == version
 
 
@@ -170,13 +174,19 @@ def send_tree(
     leave_out: Callable[[str], bool] = lambda _: False,
     progress: Callable[[int], None] | None = None,
 ) -> dict[str, FileContent]:
-    """Everything in `tree`, as it was when it was looked at, or an error.
+    """Send all directories and files of `tree`, unchanged since its scan, to `sink`.
+
+    Args:
+        tree: the scanned model.
+        sink: receives the directories and files.
+        leave_out: returns True for a path that is not sent.
+        progress: called with the number of bytes after each read.
 
     Returns:
-        What each file consisted of.
+        Path → content of each file sent.
 
     Raises:
-        ModelConfigError: it is changed meanwhile, or cannot be read.
+        ModelConfigError: the model changed during the transfer, or cannot be read.
     """
     contents = {}
     try:

@@ -1,4 +1,4 @@
-"""What a daemon's store will not load again, and how it is let out."""
+"""Lists and releases the quarantined content of a daemon's store."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from edge_server.repository.state_file import StateFile
 if TYPE_CHECKING:
     from pathlib import Path
 
-# A daemon looks every second, but not while it copies a model.
+# A daemon checks for releases every second, except while it copies a model.
 PATIENCE_S = 5.0
 _LOOK_S = 0.05
 
 
 class Held(NamedTuple):
-    """Content in quarantine; the name is empty where nobody noted it."""
+    """Quarantined content; the name is empty if the store has none for it."""
 
     digest: str
     name: str
@@ -26,10 +26,10 @@ class Held(NamedTuple):
 
 
 def held_back(store: Path) -> list[Held]:
-    """All that is in quarantine and is to stay there; nothing where there is no store.
+    """Return the quarantined content without a pending release; an empty list without a store.
 
     Raises:
-        SettingsError: the store may not be read.
+        SettingsError: the store cannot be read.
     """
     try:
         state, quarantine_releases = StateFile(store).look(), QuarantineReleases(store)
@@ -45,15 +45,22 @@ def held_back(store: Path) -> list[Held]:
 def release(
     store: Path, name: str, digest: str = "", *, patience_s: float = PATIENCE_S
 ) -> dict[str, bool]:
-    """Let all content out that is in quarantine for model `name`, or what of it begins so.
+    """Release the quarantined content of model `name` whose digest begins with `digest`.
+
+    Args:
+        store: the directory of the store.
+        name: the model.
+        digest: the beginning of the digest; empty releases all content of the model.
+        patience_s: the longest wait for a running daemon, in seconds.
 
     Returns:
-        Each digest, and whether a daemon has done so by now; else the next that opens the store
-        does.
+        Digest → whether a daemon has released it already; otherwise the next daemon that opens the
+        store does.
 
     Raises:
-        NotFound: there is nothing of the kind.
-        SettingsError: the store may not be read or written.
+        NotFound: no such content is quarantined.
+        SettingsError: the store cannot be read or written.
+        InternalError: no daemon of this version has opened the store.
     """
     wanted = [
         held

@@ -1,4 +1,4 @@
-"""A repository on another machine, reached with ssh as it is set up here."""
+"""A repository on another machine, reached with this user's ssh configuration."""
 
 from __future__ import annotations
 
@@ -35,10 +35,14 @@ _REMOTE = re.compile(
 
 
 def repository_at(text: str, ssh: str) -> LocalRepository | RemoteRepository:
-    """The repository that `text` names: a directory, or [USER@]HOST:DIRECTORY as scp reads it.
+    """Return the repository that `text` names: a directory, or [USER@]HOST:DIRECTORY as for scp.
+
+    Args:
+        text: the name of the repository.
+        ssh: the ssh command with its options.
 
     Raises:
-        SettingsError: it names none.
+        SettingsError: `text` names no repository.
     """
     match = _REMOTE.fullmatch(text)
     if match is None:
@@ -50,12 +54,15 @@ def repository_at(text: str, ssh: str) -> LocalRepository | RemoteRepository:
 
 
 class RemoteRepository:
-    """A directory with models in it on a host that has ssh and Python, and needs nothing else.
+    """A repository on a remote host, which needs only ssh and Python.
 
-    The same as `LocalRepository` there: what the connection cuts off has not happened.
+    The methods do the same as those of `LocalRepository` on that host; an interrupted transfer
+    changes nothing.
 
     Args:
-        ssh: the command and its options, before the host.
+        host: the host, with the user if given.
+        path: the directory of the repository on the host.
+        ssh: the ssh command with its options, without the host.
     """
 
     def __init__(self, host: str, path: str, ssh: Sequence[str]) -> None:
@@ -67,12 +74,17 @@ class RemoteRepository:
         return f"{self._host}:{self._path}"
 
     def names(self) -> list[str]:
-        """Raises: EdgeServerError: what it met there; Unavailable: it cannot be reached."""
+        """See `LocalRepository`.
+
+        Raises:
+            EdgeServerError: the error of the remote agent.
+            Unavailable: the host cannot be reached.
+        """
         with self._asking({"do": "names"}) as talk:
             return [str(name) for name in talk.reply()["names"]]
 
     def inventory(self, name: str) -> Inventory:
-        """Raises: see `names`."""
+        """See `LocalRepository`. Raises: see `names`."""
         with self._asking({"do": "stock", "name": name}) as talk:
             return stock_from_json(talk.reply()["stock"])
 
@@ -100,7 +112,7 @@ class RemoteRepository:
             return int(talk.reply()["placed_ns"])
 
     def to_last_good(self, name: str, store: str = "") -> int:
-        """See `LocalRepository`; `store` is there. Raises: see `names`."""
+        """See `LocalRepository`; `store` is a path on the host. Raises: see `names`."""
         with self._asking({"do": "to last good", "name": name, "store": store}) as talk:
             return int(talk.reply()["placed_ns"])
 
@@ -136,7 +148,7 @@ class RemoteRepository:
 
 
 class _Talk:
-    """With one far side, while its process lives."""
+    """A conversation with one remote agent, for the lifetime of its process."""
 
     def __init__(self, process: subprocess.Popen[bytes], host: str) -> None:
         self._process = process
@@ -146,13 +158,17 @@ class _Talk:
         self.output = cast("BinaryIO", process.stdout)
 
     def say(self, data: bytes) -> None:
-        # Where nobody listens any more, the reply or its absence tells why.
+        # If the agent has ended, `reply` raises the error with the cause.
         with suppress(BrokenPipeError):
             self.input.write(data)
             self.input.flush()
 
     def reply(self) -> dict[str, Any]:
-        """Raises: EdgeServerError: the far side's, or there is no reply."""
+        """Close the input and return the agent's reply.
+
+        Raises:
+            EdgeServerError: the remote agent reported an error, or sent no reply.
+        """
         self._close_input()
         for line in iter(lambda: self.output.readline(_LONGEST_REPLY_BYTES), b""):
             if line.startswith(REPLY):
@@ -172,7 +188,7 @@ class _Talk:
         raise errors.InternalError(f"{self._host}: the other side ended with {code}, without reply")
 
     def end(self) -> None:
-        """The far side sees the end of its input, and takes back what is not complete."""
+        """Close the pipes; at the end of its input the agent discards an incomplete model."""
         self._close_input()
         self.output.close()
         try:
@@ -187,7 +203,7 @@ class _Talk:
 
 
 class _Receiving:
-    """A model on its way to the far side."""
+    """A model in transfer to the remote agent."""
 
     def __init__(self, talk: _Talk) -> None:
         self.placed_ns = 0
@@ -212,7 +228,7 @@ class _Receiving:
         return outcome
 
     def close(self) -> None:
-        """What was not placed will not be."""
+        """End the transfer; a model that was not placed is discarded."""
         self._tar.abandon()
 
     @contextmanager
@@ -220,7 +236,7 @@ class _Receiving:
         try:
             yield
         except BrokenPipeError:
-            self._talk.reply()  # tells why, as an error
+            self._talk.reply()  # raises the agent's error
             raise
 
 

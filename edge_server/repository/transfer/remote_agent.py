@@ -1,8 +1,8 @@
-"""The other end of ssh: sent there as text and run by the Python that is there.
+"""The remote agent: sent over ssh as source text and run by the Python of the remote host.
 
-Nothing else has to be there, so that all of `MODULES` keeps to the standard library. Standard input
-is a line of these modules, a line that says what to do, and perhaps a model; standard output is a
-line of how that went, and perhaps a model.
+The host needs nothing else, so all of `MODULES` use only the standard library. Standard input is a
+line with these modules, a line with the request and, for a push, a model; standard output is a line
+with the reply and, for a fetch, a model.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from edge_server.repository.transfer.local import LocalRepository
 from edge_server.repository.transfer.tar_stream import TarSink, receive
 from edge_server.repository.transfer.verdict import Wanted, to_json
 
-# In the order in which they need each other.
+# In the order of their imports.
 MODULES = (
     "edge_server.errors",
     "edge_server.model_config.files",
@@ -37,7 +37,7 @@ MODULES = (
     "edge_server.repository.transfer.tar_stream",
     "edge_server.repository.transfer.remote_agent",
 )
-# Makes modules of the first line of standard input, and runs the last one.
+# Creates the modules from the first line of standard input, and runs the last one.
 BOOT = """\
 import json, sys, types
 for name, text in json.loads(sys.stdin.buffer.readline()):
@@ -45,12 +45,12 @@ for name, text in json.loads(sys.stdin.buffer.readline()):
     exec(compile(text, name, "exec"), module.__dict__)
 sys.exit(module.answer(sys.stdin.buffer, sys.stdout.buffer))
 """
-# Shells greet, and the reply has to be told from that.
+# Marks the reply, because a login shell may print a greeting before it.
 REPLY = b"edge-server-reply "
 
 
 def answer(requests: BinaryIO, replies: BinaryIO) -> int:
-    """Do what the next line of `requests` says; the exit code."""
+    """Execute the request in the next line of `requests`; return the exit code."""
     request = json.loads(requests.readline())
     repository = LocalRepository(Path(request["repository"]).expanduser())
     try:
@@ -65,7 +65,7 @@ def answer(requests: BinaryIO, replies: BinaryIO) -> int:
             os._exit(1)
         return 1
     except BrokenPipeError:
-        # Nobody is there any more, nor must the interpreter's last flush complain.
+        # The client is gone; `_exit` avoids the error of the interpreter's last flush.
         os._exit(1)
     return 0
 
@@ -101,7 +101,7 @@ def _send(repository: LocalRepository, name: str, replies: BinaryIO) -> None:
     try:
         sink.end(repository.send(name, sink))
     except EdgeServerError as error:
-        # The stream has no end now, so that nothing of it is taken; this is for people.
+        # Without its end the client discards the stream; the text on stderr is for the user.
         sink.abandon()
         print(f"edge-server: {error}", file=sys.stderr)
 
@@ -120,7 +120,11 @@ def stock_to_json(inventory: Inventory) -> dict[str, Any]:
 
 
 def stock_from_json(fields: dict[str, Any]) -> Inventory:
-    """Raises: ValueError, TypeError, KeyError: it is none."""
+    """Return the inventory from the fields of `stock_to_json`.
+
+    Raises:
+        ValueError, TypeError, KeyError: the fields are invalid.
+    """
     for name in ("manifest", "signature"):
         data = fields[name]
         fields[name] = None if data is None else base64.b64decode(data, validate=True)

@@ -1,6 +1,7 @@
-"""Names in a repository: changed one at a time, at once, and put right after a crash.
+"""Atomic renames in a repository, with the repair after a crash.
 
-This runs on the far side of a push too: only the standard library here (`far_side.py`).
+The remote agent runs this module, too, so it uses only the standard library (see
+`remote_agent.py`).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-# What is being filled; and what is out of the way between two renames.
+# Prefixes of a directory that is being filled, and of one set aside between two renames.
 FILLED = ".incoming-"
 _ASIDE = ".outgoing-"
 
@@ -34,10 +35,10 @@ _NO_EXCHANGE = frozenset({errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EPERM
 
 @contextmanager
 def locked(repository: Path) -> Iterator[None]:
-    """Nobody else changes names in `repository` meanwhile.
+    """Hold the lock of `repository` inside the block, so that no other transfer renames there.
 
     Raises:
-        ModelConfigError: it is not there.
+        ModelConfigError: the repository cannot be opened.
     """
     try:
         descriptor = os.open(repository, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -54,10 +55,9 @@ def locked(repository: Path) -> Iterator[None]:
 
 
 def swap(one: Path, other: Path) -> None:
-    """Both directories change names, at once where the file system can do that.
+    """Swap the names of two directories, atomically if the file system can do that.
 
-    Where it cannot, there is a moment at which `other` is missing; `tidy` knows what to do if
-    that moment does not end.
+    Otherwise `other` is missing for a moment; after a crash in that moment `tidy` restores it.
     """
     if _exchange(one, other):
         return
@@ -82,7 +82,7 @@ def _exchange(one: Path, other: Path) -> bool:
 
 
 def tidy(repository: Path) -> None:
-    """Remove what an interrupted push left, and give back a name that it took away."""
+    """Remove the leftovers of an interrupted push, and restore a name that it moved aside."""
     for path in sorted(repository.iterdir()):
         if path.name.startswith(_ASIDE):
             name = path.name[len(_ASIDE) :].partition("-")[2]
@@ -113,14 +113,14 @@ def _is_at_work(path: Path) -> bool:
 
 
 def lock(descriptor: int) -> None:
-    """Wait for, and hold, what is open there until it is closed."""
-    # A network file system without locks: two pushes at the same moment are then the users' care.
+    """Wait for the lock of the open file or directory, and hold it until the descriptor closes."""
+    # A network file system may lack locks; then users must avoid two pushes at the same time.
     with suppress(OSError):
         fcntl.flock(descriptor, fcntl.LOCK_EX)
 
 
 def sync(directory: Path) -> None:
-    """Returns when a power cut changes nothing in it any more."""
+    """Sync `directory`; return once its entries are safe from a power cut."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -130,10 +130,10 @@ def sync(directory: Path) -> None:
 
 @contextmanager
 def writing(place: Path) -> Iterator[None]:
-    """What the file system refuses becomes an error that names it.
+    """Turn an OSError inside the block into an error that names the file.
 
     Raises:
-        InternalError: instead of the OSError.
+        InternalError: the block raised an OSError.
     """
     try:
         yield

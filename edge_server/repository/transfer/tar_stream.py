@@ -1,6 +1,7 @@
-"""A model as a tar, written and read file by file, with a list of its contents at the end.
+"""A model as a tar stream, with a list of its contents at the end.
 
-This runs on the far side of a push too: only the standard library here (`far_side.py`).
+The remote agent runs this module, too, so it uses only the standard library (see
+`remote_agent.py`).
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ if TYPE_CHECKING:
 
     from edge_server.repository.transfer.incoming import Incoming
 
-# No model has a file of this name, and without it the stream was cut off.
+# No model has a file of this name; a stream without this file was cut off.
 _CONTENTS = ".contents.json"
 _MOST_CONTENTS_BYTES = 16 << 20
 _BROKEN = "the connection broke, or the other side ended early; try again"
 
 
 class TarSink:
-    """Writes a model to a stream that cannot be wound back."""
+    """Writes a model to a stream that cannot seek."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._outlet = _Outlet(stream)
@@ -44,7 +45,11 @@ class TarSink:
         self._tar.addfile(entry)
 
     def file(self, path: str, size: int, mtime_ns: int, source: Source) -> None:
-        """Raises: OSError: `source` ends early, or nobody reads the stream."""
+        """Write a file of `size` bytes to the stream.
+
+        Raises:
+            OSError: `source` ends early, or the reader of the stream is gone.
+        """
         entry = tarfile.TarInfo(path)
         entry.size = size
         entry.mode = 0o755 if source.executable else 0o644
@@ -52,19 +57,19 @@ class TarSink:
         self._tar.addfile(entry, source)  # type: ignore[arg-type]
 
     def end(self, contents: Mapping[str, FileContent]) -> None:
-        """Without this the other side takes nothing."""
+        """Write the list of contents, without which the receiver discards the model."""
         data = json.dumps(contents).encode()
         self.file(_CONTENTS, len(data), 0, Source(io.BytesIO(data).read))
         self._tar.close()
 
     def abandon(self) -> None:
-        """Nothing more is written, not even what was kept back."""
+        """Close the tar without writing anything more, not even buffered data."""
         self._outlet.is_open = False
         self._tar.close()
 
 
 class _Outlet:
-    """What tarfile writes to, also when it should not any more."""
+    """The output of tarfile, which drops all data once `is_open` is False."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self.is_open = True
@@ -77,11 +82,12 @@ class _Outlet:
 def receive(
     stream: BinaryIO, incoming: Incoming, progress: Callable[[int], None] | None = None
 ) -> dict[str, FileContent]:
-    """Fill `incoming` from what `TarSink` wrote; the list that came at the end.
+    """Read the stream of a `TarSink` into `incoming`; return the list of contents at its end.
 
     Raises:
-        ModelConfigError: it is cut off, no such tar, or holds what no model may have.
-        InternalError: the file system does not take it.
+        ModelConfigError: the stream is cut off, is invalid, or holds an entry that no model may
+            have.
+        InternalError: the file system refuses a file.
     """
     try:
         with tarfile.open(fileobj=stream, mode="r|", bufsize=CHUNK_BYTES) as tar:

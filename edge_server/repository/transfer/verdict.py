@@ -1,6 +1,7 @@
-"""What the daemon that follows a repository says of what was delivered there.
+"""Reads and waits for the verdict of the daemon that watches a repository.
 
-This runs on the far side of a push too: only the standard library here (`far_side.py`).
+The remote agent runs this module, too, so it uses only the standard library (see
+`remote_agent.py`).
 """
 
 from __future__ import annotations
@@ -25,21 +26,25 @@ if TYPE_CHECKING:
 
 _LOOK_S = 0.1
 
-# How the waiting ended.
+# The ends of a wait.
 TOLD = "told"
-NOBODY = "nobody"  # no daemon that runs follows that repository
-ENDED = "ended"  # the daemon ended meanwhile
-SILENT = "silent"  # it said nothing final in time
+NOBODY = "nobody"  # no running daemon watches that repository
+ENDED = "ended"  # the daemon ended during the wait
+SILENT = "silent"  # the daemon gave no final verdict in time
 REPLACED = "replaced"  # the repository holds other content of that name, or none
 
 
 class Wanted(NamedTuple):
-    """The content of which a verdict is wanted.
+    """The content to wait for a verdict on.
 
     Attributes:
-        since_ns: `time.monotonic_ns()` there before it was put in place; 0 where it was there.
-        passed: wait until its probation is over too.
-        store: of the daemon; the usual ones where it is empty.
+        name: the model.
+        digest: the digest of the content.
+        since_ns: the daemon machine's `time.monotonic_ns()` just before the placement; 0 if the
+            content was there already.
+        passed: True waits until the canary has ended, too.
+        patience_s: the longest wait, in seconds.
+        store: the store of the daemon; empty searches the usual places.
     """
 
     name: str
@@ -51,17 +56,21 @@ class Wanted(NamedTuple):
 
 
 class Followed(NamedTuple):
-    """The store of the daemon that follows a repository, and what it says."""
+    """The store of the daemon that watches a repository, and the daemon's report."""
 
     store: Path
     report: Report
 
 
 def followed(repository: Path, store: str = "") -> Followed | None:
-    """The daemon that follows `repository`, be it running or not; None where none is known.
+    """Return the daemon that watches `repository`, a running one first; None without any.
+
+    Args:
+        repository: the directory of the repository.
+        store: the store of the daemon; empty searches the usual places.
 
     Raises:
-        SettingsError: its store may not be read, and so nobody knows.
+        SettingsError: no daemon was found and a store could not be read.
     """
     blind: SettingsError | None = None
     found: Followed | None = None
@@ -81,18 +90,20 @@ def followed(repository: Path, store: str = "") -> Followed | None:
 
 
 def models_told(repository: Path, store: str = "") -> dict[str, Verdict] | None:
-    """What the daemon that runs and follows `repository` says, by model; None where none does.
+    """Return model name → verdict of the running daemon that watches `repository`, or None.
 
-    Raises: SettingsError: see `followed`.
+    Raises:
+        SettingsError: see `followed`.
     """
     there = followed(repository, store)
     return dict(there.report.models) if there is not None and there.report.runs else None
 
 
 def wait_for(repository: Path, wanted: Wanted) -> tuple[str, Verdict]:
-    """How the waiting ended, and what was told last.
+    """Wait for the verdict on `wanted`; return how the wait ended, and the last verdict.
 
-    Raises: SettingsError: see `followed`.
+    Raises:
+        SettingsError: see `followed`.
     """
     verdict = Verdict()
     there = followed(repository, wanted.store)
@@ -118,9 +129,9 @@ def wait_for(repository: Path, wanted: Wanted) -> tuple[str, Verdict]:
 
 
 class _Content:
-    """Whether a repository still holds what a verdict is wanted of.
+    """Checks whether a repository still holds the wanted content.
 
-    A model whose directory has not changed is not read again.
+    A model whose directory is unchanged is not read again.
     """
 
     def __init__(self, repository: Path, wanted: Wanted) -> None:
@@ -130,7 +141,11 @@ class _Content:
         self._is_there = True
 
     def is_there(self) -> bool:
-        """Raises: ModelConfigError: the repository cannot be read."""
+        """Return whether the repository still holds the wanted content.
+
+        Raises:
+            ModelConfigError: the repository cannot be read.
+        """
         try:
             status = (self._repository / self._wanted.name).lstat()
         except OSError:
@@ -138,7 +153,7 @@ class _Content:
         directory = status.st_ino, status.st_ctime_ns  # a rename changes the latter
         if directory != self._directory:
             inventory = take_inventory(self._repository, self._wanted.name)
-            # A model that cannot be read is for the daemon to judge.
+            # The daemon reports a model that cannot be read.
             digest = digest_of(inventory.files, inventory.empty)
             self._is_there = bool(inventory.fault) or digest == self._wanted.digest
             self._directory = directory
@@ -156,7 +171,7 @@ def _read(store: Path) -> Report | None:
 
 
 def _is_about(told: Verdict, wanted: Wanted) -> bool:
-    # What could not even be read has no digest: then the newest word is about it.
+    # A verdict on unreadable content has no digest; the newest one is then about this content.
     return told.told_ns > wanted.since_ns and told.digest in ("", wanted.digest)
 
 
@@ -171,11 +186,15 @@ def to_json(ended: str, verdict: Verdict) -> dict[str, Any]:
 
 
 def from_json(fields: Mapping[str, Any]) -> tuple[str, Verdict]:
-    """Raises: KeyError, TypeError: it is none."""
+    """Return the end of a wait and its verdict, from the fields of `to_json`.
+
+    Raises:
+        KeyError, TypeError: the fields are invalid.
+    """
     return str(fields["ended"]), Verdict(**fields["verdict"])
 
 
 def in_words(verdict: Verdict) -> str:
-    """Why a model does not serve, for a person."""
+    """Return a text with the reason why a model does not serve."""
     serves = f"{verdict.serves[:12]} serves" if verdict.serves else "nothing of that name serves"
     return f"{verdict.outcome}: {verdict.reason}; {serves}"
