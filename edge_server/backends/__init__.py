@@ -21,10 +21,11 @@ BACKENDS = {
 
 
 def find_backend(name: str) -> Backend:
-    """The backend of that name.
+    """Return the backend registered as `name`.
 
     Raises:
-        ModelConfigError: no such backend, or what it is built on is not installed.
+        ModelConfigError: no backend has that name, or a library that the backend needs is not
+            installed.
     """
     if name not in BACKENDS:
         raise ModelConfigError(f"no backend '{name}'; known: {', '.join(sorted(BACKENDS))}")

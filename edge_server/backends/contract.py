@@ -1,7 +1,7 @@
-"""What a backend is: Backend → Model → Instance.
+"""The backend interface: Backend → Model → Instance.
 
-A backend that only knows tensors writes `run` and wraps it with `TensorInstance`; one that
-answers requests in its own order (Python models, decoupled models) implements `Instance`.
+A backend that only computes tensors writes `run` and wraps it in `TensorInstance`; a backend that
+responds in its own order (Python models, decoupled models) implements `Instance`.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ CopyDirection = Literal["to_host", "to_device"]
 
 
 class Copied(Protocol):
-    """Counts a tensor's copy between host and device."""
+    """Counts the bytes of one copy of a tensor between host and device."""
 
     def __call__(self, direction: CopyDirection, n_bytes: int) -> None: ...
 
 
 def not_counted(direction: CopyDirection, n_bytes: int) -> None:
-    """A `Copied` for what no model's statistics shall show."""
+    """Discard the count: a `Copied` for copies that belong to no model's statistics."""
 
 
 def no_progress(text: str) -> None:
-    """A `ProgressCallback` for a load that nobody watches."""
+    """Discard the text: a `ProgressCallback` for a load whose progress is not shown."""
 
 
 def on_host(tensor: Tensor, copied: Copied) -> Tensor:
-    """`tensor` as numpy's; copied, and the copy counted, where it is on a device.
+    """Return `tensor` on the host; a tensor on a device is copied and the copy counted.
 
     Raises:
         EdgeServerError: the device failed.
@@ -60,7 +60,7 @@ def on_host(tensor: Tensor, copied: Copied) -> Tensor:
 
 
 class RespondTensors(Protocol):
-    """How an instance answers one request."""
+    """Sends the responses of one request."""
 
     def __call__(
         self,
@@ -68,37 +68,42 @@ class RespondTensors(Protocol):
         final: bool,
         parameters: Parameters = NO_PARAMETERS,
     ) -> None:
-        """Give one answer; an error is always the last, None is the end without an answer."""
+        """Send one response. An error is always the last; None with `final` ends the request
+        without a further response."""
         ...
 
 
 class ModelResolver(Protocol):
-    """The models beside the one that runs, as its request sees them."""
+    """The other loaded models, as one request may use them."""
 
     def submit(self, request: InferRequest, respond: Respond) -> None:
-        """Ask another model; `respond` hears its answers, before or after this returns.
+        """Submit a request to another model; `respond` is called before or after this returns.
 
         Raises:
-            EdgeServerError: the request cannot be taken; `respond` hears nothing.
+            EdgeServerError: the request is refused; `respond` is not called.
         """
         ...
 
     def model_ready(self, name: str, version: str) -> bool:
-        """Raises: InvalidRequest: `version` is not a version number."""
+        """Return whether that version of the model is ready.
+
+        Raises:
+            InvalidRequest: `version` is not a version number.
+        """
         ...
 
 
 class ExecuteRequest(msgspec.Struct, frozen=True, eq=False):
-    """One request as an instance sees it: checked inputs, and a way to answer.
+    """One validated request as an instance receives it.
 
     Attributes:
-        inputs: full shapes, batch dimension included; with what the scheduler adds (sequence
-            controls, state). Some may be on a device: see `host_inputs`.
-        outputs: the names that are wanted.
+        inputs: tensors in their full shapes, batch dimension included, with those that the
+            scheduler adds (sequence controls, state). Some may be on a device: see `host_inputs`.
+        outputs: names of the requested outputs.
         respond: called with the outputs or an error, and whether that was the last response.
-        request: as the caller made it: id, parameters, sequence, deadline, cancellation.
-        world: the other models, pinned for the life of this request.
-        copied: to be told of each copy between host and device, but for those of `host_inputs`.
+        request: the caller's request: id, parameters, sequence, deadline, cancellation.
+        world: resolves the other models, pinned for the life of this request.
+        copied: called for each copy between host and device, except those made by `host_inputs`.
     """
 
     inputs: Tensors
@@ -109,7 +114,7 @@ class ExecuteRequest(msgspec.Struct, frozen=True, eq=False):
     copied: Copied = not_counted
 
     def host_inputs(self) -> Tensors:
-        """The inputs, all on the host: for an instance that works there.
+        """Return all inputs on the host, for an instance that computes there.
 
         Raises:
             EdgeServerError: a device failed.
@@ -121,7 +126,7 @@ class ExecuteRequest(msgspec.Struct, frozen=True, eq=False):
 
 
 class Phases(NamedTuple):
-    """Where the time of one execution went, in ns."""
+    """The duration of each phase of one execution, in ns."""
 
     input: int
     infer: int
@@ -129,22 +134,23 @@ class Phases(NamedTuple):
 
 
 class Instance(Protocol):
-    """Runs requests, one `execute` at a time."""
+    """Executes requests, one `execute` at a time."""
 
     def execute(self, requests: Sequence[ExecuteRequest]) -> Phases | None:
-        """Answer each request through its own `respond`, the last time with `final=True`.
+        """Respond to each request through its own `respond`, the last time with `final=True`.
 
-        Tensors of an answer may be on a device; who did not ask for such ones gets copies.
+        Response tensors may be on a device; a caller that cannot take device tensors gets host
+        copies.
 
-        Only a decoupled model may answer after this has returned; it then answers whatever
-        happens, even if it ends.
+        Only a decoupled model may respond after this has returned; the model then sends its final
+        response in every case, even when the model ends.
 
         Args:
-            requests: one, or as many as the model's batch holds, of equal shapes but for the
-                batch dimension.
+            requests: one request, or up to the model's maximum batch, of equal shapes except for
+                the batch dimension.
 
         Returns:
-            Where the time went; None is all inference.
+            The duration of each phase; None counts the whole execution as inference.
         """
         ...
 
@@ -156,12 +162,12 @@ MetricKind = Literal["counter", "gauge", "histogram"]
 
 @dataclass(frozen=True)
 class ModelMetric:
-    """One metric of a model's own, at one moment.
+    """One sample of a metric that the model itself defines.
 
     Attributes:
-        value: of a histogram, the sum of what it observed.
-        buckets: of a histogram: upper bound → how many observations are not above it; the last
-            bound is infinity.
+        value: for a histogram, the sum of the observed values.
+        buckets: for a histogram: upper bound → number of observations not above that bound; the
+            last bound is infinity.
     """
 
     name: str
@@ -173,36 +179,37 @@ class ModelMetric:
 
 
 class Model(Protocol):
-    """One loaded version; it makes instances and is closed once, after the last of them."""
+    """One loaded version. A model makes instances and is closed once, after its last instance."""
 
     def make_instance(self, name: str, placement: Placement) -> Instance:
-        """One more of it, there.
+        """Return a new instance on `placement`.
 
         Raises:
-            EdgeServerError: it cannot be made there; the text says why.
+            EdgeServerError: the instance cannot be made there; the text gives the reason.
         """
         ...
 
     def not_ready_reason(self) -> str:
-        """Why it cannot answer at this moment (a model process that restarts); empty where it
-        can."""
+        """Return why the model cannot respond at this moment (e.g. its process restarts); empty
+        when the model is ready."""
         ...
 
     def metrics(self) -> Sequence[ModelMetric]:
-        """What it measures of its own accord."""
+        """Return the metrics that the model itself defines."""
         ...
 
     def close(self) -> None: ...
 
 
 class Backend(Protocol):
-    """How one kind of model is completed and loaded. A module is a fine backend."""
+    """Completes and loads the models of one kind. A module can be a backend."""
 
     def complete(self, files: ModelFiles, version: int, config: ModelConfig) -> ModelConfig:
-        """The configuration with what the model's own files say of its inputs and outputs.
+        """Return the configuration completed with the inputs and outputs that the model's files
+        declare.
 
         Raises:
-            ModelConfigError: files and configuration disagree, or the file cannot be read.
+            ModelConfigError: files and configuration disagree, or a file cannot be read.
         """
         ...
 
@@ -214,14 +221,17 @@ class Backend(Protocol):
         tell: ProgressCallback,
         server_context: ServerContext,
     ) -> Model:
-        """The model in the version directory, ready to make instances where it is asked to.
+        """Load the model from its version directory, ready to make instances on demand.
 
         Args:
-            tell: shows what a load that takes minutes is at, in one line: it is the model's reason
-                on the index until the next text; empty is nothing more to tell. It may be called
-                on any thread, and while instances are made; where no load of the model is under
-                way, it has no effect. Whoever loads at once ignores it.
-            surroundings: for a model that asks or loads others of its own accord.
+            directory: the version directory.
+            config: the model's complete configuration.
+            devices: the GPUs that instances may use.
+            tell: reports the progress of a load that takes minutes, as one line: the text is the
+                model's reason in the repository index until the next call; an empty text clears the
+                reason. The backend may call it on any thread, and while instances are made; a call
+                outside a load of the model has no effect. A backend that loads at once ignores it.
+            server_context: for a model that sends requests to other models or loads them.
 
         Raises:
             ModelConfigError: the model cannot be loaded; the text names the file and the remedy.
@@ -232,7 +242,7 @@ class Backend(Protocol):
 class TensorInstance:
     """An `Instance` over a function from tensors to tensors.
 
-    Several requests are joined along the batch dimension, run once, and split again.
+    Several requests are joined along the batch dimension, executed once, and split again.
     """
 
     def __init__(self, run: Run) -> None:
@@ -272,14 +282,14 @@ class TensorInstance:
         return Phases(joined_at - began, ran_at - joined_at, time.monotonic_ns() - ran_at)
 
     def close(self) -> None:
-        """Nothing of its own to release."""
+        """Do nothing: the instance owns no resources."""
 
 
 def _split(made: Tensors, requests: Sequence[ExecuteRequest]) -> list[Tensors]:
-    """Each request's rows of what the batch made.
+    """Return each request's rows of the batch's outputs.
 
     Raises:
-        InternalError: an output has another number of rows than the inputs had.
+        InternalError: an output has a different number of rows than the inputs.
     """
     ends = np.cumsum([_rows(request) for request in requests]).tolist()
     for name, tensor in made.items():
@@ -298,13 +308,13 @@ def _rows(request: ExecuteRequest) -> int:
 
 
 class TensorModel:
-    """A `Model` whose instances share one function and hold nothing else."""
+    """A `Model` whose instances share one function and own no resources."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
 
     def make_instance(self, name: str, placement: Placement) -> TensorInstance:
-        del name, placement  # all of them are alike
+        del name, placement  # all instances are alike
         return TensorInstance(self._run)
 
     def not_ready_reason(self) -> str:
@@ -314,4 +324,4 @@ class TensorModel:
         return ()
 
     def close(self) -> None:
-        """Nothing to release."""
+        """Do nothing: the model owns no resources."""

@@ -1,12 +1,13 @@
 """`onnxruntime`: ONNX models on the CPU.
 
 Parameters in config.pbtxt: `intra_op_thread_count` (default 0: one per core),
-`inter_op_thread_count` (default 1), `execution_mode` (default 0: one operator after the other; 1:
-in parallel), `enable_mem_arena` and `enable_mem_pattern` (default true),
-`memory.enable_memory_arena_shrinkage` (`cpu:0`: give memory back after each run) and
-`allow_spinning` (default false: waiting threads sleep, so that an idle daemon is idle).
-Any other parameter has no effect, which the log says; clients see it in the model's configuration.
-`optimization.graph.level` is -1 (basic), 1 (extended) or 2 (none); without it, all.
+`inter_op_thread_count` (default 1), `execution_mode` (default 0: operators run one after the other;
+1: in parallel), `enable_mem_arena` and `enable_mem_pattern` (default true),
+`memory.enable_memory_arena_shrinkage` (`cpu:0`: release arena memory after each run) and
+`allow_spinning` (default false: waiting threads sleep, so that an idle daemon uses no CPU). Any
+other parameter has no effect, which the log reports; clients see that parameter in the model's
+configuration. `optimization.graph.level` is -1 (basic), 1 (extended) or 2 (none); without a level,
+all optimizations are on.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 import numpy as np
 
-# Else 1.31 keeps a data base of what it is used for in the user's home, and sends it to its maker.
-# ONNX Runtime reads it at import.
+# ONNX Runtime reads this variable at import. Without it, version 1.31 records usage telemetry in
+# the user's home directory and sends the records to its vendor.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 import onnxruntime as ort
 
@@ -63,7 +64,7 @@ _ONNX_TYPES = {
 }
 
 
-# ONNX's own number of the type, which numpy does not have.
+# ONNX's number for bfloat16, a type that numpy lacks.
 _ONNX_BFLOAT16 = 16
 _GRAPH_LEVELS = {
     0: ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
@@ -76,7 +77,7 @@ ThreadCount = Annotated[int, msgspec.Meta(ge=0, le=1024)]
 
 
 class OnnxRuntimeParameters(Parameters, frozen=True):
-    """See the module."""
+    """The parameters that the module docstring lists."""
 
     intra_op_thread_count: ThreadCount = 0
     inter_op_thread_count: ThreadCount = 1
@@ -90,7 +91,7 @@ class OnnxRuntimeParameters(Parameters, frozen=True):
 
 
 def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfig:
-    """Names, types, shapes and the batch size from the ONNX file: see `complete_from`."""
+    """Complete names, types, shapes and the batch size from the ONNX file: see `complete_from`."""
     ours = _ours(config)
     check_parameters(files, ours, OnnxRuntimeParameters)
     for name in sorted(config.parameters.keys() - ours.parameters.keys()):
@@ -157,13 +158,14 @@ def load(
 
 
 def _ours(config: ModelConfig) -> ModelConfig:
-    """Without the parameters of others: Triton's for GPUs, a client's own."""
+    """Return the configuration without parameters of other backends (Triton's for GPUs) and
+    clients."""
     known = OnnxRuntimeParameters.__struct_encode_fields__
     return replace(config, parameters={k: v for k, v in config.parameters.items() if k in known})
 
 
 class OnnxModel:
-    """One ONNX Runtime session; its `run` may be called by several instances at once."""
+    """One ONNX Runtime session; several instances may call its `run` at once."""
 
     def __init__(self, config: ModelConfig, session: Any, run_options: Any) -> None:
         self._name = config.name
@@ -173,7 +175,7 @@ class OnnxModel:
         self._has_bf16 = any(_ONNX_TYPES.get(node.type) is DataType.BF16 for node in nodes)
 
     def make_instance(self, name: str, placement: Placement) -> TensorInstance:
-        del name, placement  # all of them are alike, on the CPU
+        del name, placement  # all instances are alike, on the CPU
         return TensorInstance(self._run)
 
     def not_ready_reason(self) -> str:
@@ -188,7 +190,7 @@ class OnnxModel:
     def _run(self, inputs: Tensors, outputs: frozenset[str]) -> Tensors:
         names = sorted(outputs)
         if self._has_bf16:
-            # numpy lacks the type, so that arrays do not carry it: values of the runtime's own do.
+            # numpy lacks bfloat16, so the tensors travel as OrtValues instead of arrays.
             fed = {name: _to_value(tensor.array) for name, tensor in inputs.items()}
             run, taken = self._session.run_with_ort_values, _from_value
         else:
@@ -196,13 +198,13 @@ class OnnxModel:
             run, taken = self._session.run, _from_runtime
         try:
             made = run(names, fed, self._run_options)
-        except Exception as error:  # ONNX Runtime's exceptions have no common root of their own
+        except Exception as error:  # ONNX Runtime's exceptions share no base class
             raise InternalError(f"onnxruntime: model '{self._name}' failed: {error}") from error
         return {name: taken(value) for name, value in zip(names, made, strict=True)}
 
 
 def _for_runtime(name: str, array: NDArray[Any]) -> NDArray[Any]:
-    """ONNX Runtime's strings are `str`; of `bytes` it would take the printed form."""
+    """Convert `bytes` to the `str` that ONNX Runtime expects; it would take the repr of `bytes`."""
     if array.dtype != np.object_:
         return array
     try:
@@ -232,13 +234,13 @@ def _from_value(value: Any) -> Tensor:
         return Tensor.of(value.numpy())
     shape = value.shape()
     n_bytes = element_count(shape) * DataType.BF16.numpy.itemsize
-    # A copy: the runtime's memory goes with the value. It may have none for an empty tensor.
+    # A copy: the memory belongs to `value`. An empty tensor may have no memory.
     raw = ctypes.string_at(value.data_ptr(), n_bytes) if n_bytes else b""
     return Tensor(np.frombuffer(raw, DataType.BF16.numpy).reshape(shape))
 
 
 def _model_path(directory: Path, config: ModelConfig) -> Path:
-    """The model's file; a directory of that name holds it beside its external data."""
+    """Return the model's file; a directory of that name holds the file beside its external data."""
     path = directory / config.default_model_filename
     with reading(path):
         return path / "model.onnx" if path.is_dir() else path
@@ -249,7 +251,7 @@ def _open_session(path: Path, options: Any) -> Any:
         return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except MemoryError as error:
         raise ModelLoadError(f"{path}: ONNX Runtime has no memory to load it") from error
-    except Exception as error:  # as above
+    except Exception as error:  # ONNX Runtime's exceptions share no base class
         first_line = str(error).strip().splitlines()[0]
         raise ModelConfigError(
             f"{path}: ONNX Runtime cannot load it: {first_line}; export it again, or copy it "

@@ -1,4 +1,4 @@
-"""A backend's `parameters` in config.pbtxt: text values → a typed struct."""
+"""Convert a backend's `parameters` in config.pbtxt from text to a typed struct."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ if TYPE_CHECKING:
     from edge_server.model_config.files import ModelFiles
 
 
-# Every model may have it, whatever its backend: how long its median request may take before it
-# serves.
+# Valid for every model, whatever its backend: the limit on the median latency of the model's golden
+# requests; a slower version is not published.
 GOLDEN_MAX_LATENCY_MS = "golden_max_latency_ms"
 
 _OF_EVERY_MODEL = frozenset({GOLDEN_MAX_LATENCY_MS, ALLOW_INTERFACE_CHANGE})
 
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Names and types of a backend's parameters; the defaults are the backend's."""
+    """The names, types and defaults of a backend's parameters."""
 
 
 P = TypeVar("P", bound=Parameters)
 
 
 def check_parameters(files: ModelFiles, config: ModelConfig, kind: type[Parameters]) -> None:
-    """Hold what the configuration says against `kind`, so that `read_parameters` will work.
+    """Check the configuration's parameters against `kind`, so that `read_parameters` succeeds.
 
     Raises:
-        ModelConfigError: an unknown parameter, or a value that does not fit its type; names the
-            file.
+        ModelConfigError: a parameter is unknown, or its value does not fit its type; the text names
+            the file.
     """
     try:
         read_parameters(config, kind)
@@ -47,6 +47,6 @@ def check_parameters(files: ModelFiles, config: ModelConfig, kind: type[Paramete
 
 
 def read_parameters(config: ModelConfig, kind: type[P]) -> P:
-    """What the configuration says, as `kind`; `check_parameters` saw to it that it fits."""
+    """Return the configuration's parameters as `kind`; `check_parameters` has validated them."""
     said = {k: v for k, v in config.parameters.items() if k not in _OF_EVERY_MODEL}
     return msgspec.convert(said, kind, strict=False)

@@ -1,4 +1,4 @@
-"""What a model may use of the server that it is in."""
+"""The part of the server that a model may use."""
 
 from __future__ import annotations
 
@@ -14,39 +14,44 @@ if TYPE_CHECKING:
 
 
 class ServerContext(Protocol):
-    """The other models, beyond those that a request sees, and what loads them."""
+    """The other models, including those that a request does not pin, and the means to load them."""
 
     @property
     def models(self) -> ModelResolver:
-        """The models as they are at each moment."""
+        """The models as they are at the moment of each call."""
         ...
 
     def load(
         self, name: str, *, config: str | None, files: Mapping[str, bytes], within: str
     ) -> None:
-        """Load or reload model `name`; returns when that is done.
+        """Load or reload model `name`; return when the load is complete.
 
         Args:
+            name: the model to load.
             config: a ModelConfig in protobuf's JSON form, instead of the one on disk.
             files: `file:<version>/<name>` → content, instead of the model's directory.
-            within: the model that asks; it may be loading itself.
+            within: the calling model, which may itself be loading.
 
         Raises:
-            EdgeServerError: it is not loaded; the texts are Triton's where it has one.
+            EdgeServerError: the load failed; the text is Triton's where Triton has one.
         """
         ...
 
     def unload(self, name: str, *, unload_dependents: bool) -> None:
-        """Let nobody new use model `name`; returns at once.
+        """Stop new requests to model `name`; return at once.
+
+        Args:
+            name: the model to unload.
+            unload_dependents: also unload the models that `name` depends on.
 
         Raises:
-            EdgeServerError: the control mode does not allow it.
+            EdgeServerError: the control mode does not allow unloading.
         """
         ...
 
 
 class Alone:
-    """ServerContext without another model, in which none can be loaded."""
+    """A ServerContext with no other models, in which no model can be loaded."""
 
     @property
     def models(self) -> Alone:

@@ -1,4 +1,4 @@
-"""Who would open a device, and whether the kernel would let them."""
+"""Accounts, and their rights to device files."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ class Group(NamedTuple):
 
 @dataclass(frozen=True)
 class Account:
-    """A user and all groups that a process of this user is in."""
+    """A user and all groups of that user's processes."""
 
     name: str
     uid: int
     gids: frozenset[int]
 
     def may_use(self, path: Path) -> bool:
-        """Whether it may read and write `path`, which is there.
+        """Return whether the account may read and write the existing file `path`.
 
-        For the account of this process the kernel is asked; for another one owner, group and mode
-        are looked at, and access lists are not.
+        For the account of this process the kernel decides; for another one owner, group and mode
+        decide, and access control lists are ignored.
         """
         if self.uid == os.geteuid():
             return os.access(path, os.R_OK | os.W_OK)
@@ -53,14 +53,14 @@ class Account:
 
 
 def this_account(root: Path) -> Account:
-    """Of this process, with the name that /etc/passwd below `root` has for it."""
+    """Return the account of this process, with its name in /etc/passwd below `root`."""
     uid = os.geteuid()
     names = {int(row[2]): row[0] for row in _rows(root / "etc/passwd") if row[2].isdecimal()}
     return Account(names.get(uid, str(uid)), uid, frozenset({os.getegid(), *os.getgroups()}))
 
 
 def find_account(root: Path, name: str) -> Account | None:
-    """The one called `name` in /etc/passwd and /etc/group below `root`."""
+    """Return the account `name` of /etc/passwd and /etc/group below `root`."""
     for row in _rows(root / "etc/passwd"):
         if row[0] == name and row[2].isdecimal() and row[3].isdecimal():
             member_of = (
@@ -73,7 +73,8 @@ def find_account(root: Path, name: str) -> Account | None:
 
 
 def group_that_may(root: Path, path: Path) -> Group | None:
-    """The group whose members may open `path`, if only to read; None where only its owner may."""
+    """Return the group whose members may open `path`, if only to read; None where only its owner
+    may."""
     try:
         status = path.stat()
     except OSError:

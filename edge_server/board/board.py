@@ -1,4 +1,4 @@
-"""The board below us, as its files tell it: a Jetson, a desktop, a container."""
+"""Facts of the board, read from its files: a Jetson, a desktop, a container."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from edge_server.board.power_mode import PowerModes, read_power_modes
 from edge_server.board.unit_file import UnitFile, find_unit_file, systemd_runs
 from edge_server.board.wall_clock import WallClock, read_wall_clock
 
-# /proc/device-tree is a link to the second, which leads out of a root that is not the system's own.
+# /proc/device-tree is a link to the second path, and leaves a root that is not the system's own.
 _DEVICE_TREES = ("proc/device-tree", "sys/firmware/devicetree/base")
 _NVDLA_COMPILERS = (
     "usr/lib/aarch64-linux-gnu/nvidia",
@@ -30,18 +30,18 @@ _NVDLA_COMPILERS = (
 
 @dataclass(frozen=True)
 class BoardFacts:
-    """What is known of a board without running anything; None is what its files do not tell.
+    """The facts of a board that need no program run; None where the files do not give a fact.
 
     Attributes:
-        account: for which the rights to `gpu_nodes` and `cameras` were looked at.
-        model: as the board calls itself.
+        account: the account whose rights `gpu_nodes` and `cameras` state.
+        model: the board's own name.
         chip: Xavier, Orin or Thor.
-        module: which Orin it is.
-        l4t: the Linux for Tegra that is installed, and `jetpack` the JetPack that came with it.
-        cuda: the version of the toolkit, where one is installed.
-        nvdla_compiler: where libnvdla_compiler.so is.
+        module: the Orin module.
+        l4t: the installed Linux for Tegra, and `jetpack` the JetPack of that release.
+        cuda: the version of the toolkit, if one is installed.
+        nvdla_compiler: path of libnvdla_compiler.so.
         argus: the daemon of CSI cameras has its socket in /tmp.
-        systemd: it started this system.
+        systemd: systemd started this system.
         unit: the daemon's.
     """
 
@@ -72,13 +72,15 @@ class BoardFacts:
 
 
 def read_board(root: Path = Path("/"), now_s: float | None = None) -> BoardFacts:
-    """Of the system below `root`; never raises for what is not there, and runs nothing.
+    """Read the facts of the system below `root`; run no program, and never raise for a missing
+    file.
 
-    Rights are looked at for the user of the daemon's unit where that is installed, else for the
-    one of this process.
+    Rights are those of the user of the daemon's unit if that is installed, otherwise of this
+    process.
 
     Args:
-        now_s: what the clock says, in seconds since the epoch; it is asked where nothing is given.
+        root: the root directory of the files.
+        now_s: Unix time; by default that of the clock.
     """
     unit = find_unit_file(root)
     account = None if unit is None else find_account(root, unit.user or "root")
@@ -111,7 +113,7 @@ def read_board(root: Path = Path("/"), now_s: float | None = None) -> BoardFacts
 
 
 def _is_jetson(chip: str | None, l4t: L4tRelease | None) -> bool:
-    """In a container one of the two may be hidden."""
+    """Return whether the board is a Jetson; a container may hide one of the two facts."""
     return chip is not None or l4t is not None
 
 

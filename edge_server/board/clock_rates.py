@@ -1,4 +1,4 @@
-"""How fast CPU and GPU run now, and how fast they may."""
+"""Current and maximum clock rates of CPU and GPU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ClockRate:
-    """Of one engine; between `lowest_hz` and `highest_hz` the kernel chooses as work comes."""
+    """The rate of one engine; the kernel varies it with the load between `lowest_hz` and
+    `highest_hz`."""
 
     engine: str
     now_hz: int
@@ -22,7 +23,7 @@ class ClockRate:
 
 
 def read_clock_rates(root: Path) -> tuple[ClockRate, ...]:
-    """Of each CPU cluster and the GPU of the board below `root`."""
+    """Read the rates of each CPU cluster and the GPU of the board below `root`."""
     rates = []
     for policy in listed(root / "sys/devices/system/cpu/cpufreq", "policy*"):
         khz = [read_number(policy / f"scaling_{name}_freq") for name in ("cur", "min", "max")]

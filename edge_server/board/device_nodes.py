@@ -1,4 +1,4 @@
-"""The device files of GPU, NVDLA and cameras, and who may open them."""
+"""The device files of GPU, NVDLA and cameras, and their access rights."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
     from edge_server.board.account import Account
 
-# Names differ between JetPack 5, 6 and 7, and between modules: what is there is looked at.
+# Names differ between JetPack 5, 6 and 7, and between modules, so the existing files are listed.
 _JETSON = ("nvmap", "nvhost-*", "nvgpu/*", "nvgpu/*/*", "dri/renderD*")
-# Elsewhere a render node may belong to another maker's GPU.
+# On a desktop a render node may belong to another vendor's GPU.
 _DESKTOP = ("nvidiactl", "nvidia-uvm", "nvidia[0-9]*")
 
 
@@ -24,10 +24,10 @@ class DeviceNode:
     """One file below /dev.
 
     Attributes:
-        usable: the account that was asked for may read and write it.
-        group: that the account would have to join for it; None where no group helps.
-        for_root: nobody else may even read it.
-        label: what it is called by its driver; cameras have one.
+        usable: the given account may read and write the file.
+        group: the group that grants the account access; None where no group does.
+        for_root: only root may read the file.
+        label: the driver's name for the device; cameras have one.
     """
 
     path: str
@@ -38,19 +38,20 @@ class DeviceNode:
 
     @property
     def is_csi(self) -> bool:
-        """Whether it is a camera on the board's own connector, which Argus reads."""
+        """Return whether the file is a camera on the board's CSI connector, which Argus reads."""
         return self.label.startswith("vi-output")
 
 
 def read_gpu_nodes(root: Path, account: Account, *, jetson: bool) -> tuple[DeviceNode, ...]:
-    """Those of NVIDIA's GPU, of NVDLA and codecs below `root`, as `account` finds them."""
+    """List the files of NVIDIA's GPU, of NVDLA and codecs below `root`, with the rights of
+    `account`."""
     patterns = _JETSON if jetson else _DESKTOP
     paths = [path for pattern in patterns for path in listed(root / "dev", pattern)]
     return tuple(_node(root, path, account) for path in paths if not is_directory(path))
 
 
 def read_cameras(root: Path, account: Account) -> tuple[DeviceNode, ...]:
-    """/dev/video* below `root`, as `account` finds them."""
+    """List /dev/video* below `root`, with the rights of `account`."""
     names = root / "sys/class/video4linux"
     return tuple(
         _node(root, path, account, read_text(names / path.name / "name") or "")

@@ -1,4 +1,4 @@
-"""Whether there is room where the daemon keeps things, and whether it may write there."""
+"""Free space and write access of the daemon's directories."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Disk:
-    """A directory, or the nearest one above it that is there.
+    """A directory, or its nearest existing ancestor.
 
     Attributes:
-        directory: the one that was asked for.
-        stands: what is there of it.
+        directory: the requested directory.
+        stands: the existing directory.
         writable: the account may write in `stands`.
-        free_bytes: for everybody but root.
+        free_bytes: free for users other than root.
     """
 
     directory: Path
@@ -33,7 +33,7 @@ class Disk:
 
 
 def read_disk(directory: Path, account: Account) -> Disk | None:
-    """What holds `directory`; None where the file system does not tell."""
+    """Return the disk of `directory`; None where the file system does not report it."""
     stands = directory
     while not is_directory(stands) and stands != stands.parent:
         stands = stands.parent

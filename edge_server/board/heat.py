@@ -1,4 +1,4 @@
-"""How warm a board is, and whether it slows down or starves because of it."""
+"""Temperatures of a board, and throttling by heat or current."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ThermalZone:
-    """One place on the board: cpu-thermal, gpu-thermal, tj-thermal (the hottest of the chip)."""
+    """One zone of the board: cpu-thermal, gpu-thermal, tj-thermal (the hottest of the chip)."""
 
     name: str
     celsius: float
@@ -21,14 +21,14 @@ class ThermalZone:
 
 @dataclass(frozen=True)
 class Heat:
-    """How warm it is, and what is being done about it.
+    """Temperatures and throttling.
 
     Attributes:
-        zones: those that can be read now.
-        alerts: what slows down because of heat at this moment: gpu-throttle-alert. A fan that
-            turns is none of them.
-        over_currents: how often the board slowed down since its start because it drew too much;
-            0 where nothing counts it. Its files were not seen on a board.
+        zones: the zones that can be read now.
+        alerts: engines throttled because of heat at this moment: gpu-throttle-alert. A running fan
+            is no alert.
+        over_currents: number of throttlings since boot because of over-current; 0 without a
+            counter. Its files are not confirmed on a board.
     """
 
     zones: tuple[ThermalZone, ...] = ()
@@ -41,7 +41,7 @@ class Heat:
 
 
 def read_heat(root: Path) -> Heat:
-    """Of the board below `root`; nothing where its kernel tells nothing."""
+    """Read the board below `root`; empty where its kernel reports nothing."""
     thermal = root / "sys/class/thermal"
     zones = []
     for zone in listed(thermal, "thermal_zone*"):

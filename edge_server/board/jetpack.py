@@ -1,4 +1,4 @@
-"""Which JetPack a board runs, and what that JetPack brings: L4T's release decides both."""
+"""The JetPack of a board and its components: L4T's release decides both."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Literal
 # "# R36 (release), REVISION: 4.3, GCID: 38968081, BOARD: generic, EABI: aarch64, DATE: ..."
 _RELEASE = re.compile(r"R(\d{1,4}) \(release\), REVISION: (\d{1,4})(?:\.(\d{1,4}))?")
 
-# Whether Orin's NVDLA cores can be used there: on all modules that have some, on AGX Orin, nowhere.
+# Support of Orin's NVDLA cores: on all modules with cores, on AGX Orin only, on none.
 NvdlaSupport = Literal["yes", "agx", "no"]
 
 
 @dataclass(frozen=True, order=True)
 class L4tRelease:
-    """Of the Linux for Tegra below a JetPack: 36.4.3."""
+    """The Linux for Tegra release of a JetPack: 36.4.3."""
 
     major: int
     minor: int
@@ -23,7 +23,7 @@ class L4tRelease:
 
     @classmethod
     def parse(cls, text: str) -> L4tRelease | None:
-        """From the first line of /etc/nv_tegra_release; None where it is something else."""
+        """Parse the first line of /etc/nv_tegra_release; None for any other text."""
         found = _RELEASE.search(text)
         return None if found is None else cls(*(int(number or 0) for number in found.groups()))
 
@@ -36,8 +36,8 @@ class JetPack:
     """One JetPack.
 
     Attributes:
-        since: the first L4T that it came with.
-        tensorrt: that its packages install.
+        since: its first L4T release.
+        tensorrt: the version that its packages install.
         python: of its Ubuntu, for which its TensorRT and OpenCV are built.
         nvdla: whether Orin's cores can be used.
     """
@@ -56,7 +56,7 @@ def _row(version: str, since: tuple[int, int, int], *brings: str, nvdla: NvdlaSu
 
 
 # From NVIDIA's release notes of JetPack and TensorRT (10.16.1, 11.3, 11.4.1 for NVDLA); oldest
-# first. 7.0 and 7.1 are for Thor only. None of it was seen on a board.
+# first. 7.0 and 7.1 are for Thor only. Nothing here is confirmed on a board.
 JETPACKS = (
     _row("5.1", (35, 2, 1), "11.4", "8.5.2", "3.8", nvdla="yes"),
     _row("5.1.1", (35, 3, 1), "11.4", "8.5.2", "3.8", nvdla="yes"),
@@ -75,14 +75,14 @@ JETPACKS = (
     _row("7.1", (38, 4, 0), "13.0", "10.13.3", "3.12", nvdla="no"),
     _row("7.2", (39, 2, 0), "13.2", "10.16.2", "3.12", nvdla="no"),
     _row("7.2.1", (39, 2, 1), "13.2", "10.16.2", "3.12", nvdla="no"),
-    # NVDLA there needs TensorRT 11.4.1, which is installed beside JetPack's own. Which L4T it came
-    # with is not confirmed: whatever is newer than 7.2.1's counts as it.
+    # NVDLA on this JetPack needs TensorRT 11.4.1, which is installed beside JetPack's own. Its L4T
+    # release is not confirmed: any release newer than 7.2.1's counts as this JetPack.
     _row("7.2.2", (39, 2, 2), "13.2", "10.16.2", "3.12", nvdla="agx"),
 )
 
 
 def jetpack_of(release: L4tRelease) -> JetPack | None:
-    """The JetPack that came with `release`, or the last one before it of the same major L4T.
+    """Return the JetPack of `release`, or the last earlier one of the same major L4T.
 
     None where no such JetPack is known, as for a release before 35.2.1.
     """

@@ -1,4 +1,4 @@
-"""Which Jetson module a board carries, by the identities in its device tree."""
+"""Identify the board's Jetson module by its device tree."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ Family = Literal["AGX", "NX", "Nano"]
 
 @dataclass(frozen=True)
 class OrinModule:
-    """What a module brings, however it is used.
+    """Properties of a module.
 
     Attributes:
-        nvdla_cores: that are built in; whether they can be used is up to the JetPack.
-        memory_gib: as sold; Linux sees less.
+        nvdla_cores: number of built-in cores; the JetPack decides whether they are usable.
+        memory_gib: as sold; Linux reports less.
     """
 
     name: str
@@ -33,7 +33,7 @@ class OrinModule:
     memory_gib: int
 
 
-# From NVIDIA's list of module part numbers; none was seen on a board.
+# From NVIDIA's list of module part numbers; not confirmed on a board.
 ORIN_MODULES: Mapping[str, OrinModule] = MappingProxyType(
     {
         # Developer kits came with 32 GB, later ones carry -0005.
@@ -51,7 +51,8 @@ ORIN_MODULES: Mapping[str, OrinModule] = MappingProxyType(
 
 
 def module_of(compatible: Iterable[str]) -> OrinModule | None:
-    """By the identities of /proc/device-tree/compatible; None where none of them is known."""
+    """Return the module for the identities of /proc/device-tree/compatible; None if none is
+    known."""
     for identity in compatible:
         for module_id in _MODULE_ID.findall(identity):
             if module_id in ORIN_MODULES:
@@ -60,5 +61,5 @@ def module_of(compatible: Iterable[str]) -> OrinModule | None:
 
 
 def chip_of(compatible: Iterable[str]) -> str | None:
-    """Xavier, Orin or Thor; None where the board has no such chip."""
+    """Return Xavier, Orin or Thor; None for another chip."""
     return next((_CHIPS[identity] for identity in compatible if identity in _CHIPS), None)

@@ -1,4 +1,4 @@
-"""Files that a kernel or a boot makes: short, and not there where the thing itself is not."""
+"""Read short files of the kernel, which are absent where the device is absent."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _MOST_BYTES = 64 * 1024
 
 
 def read_text(path: Path) -> str | None:
-    """What `path` says, without space and NUL around it; None where it cannot be read.
+    """Return the text of `path`, without surrounding space and NUL; None where it cannot be read.
 
-    A sensor that is switched off is a file that cannot be read, too.
+    The file of a sensor that is switched off cannot be read either.
     """
     try:
         with path.open("rb") as file:
@@ -24,7 +24,7 @@ def read_text(path: Path) -> str | None:
 
 
 def read_number(path: Path) -> int | None:
-    """The whole number in `path`; None where there is none."""
+    """Return the whole number in `path`; None if the file holds none."""
     text = read_text(path) or ""
     try:
         return int(text)
@@ -33,7 +33,7 @@ def read_number(path: Path) -> int | None:
 
 
 def is_there(path: Path) -> bool:
-    """Whether `path` leads to something; not, where nobody may look."""
+    """Return whether `path` exists; False where access is denied."""
     try:
         path.stat()
     except OSError:
@@ -42,7 +42,7 @@ def is_there(path: Path) -> bool:
 
 
 def is_directory(path: Path) -> bool:
-    """Whether `path` leads to a directory; not, where nobody may look."""
+    """Return whether `path` is a directory; False where access is denied."""
     try:
         return stat.S_ISDIR(path.stat().st_mode)
     except OSError:
@@ -50,7 +50,7 @@ def is_directory(path: Path) -> bool:
 
 
 def listed(directory: Path, pattern: str) -> list[Path]:
-    """What fits `pattern` in `directory`, in the order of people: video2 before video10."""
+    """Return the matches of `pattern` in `directory`, in natural order: video2 before video10."""
     try:
         found = list(directory.glob(pattern))
     except OSError:

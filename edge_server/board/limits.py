@@ -1,4 +1,4 @@
-"""How much memory and how many processors there are, for the board and for this process's group."""
+"""Memory and processors of the board, and the limits of this process's cgroup."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BoardMemory:
-    """Of the board: on a Jetson, CPU and GPU share it. None is what the kernel does not tell."""
+    """Memory of the board: on a Jetson, CPU and GPU share it. None where the kernel does not
+    report a value."""
 
     total_bytes: int | None = None
     available_bytes: int | None = None
@@ -23,14 +24,14 @@ class BoardMemory:
 
 @dataclass(frozen=True)
 class GroupLimits:
-    """What cgroups (version 2) allow this process; None is no limit of theirs."""
+    """The limits of this process by cgroups (version 2); None is no limit."""
 
     memory_bytes: int | None = None
     processors: float | None = None
 
 
 def read_memory(root: Path) -> BoardMemory:
-    """From /proc/meminfo below `root`."""
+    """Read /proc/meminfo below `root`."""
     kib: dict[str, int] = {}
     for line in (read_text(root / "proc/meminfo") or "").splitlines():
         name, _, value = line.partition(":")
@@ -44,7 +45,7 @@ def read_memory(root: Path) -> BoardMemory:
 
 
 def read_group_limits(root: Path) -> GroupLimits:
-    """The tightest of this process's cgroup and those around it, below `root`."""
+    """Return the tightest limits of this process's cgroup and its ancestors, below `root`."""
     memory = [read_number(group / "memory.max") for group in _groups(root)]
     processors = [_processors(group / "cpu.max") for group in _groups(root)]
     return GroupLimits(
@@ -63,7 +64,7 @@ def _groups(root: Path) -> Iterator[Path]:
 
 
 def _processors(path: Path) -> float | None:
-    """From `200000 100000`: of so many microseconds so many may be used; `max` is no limit."""
+    """Parse `200000 100000` (quota and period in microseconds) as processors; `max` is no limit."""
     words = (read_text(path) or "").split()
     if len(words) != 2 or not all(word.isdecimal() for word in words) or not int(words[1]):
         return None

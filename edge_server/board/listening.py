@@ -1,4 +1,4 @@
-"""Why nobody can listen at an address, and what to do about it."""
+"""Listen at an address, and explain a failure with its remedy."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ import socket
 
 
 def listener(host: str, port: int, backlog: int = 1) -> socket.socket:
-    """A socket that listens there; port 0 takes a free one.
+    """Return a socket that listens at the address; port 0 takes a free one.
 
     Raises:
-        OSError: that is not possible; see `remedy`.
+        OSError: the address cannot be used; see `remedy`.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     return socket.create_server((host, port), family=family, backlog=backlog)
 
 
 def remedy(error: OSError, flags: str) -> str:
-    """What went wrong in `listener`, and what helps.
+    """Return the reason for an error of `listener`, and its remedy.
 
     Args:
-        flags: what the flags for address and port begin with: `--grpc`.
+        error: raised by `listener`.
+        flags: prefix of the flags for address and port: `--grpc`.
     """
     if isinstance(error, socket.gaierror):
         return f"{error.strerror}; give an address of this machine with {flags}-address"

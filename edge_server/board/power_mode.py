@@ -27,24 +27,25 @@ class PowerMode:
 
 @dataclass(frozen=True)
 class PowerModes:
-    """Those of /etc/nvpmodel.conf, and the one that is set; None where that is not told."""
+    """The modes of /etc/nvpmodel.conf, and the current one; None where it is unknown."""
 
     current: PowerMode | None
     known: tuple[PowerMode, ...]
 
     @property
     def highest(self) -> PowerMode | None:
-        """The fastest: MAXN_SUPER, else MAXN, else the one with the most watts in its name."""
+        """Return the fastest mode: MAXN_SUPER, else MAXN, else the one with the most watts in
+        its name."""
         return max(self.known, key=_rank, default=None)
 
 
 def read_power_modes(root: Path) -> PowerModes | None:
-    """Those of the board below `root`; None where there is no nvpmodel."""
+    """Read the modes of the board below `root`; None without nvpmodel."""
     text = read_text(root / "etc/nvpmodel.conf")
     if text is None:
         return None
     known = tuple(PowerMode(int(number), name) for number, name in _MODE.findall(text))
-    # What was ever chosen is kept in `status`; without it a boot sets the default.
+    # `status` keeps the last chosen mode; without it a boot sets the default.
     number = _SET.search(read_text(root / "var/lib/nvpmodel/status") or "") or _DEFAULT.search(text)
     chosen = None if number is None else int(number[1])
     return PowerModes(next((mode for mode in known if mode.id == chosen), None), known)

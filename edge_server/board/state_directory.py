@@ -1,4 +1,4 @@
-"""Where the daemon keeps what a restart shall know."""
+"""The directory of the daemon's state that survives a restart."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def state_directory() -> Path:
-    """Where systemd lets the daemon keep its state, else where the user's programs do."""
+    """Return systemd's state directory, otherwise the user's."""
     state = os.environ.get("STATE_DIRECTORY", "").partition(":")[0]
     if state:
         return Path(state)

@@ -1,4 +1,4 @@
-"""Whether systemd runs here and has a unit of ours."""
+"""Whether systemd runs, and the daemon's installed unit."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 UNIT = "edge-server.service"
-# In the order of systemd: what stands first hides the rest.
+# In systemd's order: the first unit hides the others.
 _DIRECTORIES = ("etc/systemd/system", "run/systemd/system", "usr/lib/systemd/system")
 _USER = re.compile(r"^User=(\S+)\s*$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class UnitFile:
-    """Of the daemon; `user` is None where it runs as root."""
+    """The daemon's unit; `user` is None where it runs as root."""
 
     path: str
     user: str | None
 
 
 def systemd_runs(root: Path) -> bool:
-    """Whether systemd started the system below `root`, as sd_booted(3) finds it."""
+    """Return whether systemd started the system below `root`, by the test of sd_booted(3)."""
     return is_directory(root / "run/systemd/system")
 
 
 def find_unit_file(root: Path) -> UnitFile | None:
-    """That of the daemon below `root`; drop-ins are not looked at."""
+    """Return the daemon's unit below `root`; drop-ins are not read."""
     for directory in _DIRECTORIES:
         text = read_text(root / directory / UNIT)
         if text is not None:

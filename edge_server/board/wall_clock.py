@@ -1,4 +1,5 @@
-"""Whether the board knows what time it is: without a battery it begins at 1970, or where it was."""
+"""The board's clock and its plausibility: without a battery the clock starts at 1970, or at its
+last value."""
 
 from __future__ import annotations
 
@@ -7,18 +8,18 @@ from pathlib import Path
 
 from edge_server.board.kernel_files import is_there
 
-# What systemd itself takes as the earliest time that can be, and what a JetPack and we came with.
+# The lower bounds of a plausible time: systemd's own, and the release file of JetPack.
 _WITNESSES = ("usr/lib/clock-epoch", "etc/nv_tegra_release")
 
 
 @dataclass(frozen=True)
 class WallClock:
-    """What the clock says, held against what must have been before.
+    """The clock's time, compared with earlier dates of known files.
 
     Attributes:
-        now_s: since the epoch, as the clock says.
-        built_s: when the newest of the system's and our own release files was written.
-        synchronized: systemd-timesyncd says so; None where it says nothing, as where chrony runs.
+        now_s: Unix time of the clock.
+        built_s: date of the newest release file of the system or of edge-server.
+        synchronized: systemd-timesyncd's report; None without one, e.g. where chrony runs.
     """
 
     now_s: float
@@ -27,12 +28,12 @@ class WallClock:
 
     @property
     def is_behind(self) -> bool:
-        """Whether it cannot be right: what runs was built later."""
+        """Return whether the clock is behind the date of the installed software."""
         return self.built_s is not None and self.now_s < self.built_s
 
 
 def read_wall_clock(root: Path, now_s: float) -> WallClock:
-    """Of the system below `root`, whose clock says `now_s`."""
+    """Read the facts of the system below `root`, whose clock is at `now_s`."""
     times = []
     for path in (*(root / name for name in _WITNESSES), Path(__file__)):
         try:

@@ -1,4 +1,4 @@
-"""One camera: a capture thread that keeps the newest frame, whatever the camera does."""
+"""A camera: its capture thread keeps only the newest frame and reopens a lost source."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# The thread reports progress at least this often while it waits to open a source again.
+# The longest interval between two heartbeats of the capture thread while the thread waits to reopen
+# a source.
 LONGEST_WAIT_S = 1.0
 
 
@@ -33,23 +34,24 @@ class CameraState(Enum):
 
     STARTING = "starting"  # no frame yet
     LIVE = "live"
-    LOST = "lost"  # opened again and again, until frames come
-    ENDED = "ended"  # a recording was played to its end
+    LOST = "lost"  # the camera reopens the source until frames arrive
+    ENDED = "ended"  # a recording has reached its end
     STOPPED = "stopped"
 
 
 class Camera:
-    """Captures one source on a thread of its own and hands on only its newest frame.
+    """Captures one source on its own thread and delivers only the newest frame.
 
-    A frame that is replaced before anyone took it is counted in `dropped`. A source that breaks
-    is opened again, after delays that double; ids go on counting.
+    A frame that a newer frame replaces before delivery counts in `dropped`. The camera reopens a
+    broken source after delays that double; frame ids continue across a reopen.
 
     Args:
-        name: of the camera, as in topics, logs and the thread's name.
+        name: the camera's name in topics and logs, and the thread's name.
         source_uri: see `open_source`.
-        kinds: the schemes that `source_uri` may have; `SOURCE_KINDS` where none are given.
-        retry_first_s: delay before a broken source is opened again.
-        retry_longest_s: what the delays grow to; a source that ran longer starts from the first.
+        kinds: the schemes that `source_uri` may have; `SOURCE_KINDS` by default.
+        retry_first_s: delay before the first attempt to reopen a broken source.
+        retry_longest_s: upper bound of the delays; after a source has run longer than this, the
+            delays start from the first again.
     """
 
     def __init__(
@@ -77,10 +79,10 @@ class Camera:
         self._last_mono_ns: int | None = None
 
     def open(self) -> None:
-        """Open the source now, on the caller's thread, so that a mistake shows before `start`.
+        """Open the source now, on the caller's thread, so that a bad source raises before `start`.
 
-        A live camera that is away is no mistake: `start` goes on trying to open it. Where the
-        source is open, nothing happens.
+        An absent live camera raises nothing: the capture thread keeps trying to open the source. If
+        the source is already open, the call does nothing.
 
         Raises:
             SourceError: a recording cannot be opened, or the URI is wrong.
@@ -96,13 +98,13 @@ class Camera:
             self._lose(error)
 
     def start(self) -> None:
-        """Capture from now on; a source that `open` has not opened is opened by the thread."""
+        """Start the capture thread; the thread opens the source unless `open` already has."""
         self.worker.start()
 
     def stop(self, timeout_s: float = 5.0) -> None:
-        """End the capture, release the source and wake who waits in `next_frame`.
+        """Stop the capture, release the source and wake the callers of `next_frame`.
 
-        A thread that hangs in its driver keeps the source; it ends with the process.
+        A thread that hangs in its driver keeps the source until the process ends.
         """
         self.worker.stop(timeout_s)
         if not self.worker.alive:
@@ -110,9 +112,12 @@ class Camera:
         self._mailbox.close()
 
     def next_frame(self, timeout_s: float) -> Frame | None:
-        """The newest frame, each one handed out once; waits for a newer one if need be.
+        """Return the newest frame, each frame at most once; wait up to `timeout_s` for a newer
+        frame.
 
-        None when none came within `timeout_s`, and at once when the camera has ended or stopped.
+        Returns:
+            None when no frame arrived within `timeout_s`, and at once when the camera has ended or
+            stopped.
         """
         return self._mailbox.take(timeout_s)
 
@@ -122,31 +127,32 @@ class Camera:
 
     @property
     def failure(self) -> str | None:
-        """Why there are no frames, in words; None while there are."""
+        """The reason why no frames arrive, as text; None while frames arrive."""
         return self._failure
 
     @property
     def ended(self) -> bool:
-        """The source came to its end and its last frame was taken."""
+        """The source has ended and its last frame has been delivered."""
         return self._state is CameraState.ENDED and self._mailbox.drained
 
     @property
     def captured(self) -> int:
-        """Frames that the source gave, dropped ones included."""
+        """Number of frames that the source has delivered, dropped ones included."""
         return self._captured
 
     @property
     def dropped(self) -> int:
-        """Frames that were replaced before anyone took them."""
+        """Number of frames that a newer frame replaced before delivery."""
         return self._mailbox.dropped
 
     @property
     def reconnects(self) -> int:
-        """How often frames came again after the source was lost."""
+        """Number of times that frames resumed after the source was lost."""
         return self._reconnects
 
     def last_frame_age_s(self, now: float) -> float | None:
-        """Seconds from the last capture to `now` (`time.monotonic()`); None before the first."""
+        """Return the seconds from the last capture to `now` (`time.monotonic()`); None before the
+        first frame."""
         if self._last_mono_ns is None:
             return None
         return now - self._last_mono_ns / 1e9
@@ -195,7 +201,7 @@ class Camera:
         self._release()
         self._retry_at = now + self._backoff.next_s()
         self._state = CameraState.LOST
-        # The same reason again is the same state.
+        # The state changes, and is logged, only when the reason changes.
         if str(error) != self._failure:
             self._failure = str(error)
             log.warning("camera %s: lost, trying to open it again: %s", self.name, error)
@@ -203,7 +209,8 @@ class Camera:
     def _on_end(self) -> None:
         self._release()
         if self.worker.failure is not None:
-            # Takers go on waiting: the supervisor decides what becomes of a thread that died.
+            # Callers of `next_frame` keep waiting: the supervisor decides how to react to a dead
+            # thread.
             self._failure = f"the capture thread died: {self.worker.failure!r}"
             self._state = CameraState.LOST
             return

@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Frame:
-    """One captured image and when it was captured.
+    """One captured image and its capture time.
 
     Attributes:
-        id: counts every frame that the source gave, from 0, dropped ones included.
-        image: (H, W, 3) uint8 BGR, read-only by agreement.
-        capture_mono_ns: CLOCK_MONOTONIC when the image was there.
+        id: counts every frame that the source delivers, from 0, dropped ones included.
+        image: (H, W, 3) uint8 BGR, read-only by convention.
+        capture_mono_ns: CLOCK_MONOTONIC when the source delivered the image.
         capture_epoch_ns: Unix time of the same moment.
     """
 
@@ -28,15 +28,15 @@ class Frame:
 
 
 class FrameSource(Protocol):
-    """Gives images one after the other, at its own pace, to one thread."""
+    """Delivers images in order, at the source's own pace, to one thread."""
 
     def read(self) -> NDArray[np.uint8] | None:
-        """The next image, (H, W, 3) uint8 BGR; None at the end.
+        """Return the next image, (H, W, 3) uint8 BGR; None at the end.
 
         Blocks until the image is due: a recording is played at its frame rate.
 
         Raises:
-            SourceError: the source broke.
+            SourceError: the source failed.
         """
         ...
 

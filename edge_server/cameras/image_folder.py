@@ -25,15 +25,16 @@ DEFAULT_FPS = 10.0
 class ImageFolder:
     """Plays the images of a folder in the order of their names; a FrameSource.
 
-    An image that cannot be decoded whole is skipped, with one log line however often it loops.
+    The source skips an image that cannot be decoded completely, and logs that image once, however
+    often the folder loops.
 
     Args:
-        path: a folder, or an image that is played as a folder of one.
-        fps: frames per second; 0 plays as fast as they are read.
-        loop: start again at the end.
+        path: a folder, or one image, which is played as a folder of one.
+        fps: frames per second; 0 plays at the reading speed.
+        loop: restart at the end.
 
     Raises:
-        SourceError: there is no image in the folder that can be decoded.
+        SourceError: the folder has no image that can be decoded.
     """
 
     def __init__(self, path: Path, *, fps: float | None = None, loop: bool = False) -> None:
@@ -48,10 +49,10 @@ class ImageFolder:
             raise self._nothing_readable()
 
     def read(self) -> NDArray[np.uint8] | None:
-        """The next image, (H, W, 3) uint8 BGR, when it is due; None at the end.
+        """Return the next image, (H, W, 3) uint8 BGR, when it is due; None at the end.
 
         Raises:
-            SourceError: no image of a loop can be read any more.
+            SourceError: a loop has no readable image left.
         """
         image, self._ahead = self._ahead, None
         if image is None:
@@ -66,10 +67,10 @@ class ImageFolder:
         return image
 
     def close(self) -> None:
-        """Nothing is kept open between two images."""
+        """Do nothing: no file stays open between two images."""
 
     def _decode(self) -> NDArray[np.uint8] | None:
-        """The next image of this round that can be read; None after the last one."""
+        """Return the next readable image of this round; None after the last."""
         while self._at < len(self._images):
             image = _decode_or_skip(self._images[self._at])
             if image is not None:
@@ -107,11 +108,11 @@ def _decode_or_skip(path: Path) -> NDArray[np.uint8] | None:
 
 
 def _decode_whole(path: Path) -> NDArray[np.uint8]:
-    """Decode one image; an incomplete file is refused rather than shown half grey.
+    """Decode one image; raise for an incomplete file, which OpenCV would decode half grey.
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: it is damaged, incomplete or no image.
+        ValueError: the file is damaged, incomplete or no image.
     """
     data = path.read_bytes()
     if data[:2] == b"\xff\xd8" and not _jpeg_is_complete(data):
@@ -119,7 +120,7 @@ def _decode_whole(path: Path) -> NDArray[np.uint8]:
     try:
         buffer = np.frombuffer(data, np.uint8)
         image: NDArray[np.uint8] | None = cv2.imdecode(buffer, cv2.IMREAD_COLOR)
-    except cv2.error as error:  # nothing in it, or larger than OpenCV's own limit
+    except cv2.error as error:  # empty, or larger than OpenCV's limit
         raise ValueError(error.err) from error
     if image is None:
         raise ValueError("it is damaged or no image")
@@ -127,10 +128,11 @@ def _decode_whole(path: Path) -> NDArray[np.uint8]:
 
 
 def _jpeg_is_complete(data: bytes) -> bool:
-    """Whether the scan has an end; OpenCV 4.8 decodes one without and reports no error.
+    """Return whether the scan has an end marker; OpenCV 4.8 decodes a scan without one and reports
+    no error.
 
-    The segments before the scan are walked by their lengths (ITU-T T.81, B.1.1.4), as one of
-    them may hold a thumbnail with an end of its own.
+    The walk skips the segments before the scan by their lengths (ITU-T T.81, B.1.1.4), as a segment
+    may hold a thumbnail with its own end marker.
     """
     at = 2
     while data[at : at + 1] == b"\xff" and data[at + 1 : at + 2] != b"\xda":

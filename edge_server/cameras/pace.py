@@ -1,4 +1,4 @@
-"""The clock that a recording is played by."""
+"""The clock that paces the playback of a recording."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# A hiccup of the disk or the scheduler is caught up; after more than this, playing goes on from
-# where it is, as a rush of late frames is nothing that a camera would do.
+# A delay by the disk or the scheduler up to this long is caught up. After a longer delay, playback
+# continues from its current frame, as a camera never sends a burst of late frames.
 CATCH_UP_S = 0.25
 
 
 class Pace:
-    """QuarantineReleases its caller `fps` times a second, without drift.
+    """Paces its caller at `fps` calls a second, without drift.
 
-    The first `wait` returns at once; each later one is due one period after the one before was
+    The first `wait` returns at once; each later wait is due one period after the previous one was
     due, however late the caller came. A caller more than `CATCH_UP_S` late starts a new schedule.
 
     Args:
         fps: frames per second; 0 never waits.
-        clock: seconds, monotonic.
+        clock: returns monotonic time in seconds.
         sleep: blocks for the given seconds.
     """
 

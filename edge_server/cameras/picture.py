@@ -1,4 +1,4 @@
-"""A frame with its lanes drawn, for people."""
+"""Draw lanes on a frame and write the picture, for display."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ if TYPE_CHECKING:
 
     from edge_server.lanes.types import Lane
 
-# BGR, by rank: the surest lane first.
+# BGR, by rank: the lane with the highest score first.
 _COLOURS = ((80, 220, 60), (60, 160, 255), (255, 160, 60), (220, 80, 220), (60, 220, 220))
 _SUBPIXEL_BITS = 4
 
 
 def draw_lanes(image: NDArray[np.uint8], lanes: Sequence[Lane]) -> NDArray[np.uint8]:
-    """A copy of `image`, (H, W, 3) uint8 BGR, with each finite lane as a line and its score."""
+    """Return a copy of `image`, (H, W, 3) uint8 BGR, with each finite lane drawn as a line with its
+    score."""
     picture: NDArray[np.uint8] = image.copy()
     thickness = max(2, image.shape[1] // 320)
     for rank, lane in enumerate(lanes):
@@ -44,10 +45,10 @@ def draw_lanes(image: NDArray[np.uint8], lanes: Sequence[Lane]) -> NDArray[np.ui
 
 
 def write_picture(path: Path, image: NDArray[np.uint8]) -> None:
-    """Write `image`, (H, W, 3) uint8 BGR, in the format that `path`'s suffix names.
+    """Write `image`, (H, W, 3) uint8 BGR, in the format of `path`'s suffix.
 
     Raises:
-        SourceError: it cannot be encoded so, or not be written there.
+        SourceError: the image cannot be encoded in that format, or not be written to `path`.
     """
     try:
         encoded, data = cv2.imencode(path.suffix, image)

@@ -1,4 +1,4 @@
-"""From a URI to frames: the table of source kinds, and the one way to open them."""
+"""The table of source kinds, and `open_source`, the only function that opens a source."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SourceKind:
-    """One scheme.
+    """The source kind of one scheme.
 
     Attributes:
         open: opens a source of this kind, or raises SourceError.
-        live: a device that may be away now and back later; a recording is there or is a mistake.
+        live: the source is a device, which may be absent now and return later; an absent recording
+            is an error.
     """
 
     open: Callable[[SourceUri], FrameSource]
@@ -35,15 +36,15 @@ class SourceKind:
 
 
 def open_source(uri: str, kinds: Mapping[str, SourceKind] | None = None) -> FrameSource:
-    """Open `uri` and have its first image at hand, so that a bad source shows here.
+    """Open `uri` and decode its first image, so that a bad source raises here.
 
     Args:
         uri: a path (video, image, or folder of images), `file:///path?loop=true&fps=10`, or
             `synthetic://road?seed=7&fps=30&width=1280&height=720&frames=100`.
-        kinds: the schemes to choose from; `SOURCE_KINDS` where none are given.
+        kinds: the allowed schemes; `SOURCE_KINDS` by default.
 
     Raises:
-        SourceError: the source gives no image; the text names the remedy.
+        SourceError: the source delivers no image; the text names the remedy.
         SourceUriError: the URI itself is wrong.
     """
     parsed = parse_source_uri(uri)
@@ -59,7 +60,7 @@ def open_source(uri: str, kinds: Mapping[str, SourceKind] | None = None) -> Fram
 
 
 def is_live(uri: str, kinds: Mapping[str, SourceKind] | None = None) -> bool:
-    """Whether `uri` names a device that may come back, rather than a recording.
+    """Return whether `uri` names a device, which may return after a loss, rather than a recording.
 
     Raises:
         SourceUriError: the scheme is unknown or the URI malformed.
@@ -79,7 +80,7 @@ def _kind_of(uri: SourceUri, kinds: Mapping[str, SourceKind] | None) -> SourceKi
     return kind
 
 
-# OpenCV takes long to import, and `edge-server --help` reaches this file: the openers import late.
+# The openers import late: OpenCV takes long to import, and `edge-server --help` imports this file.
 
 
 def _open_file(uri: SourceUri) -> FrameSource:
@@ -93,7 +94,7 @@ def _open_file(uri: SourceUri) -> FrameSource:
     loop, fps = uri.flag("loop"), uri.fps()
     try:
         if path.is_file():
-            # OpenCV reports an unreadable file and a damaged one alike.
+            # OpenCV reports an unreadable file and a damaged file alike.
             path.open("rb").close()
         if path.is_dir() or (path.is_file() and path.suffix.lower() in IMAGE_SUFFIXES):
             from edge_server.cameras.image_folder import ImageFolder  # noqa: PLC0415

@@ -1,4 +1,4 @@
-"""URIs of frame sources, parsed and checked."""
+"""Parse and validate the URIs of frame sources."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from edge_server.errors import SourceUriError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# Slower than 1 Hz, a recording cannot be distinguished from a stalled camera.
+# Below 1 Hz, a recording cannot be distinguished from a stalled camera.
 SLOWEST_FPS = 1.0
 FASTEST_FPS = 1000.0
 
-# File names of images, alone or in a folder.
+# Suffixes of image files, alone or in a folder.
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png"})
 
 
@@ -26,10 +26,10 @@ class SourceUri:
 
     Attributes:
         scheme: lower case.
-        host: without user and port, lower case, "" where there is none.
+        host: without user and port, lower case; "" if the URI has none.
         path: percent-decoded.
         query: percent-decoded, every key once.
-        label: names the source in messages; has no user and no password in it.
+        label: the source's name in messages, without user and password.
     """
 
     scheme: str
@@ -39,7 +39,7 @@ class SourceUri:
     label: str
 
     def allow(self, *known: str) -> None:
-        """Refuse unknown query keys.
+        """Reject unknown query keys.
 
         Raises:
             SourceUriError: a key is not in `known`; the text has the nearest match.
@@ -49,10 +49,10 @@ class SourceUri:
                 raise SourceUriError(f"{self.label}: unknown option {did_you_mean(key, known)}")
 
     def flag(self, key: str, *, default: bool = False) -> bool:
-        """The value of `key=true|false`.
+        """Return the value of `key=true|false`.
 
         Raises:
-            SourceUriError: it is neither.
+            SourceUriError: the value is neither `true` nor `false`.
         """
         text = self.query.get(key, str(default).lower())
         if text not in {"true", "false"}:
@@ -60,10 +60,10 @@ class SourceUri:
         return text == "true"
 
     def whole(self, key: str, default: int, low: int, high: int) -> int:
-        """The value of `key`, a whole number from `low` to `high`.
+        """Return the value of `key`, a whole number from `low` to `high`.
 
         Raises:
-            SourceUriError: it is not.
+            SourceUriError: the value is no such number.
         """
         text = self.query.get(key, str(default))
         if not (text.isdecimal() and len(text) <= 10 and low <= int(text) <= high):
@@ -71,10 +71,10 @@ class SourceUri:
         return int(text)
 
     def fps(self) -> float | None:
-        """The value of `fps`: frames per second, 0 for as fast as possible, None if not given.
+        """Return the value of `fps`: frames per second, 0 for as fast as possible, None if absent.
 
         Raises:
-            SourceUriError: it is not 0 and not within `SLOWEST_FPS` to `FASTEST_FPS`.
+            SourceUriError: the value is neither 0 nor within `SLOWEST_FPS` to `FASTEST_FPS`.
         """
         text = self.query.get("fps")
         if text is None:
@@ -92,10 +92,10 @@ class SourceUri:
 
 
 def parse_source_uri(text: str) -> SourceUri:
-    """Take `text` apart; a text without `://` is a path, whatever characters it has.
+    """Parse `text`; a text without `://` is a path, whatever characters the text has.
 
     Raises:
-        SourceUriError: `text` is empty, is no URI, or gives a key twice.
+        SourceUriError: `text` is empty, is no URI, or repeats a key.
     """
     if not text.strip():
         raise SourceUriError("the source is empty; name a video file, a folder of images or a URI")
@@ -106,7 +106,7 @@ def parse_source_uri(text: str) -> SourceUri:
         host = parts.hostname or ""
         pairs = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
     except ValueError:
-        # The text may hold a password, and so may the error: neither is repeated.
+        # Both the text and the error may hold a password, so the message quotes neither.
         scheme = text.partition("://")[0]
         raise SourceUriError(
             f"a {scheme}:// source is malformed; write {scheme}://host/path?key=value&key=value"
@@ -120,7 +120,7 @@ def parse_source_uri(text: str) -> SourceUri:
 
 
 def did_you_mean(word: str, known: tuple[str, ...]) -> str:
-    """`word`, quoted, with the nearest of `known` or all of them."""
+    """Return `word`, quoted, with its nearest match in `known`, or with all of `known`."""
     nearest = difflib.get_close_matches(word, known, n=1)
     if nearest:
         return f"{word!r}; did you mean {nearest[0]!r}?"

@@ -20,23 +20,23 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# For a file that does not say its own rate.
+# The rate of a file that does not state its own.
 DEFAULT_FPS = 25.0
 _FFMPEG_QUIET = "-8"  # AV_LOG_QUIET
-# FFmpeg takes any .txt for ANSI art and plays it, which no user intends.
+# FFmpeg plays any .txt file as ANSI art, which is never the user's intention.
 ANSI_ART = int.from_bytes(b"ansi", "little")
 
 
 class VideoFile:
     """Plays a video at its own frame rate; a FrameSource.
 
-    A file that breaks off in the middle ends there. Each round of a loop opens the file afresh,
-    so a file that was replaced is played in its new form.
+    A file that breaks off in the middle ends there. Each round of a loop reopens the file, so a
+    replaced file is played in its new form.
 
     Args:
         path: a regular file.
-        fps: frames per second instead of the file's own; 0 plays as fast as it is read.
-        loop: start again at the end.
+        fps: frames per second instead of the file's own rate; 0 plays at the reading speed.
+        loop: restart at the end.
 
     Raises:
         SourceError: no image can be decoded from the file.
@@ -52,7 +52,7 @@ class VideoFile:
         self._pace = Pace(self._own_fps() if fps is None else fps)
 
     def read(self) -> NDArray[np.uint8] | None:
-        """The next image, (H, W, 3) uint8 BGR, when it is due; None at the end.
+        """Return the next image, (H, W, 3) uint8 BGR, when it is due; None at the end.
 
         Raises:
             SourceError: the file of a loop can no longer be opened.
@@ -91,8 +91,9 @@ class VideoFile:
 
 
 def _open_video(path: Path) -> tuple[cv2.VideoCapture, NDArray[np.uint8]]:
-    """The opened file and its first image."""
-    # FFmpeg's own lines on stderr are none of the log's: with --log-format json each is an object.
+    """Return the opened file and its first image."""
+    # FFmpeg's lines on stderr must not mix with the log: with --log-format json each line is an
+    # object.
     os.environ.setdefault("OPENCV_FFMPEG_LOGLEVEL", _FFMPEG_QUIET)
     capture = cv2.VideoCapture(str(path))
     image = None

@@ -1,4 +1,4 @@
-"""A GPU without pycuda: which one it is, and memory on it, for processes that may crash."""
+"""A GPU without pycuda: its properties and memory, for processes that may crash."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _CAPABILITY_MINOR = 76
 
 
 class BareGpu:
-    """A GPU, and its primary context, which TensorRT uses too.
+    """A GPU and its primary context, which TensorRT uses too.
 
     Its memory is freed with the process.
 
     Args:
-        index: as CUDA counts the GPUs that this process sees.
+        index: in CUDA's order of the GPUs visible to this process.
 
     Raises:
-        Unavailable: there is no driver, or no such GPU; the text says which.
+        Unavailable: no driver is installed, or the GPU does not exist; the text says which.
     """
 
     def __init__(self, index: int = 0) -> None:
@@ -43,7 +43,7 @@ class BareGpu:
 
     @property
     def compute_capability(self) -> str:
-        """`8.7`."""
+        """The compute capability, e.g. `8.7`."""
         return f"{self._attribute(_CAPABILITY_MAJOR)}.{self._attribute(_CAPABILITY_MINOR)}"
 
     @property
@@ -51,13 +51,14 @@ class BareGpu:
         return self._attribute(_MULTIPROCESSORS)
 
     def enter(self) -> None:
-        """Make the primary context this thread's."""
+        """Make the primary context current on this thread."""
         context = ctypes.c_void_p()
         self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), self._device)
         self._call("cuCtxPushCurrent_v2", context)
 
     def put(self, name: str, array: NDArray[Any]) -> int:
-        """The address of a copy of `array`; the next of the same name takes its place."""
+        """Copy `array` to the device and return its address; the next array of the same name
+        replaces it."""
         if name not in self._buffers or self._buffers[name][1] != array.nbytes:
             address = ctypes.c_uint64()
             self._call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(array.nbytes))

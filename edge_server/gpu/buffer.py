@@ -1,4 +1,4 @@
-"""Device memory with the events to wait for before a read, and before the next write."""
+"""Device memory with the events that order its reads and writes."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 class Buffer:
-    """Device memory whose order streams keep by events: no thread waits for it.
+    """Device memory whose accesses streams order by events; no thread waits.
 
     Args:
-        owner: keeps the memory alive for as long as this lives.
+        owner: keeps the memory alive as long as this buffer lives.
     """
 
     def __init__(self, device: Device, pointer: int, nbytes: int, owner: object) -> None:
@@ -42,17 +42,18 @@ class Buffer:
         return self._ready
 
     def written(self, stream: Stream) -> None:
-        """The work that `stream` holds now writes the buffer."""
+        """Record that the work which `stream` holds now writes the buffer."""
         self._ready.record(stream)
         self._written = True
 
     def read_by(self, event: Event) -> None:
-        """A reader is done after `event`, which may be recorded again later, but not withdrawn."""
+        """Record that a reader is done after `event`, which may be recorded again later, but not
+        withdrawn."""
         if event not in self._readers:
             self._readers.append(event)
 
     def reuse(self, stream: Stream) -> None:
-        """Let `stream` write the buffer next: after its readers, and after its last writer."""
+        """Order `stream`'s next write after all readers, and after the last writer."""
         if self._written:
             if self._ready.stream is not stream:
                 stream.wait(self._ready)

@@ -1,4 +1,4 @@
-"""Device memory for reuse: no frame allocates once every size has been seen."""
+"""A pool of device memory: no frame allocates once every size has occurred."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
     from edge_server.gpu.device import Device
     from edge_server.gpu.stream import Stream
 
-# Buffers are of whole ones of these, so that nearly equal sizes share them.
+# Buffer sizes are multiples of this, so that nearly equal sizes share buffers.
 STEP_BYTES = 512
 
 
 class BufferPool:
-    """Device arrays for one user (a model's instance), out of at most `limit_bytes`.
+    """Device arrays for one user (a model's instance), at most `limit_bytes` in total.
 
-    A buffer comes back by itself when the last array over it is garbage, whatever thread drops
-    it; the next user's stream, not its thread, waits for the streams that still read it.
+    A buffer returns to the pool when the last array over it is garbage-collected, on any thread;
+    the next user's stream, not its thread, waits for the streams that still read the buffer.
 
     Args:
-        name: the user's, for errors.
+        name: the user's name, for errors.
     """
 
     def __init__(self, device: Device, limit_bytes: int, name: str) -> None:
@@ -43,25 +43,25 @@ class BufferPool:
         self._held_bytes = 0
         self._lock = threading.Lock()
         self._idle: list[Buffer] = []
-        # The pool refers to buffers in use too: an array may die in a reference cycle, and the
-        # collector runs the finalizers of all that is garbage with it, memory and event among
-        # them, before the lease gives the buffer back.
+        # The pool also refers to lent buffers: an array may die in a reference cycle, and the
+        # garbage collector then runs the finalizers of memory and event before the lease returns
+        # the buffer.
         self._lent: set[Buffer] = set()
-        # Arrays die wherever the collector finds them, also inside `take`: no lock for them.
+        # Arrays die wherever the garbage collector runs, even inside `take`, so this takes no lock.
         self._returned: deque[Buffer] = deque()
         self._closed = False
 
     @property
     def held_bytes(self) -> int:
-        """Device memory that the pool has allocated, in use or idle."""
+        """Device memory allocated by the pool, in use or idle."""
         return self._held_bytes
 
     def take(self, stream: Stream, shape: Sequence[int], dtype: DTypeLike) -> CudaArray:
-        """An array whose content is undefined, to be written by what `stream` is given from now
-        on; call `written` on it then.
+        """Return an array of undefined content, for the next work of `stream` to write; call
+        `written` on the array after that work.
 
         Raises:
-            Unavailable: `limit_bytes` are in use, or the device has no more.
+            Unavailable: `limit_bytes` are in use, or the device has no memory left.
         """
         dtype = np.dtype(dtype)
         need_bytes = math.prod(shape) * dtype.itemsize
@@ -72,7 +72,7 @@ class BufferPool:
         return CudaArray(buffer, tuple(shape), dtype, lease=_Lease(self, buffer))
 
     def give_back(self, buffer: Buffer) -> None:
-        """Take back a buffer without references; for leases only."""
+        """Return a buffer without references to the pool; called by leases only."""
         if not self._closed:
             self._returned.append(buffer)
 
@@ -85,7 +85,8 @@ class BufferPool:
             self._lent.clear()
 
     def _fitting(self, need_bytes: int) -> Buffer | None:
-        """The smallest idle buffer of enough bytes, unless it wastes more than it uses."""
+        """Return the smallest idle buffer of at least that size, unless it wastes more than it
+        uses."""
         while self._returned:
             buffer = self._returned.popleft()
             self._lent.discard(buffer)
@@ -113,7 +114,7 @@ class BufferPool:
 
 
 class _Lease:
-    """Gives its buffer back when the last array that shares it is garbage."""
+    """Returns its buffer to the pool when the last array that shares it is garbage-collected."""
 
     __slots__ = ("_buffer", "_pool")
 

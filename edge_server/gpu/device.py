@@ -27,15 +27,16 @@ if TYPE_CHECKING:
 
 
 def open_device(index: int = 0, *, on_lost: Callable[[DeviceLost], None] | None = None) -> Device:
-    """The GPU `index`, its primary context retained.
+    """Open GPU `index` and retain its primary context.
 
     Args:
-        index: as CUDA counts the GPUs that this process sees.
-        on_lost: called with the first error after which only a new process helps, on the thread
-            that met it, before it is raised there.
+        index: in CUDA's order of the GPUs visible to this process.
+        on_lost: called with the first error after which only a new process can recover, on the
+            thread where the error occurred, before it is raised there.
 
     Raises:
-        Unavailable: no driver, no pycuda, no such GPU, or it cannot be used; with the remedy.
+        Unavailable: no driver, no pycuda, no such GPU, or the GPU is unusable; the text names the
+            remedy.
     """
     libcuda = Libcuda()
     driver = load_driver(libcuda)
@@ -53,16 +54,16 @@ def open_device(index: int = 0, *, on_lost: Callable[[DeviceLost], None] | None 
 
 
 def load_driver(libcuda: Libcuda) -> Any:
-    """The module pycuda.driver, initialised; `libcuda` proves that it can be.
+    """Import and initialise pycuda.driver; `libcuda` proves that the driver is usable.
 
     Raises:
-        Unavailable: there is no pycuda, or one that does not fit the driver.
+        Unavailable: pycuda is not installed, or does not fit the driver.
     """
     try:
         with warnings.catch_warnings():
             # A pycuda that does not fit the driver warns before it fails.
             warnings.simplefilter("ignore")
-            # Only here, and only now: without libcuda its import fails.
+            # Imported late: without libcuda the import fails.
             import pycuda.driver as driver  # noqa: PLC0415, PLR0402
     except ModuleNotFoundError as error:
         raise Unavailable(
@@ -81,14 +82,14 @@ def load_driver(libcuda: Libcuda) -> Any:
 class Device:
     """One GPU: its properties, its primary context, and the objects made in it.
 
-    Everything made here makes the context current by itself; who does several things in a row
-    takes `current()` around them, which costs a call of the driver once instead of every time.
-    All of it may be used and dropped on any thread.
+    Every object made here makes the context current by itself; a caller with several operations in
+    a row wraps them in `current()`, which switches the context once instead of every time. All
+    objects may be used and dropped on any thread.
 
     Attributes:
-        index: as CUDA counts.
+        index: in CUDA's order.
         driver: the module pycuda.driver, for this package only.
-        driver_version: the newest CUDA that the driver speaks: 12060 is 12.6.
+        driver_version: the newest CUDA version that the driver supports: 12060 is 12.6.
         compute_capability: (8, 7) is Orin.
         integrated: host and device memory are the same chips.
         can_map_host_memory: kernels can read pinned host memory in place.
@@ -114,7 +115,7 @@ class Device:
         attribute = driver.device_attribute
         self.integrated = bool(device.get_attribute(attribute.INTEGRATED))
         self.can_map_host_memory = bool(device.get_attribute(attribute.CAN_MAP_HOST_MEMORY))
-        # The primary one: TensorRT, ONNX Runtime and torch work in it too.
+        # The primary context: TensorRT, ONNX Runtime and torch work in it too.
         self._context = device.retain_primary_context()
         self._closed = False
         self._freeing = Freeing(self)
@@ -123,86 +124,88 @@ class Device:
         return f"GPU {self.index}"
 
     def current(self, doing: str = "use") -> _Current:
-        """A context manager in which this GPU is the current one of this thread.
+        """Return a context manager that makes this GPU current on this thread.
 
-        What CUDA complains of inside is raised as our error, which says what was tried: `doing`.
+        A CUDA error inside is raised as our error; its text names the attempted action, `doing`.
         """
         return _Current(self, self._context, doing)
 
     def stream(self) -> Stream:
-        """A new order of work, independent of all others, the default stream included."""
+        """Return a new stream, independent of all others, the default stream included."""
         return Stream(self)
 
     def priority_stream(self, priority: Literal["max", "min"]) -> PriorityStream:
-        """A stream for another library's work that goes before all other work, or after it."""
+        """Return a stream for another library, whose work runs before all other work, or after
+        it."""
         return PriorityStream(self, priority)
 
     def event(self, *, timed: bool = False, spin: bool = False) -> Event:
-        """A mark in a stream.
+        """Return a new event.
 
         Args:
-            timed: `ms_since` another timed event works.
-            spin: a thread that waits for it burns its core instead of sleeping.
+            timed: the event supports `ms_since` another timed event.
+            spin: a thread that waits for the event busy-waits instead of sleeping.
         """
         return Event(self, timed=timed, spin=spin)
 
     def memory(self, nbytes: int) -> DeviceMemory:
-        """Device memory, its content undefined.
+        """Return device memory of undefined content.
 
         Raises:
-            Unavailable: there is not so much.
+            Unavailable: the device has too little free memory.
         """
         return DeviceMemory(self, nbytes)
 
     def pinned(self, shape: Sequence[int], dtype: DTypeLike) -> NDArray[Any]:
-        """A host array that the GPU copies from and to on its own, while the host goes on.
+        """Return a host array that the GPU copies asynchronously.
 
-        It must live, and not be written, until the copy is over.
+        The array must live, and stay unchanged, until the copy is done.
 
         Raises:
-            Unavailable: there is not so much memory that can be pinned.
+            Unavailable: the system cannot pin that much memory.
         """
         return host_memory(self, tuple(shape), np.dtype(dtype), mapped=False).array
 
     def mapped(self, shape: Sequence[int], dtype: DTypeLike) -> MappedMemory:
-        """As `pinned`, and kernels reach it in place, at `pointer`.
+        """Return pinned memory that kernels also access in place, at `pointer`.
 
         Raises:
-            Unavailable: there is not so much memory that can be pinned.
+            Unavailable: the system cannot pin that much memory.
         """
         return host_memory(self, tuple(shape), np.dtype(dtype), mapped=True)
 
     def module(self, image: bytes) -> Module:
-        """Compiled kernels: a fatbin, a cubin or PTX.
+        """Load compiled kernels: a fatbin, a cubin or PTX.
 
         Raises:
-            Unavailable: nothing in it runs on this GPU.
+            Unavailable: the image has no code for this GPU.
         """
         return Module(self, image)
 
     def check(self) -> None:
-        """Return when all work so far is done and nothing is broken.
+        """Return when all work so far is done without an error.
 
         Raises:
-            DeviceLost: only a new process helps.
+            DeviceLost: only a new process can recover.
         """
         with self.current("check"):
             self.driver.Context.synchronize()
 
     def failure(self, driver_text: str, doing: str) -> EdgeServerError:
-        """Our error for CUDA's text while `doing`; `on_lost` gets that of a lost device."""
+        """Return our error for CUDA's text while `doing`; `on_lost` gets the error of a lost
+        device."""
         error = self._failures.classify(driver_text, str(self), doing)
         if isinstance(error, DeviceLost) and self._on_lost is not None:
             self._on_lost(error)
         return error
 
     def call(self, doing: str, function: str, *arguments: object) -> None:
-        """Call the driver itself, and let Python's other threads run meanwhile.
+        """Call the driver with the GIL released.
 
-        pycuda lets them wait where it allocates and frees, and the driver then waits for the GPU.
+        pycuda holds the GIL where it allocates and frees, and the driver then waits for the GPU.
 
         Raises:
-            EdgeServerError: the driver refused; the text says what was tried: `doing`.
+            EdgeServerError: the driver refused; the text names the attempted action, `doing`.
         """
         with self.current(doing):
             try:
@@ -211,10 +214,10 @@ class Device:
                 raise self.failure(str(error.strerror), doing) from error
 
     def allocate(self, doing: str, function: str, *arguments: object) -> None:
-        """As `call`; where memory is short, once more after dropped memory is freed.
+        """Call the driver; where memory is short, call it again after dropped memory is freed.
 
         Raises:
-            Unavailable: there is not so much.
+            Unavailable: the device has too little free memory.
         """
         try:
             self.call(doing, function, *arguments)
@@ -223,57 +226,59 @@ class Device:
             self.call(doing, function, *arguments)
 
     def free(self, function: str, pointer: object) -> None:
-        """Let the driver's `function` free `pointer`: soon, on another thread than this."""
+        """Queue `pointer` for the driver's `function`, which frees it soon, on another thread."""
         if not self._closed:
             self._freeing.free(function, pointer)
 
     def hold(self, owner: object, thing: Any) -> list[Any]:
-        """Keep `thing` of pycuda's until `owner` is garbage, whatever thread finds that out.
+        """Keep pycuda's `thing` until `owner` is garbage-collected, on any thread.
 
-        pycuda frees in the thread that retained the context, or where the context is current;
-        elsewhere it leaks, with a warning. So it is let go of where the context is current.
+        pycuda frees on the thread that retained the context, or where the context is current;
+        elsewhere the object leaks, with a warning. So `thing` is released where the context is
+        current.
 
         Returns:
-            A list with `thing` in it; emptied by `let_go`.
+            A list that holds `thing`; `let_go` empties it.
         """
         box = [thing]
         weakref.finalize(owner, self.let_go, box).atexit = False
         return box
 
     def let_go(self, box: list[Any]) -> None:
-        """Drop what `hold` keeps; a second call does nothing."""
+        """Release the object that `hold` keeps; a second call does nothing."""
         if not box:
             return
         if self._closed:
-            # With the context, CUDA has freed all that was in it.
+            # CUDA has freed everything in the context together with it.
             box.clear()
             return
-        # Memory of a lost device cannot be freed, and need not.
+        # The memory of a lost device cannot be freed, and need not be.
         with suppress(EdgeServerError), self.current("free"):
             box.clear()
 
     def abandon(self) -> None:
-        """Take the context off this thread without the driver, which is lost and will not.
+        """Remove the context from this thread without a driver call, which a lost driver would
+        refuse.
 
         A thread that ends with a context on pycuda's own stack ends the whole process.
         """
         self._closed = True
         with suppress(self.driver.Error):
             self._context.detach()
-        # The call takes detached contexts off the stack of pycuda.
+        # The call removes detached contexts from pycuda's stack.
         self.driver.Context.get_current()
 
     def close(self) -> None:
-        """Give the primary context back, outside of `current`; nothing made here may be used
+        """Release the primary context, outside of `current`; no object made here may be used
         afterwards."""
         if not self._closed:
             self._closed = True
             self._freeing.close()
             with suppress(self.driver.Error):
-                # pycuda detaches in one thread only, and where the context is current.
+                # pycuda detaches on one thread only, and where the context is current.
                 self._context.push()
                 self._context.detach()
-                # pycuda forgets the context, but leaves it on the driver's own stack.
+                # pycuda drops the context, but leaves it on the driver's own stack.
                 self.libcuda.pop_context()
 
 
@@ -289,7 +294,7 @@ class _Current:
         self._entered = False
 
     def __enter__(self) -> None:
-        # pycuda knows without asking the driver; another GPU may have come in between.
+        # pycuda answers without a driver call; another GPU may have become current in between.
         if self._device.driver.Context.get_current() != self._context:
             try:
                 self._context.push()
@@ -305,11 +310,11 @@ class _Current:
     ) -> None:
         driver_error = self._device.driver.Error
         if isinstance(error, driver_error):
-            # pycuda's frames would keep its objects alive, until a thread without the context
-            # drops the error.
+            # pycuda's frames would keep its objects alive until a thread without the context drops
+            # the error.
             error.__traceback__ = None
         del traceback
-        # The first error, as it says more than one that follows from it.
+        # The first error names the cause of those that follow.
         ours = self._ours(error) if isinstance(error, driver_error) else None
         if self._entered:
             try:

@@ -1,4 +1,4 @@
-"""An array that lies on a GPU."""
+"""An array in device memory."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
     from edge_server.gpu.event import Event
     from edge_server.gpu.stream import Stream
 
-# Number of the legacy default stream in DLPack and the CUDA array interface.
+# DLPack's and the CUDA array interface's number for the legacy default stream.
 _LEGACY_STREAM = 1
 _NO_WAITING = -1
 
 
 class CudaArray:
-    """A C-contiguous array in device memory; it is never copied to the host unasked.
+    """A C-contiguous array in device memory; copied to the host only by `on_host`.
 
-    A reader lets its stream wait for `ready`, and records with `read_by` when it is done; then the
-    memory can be written again as soon as no reference to the array is left, and no thread
-    waits. A library that reads it through DLPack or the CUDA array interface
-    waits by itself, but cannot say when it is through: who lends it to one says that.
+    A reader orders its stream after `ready`, and calls `read_by` when it is done; then the memory
+    is reusable as soon as the last reference to the array is gone, and no thread waits. A library
+    that reads the array through DLPack or the CUDA array interface waits by itself, but cannot
+    report the end of its read: the lender must call `read_by` for it.
     """
 
     __slots__ = ("_lease", "buffer", "dtype", "pointer", "shape")
@@ -50,15 +50,15 @@ class CudaArray:
 
     @staticmethod
     def of(thing: Any, stream: Stream) -> CudaArray:
-        """A view on what another library holds on the device of `stream`; nothing is copied.
+        """Return a view on another library's array on the device of `stream`, without a copy.
 
         Args:
             thing: has `__cuda_array_interface__` or `__dlpack__`; it stays alive with the array.
-            stream: waits for what the other library still does with it, and so does who reads
+            stream: waits for the other library's pending work on the array, and so do readers of
                 the array.
 
         Raises:
-            TypeError: it is no array on this device, or not C-contiguous.
+            TypeError: `thing` is no array on this device, or not C-contiguous.
         """
         pointer, shape, dtype, owner = described(thing, stream)
         nbytes = math.prod(shape) * dtype.itemsize
@@ -87,36 +87,37 @@ class CudaArray:
 
     @property
     def ready(self) -> Event:
-        """The event after which it may be read.
+        """The event after which the array may be read.
 
         Raises:
-            InternalError: nothing was written to it.
+            InternalError: no write was recorded.
         """
         return self.buffer.ready
 
     def written(self, stream: Stream) -> None:
-        """The work that `stream` holds now writes the array; others may read it after that."""
+        """Record that the work which `stream` holds now writes the array; readers wait for that
+        work."""
         self.buffer.written(stream)
 
     def read_by(self, event: Event) -> None:
-        """Note that a reader is through after `event`."""
+        """Record that a reader is done after `event`."""
         self.buffer.read_by(event)
 
     def reshape(self, shape: tuple[int, ...]) -> CudaArray:
-        """The same memory in another shape; one dimension may be -1.
+        """Return the same memory in another shape; one dimension may be -1.
 
         Raises:
-            ValueError: it has another number of elements.
+            ValueError: the shape has another number of elements.
         """
-        # numpy's rules and words, on an array that takes no memory.
+        # numpy's rules and error texts, on an array that takes no memory.
         new = np.broadcast_to(np.int8(0), self.shape).reshape(shape).shape
         return self._view(new, self.pointer)
 
     def __getitem__(self, rows: slice) -> CudaArray:
-        """Some rows of the first axis, in the same memory.
+        """Return consecutive rows of the first axis, in the same memory.
 
         Raises:
-            TypeError: it is no slice of rows that follow one another.
+            TypeError: `rows` is no slice of consecutive rows.
         """
         if not self.shape or not isinstance(rows, slice) or rows.step not in (None, 1):
             raise TypeError("of an array on the device only rows [a:b] of the first axis are taken")
@@ -125,16 +126,17 @@ class CudaArray:
         return self._view((max(0, end - begin), *self.shape[1:]), self.pointer + begin * row_bytes)
 
     def on_host(self, stream: Stream | None = None) -> NDArray[Any]:
-        """A copy on the host; this thread waits for it, asleep until the array is written.
+        """Return a copy on the host; this thread sleeps until the array is written and copied.
 
         Args:
-            stream: which makes the copy; without one it is the writer's own.
+            stream: the stream of the copy; by default the writer's own.
         """
         stream = stream or self.ready.stream
         assert stream is not None  # noqa: S101 - written() has set it
         if stream is not self.ready.stream:
             stream.wait(self.ready)
-        # A copy to pageable memory burns a core until the work before it is done.
+        # A copy to pageable memory busy-waits until earlier work is done, so this thread first
+        # sleeps on the event.
         self.ready.wait()
         array = np.empty(self.shape, self.dtype)
         stream.to_host(array, self)
@@ -143,7 +145,7 @@ class CudaArray:
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        """Version 3; who reads it waits for the stream that writes it."""
+        """Version 3; a reader waits for the stream that writes the array."""
         stream = self.ready.stream
         return {
             "shape": self.shape,
@@ -160,13 +162,14 @@ class CudaArray:
     def __dlpack__(
         self, *, stream: int | None = None, copy: bool | None = None, **_: object
     ) -> object:
-        """A DLPack capsule over the same memory, which lives until its taker is through.
+        """Return a DLPack capsule over the same memory, which stays alive until the consumer is
+        done.
 
         Args:
-            stream: the taker's, made to wait for what writes the array; -1 if it need not wait.
+            stream: the consumer's stream, which is ordered after the array's writer; -1 skips that.
 
         Raises:
-            BufferError: a copy is wanted, or DLPack has no such type.
+            BufferError: a copy is requested, or DLPack lacks the element type.
         """
         if copy:
             raise BufferError("an array on the device is lent, not copied")

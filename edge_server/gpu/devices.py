@@ -1,4 +1,4 @@
-"""The GPUs of this process: each opened once, when it is first asked for."""
+"""The GPUs of this process, each opened at its first use."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 
 class Devices:
-    """Hands out GPUs, and remembers when one is lost.
+    """Opens GPUs, and records the loss of a GPU.
 
-    Construction touches no driver; where there is none, the first `gpu` raises why.
+    Construction calls no driver; on a machine without one, the first `gpu` raises the reason.
     """
 
     def __init__(self) -> None:
@@ -27,19 +27,19 @@ class Devices:
 
     @property
     def count(self) -> int:
-        """How many there are; asked of the driver once."""
+        """Return the number of GPUs; the driver is queried once."""
         return self._count()[0]
 
     @property
     def reason(self) -> str:
-        """Why there is none, with the remedy; empty where there is one."""
+        """Return why this machine has no usable GPU, with the remedy; empty when it has one."""
         return self._count()[1]
 
     def gpu(self, index: int = 0) -> Device:
-        """The GPU `index`, as CUDA counts the GPUs that this process sees.
+        """Return GPU `index`, in CUDA's order of the GPUs visible to this process.
 
         Raises:
-            Unavailable: it is not here or cannot be used; with the remedy.
+            Unavailable: the GPU is missing or unusable; the text names the remedy.
         """
         with self._lock:
             device = self._open.get(index)
@@ -48,16 +48,16 @@ class Devices:
             return device
 
     def check(self) -> None:
-        """Return while every GPU works.
+        """Return if every open GPU works.
 
         Raises:
-            DeviceLost: one is lost, whichever thread met that; only a new process helps.
+            DeviceLost: a GPU is lost, on whichever thread; only a new process can recover.
         """
         if self._lost is not None:
             raise self._lost
 
     def close(self) -> None:
-        """Give all of them back; nothing of theirs may be used afterwards."""
+        """Close all GPUs; no object made on them may be used afterwards."""
         with self._lock:
             for device in self._open.values():
                 device.close()

@@ -1,4 +1,4 @@
-"""Arrays on the device handed from library to library: DLPack and the CUDA array interface."""
+"""Exchange device arrays with other libraries: DLPack and the CUDA array interface."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 CUDA = 2
 CUDA_MANAGED = 13
 
-# DLDataTypeCode by numpy's kind; bfloat16 has its own.
+# DLDataTypeCode by numpy's kind; bfloat16 has its own code.
 _CODES = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}
 _BFLOAT = 4
 
@@ -42,7 +42,7 @@ class _Tensor(ctypes.Structure):
 
 
 class _ManagedTensor(ctypes.Structure):
-    """DLManagedTensor, the form without a version, which every taker knows."""
+    """DLManagedTensor, the unversioned form, which every consumer supports."""
 
     _fields_ = (
         ("tensor", _Tensor),
@@ -52,7 +52,7 @@ class _ManagedTensor(ctypes.Structure):
 
 
 class _Lent:
-    """The tensor of a capsule; alive from `make_capsule` until its taker calls the deleter."""
+    """The tensor of a capsule; alive from `make_capsule` until its consumer calls the deleter."""
 
     def __init__(self, owner: object, shape: tuple[int, ...]) -> None:
         self.owner = owner
@@ -66,13 +66,13 @@ def _delete(managed: int) -> None:
 
 
 def _forget(capsule: int) -> None:
-    """Destructor of a capsule: frees its tensor unless a consumer has taken it."""
+    """Free the tensor of a dying capsule unless a consumer has taken it."""
     if _PYTHON.PyCapsule_IsValid(ctypes.c_void_p(capsule), _NAME):
         _delete(_PYTHON.PyCapsule_GetPointer(ctypes.c_void_p(capsule), _NAME))
 
 
-# They take bare addresses: a taker may drop its array on any thread, and a dying capsule may not
-# be touched as an object.
+# The callbacks take bare addresses: a consumer may drop its array on any thread, and a dying
+# capsule may not be touched as an object.
 _CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _DELETER = _CALLBACK(_delete)
 _DESTRUCTOR = _CALLBACK(_forget)
@@ -95,13 +95,14 @@ def make_capsule(
     dtype: np.dtype[Any],
     device: tuple[int, int],
 ) -> object:
-    """A capsule over C-contiguous memory, which keeps `owner` alive until its taker is through.
+    """Return a capsule over C-contiguous memory; the capsule keeps `owner` alive until its consumer
+    is done.
 
     Args:
-        device: as `__dlpack_device__` says it.
+        device: in the form of `__dlpack_device__`.
 
     Raises:
-        BufferError: DLPack has no such type of elements.
+        BufferError: DLPack lacks the element type.
     """
     lent = _Lent(owner, shape)
     managed = lent.managed
@@ -124,16 +125,18 @@ def make_capsule(
 
 
 def described(thing: Any, stream: Stream) -> tuple[int, tuple[int, ...], np.dtype[Any], object]:
-    """Where and what `thing` is; `stream` waits for what its library still does with it.
+    """Return the address and description of `thing`; `stream` waits for its library's pending work
+    on it.
 
     Returns:
-        Pointer, shape, type, and what must live for as long as the memory is used.
+        Pointer, shape, type, and the owner that must live as long as the memory is used.
 
     Raises:
-        TypeError: it is no C-contiguous array on the device of `stream`.
+        TypeError: `thing` is no C-contiguous array on the device of `stream`.
     """
     interface = getattr(thing, "__cuda_array_interface__", None)
-    # Before version 3 (torch) it names no stream to wait for; by DLPack its library gets ours.
+    # Before version 3 (torch) the interface names no stream to wait for; by DLPack the library gets
+    # our stream.
     if interface and (interface["version"] >= 3 or not hasattr(thing, "__dlpack__")):
         return _by_interface(thing, interface, stream)
     if not hasattr(thing, "__dlpack__"):
@@ -147,7 +150,7 @@ def described(thing: Any, stream: Stream) -> tuple[int, tuple[int, ...], np.dtyp
             f"not on {stream.device}"
         )
     capsule = thing.__dlpack__(stream=stream.handle)
-    # It is not renamed, so it calls the deleter itself when the last one drops it.
+    # The capsule keeps its name, so it calls the deleter itself when its last reference is dropped.
     return (*read_capsule(capsule), capsule)
 
 
@@ -165,10 +168,10 @@ def _by_interface(
 
 
 def read_capsule(capsule: object) -> tuple[int, tuple[int, ...], np.dtype[Any]]:
-    """Pointer, shape and type of what a capsule holds, which is left in it.
+    """Return pointer, shape and type of a capsule's tensor, which stays in the capsule.
 
     Raises:
-        TypeError: numpy has no such type, or the array is not C-contiguous.
+        TypeError: numpy lacks the element type, or the array is not C-contiguous.
     """
     address = ctypes.c_void_p(id(capsule))
     if not _PYTHON.PyCapsule_IsValid(address, _NAME):

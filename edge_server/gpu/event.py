@@ -1,4 +1,4 @@
-"""A mark in a stream: reached when all work before it is done."""
+"""A CUDA event: reached when all earlier work in its stream is done."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ if TYPE_CHECKING:
 
 
 class Event:
-    """A mark that streams set and that streams and threads wait for; made by `Device.event`.
+    """A mark that streams record, and that streams and threads wait for; made by `Device.event`.
 
-    It stands for where it was set last; one that never was counts as reached.
+    The event stands for its last record; an event never recorded counts as reached.
 
     Attributes:
-        stream: in which it was set last.
+        stream: the stream of the last record.
     """
 
     def __init__(self, device: Device, *, timed: bool = False, spin: bool = False) -> None:
@@ -29,38 +29,38 @@ class Event:
             self._box = device.hold(self, device.driver.Event(chosen))
 
     def record(self, stream: Stream) -> Event:
-        """Set the mark behind the work that `stream` holds now; this event."""
+        """Record the event behind the work that `stream` holds now; return the event."""
         with self.device.current("record an event"):
             self._box[0].record(stream.raw)
         self.stream = stream
         return self
 
     def wait(self) -> None:
-        """Return when the mark is reached: this thread waits, not a stream.
+        """Block this thread until the event is reached.
 
         Raises:
-            DeviceLost: work before it broke the device.
+            DeviceLost: earlier work broke the device.
         """
         with self.device.current("wait for an event"):
             self._box[0].synchronize()
 
     def reached(self) -> bool:
-        """Whether the mark is reached; never waits.
+        """Return whether the event is reached; never waits.
 
         Raises:
-            DeviceLost: work before it broke the device.
+            DeviceLost: earlier work broke the device.
         """
         with self.device.current("ask for an event"):
             done: bool = self._box[0].query()
         return done
 
     def ms_since(self, earlier: Event) -> float:
-        """Device time between two timed events that are reached, in milliseconds."""
+        """Return the device time between two reached, timed events, in milliseconds."""
         with self.device.current("measure time"):
             passed_ms: float = self._box[0].time_since(earlier.raw)
         return passed_ms
 
     @property
     def raw(self) -> Any:
-        """pycuda's, for this package only."""
+        """pycuda's event, for this package only."""
         return self._box[0]

@@ -1,7 +1,8 @@
-"""Our errors for the errors of CUDA.
+"""Map CUDA's errors to ours.
 
-pycuda gives no code, only a text that ends in the driver's own words for it
-(`cuStreamSynchronize failed: unspecified launch failure`); so the driver is asked for its words.
+pycuda reports no code, only a text that ends in the driver's text for the code
+(`cuStreamSynchronize failed: unspecified launch failure`); so the class looks up the driver's
+texts.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 OUT_OF_MEMORY = 2
 _ANEW = "compile them with its own toolkit (scripts/build_kernels)"
-# Of CUresult, what the driver has against kernels, and what to do about it.
+# CUresults of a kernel image that the driver refuses, and the remedy for each.
 KERNEL_REMEDIES = MappingProxyType(
     {
         200: f"the file of the kernels is damaged, or of a kind that this driver does not know; "
@@ -31,13 +32,13 @@ KERNEL_REMEDIES = MappingProxyType(
         f"{_ANEW}",
     }
 )
-# Of CUresult, those after which the context answers every call the same way: memory errors of the
-# hardware, a kernel that went wrong or took too long, a context that is gone, and "unknown".
+# Sticky CUresults, after which every call in the context fails the same way: memory errors of the
+# hardware, a kernel that crashed or timed out, a destroyed context, and "unknown".
 STICKY = (214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 810, 999)
 
 
 class Failures:
-    """Classifies the errors of one driver by its own texts for them."""
+    """Classifies the errors of one driver by the driver's own texts."""
 
     def __init__(self, libcuda: Libcuda) -> None:
         self._sticky = {text: code for code in STICKY if (text := libcuda.error_text(code))}
@@ -49,16 +50,16 @@ class Failures:
         }
 
     def classify(self, driver_text: str, gpu: str, doing: str) -> EdgeServerError:
-        """Our error for what pycuda `driver_text`.
+        """Return our error for pycuda's `driver_text`.
 
         Args:
-            driver_text: the text of pycuda's error, or of a driver's.
-            gpu: as a person knows it: `GPU 0`.
-            doing: what was tried, as part of a sentence: `copy to the device`.
+            driver_text: the text of pycuda's error, or of the driver's.
+            gpu: the GPU's name in messages: `GPU 0`.
+            doing: the attempted action, as part of a sentence: `copy to the device`.
 
         Returns:
-            DeviceLost for what only a new process can mend, Unavailable where memory is short or
-            the driver does not take the kernels, InternalError for all else.
+            DeviceLost when only a new process can recover, Unavailable where memory is short or the
+            driver refuses the kernels, InternalError otherwise.
         """
         for text, code in self._sticky.items():
             if text in driver_text:

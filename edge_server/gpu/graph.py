@@ -1,7 +1,7 @@
-"""Work that is recorded once and given to a stream in one call: CUDA graphs.
+"""CUDA graphs: work recorded once and launched in one call.
 
-pycuda has none, so this is the second driver's part: cuda-bindings, on the same streams by their
-raw handles. Where it is not installed, work is given piece by piece as ever.
+pycuda lacks graphs, so this module uses cuda-bindings, on the same streams by their raw handles.
+Where cuda-bindings is not installed, work is launched piece by piece.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def no_graphs_because() -> str:
-    """Why there are no CUDA graphs, with the remedy; empty where there are."""
+    """Return why CUDA graphs are unavailable, with the remedy; empty when they are available."""
     try:
         _bindings()
     except Unavailable as error:
@@ -27,29 +27,30 @@ def no_graphs_because() -> str:
 
 
 def record_graph(stream: Stream, work: Callable[[], None]) -> Graph:
-    """Record the work that `work` gives to `stream`, without running it.
+    """Record the work that `work` queues on `stream`, without running it.
 
     Args:
         stream: any of `Device.stream`.
-        work: gives to `stream` alone, waits for nothing on the host and allocates nothing. It
-            ran once before without being recorded, so that libraries have set up what they need.
+        work: queues on `stream` only, never waits on the host and allocates nothing. It has run
+            once without being recorded, so that libraries are set up.
 
     Raises:
-        Unavailable: cuda-bindings is not here.
+        Unavailable: cuda-bindings is not installed.
         InternalError: CUDA cannot record this work.
-        EdgeServerError: what `work` raised.
+        EdgeServerError: raised by `work`.
     """
     driver = _bindings()
     device = stream.device
     doing = "record a graph"
-    # In the stricter modes memory that the collector happens to free meanwhile spoils the graph.
+    # In the stricter modes a free by the garbage collector during the capture invalidates the
+    # graph.
     mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
     with device.current(doing):
         _call(device, doing, driver.cuStreamBeginCapture, stream.handle, mode)
         try:
             work()
         finally:
-            # Also after an error: a stream that goes on recording is of no use to anybody.
+            # Also after an error: a stream left in capture mode is unusable.
             ended = driver.cuStreamEndCapture(stream.handle)
         graph = _checked(device, doing, "cuStreamEndCapture", ended)
         try:
@@ -60,7 +61,8 @@ def record_graph(stream: Stream, work: Callable[[], None]) -> Graph:
 
 
 class Graph:
-    """Made by `record_graph`; the memory that it uses must outlive it, at its address."""
+    """A recorded graph; made by `record_graph`. Its memory must stay allocated, at the same
+    address, as long as the graph lives."""
 
     def __init__(self, device: Device, executable: Any, driver: Any) -> None:
         self.device = device
@@ -68,7 +70,7 @@ class Graph:
         self._box = device.hold(self, _Executable(executable, driver))
 
     def launch(self, stream: Stream) -> None:
-        """Give the recorded work to `stream`; returns before it is done."""
+        """Launch the recorded work on `stream`; return before it is done."""
         doing = "launch a graph"
         with self.device.current(doing):
             executable = self._box[0].handle
@@ -80,7 +82,7 @@ class Graph:
 
 
 class _Executable:
-    """Destroyed with its last reference."""
+    """The executable graph, destroyed with its last reference."""
 
     def __init__(self, handle: Any, driver: Any) -> None:
         self.handle = handle
@@ -92,7 +94,7 @@ class _Executable:
 
 def _bindings() -> Any:
     try:
-        # Only where a graph is wanted: it is large, and not needed for anything else.
+        # Imported only for a graph: the module is large, and nothing else needs it.
         from cuda.bindings import driver  # noqa: PLC0415
     except ImportError as error:
         raise Unavailable(
@@ -106,10 +108,10 @@ def _call(device: Device, doing: str, function: Any, *arguments: object) -> Any:
 
 
 def _checked(device: Device, doing: str, name: str, answer: tuple[Any, ...]) -> Any:
-    """The results of a call of cuda-bindings beside its error code.
+    """Return the results of a cuda-bindings call without its error code.
 
     Raises:
-        EdgeServerError: the code is one of an error.
+        EdgeServerError: the code reports an error.
     """
     code, *values = answer
     if int(code):

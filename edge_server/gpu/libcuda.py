@@ -1,5 +1,5 @@
-"""The driver library itself, by ctypes: what must be known before pycuda may be imported, and the
-few calls that pycuda does not have."""
+"""The driver library by ctypes: checks that must precede the import of pycuda, and calls that
+pycuda lacks."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import ctypes
 
 from edge_server.errors import Unavailable
 
-# JetPack 5, the oldest that is served.
+# JetPack 5, the oldest supported release.
 OLDEST_DRIVER = 11040
 
-# On a Jetson one of 100, 801 and 999 is what becomes of device files that this user may not open;
-# which of them depends on the JetPack.
+# On a Jetson, cuInit returns 100, 801 or 999, depending on the JetPack, to a user who may not open
+# the device files.
 _GROUPS = "on a Jetson add it to the groups video and render"
-# Of CUresult: what cuInit answers where there is no GPU to use, and what it means for a person.
+# CUresults of cuInit on a machine without a usable GPU, and the remedy for each.
 _INIT_REMEDIES = {
     34: "this is the toolkit's empty stub, not a driver; take its folder out of LD_LIBRARY_PATH",
     100: f"no GPU, or this user may not open it; {_GROUPS}",
@@ -21,7 +21,7 @@ _INIT_REMEDIES = {
     801: f"this user may not open the GPU's device files; {_GROUPS}",
     803: "the driver's library and its kernel module differ in version; restart the machine",
     804: "this driver is not supported on this GPU; install a newer one",
-    # In a service, the driver's own helper, which is setuid, cannot make the device files.
+    # In a service, the driver's own setuid helper cannot make the device files.
     999: f"this user may not open the driver ({_GROUPS}), its /dev/nvidia-uvm is missing (sudo "
     "nvidia-modprobe -u -c 0), or its state is broken; restart the machine",
 }
@@ -31,10 +31,11 @@ class Libcuda:
     """The loaded and initialised driver library.
 
     Attributes:
-        driver_version: the newest CUDA that the driver speaks: 12060 is 12.6.
+        driver_version: the newest CUDA version that the driver supports: 12060 is 12.6.
 
     Raises:
-        Unavailable: there is no driver, no GPU that it can use, or it is too old; with the remedy.
+        Unavailable: no driver is installed, the driver has no usable GPU, or the driver is too old;
+            the text names the remedy.
     """
 
     def __init__(self, name: str = "libcuda.so.1") -> None:
@@ -61,22 +62,22 @@ class Libcuda:
             )
 
     def error_text(self, code: int) -> str:
-        """The driver's text for the error `code`, as pycuda's messages end; empty for no error
-        of its own."""
+        """Return the driver's text for the error `code`, as at the end of pycuda's messages;
+        empty for a code unknown to the driver."""
         text = ctypes.c_char_p()
         self._library.cuGetErrorString(code, ctypes.byref(text))
         return (text.value or b"").decode()
 
     def pop_context(self) -> None:
-        """Take whatever context is current off this thread."""
+        """Pop the current context of this thread."""
         self._library.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
 
     def make_wait(self, waiting: int, awaited: int) -> None:
-        """Work given to the stream `waiting` from now on begins after what the stream `awaited`
-        holds now; both are raw handles, and the context is current.
+        """Order later work of the stream `waiting` after the current work of the stream `awaited`;
+        both are raw handles, and the context is current.
 
         Raises:
-            OSError: the driver refused; its code and text.
+            OSError: the driver refused; with its code and text.
         """
         event = ctypes.c_void_p()
         without_timing = 2
@@ -85,18 +86,18 @@ class Libcuda:
             self.call("cuEventRecord", event, ctypes.c_void_p(awaited))
             self.call("cuStreamWaitEvent", ctypes.c_void_p(waiting), event, ctypes.c_uint(0))
         finally:
-            # The driver keeps what it still needs of it.
+            # The driver keeps the event's state as long as the wait needs it.
             self._library.cuEventDestroy_v2(event)
 
     def call(self, name: str, *arguments: object) -> None:
         """Call the driver's function `name`.
 
         Raises:
-            OSError: the driver refused; its code and text.
+            OSError: the driver refused; with its code and text.
         """
         code: int = getattr(self._library, name)(*arguments)
         if code:
-            # As the driver's header calls it, and pycuda, too.
+            # The name in the driver's header, and in pycuda.
             name = name.removesuffix("_v2")
             raise OSError(code, f"{name} failed: {self.error_text(code)}")
 

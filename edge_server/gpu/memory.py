@@ -1,4 +1,4 @@
-"""Memory of the device, and host memory that the device reaches."""
+"""Device memory, and host memory that the device can access."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _PORTABLE, _DEVICE_MAP = 1, 2
 
 
 class DeviceMemory:
-    """Bytes on the device, freed soon after this is garbage; made by `Device.memory`.
+    """Bytes on the device, freed soon after garbage collection; made by `Device.memory`.
 
-    Allocating waits for the driver: keep them, or take them from a `BufferPool`.
+    Allocation waits for the driver: keep the memory, or use a `BufferPool`.
 
     Attributes:
         pointer: aligned to 256 bytes at least.
@@ -38,19 +38,19 @@ class DeviceMemory:
         self._free.atexit = False
 
     def close(self) -> None:
-        """Let it be freed now."""
+        """Queue the memory for freeing now."""
         self._free()
 
 
 class MappedMemory:
-    """Pinned host memory that kernels reach in place; made by `Device.mapped`.
+    """Pinned host memory that kernels access in place; made by `Device.mapped`.
 
-    On an integrated GPU nothing is copied, and the GPU does not cache it: read it once. On any
-    other each access crosses the bus.
+    On an integrated GPU no copy is made, but the GPU does not cache the memory: read it once. On
+    any other GPU each access crosses the bus.
 
     Attributes:
-        array: the host's view. It keeps the memory alive by itself.
-        pointer: where the device finds it; 0 where it is only pinned.
+        array: the host's view, which keeps the memory alive by itself.
+        pointer: the device's address of the memory; 0 where the memory is only pinned.
     """
 
     def __init__(self, array: NDArray[Any], pointer: int) -> None:
@@ -63,7 +63,7 @@ class MappedMemory:
 
 
 class _PinnedMemory:
-    """The owner of pinned memory, which numpy keeps alive with every view on it."""
+    """The owner of pinned memory; numpy keeps it alive with every view."""
 
     def __init__(
         self, device: Device, shape: tuple[int, ...], dtype: np.dtype[Any], flags: int
@@ -98,7 +98,7 @@ class _PinnedMemory:
 def host_memory(
     device: Device, shape: tuple[int, ...], dtype: np.dtype[Any], *, mapped: bool
 ) -> MappedMemory:
-    """Pinned host memory, reachable by kernels where it is `mapped`."""
+    """Return pinned host memory; kernels can access it if `mapped`."""
     owner = _PinnedMemory(device, shape, dtype, _PORTABLE | (_DEVICE_MAP if mapped else 0))
     return MappedMemory(np.asarray(owner).view(dtype).reshape(shape), owner.pointer)
 

@@ -13,17 +13,17 @@ class Kernel:
 
     def __init__(self, name: str, device: Device, function: Any) -> None:
         self.name = name
-        # pycuda's function keeps pycuda's module loaded, so that both are dropped in the context.
+        # pycuda's function keeps pycuda's module loaded, so that both are released in the context.
         self._box = device.hold(self, function)
 
     @property
     def raw(self) -> Any:
-        """pycuda's, for this package only."""
+        """pycuda's function, for this package only."""
         return self._box[0]
 
 
 class Module:
-    """A loaded image of kernels; made by `Device.module`."""
+    """A loaded kernel image; made by `Device.module`."""
 
     def __init__(self, device: Device, image: bytes) -> None:
         self.device = device
@@ -31,11 +31,11 @@ class Module:
             self._box = device.hold(self, device.driver.module_from_buffer(image))
 
     def kernel(self, name: str, signature: str) -> Kernel:
-        """The function `name`, an `extern "C"` one.
+        """Return the `extern "C"` function `name`.
 
         Args:
-            signature: one letter per argument, as `struct` has them: `P` pointer, `i` int32,
-                `I` uint32, `f` float, `q` int64; `48s` is a struct of 48 bytes.
+            signature: one letter per argument, as in `struct`: `P` pointer, `i` int32, `I` uint32,
+                `f` float, `q` int64; `48s` is a struct of 48 bytes.
 
         Raises:
             InternalError: the image has no such function.

@@ -1,4 +1,4 @@
-"""A stream of higher or lower priority than the others."""
+"""A stream of higher or lower priority than the default."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ _NON_BLOCKING = 1
 
 
 class PriorityStream:
-    """For another library's work on its raw `handle`; pycuda's streams have one priority.
+    """A stream for another library, which uses the raw `handle`; pycuda's streams all have the same
+    priority.
 
     Raises:
-        EdgeServerError: the driver makes none.
+        EdgeServerError: the driver cannot make the stream.
     """
 
     def __init__(self, device: Device, priority: Literal["max", "min"]) -> None:
@@ -36,15 +37,15 @@ class PriorityStream:
         return self._handle.value or 0
 
     def begin(self, stream: Stream) -> None:
-        """Order the next work here after all work that `stream` holds."""
+        """Order the next work on this stream after all work that `stream` holds."""
         stream.hold_back_handle(self.handle)
 
     def end(self, stream: Stream) -> None:
-        """Order the next work of `stream` after all work here."""
+        """Order the next work of `stream` after all work on this stream."""
         stream.wait_for_handle(self.handle)
 
     def close(self) -> None:
-        """To be called when nothing runs on it."""
+        """Destroy the stream; no work may run on it any more."""
         if self._handle:
             handle, self._handle = self._handle, ctypes.c_void_p()
             self._call("cuStreamDestroy_v2", handle)

@@ -26,9 +26,10 @@ class OnDevice(Protocol):
 
 
 class Stream:
-    """Takes copies, fills, kernels and waits, and returns before they are done.
+    """Queues copies, fills, kernels and waits, and returns before they are done.
 
-    Made by `Device.stream`. Order holds within a stream only; between two of them events do.
+    Made by `Device.stream`. Work is ordered within a stream only; events order work between
+    streams.
     """
 
     def __init__(self, device: Device) -> None:
@@ -39,22 +40,22 @@ class Stream:
         self._fence = Event(device)
 
     def record(self, event: Event | None = None) -> Event:
-        """Set `event`, or a new one, behind all that this stream holds now."""
+        """Record `event`, or a new one, behind all work that this stream holds now."""
         return (event or Event(self.device)).record(self)
 
     def wait(self, event: Event) -> None:
-        """Order the next work here after `event`; this thread does not wait."""
+        """Order the next work on this stream after `event`; this thread does not wait."""
         with self.device.current("wait for another stream"):
             self._box[0].wait_for_event(event.raw)
 
     def synchronize(self) -> None:
-        """Return when all that was given is done; the thread sleeps meanwhile.
+        """Return when all queued work is done; the thread sleeps meanwhile.
 
         Raises:
             DeviceLost: the work broke the device.
         """
         with self.device.current("synchronize"):
-            # By an event, as a thread that waits for a stream burns its core.
+            # Wait by an event: a thread that waits for a stream busy-waits.
             self._fence.raw.record(self._box[0])
             self._fence.raw.synchronize()
 
@@ -62,8 +63,9 @@ class Stream:
         """Copy the whole of `source` to the front of `destination`.
 
         Args:
-            source: C-contiguous, no larger; a pinned one must live unchanged until the copy is
-                over, any other is read before this returns.
+            destination: device memory of at least the size of `source`.
+            source: C-contiguous; pinned memory must live unchanged until the copy is done, any
+                other memory is read before this returns.
         """
         _check_fits(source.nbytes, destination.nbytes)
         _check_contiguous(source)
@@ -74,8 +76,9 @@ class Stream:
         """Fill the whole of `destination` from the front of `source`.
 
         Args:
-            destination: C-contiguous, no larger; a pinned one must live, and may be read once
-                the copy is over, any other may be read when this returns.
+            destination: C-contiguous, no larger than `source`; pinned memory must live, and may be
+                read once the copy is done, any other memory may be read when this returns.
+            source: device memory.
         """
         _check_fits(destination.nbytes, source.nbytes)
         _check_contiguous(destination)
@@ -105,12 +108,13 @@ class Stream:
         *arguments: int | float | bytes | OnDevice,
         shared_bytes: int = 0,
     ) -> None:
-        """Run `kernel` on `grid` blocks of `block` threads.
+        """Launch `kernel` on `grid` blocks of `block` threads.
 
         Args:
-            grid: x, y and z; what is left out is 1. So is `block`.
-            arguments: as the kernel's signature says: numbers, bytes of a struct, or what lies on
-                a device, which stands for its pointer.
+            grid: x, y and z; missing sizes are 1.
+            block: likewise.
+            arguments: in the order of the kernel's signature: numbers, bytes of a struct, or device
+                memory, passed as its pointer.
             shared_bytes: dynamic shared memory per block.
         """
         with self.device.current(f"run kernel {kernel.name}"):
@@ -123,11 +127,12 @@ class Stream:
             )
 
     def wait_for_handle(self, handle: int) -> None:
-        """As `wait`, for all that another library's stream, a cudaStream_t, holds now."""
+        """Order the next work after all work that another library's stream, a cudaStream_t,
+        holds now."""
         self._tie(self.handle, handle)
 
     def hold_back_handle(self, handle: int) -> None:
-        """Let what another library's stream gets from now on begin after all that this holds."""
+        """Order the next work of another library's stream after all work that this stream holds."""
         self._tie(handle, self.handle)
 
     def _tie(self, waiting: int, awaited: int) -> None:
@@ -140,11 +145,11 @@ class Stream:
 
     @property
     def raw(self) -> Any:
-        """pycuda's, for this package only."""
+        """pycuda's stream, for this package only."""
         return self._box[0]
 
     def close(self) -> None:
-        """Destroy the stream now; its work still runs."""
+        """Destroy the stream now; its queued work still runs."""
         self.device.let_go(self._box)
 
 
@@ -154,6 +159,6 @@ def _check_fits(nbytes: int, room_bytes: int) -> None:
 
 
 def _check_contiguous(array: NDArray[Any]) -> None:
-    # pycuda would also take Fortran's order, and copy its bytes as they lie.
+    # pycuda would also accept Fortran order, and copy the bytes in memory order.
     if not array.flags.c_contiguous:
         raise ValueError(f"an array of shape {array.shape} is not C-contiguous")

@@ -39,12 +39,13 @@ COLUMN_COUNT = FIRST_X_COLUMN + ROW_COUNT
 
 
 def anchor_lines() -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """Start points and angles of all anchors: left edge, then bottom edge, then right edge.
+    """Return the start points and angles of all anchors: left edge, then bottom edge, then right
+    edge.
 
     Returns:
         start_x: (2784,) float64, fraction of the image width.
         start_y: (2784,) float64, fraction of the image height, 0 = top, 1 = bottom.
-        angle_deg: (2784,) float64; 90 points straight up, smaller leans to the right.
+        angle_deg: (2784,) float64; 90 points straight up, a smaller angle leans to the right.
     """
     edge_starts = np.linspace(1.0, 0.0, EDGE_START_COUNT)
     bottom_starts = np.linspace(1.0, 0.0, BOTTOM_START_COUNT)
@@ -75,13 +76,14 @@ def anchor_lines() -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np
 
 
 def lane_anchors() -> NDArray[np.float32]:
-    """All anchors as proposals with zero scores and zero length.
+    """Return all anchors as proposals with zero scores and zero length.
 
-    The angle is taken in the unit square: the 640:360 aspect does not enter, as in the source.
+    Angles are measured in the unit square: the 640:360 aspect ratio does not enter, as in the
+    source.
 
     Returns:
-        anchors: (2784, 77) float32. Columns 0-1 zero, 2 start_y (0 = image BOTTOM), 3 start_x,
-            4 length 0, 5..76 x in pixels of the 640-wide input at y = 360 * (1 - i / 71).
+        anchors: (2784, 77) float32. Columns 0-1 zero, 2 start_y (0 = image BOTTOM), 3 start_x, 4
+            length 0, 5..76 x in pixels of the 640-wide input at y = 360 * (1 - i / 71).
     """
     start_x, start_y, angle_deg = anchor_lines()
     row_y = np.linspace(1.0, 0.0, ROW_COUNT)

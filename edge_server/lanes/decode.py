@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 LAST_ROW = ROW_COUNT - 1
-# Bounds the time spent on a frame where everything looks like a lane; a road has some dozens.
+# Bounds the decoding time of a frame with very many proposals; a road yields some dozens.
 MAX_CANDIDATES = 512
 MIN_POINTS = 2
 
@@ -52,23 +52,23 @@ def decode_lanes(
     max_lanes: int,
     scores: Literal["logits", "prob"] = "logits",
 ) -> DecodedLanes:
-    """Keeps the best proposals that are no duplicates and cuts them to their valid rows.
+    """Keep the best proposals without duplicates and cut each to its valid rows.
 
-    A lane has the rows from its start up to its length, and below its start every row down to
-    the first one outside the image. Only the 512 best proposals above the threshold are looked
-    at; one with a value that is not finite is ignored, and so is a lane of fewer than 2 points.
+    A lane has the rows from its start up to its length, and below its start every row down to the
+    first row outside the image. Only the 512 best proposals above the threshold are considered; a
+    proposal with a non-finite value is ignored, and so is a lane of fewer than 2 points.
 
     Args:
         proposals: (N, 77) float32, columns as in `edge_server.lanes.anchors`.
-        score_threshold: proposals must score more than this, 0..1.
-        nms_threshold_px: two lanes closer than this on average are one; pixels of the 640-wide
-            input.
-        max_lanes: that survive suppression.
+        score_threshold: minimum score of a proposal (exclusive), 0..1.
+        nms_threshold_px: two lanes with a smaller mean distance are duplicates; pixels of the
+            640-wide input.
+        max_lanes: maximum number of lanes after suppression.
         scores: whether columns 0-1 hold raw logits or probabilities.
 
     Raises:
-        ValueError: the array has another shape, or no score in it is a number: that is a failed
-            network, and no empty road.
+        ValueError: the array has another shape, or every score is NaN, which means a failed network
+            rather than an empty road.
     """
     if proposals.ndim != 2 or proposals.shape[1] != COLUMN_COUNT:
         raise ValueError(f"proposals: expected shape (N, {COLUMN_COUNT}), got {proposals.shape}")
@@ -90,22 +90,22 @@ def decode_lanes(
 def _scores(
     proposals: NDArray[np.float32], scores: Literal["logits", "prob"]
 ) -> NDArray[np.float64]:
-    """(N,) probability of the positive class."""
+    """Return the probability of the positive class, (N,)."""
     positive = proposals[:, POSITIVE_COLUMN].astype(np.float64)
     if scores == "prob":
         return positive
     with np.errstate(invalid="ignore"):
         margin = positive - proposals[:, NEGATIVE_COLUMN]
-    # Beyond 60 the sigmoid is 0 or 1 in any precision; the limit keeps exp from overflowing.
+    # Beyond 60 the sigmoid is 0 or 1 in any precision; the clip keeps exp from overflowing.
     return 1.0 / (1.0 + np.exp(-np.clip(margin, -60.0, 60.0)))
 
 
 def _suppress(
     candidates: NDArray[np.float64], threshold_px: float, max_lanes: int
 ) -> NDArray[np.intp]:
-    """Greedy suppression; candidates come best first. Returns the indices kept.
+    """Suppress greedily; candidates are sorted best first. Return the indices of the kept ones.
 
-    Two lanes are compared on the rows they share; lanes that share none are both kept.
+    Two lanes are compared on their shared rows; lanes without shared rows are both kept.
     """
     x_px = candidates[:, FIRST_X_COLUMN:]
     start = np.trunc(candidates[:, START_Y_COLUMN] * LAST_ROW + 0.5)
@@ -128,7 +128,7 @@ def _suppress(
 
 
 def _valid_rows(lanes: NDArray[np.float64]) -> NDArray[np.float64]:
-    """(K, 72) x as a fraction of the width, NaN on rows that are not part of the lane."""
+    """Return x as a fraction of the width, (K, 72), NaN on rows outside the lane."""
     x = lanes[:, FIRST_X_COLUMN:] / INPUT_WIDTH_PX
     start = np.rint(lanes[:, START_Y_COLUMN] * LAST_ROW)[:, None]
     end = np.minimum(start + np.rint(lanes[:, LENGTH_COLUMN])[:, None] - 1.0, LAST_ROW)
@@ -136,7 +136,7 @@ def _valid_rows(lanes: NDArray[np.float64]) -> NDArray[np.float64]:
     inside = (x >= 0.0) & (x <= 1.0)
     # True where every row from here up to the start is inside the image.
     reaches_start = np.logical_and.accumulate((inside | (rows >= start))[:, ::-1], axis=1)[:, ::-1]
-    # LaneATT keeps points to the right of the image and drops those to its left; no camera saw
-    # either of them.
+    # LaneATT keeps points to the right of the image and drops those to its left; points on either
+    # side are invisible to the camera, so both are dropped here.
     part = (rows <= end) & ((rows >= start) | reaches_start) & inside
     return np.where(part, x, np.nan)

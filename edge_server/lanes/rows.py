@@ -1,4 +1,4 @@
-"""Lanes as rows of x, the form in which they cross the protocol, and back to polylines."""
+"""Convert lanes between polylines and rows of x, the protocol's form."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ ABSENT_X = -2.0  # TuSimple's mark for "no lane on this row"
 
 
 def lanes_from_rows(points: NDArray[np.float32], scores: NDArray[np.float32]) -> tuple[Lane, ...]:
-    """Lanes as polylines, without the rows on which they have no point.
+    """Return lanes as polylines, without the rows on which the lane has no point.
 
     Args:
         points: (K, 72, 2) float32, (x, y) in px, bottom row first, x < 0 where absent.
         scores: (K,) float32, 0..1.
     """
-    # A coordinate that is not a number stays: the payload reports such a lane, and leaves it out.
+    # A NaN coordinate stays: the payload reports such a lane and leaves it out.
     present = ~(points[..., 0] < 0)
     return tuple(
         Lane(rows[mask], float(score))

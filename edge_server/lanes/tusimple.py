@@ -24,9 +24,9 @@ PIXEL_THRESHOLD = 20.0
 MATCH_ACCURACY = 0.85
 COUNTED_LANES = 4
 SPARE_PREDICTIONS = 2
-# A lane is taken to reach this far past its first and last point, as a share of the height.
+# A lane is assumed to reach this far past its first and last point, as a fraction of the height.
 END_MARGIN = 0.01
-# Replaces absent x in comparisons: absent in both is equal, absent in one is far off.
+# Replaces absent x in comparisons: absent in both lanes is equal, absent in one is far off.
 FAR_AWAY_PX = -100.0
 
 
@@ -35,9 +35,9 @@ class ImageScore:
     """Scores of one image, each 0..1.
 
     Attributes:
-        accuracy: share of label points met, mean over at most four lanes.
-        false_positive: share of the predicted lanes that match no label.
-        false_negative: share of the label lanes (four at most) that no prediction matches.
+        accuracy: fraction of label points matched, mean over at most four lanes.
+        false_positive: fraction of the predicted lanes that match no label.
+        false_negative: fraction of the label lanes (four at most) that no prediction matches.
     """
 
     accuracy: float
@@ -56,7 +56,7 @@ class DatasetScore:
 
 
 def lanes_at(x: NDArray[np.float32], h_samples: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Reads decoded lanes at TuSimple's rows.
+    """Sample decoded lanes at TuSimple's rows.
 
     Args:
         x: (K, 72) fraction of the width, NaN where absent, row i at y = 1 - i / 71.
@@ -67,7 +67,7 @@ def lanes_at(x: NDArray[np.float32], h_samples: NDArray[np.float64]) -> NDArray[
     """
     if x.ndim != 2 or x.shape[1] != ROW_COUNT:
         raise ValueError(f"lanes: expected shape (K, {ROW_COUNT}), got {x.shape}")
-    # np.interp wants increasing y: from the top of the image downwards.
+    # np.interp needs increasing y: from the top of the image downwards.
     row_y = np.linspace(0.0, 1.0, ROW_COUNT)
     wanted_y = np.asarray(h_samples, np.float64) / IMAGE_HEIGHT_PX
     result = np.full((len(x), len(wanted_y)), ABSENT)
@@ -85,7 +85,7 @@ def lanes_at(x: NDArray[np.float32], h_samples: NDArray[np.float64]) -> NDArray[
 def score_image(
     predicted: NDArray[np.float64], labelled: NDArray[np.float64], h_samples: NDArray[np.float64]
 ) -> ImageScore:
-    """Compares the lanes of one image.
+    """Score the predicted lanes of one image.
 
     Args:
         predicted: (P, H) x in pixels of the 1280-wide image, negative where absent.
@@ -123,7 +123,8 @@ def score_image(
 
 
 def _threshold_px(lane: NDArray[np.float64], h_samples: NDArray[np.float64]) -> float:
-    """20 px across the lane; sideways that is more, the flatter the lane lies."""
+    """Return the match threshold: 20 px across the lane, which is more along the row the flatter
+    the lane lies."""
     present = lane >= 0
     if present.sum() < 2:
         return PIXEL_THRESHOLD
@@ -132,10 +133,10 @@ def _threshold_px(lane: NDArray[np.float64], h_samples: NDArray[np.float64]) -> 
 
 
 def summarise(scores: Sequence[ImageScore]) -> DatasetScore:
-    """Means over images; at least one is needed.
+    """Return the means over at least one image.
 
     Raises:
-        ValueError: no image.
+        ValueError: `scores` is empty.
     """
     if not scores:
         raise ValueError("scores: expected at least one image, got none")

@@ -1,4 +1,4 @@
-"""Types of lanes: one frozen value from decode to MQTT, gRPC and page."""
+"""Lane types: one frozen value from decode to MQTT, gRPC and the web page."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Lane:
 
 @dataclass(frozen=True)
 class StageLatency:
-    """Where one frame's time went, in microseconds; `queue` is the wait for the loop to be free."""
+    """The latency of each stage of one frame, in microseconds; `queue` is the wait for the loop."""
 
     queue: int
     preprocess: int
@@ -36,21 +36,23 @@ class StageLatency:
 
 @dataclass(frozen=True, eq=False)
 class LaneFrame:
-    """The lanes of one camera frame, with everything a consumer needs to judge their worth.
+    """The lanes of one camera frame, with the metadata to judge their validity.
 
     Attributes:
         camera: name of the camera as configured.
         frame_id: counts every captured frame of this camera, dropped ones included.
         dropped: frames captured since start that a newer one replaced.
         capture_mono_ns: CLOCK_MONOTONIC at capture.
-        capture_epoch_ns: Unix time at capture; it may jump, join by the monotonic one on a host.
+        capture_epoch_ns: Unix time at capture; Unix time may jump, so join on the monotonic time
+            within a host.
         width: of the original frame, px.
         height: of the original frame, px.
-        model_name: the model (an ensemble, mostly) that answered.
-        model_version: its version, as the protocol spells it.
+        model_name: the model (usually an ensemble) that responded.
+        model_version: the model's version in the protocol's spelling.
         latency_us: per stage.
         lanes: highest score first.
-        failure: why the model gave none; empty where it answered, and `lanes` is what it saw.
+        failure: why the model returned no lanes; empty where the model responded and `lanes` is its
+            result.
     """
 
     camera: str
@@ -67,5 +69,6 @@ class LaneFrame:
     failure: str = ""
 
     def age_ns(self, now_mono_ns: int) -> int:
-        """Time since capture, in ns; `now_mono_ns` is `time.monotonic_ns()` of this host."""
+        """Return the time since capture, in ns; `now_mono_ns` is `time.monotonic_ns()` of this
+        host."""
         return now_mono_ns - self.capture_mono_ns

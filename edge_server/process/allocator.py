@@ -1,4 +1,4 @@
-"""How glibc gives memory back: large tensors come and go, and their pages stay."""
+"""Configure glibc to keep freed memory, so that large tensors reuse their pages."""
 
 from __future__ import annotations
 
@@ -16,25 +16,27 @@ _M_MMAP_THRESHOLD = -3
 _M_ARENA_MAX = -8
 
 _MIB = 1024 * 1024
-# What is larger is mapped and unmapped each time, every page of it faulted in anew; 32 MiB is the
-# most that glibc takes, and a 4K BGR frame has 25 MB.
+# glibc maps and unmaps a larger block each time, and every page faults in anew; 32 MiB is glibc's
+# maximum, and a 4K BGR frame has 25 MB.
 _MMAP_THRESHOLD_BYTES = 32 * _MIB
-# So much may lie free at the end of a heap before it goes back to the kernel.
+# The free memory at the end of a heap that glibc keeps from the kernel.
 _TRIM_THRESHOLD_BYTES = 128 * _MIB
-# A thread's heap has 64 MiB at most, and one that is empty is kept only for so much of padding.
-# Padding is address space; pages of it that nobody touches cost nothing.
+# A thread's heap has 64 MiB at most, and glibc keeps an empty heap only within this padding.
+# Padding is address space; untouched pages cost nothing.
 _TOP_PAD_BYTES = 64 * _MIB
-# Each arena keeps what was freed in it, so few of them keep little. With 4 clients and 2.76 MB in
-# and out, CPU per request was 0.75 of glibc's own choice, and memory 90 MB instead of 130; without
-# this bound it was 170.
+# Each arena keeps its freed memory, so few arenas keep little. With 4 clients and 2.76 MB in and
+# out, CPU per request was 0.75 of that with glibc's defaults, and memory 90 MB instead of 130;
+# without this bound memory was 170 MB.
 _ARENAS = 2
 
 
 def keep_large_buffers() -> bool:
-    """Let memory of large tensors be used again without the kernel; once, at the daemon's start.
+    """Make freed memory of large tensors reusable without the kernel; call once, at the daemon's
+    start.
 
     Returns:
-        False where libc has no such choice (musl, macOS): all goes on, at more CPU per tensor.
+        False where libc has no such setting (musl, macOS): the daemon runs with more CPU per
+        tensor.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
@@ -52,8 +54,8 @@ def keep_large_buffers() -> bool:
 
 
 def give_back() -> None:
-    """Give the kernel all pages that lie free; where libc cannot, they stay. It takes milliseconds,
-    in which who allocates may wait."""
+    """Return all free pages to the kernel; without effect where libc cannot. The call takes
+    milliseconds, during which allocations on other threads may wait."""
     try:
         trim = ctypes.CDLL(None).malloc_trim
     except (AttributeError, OSError):
@@ -63,7 +65,7 @@ def give_back() -> None:
 
 
 def resident_bytes() -> int:
-    """How much memory this process has now; 0 where the kernel does not tell."""
+    """Return the resident memory of this process; 0 where the kernel does not report it."""
     try:
         pages = Path("/proc/self/statm").read_text().split()[1]
     except OSError:

@@ -1,4 +1,4 @@
-"""How long to leave alone what could not be reached."""
+"""Delays between attempts to reach a remote service."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ if TYPE_CHECKING:
 
 
 class Backoff:
-    """Doubling delays with jitter, so that a fleet does not come back in one moment.
+    """Doubling delays with jitter, so that the devices of a fleet do not reconnect all at once.
 
     The n-th delay lies between half and the whole of `first_s * 2**n`, at most `longest_s`.
 
     Args:
-        first_s: the whole of the first delay.
-        longest_s: no delay is longer.
-        draw: a number in 0..1 for each delay; 1.0 always takes the whole.
+        first_s: upper bound of the first delay.
+        longest_s: upper bound of all delays.
+        draw: returns a number in 0..1 for each delay; 1.0 always takes the whole delay.
     """
 
     def __init__(
@@ -29,11 +29,11 @@ class Backoff:
         self._whole_s = first_s
 
     def next_s(self) -> float:
-        """The delay before the next attempt."""
+        """Return the delay before the next attempt."""
         whole_s = self._whole_s
         self._whole_s = min(self.longest_s, whole_s * 2)
         return whole_s * (0.5 + self._draw() / 2)
 
     def reset(self) -> None:
-        """An attempt succeeded for good: begin again with the first delay."""
+        """Restart from the first delay, after an attempt has succeeded."""
         self._whole_s = self._first_s

@@ -1,7 +1,7 @@
-"""How a log line looks: a terminal gets times and levels, the journal gets priorities.
+"""Formats of log lines: times and levels for a terminal, priorities for the journal.
 
-What is told may quote what a client sent. So nothing in it begins a line that looks like one of
-ours, steers a terminal, or fills the disk.
+A record may quote a client's text. So no quoted text begins a line that looks like one of the
+daemon's, sends control sequences to a terminal, or fills the disk.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _ESCAPED = {
 
 
 def journal_listens() -> bool:
-    """Whether what is written to stderr goes to systemd's journal."""
+    """Return whether stderr is connected to systemd's journal."""
     return bool(os.environ.get("JOURNAL_STREAM"))
 
 
 def journal_prefix(level: int) -> str:
-    """`<N>` in front of a line is how the journal learns its priority; nothing elsewhere."""
+    """Return the journal's priority prefix `<N>`; empty when stderr is not the journal."""
     return f"<{_PRIORITY.get(level, 6)}>" if journal_listens() else ""
 
 
@@ -68,7 +68,8 @@ class Iso8601Formatter(TextFormatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """An object on a line of its own, for programs; what is told twice of a record is left out."""
+    """Each record is one JSON object on its own line, for programs; duplicate fields of a record
+    are left out."""
 
     def format(self, record: logging.LogRecord) -> str:
         at = datetime.fromtimestamp(record.created, timezone.utc)
@@ -81,12 +82,12 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             fields["traceback"] = _shortened(self.formatException(record.exc_info))
-        # Escapes whatever would steer a terminal or begin a line.
+        # JSON escapes control characters and newlines.
         return json.dumps(fields)
 
 
 class JournalFormatter(logging.Formatter):
-    """Each line of `form` with its priority; the journal has times of its own."""
+    """Each line of `form` with its priority; the journal adds its own time."""
 
     def __init__(self, form: TextFormatter | JsonFormatter) -> None:
         super().__init__()
@@ -98,14 +99,15 @@ class JournalFormatter(logging.Formatter):
 
 
 def writes_json(formatter: logging.Formatter | None) -> bool:
-    """Whether each line is an object."""
+    """Return whether each line is a JSON object."""
     if isinstance(formatter, JournalFormatter):
         return isinstance(formatter.form, JsonFormatter)
     return isinstance(formatter, JsonFormatter)
 
 
 def in_iso8601(usual: logging.Formatter | None) -> logging.Formatter:
-    """What writes `ISO8601` where `usual` wrote before; JSON has whole times in any case."""
+    """Return the formatter that writes `ISO8601` in place of `usual`; JSON always has full
+    times."""
     if writes_json(usual):
         return usual or JsonFormatter()
     if isinstance(usual, JournalFormatter):

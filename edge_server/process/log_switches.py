@@ -1,4 +1,4 @@
-"""What is logged, changed while the process runs."""
+"""Log settings, changed while the process runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from edge_server.process.log_formats import in_iso8601
 
 @dataclass(frozen=True)
 class LogSettings:
-    """Which records are written, and how their time is told.
+    """Which records are logged, and the format of their time.
 
     Attributes:
         verbose_level: 1 and more adds debug records.
@@ -27,12 +27,13 @@ class LogSettings:
 
 
 class LogSwitches(logging.Filter):
-    """The log settings of the process, from their first change on; until then nothing is touched.
+    """Applies log settings from their first change on; before that the logging configuration is
+    untouched.
 
-    They hold for the handlers of the root logger, which are all that the daemon has.
+    The settings apply to the handlers of the root logger, the only handlers of the daemon.
 
     Args:
-        file: where lines go; empty is stderr.
+        file: the log file; empty is stderr.
     """
 
     def __init__(self, file: str = "") -> None:
@@ -48,7 +49,7 @@ class LogSwitches(logging.Filter):
         return self._settings
 
     def change(self, **changes: Any) -> LogSettings:
-        """Put other values in force; those not named stay."""
+        """Apply the given values; the other settings stay."""
         with self._lock:
             self._settings = settings = replace(self._settings, **changes)
             root = logging.getLogger()

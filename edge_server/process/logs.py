@@ -1,4 +1,4 @@
-"""Where log lines go, and which of them."""
+"""Set up logging: the destination and the levels."""
 
 from __future__ import annotations
 
@@ -25,21 +25,22 @@ def set_up_logging(
     json: bool = False,
     path: str | None = None,
 ) -> LogSwitches:
-    """Log to stderr, or to the end of the file at `path`; `verbose` 1 and more adds debug lines.
+    """Log to stderr, or append to the file at `path`; `verbose` 1 and more adds debug lines.
 
     Args:
-        info: False leaves lines of that level out; likewise `warning` and `error`.
-        iso8601: times with their date, in UTC; else short ones for a terminal, priorities for
+        info: False drops lines of that level; likewise `warning` and `error`.
+        iso8601: times with their date, in UTC; otherwise short times for a terminal, priorities for
             the journal.
-        json: an object for each line, whatever `iso8601` says.
+        json: one object per line, whatever `iso8601` says.
 
     Returns:
-        What changes all of this, but for the path, while the process runs.
+        The switches that change these settings, except the path, while the process runs.
 
     Raises:
         OSError: the file cannot be opened.
     """
-    # A file's name that is not UTF-8 may be told; stderr escapes by itself.
+    # A line may quote a file name that is not UTF-8; stderr escapes such bytes by default, a file
+    # does not.
     handler = (
         logging.StreamHandler(sys.stderr)
         if path is None

@@ -10,10 +10,10 @@ T = TypeVar("T")
 
 
 class Mailbox(Generic[T]):
-    """Newest wins: holds the last item put until it is taken or replaced.
+    """Keeps the newest item until a taker receives it or a newer item replaces it.
 
-    `put` never waits for a taker. Each item is handed out at most once, to one taker; an item
-    that is replaced before anyone took it is counted in `dropped`.
+    `put` never waits for a taker. Each item is delivered at most once, to one taker; an item that
+    is replaced before delivery counts in `dropped`.
     """
 
     def __init__(self) -> None:
@@ -23,7 +23,7 @@ class Mailbox(Generic[T]):
         self._closed = False
 
     def put(self, item: T) -> None:
-        """Replace whatever waits by `item`; after `close` the item itself is dropped."""
+        """Replace the waiting item by `item`; after `close` the new item is dropped."""
         with self._changed:
             if self._closed:
                 self._dropped += 1
@@ -33,27 +33,28 @@ class Mailbox(Generic[T]):
             self._changed.notify()
 
     def take(self, timeout_s: float) -> T | None:
-        """The newest item not taken yet, waiting up to `timeout_s` for one.
+        """Return the newest undelivered item; wait up to `timeout_s` for one.
 
-        None when nothing came in time, and at once when the mailbox is closed and empty.
+        Returns:
+            None when no item arrived in time, and at once when the mailbox is closed and empty.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._slot or self._closed, timeout_s)
             return self._slot.popleft() if self._slot else None
 
     def close(self) -> None:
-        """Wake everyone who waits; an item that is there can still be taken."""
+        """Wake all waiting takers; an item in the mailbox can still be taken."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
     @property
     def dropped(self) -> int:
-        """Items that were put and can never be taken."""
+        """Number of items that were put and can never be taken."""
         return self._dropped
 
     @property
     def drained(self) -> bool:
-        """Closed, and nothing left to take."""
+        """The mailbox is closed and empty."""
         with self._changed:
             return self._closed and not self._slot

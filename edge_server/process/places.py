@@ -1,4 +1,4 @@
-"""A place that the settings name cannot be used: whether that stays, or may pass."""
+"""Errors for a configured path that cannot be used: permanent or temporary."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import errno
 
 from edge_server.errors import SettingsError, Unavailable
 
-# Something of the wrong kind is there: a link, a file, a pipe. A missing directory, a full disk or
-# a missing right may be those of a disk that is mounted later.
+# Permanent: the path is of the wrong kind, e.g. a link, a file, a pipe. A missing directory, a full
+# disk or a missing permission may belong to a disk that is mounted later.
 _STAYS = frozenset(
     {
         errno.EEXIST,
@@ -22,5 +22,6 @@ _STAYS = frozenset(
 
 
 def error_of_place(error: OSError, text: str) -> SettingsError | Unavailable:
-    """What to raise with `text`, so that the daemon is started again only where that may help."""
+    """Return the error for a path, so that systemd restarts the daemon only where a restart may
+    help."""
     return (SettingsError if error.errno in _STAYS else Unavailable)(text)

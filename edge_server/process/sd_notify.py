@@ -1,4 +1,4 @@
-"""Telling systemd how we are: sd_notify(3) in a few lines, no library needed."""
+"""Notify systemd of the daemon's state: sd_notify(3) without a library."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ PATIENCE_S = 1.0
 
 
 def notify(*assignments: str) -> None:
-    """Send `READY=1`, `STATUS=…`, `WATCHDOG=1`, … to systemd, if it started us; never raises.
+    """Send `READY=1`, `STATUS=…`, `WATCHDOG=1`, … to systemd, if it started the daemon; never
+    raises.
 
-    Waits at most `PATIENCE_S` for a service manager that does not listen: lanes go on where it
-    cannot be told, and its own timeouts end what they watch.
+    Waits at most `PATIENCE_S` for a service manager that does not read: lanes continue without the
+    notification, and systemd's own timeouts apply.
     """
     address = os.environ.get("NOTIFY_SOCKET")
     if not address:
@@ -31,7 +32,7 @@ def notify(*assignments: str) -> None:
 
 
 def watchdog_period_s() -> float | None:
-    """How often systemd wants `WATCHDOG=1` at the latest; None when it watches nothing."""
+    """Return the longest interval between two `WATCHDOG=1`; None without a watchdog."""
     if os.environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
         return None
     period_us = os.environ.get("WATCHDOG_USEC", "")

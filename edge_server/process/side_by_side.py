@@ -1,4 +1,4 @@
-"""Pieces of work that each may wait, done at the same time."""
+"""Run blocking functions in parallel."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ log = logging.getLogger(__name__)
 
 
 def side_by_side(works: Sequence[Callable[[], None]], name: str) -> None:
-    """Do all of them, each on a thread of its own but for the first; return when all are done.
+    """Run all functions, each on its own thread except the first; return when all are done.
 
-    What one raises is logged, and costs the others nothing.
+    An exception in one function is logged, and does not stop the others.
 
     Args:
+        works: the functions.
         name: of the threads.
     """
 
@@ -34,7 +35,7 @@ def side_by_side(works: Sequence[Callable[[], None]], name: str) -> None:
         try:
             thread.start()
         except RuntimeError:
-            # There is no room for one more.
+            # The system refused another thread; the work runs on this one.
             mine.append(work)
         else:
             threads.append(thread)

@@ -1,4 +1,5 @@
-"""The watch over all workers: what died or hangs ends the process, systemd starts it anew."""
+"""The supervisor of all workers: a dead or stuck worker ends the process, and systemd restarts
+it."""
 
 from __future__ import annotations
 
@@ -13,21 +14,21 @@ if TYPE_CHECKING:
 
 
 class Supervisor:
-    """Looks at every worker's heartbeat; only the main loop calls it, so no timer thread can
-    keep the watchdog fed while a stage is stuck."""
+    """Checks every worker's heartbeat. Only the main loop calls it, so that no timer thread can
+    feed the watchdog while a stage is stuck."""
 
     def __init__(self, workers: Sequence[Worker]) -> None:
         self._workers = tuple(workers)
 
     def check(self, now: float) -> None:
-        """Return when every worker makes progress or has ended as it should.
+        """Return when every worker makes progress or has ended normally.
 
         Args:
             now: `time.monotonic()`.
 
         Raises:
             StageStuck: a worker's tick passed its deadline.
-            InternalError: a worker ended by an error.
+            InternalError: a worker ended by an exception.
         """
         for worker in self._workers:
             if worker.failure is not None:

@@ -1,4 +1,4 @@
-"""Threads of the daemon: named, stoppable, and with a heartbeat that means progress."""
+"""Threads of the daemon: named, stoppable, with a heartbeat that shows progress."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ log = logging.getLogger(__name__)
 
 
 class Worker:
-    """A named thread that calls `tick` until it is stopped or `tick` returns False.
+    """A named thread that calls `tick` until `stop` is called or `tick` returns False.
 
-    The heartbeat moves each time a tick returns, so a tick that hangs shows as an old heartbeat.
-    A tick that may wait for something outside (a frame, a broker) bounds its wait and returns:
-    waiting is progress, hanging is not. A part of a tick whose end somebody else sees to may have a
-    limit of its own: see `allowing`. An exception ends the thread and is kept in `failure`, whether
-    `tick` or `on_end` raised it.
+    The heartbeat moves each time a tick returns, so a tick that hangs shows as an old heartbeat. A
+    tick that waits for an outside event (a frame, a broker) bounds its wait and returns: waiting
+    counts as progress, hanging does not. A part of a tick whose end another component guarantees
+    may have its own limit: see `allowing`. An exception ends the thread and is kept in `failure`,
+    whether `tick` or `on_end` raised it.
 
     Args:
         name: of the thread, as shown in logs and by `ps -T`.
-        tick: one short piece of work, given `time.monotonic()`; False ends the thread.
-        deadline_s: how long one tick may take before the worker counts as stuck.
-        on_end: called on this thread when it ends, in whatever way.
+        tick: one short piece of work, called with `time.monotonic()`; False ends the thread.
+        deadline_s: maximum duration of one tick before the worker counts as stuck.
+        on_end: called on this thread when it ends, in every case.
     """
 
     def __init__(
@@ -44,8 +44,8 @@ class Worker:
         self._tick = tick
         self._on_end = on_end
         self._stop = threading.Event()
-        # When the last progress was, and how long after it the next one may come. One tuple, as the
-        # supervisor reads it on another thread.
+        # Time of the last progress, and the limit for the next. One tuple, as the supervisor reads
+        # it on another thread.
         self._heartbeat: tuple[float, float | None] = (time.monotonic(), None)
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -54,18 +54,18 @@ class Worker:
         self._thread.start()
 
     def ask_to_stop(self) -> None:
-        """Let the thread end after its current tick; returns at once."""
+        """Stop the thread after its current tick; return at once."""
         self._stop.set()
 
     def stop(self, timeout_s: float = 5.0) -> None:
-        """Ask the thread to end and wait for it, unless it is stuck or never started."""
+        """Stop the thread and wait for it, unless the thread is stuck or never started."""
         self.ask_to_stop()
         waitable = self.alive and not self.stuck(time.monotonic())
         if waitable and self._thread is not threading.current_thread():
             self._thread.join(timeout_s)
 
     def wait(self, seconds: float) -> None:
-        """Sleep on this worker's behalf, shorter when it is asked to stop."""
+        """Sleep on this worker's thread; a stop request ends the sleep early."""
         self._stop.wait(seconds)
 
     @property
@@ -74,8 +74,8 @@ class Worker:
 
     @contextmanager
     def allowing(self, limit_s: float) -> Iterator[None]:
-        """A part of a tick, on this worker's thread, that may take `limit_s` instead; its begin and
-        its end are progress."""
+        """Allow `limit_s` for a part of a tick, on this worker's thread; the begin and end of
+        that part count as progress."""
         self._beat(limit_s)
         try:
             yield
@@ -84,12 +84,12 @@ class Worker:
 
     @property
     def limit_s(self) -> float:
-        """How long the next progress may take to come, as things are now."""
+        """Return the current limit for the next progress."""
         limit_s = self._heartbeat[1]
         return self.deadline_s if limit_s is None else limit_s
 
     def stuck(self, now: float) -> bool:
-        """Whether a running tick has passed its deadline; `now` is `time.monotonic()`."""
+        """Return whether a running tick has passed its deadline; `now` is `time.monotonic()`."""
         at, limit_s = self._heartbeat
         return self.alive and now - at > (self.deadline_s if limit_s is None else limit_s)
 

@@ -1,11 +1,12 @@
 """Shared memory with one writer and one reader: an anonymous file that both processes map.
 
-A block is written once, read in place, and free again when its reader's last view on it is gone.
-The reader says so by a byte in the block's own header, so that nothing has to be sent and a
-finalizer may do it on any thread. The file has no name: nothing is left behind, whoever dies.
+A block is written once, read in place, and freed when the reader's last view on the block is gone.
+The reader frees the block by a byte in the block's header, so freeing sends no message and a
+finalizer may free on any thread. The file has no name, so a crash of either process leaves no file
+behind.
 
-Both map all of it from the start. It takes memory where blocks have been, and they are put as far
-in front as there is room.
+Both processes map the whole file from the start. The file takes memory only where blocks have been,
+and each block goes to the first place with room.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-# Before each block; keeps what follows aligned for every element type and cache line.
+# Header of each block; its size keeps the data aligned for every element type and cache line.
 HEADER_BYTES = 64
 MIB = 1 << 20
 _LOOK_S = 0.001
@@ -30,11 +31,11 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 class ArenaFull(Exception):
-    """There is no room."""
+    """The arena has no room for the block."""
 
 
 def make_arena_file(name: str, size_bytes: int) -> int:
-    """A descriptor of a new, empty arena, whose size no process can change under another's feet."""
+    """Return a descriptor of a new, empty arena whose size is sealed against both processes."""
     fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(fd, size_bytes)
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
@@ -42,26 +43,27 @@ def make_arena_file(name: str, size_bytes: int) -> int:
 
 
 class ArenaWriter:
-    """Puts arrays into the arena.
+    """Copies arrays into the arena.
 
     Args:
-        fd: of the file; the caller's to close, at any time.
-        patience_s: how long `put` waits for the reader to free something.
+        fd: descriptor of the file; owned by the caller, who may close it at any time.
+        patience_s: how long `put` waits for the reader to free a block.
     """
 
     def __init__(self, fd: int, patience_s: float = 0.0) -> None:
         self._memory = np.frombuffer(mmap.mmap(fd, 0), np.uint8)
         self._patience_s = patience_s
         self._lock = threading.Lock()
-        # (begin, end), by place. What the reader has freed is found when room is looked for.
+        # (begin, end) of each block, by offset. The writer finds freed blocks when it looks for
+        # room.
         self._used: list[tuple[int, int]] = []
         self._closed = False
 
     def put(self, array: NDArray[Any]) -> int:
-        """Copy `array`, in C order, into a block; its offset.
+        """Copy `array`, in C order, into a block; return the block's offset.
 
         Raises:
-            ArenaFull: there never is so much room, or it did not become free in time.
+            ArenaFull: the array is larger than the arena, or no room became free in time.
         """
         need_bytes = HEADER_BYTES + -(-array.nbytes // HEADER_BYTES) * HEADER_BYTES
         begin = self._wait_for_room(need_bytes) + HEADER_BYTES
@@ -70,12 +72,12 @@ class ArenaWriter:
         return begin
 
     def take_back(self, offset: int) -> None:
-        """Free a block that the reader will never hear of."""
+        """Free a block whose offset the reader never receives."""
         with self._lock:
             self._memory[offset - HEADER_BYTES] = 0
 
     def close(self) -> None:
-        """Take nothing more."""
+        """Accept no further arrays."""
         self._closed = True
 
     def _wait_for_room(self, need_bytes: int) -> int:
@@ -96,7 +98,7 @@ class ArenaWriter:
             time.sleep(_LOOK_S)
 
     def _allocate(self, need_bytes: int) -> int | None:
-        """Where a block of that size begins; None where there is no room."""
+        """Return the offset of a free gap of that size; None if the arena has no such gap."""
         self._used = [block for block in self._used if self._memory[block[0]]]
         free_from = 0
         for index, (begin, end) in enumerate([*self._used, (len(self._memory), 0)]):
@@ -109,11 +111,11 @@ class ArenaWriter:
 
 
 class ArenaReader:
-    """Looks at what the other side has put into its arena.
+    """Maps the blocks that the other process has written to its arena.
 
     Args:
-        fd: of the file; the caller's to close, at any time.
-        writable: whether views may be written to; the writer never looks at a block again.
+        fd: descriptor of the file; owned by the caller, who may close it at any time.
+        writable: whether views may be written to; the writer never reads a block again.
     """
 
     def __init__(self, fd: int, *, writable: bool) -> None:
@@ -122,14 +124,15 @@ class ArenaReader:
 
     @property
     def size_bytes(self) -> int:
-        """Of the whole arena."""
+        """Size of the whole arena."""
         return len(self._mapping)
 
     def view(self, offset: int, size_bytes: int) -> NDArray[np.uint8]:
-        """The block's bytes; it is free once this array and all views on it are gone.
+        """Return the block's bytes; the block is freed when this array and all views on it are
+        gone.
 
         Raises:
-            ValueError: there is no such block.
+            ValueError: the arena has no such block.
         """
         if not (offset >= HEADER_BYTES and 0 <= size_bytes <= len(self._mapping) - offset):
             raise ValueError(f"no block of {size_bytes} bytes at {offset}")
@@ -137,7 +140,7 @@ class ArenaReader:
 
 
 class _Block:
-    """What a view's memory belongs to: numpy holds on to it for as long as any view lives."""
+    """Owner of a view's memory: numpy keeps the block alive as long as any view lives."""
 
     __slots__ = ("__array_interface__", "_header", "_mapping", "_process")
 
@@ -154,6 +157,6 @@ class _Block:
         }
 
     def __del__(self) -> None:
-        # A process that a model forks has a copy of every view, and says nothing by dropping it.
+        # A process forked by the model has a copy of every view, and must not free the block.
         if os.getpid() == self._process:
             self._mapping[self._header] = 0

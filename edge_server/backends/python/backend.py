@@ -1,24 +1,25 @@
-"""`python`: somebody's `model.py`, unchanged, in a process of its own.
+"""`python`: a user's `model.py`, unchanged, in its own process.
 
-A process that crashes, hangs or never returns costs the requests it was running; it is killed,
-once nobody waits for them any more, and started again with growing pauses. Meanwhile the model is
-not ready.
+A process that crashes, hangs or never returns costs only the requests that it executes; the daemon
+kills the process once no client waits for these requests any more, and restarts it with growing
+delays. Meanwhile the model is not ready.
 
-It may load and unload other models, in control mode EXPLICIT: in `initialize`, and from then on
-until `finalize`. A load takes of the time that the `initialize` or `execute` which waits for it
-has, and goes on where that is over; one that takes minutes belongs in `initialize`. From its
-first load or unload on, a process sees the models as they are, and no longer as they were when its
-request came.
+In control mode EXPLICIT the model may load and unload other models: in `initialize`, and from then
+on until `finalize`. A load counts towards the time limit of the `initialize` or `execute` that
+waits for the load, and continues after that limit; a load that takes minutes belongs in
+`initialize`. From its first load or unload on, a process sees the models in their current state,
+and no longer in the state pinned when its request arrived.
 
-What it may touch is in `settings.Python`; see docs/python_models.md.
+`settings.Python` sets the sandbox of the process; see docs/python_models.md.
 
-Parameters in config.pbtxt that are ours; all others are the model's own:
-`execution_timeout_s` (default 30, at most 50): an `execute` that takes longer is killed.
-`initialize_timeout_s` (default 120): likewise `initialize` and `auto_complete_config`.
-`shared_memory_limit_mib` (default 256): how much memory the tensors of one instance, and the files
-that it loads models with, may take in each direction. It grows from nothing as needed, and stays
-until the process ends.
-`FORCE_CPU_ONLY_INPUT_TENSORS` is taken: tensors are always in host memory.
+Parameters in config.pbtxt that belong to this backend; all others belong to the model:
+`execution_timeout_s` (default 30, at most 50): the daemon kills a process whose `execute` takes
+longer.
+`initialize_timeout_s` (default 120): likewise for `initialize` and `auto_complete_config`.
+`shared_memory_limit_mib` (default 256): limits the memory that the tensors of one instance, and the
+files with which it loads models, may take in each direction. The memory grows from zero as needed,
+and stays allocated until the process ends.
+`FORCE_CPU_ONLY_INPUT_TENSORS` is accepted without effect: tensors are always in host memory.
 """
 
 from __future__ import annotations
@@ -61,21 +62,21 @@ log = logging.getLogger(__name__)
 
 
 class PythonParameters(Parameters, frozen=True):
-    """See the module."""
+    """The parameters that the module docstring lists."""
 
     execution_timeout_s: float = 30.0
     initialize_timeout_s: float = 120.0
     shared_memory_limit_mib: int = 256
 
 
-# The daemon ends itself where a run takes longer than a minute.
+# The daemon's watchdog ends the daemon when an execution takes longer than a minute.
 _LONGEST_EXECUTION_S = 50.0
 
 
 def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfig:
-    """What the model's `auto_complete_config` makes of the configuration, held against the rules.
+    """Complete the configuration with the model's `auto_complete_config`, and validate the result.
 
-    It runs in a process of its own, within `initialize_timeout_s`.
+    The function runs in its own process, within `initialize_timeout_s`.
     """
     directory = files.versions[version]
     filename = config.default_model_filename
@@ -105,7 +106,7 @@ def load(
     tell: ProgressCallback,
     server_context: ServerContext,
 ) -> PythonModel:
-    """The model; nothing runs before its first instance is made."""
+    """Return the model; no process starts before its first instance is made."""
     del devices, tell
     _check_offer(directory / config.default_model_filename, config)
     for line in _lacking(config):
@@ -114,7 +115,11 @@ def load(
 
 
 def _check_offer(path: Path, config: ModelConfig) -> None:
-    """Raises: ModelConfigError: the kernel offers less of a sandbox than is required."""
+    """Check that the kernel offers the required sandbox.
+
+    Raises:
+        ModelConfigError: the kernel offers less than the settings require.
+    """
     if config.completion.python.sandbox == "require" and (lacking := _lacking(config)):
         raise ModelConfigError(
             f"{path}: a whole sandbox is required, and this kernel has {'; '.join(lacking)}; "
@@ -127,7 +132,11 @@ def _lacking(config: ModelConfig) -> list[str]:
 
 
 def _limits(files: ModelFiles, config: ModelConfig) -> ChildLimits:
-    """Raises: ModelConfigError: a parameter is not what it may be; names the file."""
+    """Return the limits that the configuration's parameters set.
+
+    Raises:
+        ModelConfigError: a parameter's value is invalid; the text names the file.
+    """
     where = f"{files.config_path}: parameters"
     if "EXECUTION_ENV_PATH" in config.parameters:
         raise ModelConfigError(
@@ -162,7 +171,7 @@ def _limits_of(config: ModelConfig) -> ChildLimits:
 
 
 def _auto_complete(directory: Path, config: ModelConfig, limits: ChildLimits) -> str:
-    """The completed configuration as JSON; empty where the model does not complete it."""
+    """Return the completed configuration as JSON; empty when the model does not complete it."""
     path = directory / config.default_model_filename
     _check_offer(path, config)
     try:
@@ -192,7 +201,7 @@ def _auto_complete(directory: Path, config: ModelConfig, limits: ChildLimits) ->
 
 
 def _merged(files: ModelFiles, config: ModelConfig, completed: str) -> ModelConfig:
-    """The configuration with what a model may say of itself, and nothing else."""
+    """Return the configuration merged with only those fields that a model may complete."""
     try:
         theirs = config_of(json.loads(completed))
     except (json_format.ParseError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""When a call to another model is taken back."""
+"""Cancellation of a call to another model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class NestedCallCancellation:
-    """Cancelled by the model that called, or when its own caller is gone."""
+    """Cancelled by the calling model, or when the calling model's own client is gone."""
 
     def __init__(self, caller: ExecuteRequest) -> None:
         self._caller = caller.request

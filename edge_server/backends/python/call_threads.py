@@ -1,4 +1,4 @@
-"""Threads for what a model asks for, which may take its time."""
+"""Threads for a model's nested calls, which may block."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# A model that asks for more at once waits for its own.
+# Further concurrent calls of a model wait for its own earlier calls.
 _MOST_THREADS = 16
 _MOST_WORK = 1024
 
 
 class NestedCallThreads:
-    """A thread for each piece of work that is not done yet, made as needed, at most 16.
+    """One thread per unfinished call, made on demand, at most 16.
 
     Args:
         name: of the instance, for the list of threads.
@@ -30,13 +30,13 @@ class NestedCallThreads:
         self._closed = False
 
     def run(self, work: Callable[[], None]) -> bool:
-        """Have it done, which raises nothing; after `close` nothing is.
+        """Run `work`, which must not raise, on a thread; after `close` the work is dropped.
 
         Returns:
-            False where too much waits already.
+            False when too many calls already wait.
 
         Raises:
-            RuntimeError: it has no thread, and the system gives none.
+            RuntimeError: no thread is running, and the system refuses a new one.
         """
         with self._lock:
             if self._closed:
@@ -50,7 +50,7 @@ class NestedCallThreads:
         return True
 
     def close(self) -> None:
-        """Begin with nothing more; each thread ends when what it does is done."""
+        """Start no further work; each thread ends with its current work."""
         with self._lock:
             self._closed = True
             for _ in self._threads:
@@ -63,7 +63,7 @@ class NestedCallThreads:
         except RuntimeError:
             if not self._threads:
                 raise
-            # The work waits for a thread that there is.
+            # A running thread will take the work.
             return
         self._threads.append(thread)
 

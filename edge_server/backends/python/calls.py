@@ -1,4 +1,4 @@
-"""What a model asks of other models (Triton's BLS), and what of them it loads."""
+"""A model's calls to other models (Triton's BLS), and its loads of other models."""
 
 from __future__ import annotations
 
@@ -46,18 +46,19 @@ SEQUENCE_END = 2
 class ModelCalls:
     """Runs the calls of one model process.
 
-    Each sees the world of a request that it is made for; what is not ready there is looked for
-    among the models as they are now: another process may have loaded it since. So is everything,
-    once this process has loaded or unloaded a model: it sees what it has done.
+    A call resolves its model in the pinned models of a request for which the call is made; a model
+    that is not ready there is resolved among the current models, as another process may have loaded
+    it since. Once this process has loaded or unloaded a model, every call resolves among the
+    current models, so that the process sees its own change.
 
-    A model that is called may run on the thread that calls it, so every call that has not
-    returned needs a thread; so does a load, which goes on to its end once it has begun.
+    A called model may run on the calling thread, so every unfinished call needs a thread; so does a
+    load, which continues to its end once it has begun.
 
     Args:
         name: of the instance.
-        model: its model's name.
-        process: the one that calls.
-        server_context: what is beyond the worlds of the requests.
+        model: the model's name.
+        process: the calling process.
+        server_context: resolves models beyond those pinned by the requests.
     """
 
     def __init__(
@@ -74,9 +75,9 @@ class ModelCalls:
         self._calls: dict[int, NestedCallCancellation] = {}
 
     def call(self, message: CallModel, callers: Sequence[ExecuteRequest]) -> None:
-        """Begin a call, made while `callers` run."""
+        """Start a call, made while `callers` execute."""
         number = message.request.number
-        # Looked at even where the call is refused, so that their memory becomes free.
+        # Unpack even for a call that is refused, so that the memory becomes free.
         arrays = unpack_all(message.request.inputs, self._process.inbox)
         inputs = {name: Tensor(array) for name, array in arrays.items()}
         if not callers:
@@ -98,7 +99,7 @@ class ModelCalls:
             self.refuse(number, _TOO_MUCH)
 
     def ask_ready(self, message: AskModelReady, callers: Sequence[ExecuteRequest]) -> None:
-        """Tell the model whether another one is ready."""
+        """Report to the model whether another model is ready."""
 
         def ask() -> float:
             name, version = message.model_name, message.model_version
@@ -107,9 +108,9 @@ class ModelCalls:
         self._run(message.call, ask)
 
     def load(self, message: LoadModel) -> None:
-        """Begin to load a model; the process hears when that is done."""
+        """Start to load a model; the process gets the result when the load is done."""
         name = message.model_name
-        # Looked at here, where a place that is none is noticed as the nonsense that it is.
+        # Read here, so that an invalid place ends the session as a malformed message.
         inbox = self._process.inbox
         check_places(message.files, inbox)
         stored = {file.name: inbox.view(file.offset, file.size_bytes) for file in message.files}
@@ -139,23 +140,24 @@ class ModelCalls:
         self._run(message.call, unload)
 
     def waits_for(self) -> str:
-        """What its loads are at, to be told behind the reason of its end; empty without any."""
+        """Return the progress of this process's loads, as a suffix of the reason why it ended;
+        empty without loads."""
         names = ", ".join(f"'{name}'" for name in self._loading)
         return names and f"; it was waiting for the load of {names}"
 
     def cancel(self, number: int) -> None:
-        """Nobody waits for that call any more."""
+        """Cancel a call whose response the model no longer needs."""
         with self._lock:
             cancellation = self._calls.get(number)
         if cancellation is not None:
             cancellation.cancel()
 
     def refuse(self, number: int, text: str) -> None:
-        """ChildResponse a call that cannot be made."""
+        """Send a failure for a call that cannot be made."""
         self._answer(number, ChildResponse(failure=ChildError(Code.INTERNAL, text)), final=True)
 
     def close(self) -> None:
-        """Take back every call; threads that still run a model end when it has."""
+        """Cancel every call; a thread that still runs a model ends when that model is done."""
         self._threads.close()
         with self._lock:
             cancellations = list(self._calls.values())
@@ -165,7 +167,7 @@ class ModelCalls:
     def _world_with(
         self, name: str, version: str, callers: Sequence[ExecuteRequest]
     ) -> ModelResolver | None:
-        """The world in which that model is ready for a call; None where it is in none.
+        """Return the resolver in which that model is ready for a call; None if it is ready in none.
 
         Raises:
             InvalidRequest: `version` is not a version number.
@@ -176,12 +178,12 @@ class ModelCalls:
         return next((world for world in worlds if world.model_ready(name, version)), None)
 
     def _run(self, call: int, work: Callable[[], float | None]) -> None:
-        """Have `work` done on another thread, which tells the process what came of it."""
+        """Run `work` on another thread, which sends the result to the process."""
         if not self._threads.run(lambda: self._return(call, work)):
             self._send(CallReturned(call, failure=_TOO_MUCH))
 
     def _return(self, call: int, work: Callable[[], float | None]) -> None:
-        """Do `work`, and tell the process what came of it."""
+        """Run `work`, and send the result to the process."""
         try:
             value = work()
         except EdgeServerError as error:
@@ -233,11 +235,11 @@ class ModelCalls:
             )
         except EdgeServerError as error:
             self.fail(asked.number, error)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the model waits for an answer
+        except Exception as error:  # noqa: BLE001 - the model waits for a response in any case
             self.fail(asked.number, InternalError(f"model '{name}' failed: {error!r}"))
 
     def give(self, number: int, response: InferResponse | None, *, final: bool) -> bool:
-        """Pass one answer on to the model; whether it may hear more."""
+        """Send one response to the model; return whether the model accepts more."""
         if response is None:
             self._answer(number, None, final=final)
             return not final
@@ -267,12 +269,12 @@ class ModelCalls:
         try:
             self._process.channel.send(message)
         except ChannelClosed:
-            # It is gone already, or hangs so that it reads nothing any more.
+            # The process is already gone, or hangs and no longer reads.
             self._process.kill()
 
 
 class _Listener:
-    """Hears the answers to one call."""
+    """Receives the responses of one call."""
 
     def __init__(self, calls: ModelCalls, number: int, model: str, *, decoupled: bool) -> None:
         self._calls = calls
@@ -297,7 +299,7 @@ class _Listener:
             )
 
     def _pass_on(self, answer: InferResponse | EdgeServerError | None, *, final: bool) -> bool:
-        """Whether there may be more."""
+        """Forward a response; return whether more may follow."""
         if isinstance(answer, EdgeServerError):
             self._calls.fail(self._number, answer)
             return False
@@ -305,6 +307,6 @@ class _Listener:
 
 
 def _trace(callers: Sequence[ExecuteRequest], model_name: str, request_id: str) -> Trace | None:
-    """That of a call, where it is certain which request it is made for."""
+    """Return the trace of the request for which the call is made, where that request is certain."""
     caller = callers[0].request.trace if len(callers) == 1 else None
     return None if caller is None else caller.child(model_name, request_id)

@@ -1,4 +1,4 @@
-"""Messages between a daemon and a model's process, over a stream socket."""
+"""Messages between the daemon and a model's process, over a stream socket."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ M = TypeVar("M")
 
 
 class ChannelClosed(Exception):
-    """The other side is gone, or does not listen."""
+    """The peer is gone, or does not read."""
 
 
 class NotUnderstood(ChannelClosed):
-    """The other side is there, and does not speak this language."""
+    """The peer sent bytes that are no valid message."""
 
 
 class MessageTooLong(ValueError):
-    """It was not sent; the other side is as well as before."""
+    """The message was not sent; the channel is still usable."""
 
 
 class Channel(Generic[M]):
     """Sends from any thread; one thread receives messages of type `M`.
 
     Args:
-        connection: the caller's to close.
-        kind: the type of what is received, a union of tagged structs.
-        longest_sent_bytes, longest_received_bytes: of one message.
+        connection: owned by the caller, who closes it.
+        kind: the type of received messages, a union of tagged structs.
+        longest_sent_bytes, longest_received_bytes: size limits of one message.
     """
 
     def __init__(
@@ -55,11 +55,11 @@ class Channel(Generic[M]):
         self._received = bytearray()
 
     def send(self, message: msgspec.Struct, patience_s: float = 5.0) -> None:
-        """Send it.
+        """Send a message.
 
         Raises:
-            ChannelClosed: nobody takes it, within `patience_s` at the latest.
-            MessageTooLong: nobody would.
+            ChannelClosed: the peer did not read the message within `patience_s`.
+            MessageTooLong: the message exceeds the limit and was not sent.
         """
         body = self._encoder.encode(message)
         if len(body) > self._longest_sent_bytes:
@@ -81,11 +81,11 @@ class Channel(Generic[M]):
                     left = left[sent:]
 
     def receive(self) -> list[M]:
-        """Wait for something to come; the messages that are complete with it, in order.
+        """Block until data arrives; return the messages that the data completes, in order.
 
         Raises:
-            ChannelClosed: the other side is gone.
-            NotUnderstood: it does not speak this language.
+            ChannelClosed: the peer is gone.
+            NotUnderstood: the data is no valid message.
         """
         try:
             chunk = self._connection.recv(_CHUNK_BYTES)

@@ -1,4 +1,4 @@
-"""One life of a model's process: from its start to its end, whatever ends it."""
+"""One session of a model's process: from its start to its end, whatever ends it."""
 
 from __future__ import annotations
 
@@ -62,17 +62,17 @@ _ALLOWS_MORE = "parameter '%s' allows more"
 
 
 class ChildSession:
-    """Speaks with one process, and answers every request that it was given, even if it dies.
+    """Talks to one process, and sends a last response to every request, even if the process dies.
 
     Args:
         name: of the instance.
-        model: its model's name.
-        version: its model's version.
+        model: the model's name.
+        version: the model's version.
         process: just started.
-        outputs: the model's, in order.
+        outputs: the model's outputs, in order.
         metrics: of the model.
-        server_context: what it may load.
-        decoupled: it may answer after its execution.
+        server_context: resolves and loads other models for this model.
+        decoupled: responses may follow after the execution.
     """
 
     def __init__(
@@ -107,16 +107,16 @@ class ChildSession:
 
     @property
     def why_over(self) -> str:
-        """Why the process answers no more; empty while it does."""
+        """Why the process accepts no further requests; empty while it does."""
         return self._in_flight.why_over
 
     def live(self, start: Start, within_s: float, started: Callable[[], None]) -> str:
-        """Start the model, then listen until the process is gone; why it is.
+        """Start the model, then receive messages until the process has ended; return why it ended.
 
         Args:
-            start: what to start.
-            within_s: how long its `initialize` may take.
-            started: called when it can execute.
+            start: the first message.
+            within_s: time limit of `initialize`.
+            started: called when the process can execute.
         """
         try:
             self._process.start(start)
@@ -129,7 +129,8 @@ class ChildSession:
         except ChannelClosed:
             pass
         except (ValueError, LookupError) as error:
-            # A tensor that is not where the message says, a metric that was never made.
+            # E.g. a tensor outside the place that its message names, or a metric that was never
+            # made.
             self.end(f"it spoke nonsense: {error}")
         except Exception as error:
             log.exception("model %s: instance %s: unforeseen error", self._model, self._name)
@@ -140,12 +141,12 @@ class ChildSession:
         return self.why_over
 
     def end(self, why: str) -> None:
-        """The process is of no use any more: kill it, answer whoever waits."""
+        """End the session: kill the process and fail all requests."""
         self._process.kill()
         self._in_flight.end(why)
 
     def finish(self, within_s: float) -> None:
-        """Let the model finalize, then end it; it is killed if that takes longer."""
+        """Let the model finalize, then end the process; kill it after `within_s`."""
         until = time.monotonic() + within_s
         with suppress(ChannelClosed):
             self._process.channel.send(Finish(), within_s)
@@ -159,12 +160,12 @@ class ChildSession:
         self.end("it is closed")
 
     def execute(self, requests: Sequence[ExecuteRequest], limit_s: float, least_s: float) -> Phases:
-        """Run a batch; it is over, or the process is, when this returns.
+        """Execute a batch; return when the batch is done or the process has ended.
 
         Args:
             requests: the batch.
-            limit_s: how long it may take.
-            least_s: how long it may take even where nobody waits for it any more.
+            limit_s: time limit of the execution.
+            least_s: time that the execution gets even when no request waits for it any more.
         """
         began = time.monotonic()
         began_ns = time.monotonic_ns()
@@ -181,14 +182,15 @@ class ChildSession:
                     + self._calls.waits_for()
                 )
         after_ns = time.monotonic_ns() - sent_ns
-        # The process may have begun before this thread knew that all was sent.
+        # The process may have begun before this thread noticed that the whole batch was sent.
         infer_ns = min(batch.execute_ns, after_ns) if batch is not None else 0
         return Phases(sent_ns - began_ns, infer_ns, after_ns - infer_ns)
 
     def not_ready_reason(self) -> str:
-        """Why the model would not answer now; empty where it would."""
+        """Return why the model cannot respond now; empty when it can."""
         if self.why_over or not self._asks_ready or self._in_flight.callers():
-            # Whatever executes is ready; it could not be asked before it has done.
+            # A process that executes is ready; it could respond to the question only after its
+            # execution.
             return self.why_over
         late = f"is_ready did not return within {READY_S:g} s"
         if not self._asking_ready.acquire(timeout=READY_S):
@@ -201,7 +203,7 @@ class ChildSession:
         except ChannelClosed:
             return "the process is gone"
         except queue.Empty:
-            # An execution may have come between.
+            # An execution may have started in between.
             return "" if self._in_flight.callers() else late
         finally:
             self._asking_ready.release()
@@ -229,7 +231,7 @@ class ChildSession:
                 return
 
     def _send(self, requests: Sequence[ExecuteRequest]) -> ExecuteBatch | None:
-        """The batch, on its way; None where every request is answered already."""
+        """Send the batch; return None where every request already has its last response."""
         asked: list[Asked] = []
         error: EdgeServerError | None = None
         try:
@@ -279,7 +281,7 @@ class ChildSession:
         )
 
     def _watch(self, number: int, request: ExecuteRequest) -> None:
-        """Tell the model when nobody waits for that request any more."""
+        """Tell the model when the request's client is gone."""
         if request.request.cancellation is None:
             return
 
@@ -304,7 +306,7 @@ class ChildSession:
         elif isinstance(message, LogLine):
             self._process.log.line(message.level, message.text)
         elif isinstance(message, ReadyIs):
-            # It may say so unasked.
+            # The process may send it unasked.
             with suppress(queue.Full):
                 self._ready.put_nowait(message.ready)
         elif isinstance(message, ChangeMetric):
@@ -330,7 +332,7 @@ class ChildSession:
         return CallReturned(message.call, float(number))
 
     def _answered(self, message: Answered) -> None:
-        # Looked at even where nobody waits for them, so that their memory becomes free.
+        # Unpack even the responses of finished requests, so that their memory becomes free.
         places = [] if message.answer is None else message.answer.outputs
         arrays = unpack_all(places, self._process.inbox)
         tensors = {name: Tensor(array) for name, array in arrays.items()}
@@ -347,13 +349,13 @@ class ChildSession:
 
 
 def latest_deadline(requests: Sequence[ExecuteRequest]) -> float:
-    """When nobody waits for any of them any more; infinity where somebody always does."""
+    """Return when the last request's deadline passes; infinity where a request has no deadline."""
     deadlines = [request.request.deadline for request in requests]
     return max(math.inf if deadline is None else deadline for deadline in deadlines)
 
 
 def unhealthy(name: str, why: str) -> Unavailable:
-    """What a request hears that comes while there is no process to take it."""
+    """Return the error of a request that arrives while no process can execute it."""
     return Unavailable(
         f"Stub process '{name}' is not healthy. Reason: {why}; it is being restarted"
     )

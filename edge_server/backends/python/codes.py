@@ -1,4 +1,4 @@
-"""The protocol's error codes, as `model.py` knows them, and our errors."""
+"""Map the protocol's error codes, as `model.py` uses them, to and from our errors."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import IntEnum
 
 from edge_server import errors
 
-# Characters of an error's text.
+# The maximum length of an error text, in characters.
 LONGEST_TEXT = 8192
 
 
@@ -33,19 +33,19 @@ _ERRORS = {
     Code.CANCELLED: errors.Cancelled,
 }
 _CODES = {error: code for code, error in _ERRORS.items()} | {
-    # The nearest that the protocol has.
+    # The nearest code that the protocol has.
     errors.DeadlineExceeded: Code.UNAVAILABLE,
 }
 
 
 def error_of(code: int, text: str) -> errors.EdgeServerError:
-    """The error that a model's code stands for; unknown ones are the model's own failures."""
+    """Return the error for a model's code; an unknown code becomes the model's own failure."""
     kind = _ERRORS.get(Code(code) if code in set(Code) else Code.UNKNOWN, errors.InternalError)
     return kind(shortened(text))
 
 
 def shortened(text: str) -> str:
-    """What is told of it: a model's text goes into logs, topics and headers."""
+    """Return `text`, cut to the limit: a model's text goes into logs, topics and headers."""
     if len(text) <= LONGEST_TEXT:
         return text
     return f"{text[:LONGEST_TEXT]} … ({len(text) - LONGEST_TEXT} characters more)"

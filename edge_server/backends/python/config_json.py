@@ -1,4 +1,4 @@
-"""A configuration in the JSON form that Triton gives to `model.py`, and back."""
+"""Convert a ModelConfig to and from the JSON form that Triton gives to `model.py`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 from google.protobuf import json_format
 from tritonclient.grpc import model_config_pb2 as pb
 
-# Protobuf writes 64-bit integers as strings. In these Triton makes numbers of them again, so a
-# model may use `dims` as they are.
+# Protobuf writes 64-bit integers as strings. For these fields Triton converts them back to numbers,
+# so that a model may use `dims` directly.
 _INTEGERS = frozenset(
     {
         "dims",
@@ -23,7 +23,7 @@ _INTEGERS = frozenset(
 
 
 def config_json(message: Any) -> dict[str, Any]:
-    """The configuration as a dict; fields that are not set are there with their defaults."""
+    """Return the configuration as a dict; unset fields are present with their defaults."""
     whole = json_format.MessageToDict(
         message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
     )
@@ -32,10 +32,10 @@ def config_json(message: Any) -> dict[str, Any]:
 
 
 def config_of(completed: dict[str, Any]) -> Any:
-    """The `inference.ModelConfig` that a dict of that form says.
+    """Return the `inference.ModelConfig` that the dict describes.
 
     Raises:
-        google.protobuf.json_format.ParseError: it says none.
+        google.protobuf.json_format.ParseError: the dict describes no ModelConfig.
     """
     return json_format.ParseDict(completed, pb.ModelConfig())
 
@@ -50,6 +50,6 @@ def _with_integers(value: Any) -> Any:
 
 def _integers(value: Any) -> Any:
     if isinstance(value, dict):
-        # Not the field, but a parameter of that name.
+        # A parameter of that name, not the field.
         return _with_integers(value)
     return [int(element) for element in value] if isinstance(value, list) else int(value)

@@ -1,4 +1,4 @@
-"""The requests that a process has, and has not answered for the last time."""
+"""The requests that a process has received and not yet finished."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 
 class ExecuteBatch:
-    """What one `execute` was given.
+    """The requests of one `execute`.
 
     Attributes:
-        unanswered: the numbers of those without a last answer.
+        unanswered: numbers of the requests without a last response.
         executed: `execute` has returned.
-        execute_ns: how long it took.
-        done: whoever gave the batch need not wait any longer.
+        execute_ns: duration of `execute`.
+        done: set when the thread that submitted the batch need not wait any longer.
     """
 
     def __init__(self, requests: Sequence[ExecuteRequest]) -> None:
@@ -45,12 +45,12 @@ def _itself(_number: int, request: ExecuteRequest) -> RespondTensors:
 
 
 class InFlight:
-    """Every request that is taken in is answered for the last time once, whatever happens.
+    """Every accepted request gets exactly one last response, in every case.
 
     Args:
-        name: of the instance, for the texts.
-        decoupled: requests may be answered after their execution.
-        hear: who hears the answers to a request, by its number.
+        name: of the instance, for error texts.
+        decoupled: responses may follow after the execution.
+        hear: returns the receiver of a request's responses, by its number.
     """
 
     def __init__(
@@ -70,13 +70,14 @@ class InFlight:
 
     @property
     def why_over(self) -> str:
-        """Why nothing is taken in any more; empty while it is."""
+        """Why no further requests are accepted; empty while requests are accepted."""
         return self._why_over
 
     def add(
         self, number: int, asked: Sequence[int], requests: Sequence[ExecuteRequest]
     ) -> ExecuteBatch | None:
-        """Take in batch `number`, whose requests have the numbers `asked`; None if it is over."""
+        """Accept batch `number`, whose requests have the numbers `asked`; return None once
+        ended."""
         batch = ExecuteBatch(requests)
         with self._lock:
             if self._why_over:
@@ -88,16 +89,17 @@ class InFlight:
         return batch
 
     def waits(self, number: int) -> bool:
-        """Whether that request has no last answer yet."""
+        """Return whether the request still lacks its last response."""
         return number in self._asked
 
     def callers(self) -> Sequence[ExecuteRequest]:
-        """The requests that a call to another model is made for, as far as can be told."""
+        """Return the requests for which a call to another model may be made, as far as the daemon
+        can know."""
         with self._lock:
             return next((batch.requests for batch in self._batches.values()), ())
 
     def answer(self, message: Answered, tensors: Tensors) -> bool:
-        """Pass an answer on; whether somebody waits for it, else it is dropped."""
+        """Deliver a response; return False and drop it where no request waits for it."""
         answer = message.answer
         failure = answer.failure if answer is not None else None
         final = message.final or failure is not None
@@ -119,7 +121,7 @@ class InFlight:
         return True
 
     def executed(self, message: Executed) -> None:
-        """The execution of a batch is over; who has no last answer hears of its failure."""
+        """Finish a batch's execution; each request without a last response gets the failure."""
         batch = self._batches.get(message.batch)
         if batch is None:
             return
@@ -134,7 +136,8 @@ class InFlight:
         self._look_if_over(batch)
 
     def end(self, why: str) -> None:
-        """Answer everyone with why; only once. A deadline that has passed goes before that."""
+        """Fail all requests with `why`, once. A request whose deadline has passed gets
+        DeadlineExceeded instead."""
         with self._lock:
             if self._why_over:
                 return

@@ -1,4 +1,4 @@
-"""An instance of a Python model: a process that is there, or comes back."""
+"""An instance of a Python model: one process, restarted whenever it ends."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# An execution may take this long even where its callers wait less: callers in a hurry must not
-# cost the others a process that is merely slow.
+# The minimum duration granted to an execution, even where its callers' deadlines are shorter: short
+# deadlines must not kill a slow process that other callers use.
 LEAST_EXECUTION_S = 1.0
 FINALIZE_S = 2.0
-# A wait for a process that stands in, and the execution there, together: what takes a minute counts
-# as a hang of the daemon's own.
+# The limit for the wait for a stand-in process and the execution there together: the daemon's
+# watchdog counts a minute as a hang.
 LONGEST_TURN_S = 55.0
 
 
 @dataclass(frozen=True)
 class ChildLimits:
-    """How long somebody's code may take, and how much shared memory each direction has."""
+    """Time limits of the model's code, and the size of the shared memory of each direction."""
 
     execution_s: float
     initialize_s: float
@@ -47,19 +47,19 @@ class ChildLimits:
 
 
 class PythonInstance:
-    """Runs requests in a process of its own, which is started again whenever it ends.
+    """Executes requests in its own process, which the instance restarts whenever the process ends.
 
-    While it is away another instance of its model stands in for it; where there is none, requests
-    are refused at once. Make it, then `open` it.
+    While the process is down, another instance of the model stands in; without another instance,
+    requests are refused at once. Construct the instance, then `open` it.
 
     Args:
         name: of the instance.
-        start: what its process is told first.
-        config: of its model.
-        version: its model's version.
-        metrics: of its model.
-        arbiter: of its model's instances.
-        server_context: what its model may load.
+        start: the first message to the process.
+        config: of the model.
+        version: the model's version.
+        metrics: of the model.
+        arbiter: of the model's instances.
+        server_context: resolves and loads other models for this model.
     """
 
     def __init__(
@@ -86,19 +86,20 @@ class PythonInstance:
         self._backoff = Backoff(first_s=0.1, longest_s=30.0)
         self._lock = threading.Lock()
         self._closed = False
-        # The one that lives now, and the one that can execute; in that order.
+        # The session that is alive, and the session that can execute; set in that order.
         self._current: ChildSession | None = None
         self._session: ChildSession | None = None
         self._why_away = "it has not started yet"
         self._first_tried = threading.Event()
-        # The kernel's ties between processes and the thread that starts them want one that stays.
+        # The kernel ends a process with the thread that started it, so that thread must stay alive.
         self._worker = Worker(name, self._live_once, deadline_s=math.inf)
 
     def open(self) -> None:
-        """Start the process; returns when it can execute.
+        """Start the process; return when the process can execute.
 
         Raises:
-            ModelLoadError: its first start failed; the text says why. It is closed.
+            ModelLoadError: the first start failed; the text gives the reason. The instance is
+                closed.
         """
         self._worker.start()
         self._first_tried.wait()
@@ -112,7 +113,7 @@ class PythonInstance:
 
     @property
     def up(self) -> bool:
-        """Whether its process can execute now."""
+        """Return whether the process can execute now."""
         session = self._session
         return session is not None and not session.why_over
 
@@ -135,7 +136,7 @@ class PythonInstance:
         return None
 
     def run(self, requests: Sequence[ExecuteRequest]) -> Phases | None:
-        """Execute in this instance's own process; its turn has been taken."""
+        """Execute in this instance's own process, which the arbiter has lent to the caller."""
         session = self._session
         if session is not None:
             return session.execute(requests, self._limits.execution_s, LEAST_EXECUTION_S)
@@ -145,18 +146,18 @@ class PythonInstance:
 
     @property
     def _why(self) -> str:
-        """Why it is away."""
+        """Return why the process is down."""
         session = self._session
         return self._why_away if session is None else session.why_over
 
     def not_ready_reason(self) -> str:
-        """Why it cannot execute now; empty where it can."""
+        """Return why the instance cannot execute now; empty when the instance can."""
         session = self._session
         why = self._why_away if session is None else session.not_ready_reason()
         return why and f"instance '{self._name}': {why}"
 
     def close(self) -> None:
-        """Let the model finalize, for a bounded time, and end its process."""
+        """Let the model finalize, within a time limit, and end the process."""
         self._worker.ask_to_stop()
         with self._lock:
             self._closed = True
@@ -168,7 +169,7 @@ class PythonInstance:
         self._worker.stop()
 
     def _live_once(self, now: float) -> bool | None:
-        """One life of the process, and the pause after it."""
+        """Run one session of the process, then wait for the backoff delay."""
         del now
         try:
             process = ChildProcess(self._name, self._limits.arena_bytes, self._log)
@@ -221,6 +222,6 @@ class PythonInstance:
 
 
 def _output_names(config: ModelConfig) -> list[str]:
-    """What a client may ask for, and what a sequence carries on."""
+    """Return the outputs that a client may request, and those that carry a sequence's state."""
     states = config.sequence_batching.states if config.sequence_batching else ()
     return [spec.name for spec in config.outputs] + [state.output_name for state in states]

@@ -1,4 +1,4 @@
-"""Which process of a model executes a batch: the instance's own, or one that stands in for it."""
+"""Choose the process that executes a batch: the instance's own, or a stand-in."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from edge_server.errors import DeadlineExceeded
 
 
 class Executes(Protocol):
-    """What takes turns."""
+    """A member of the arbiter: an instance that may be lent."""
 
     @property
     def up(self) -> bool:
-        """Whether it can execute now."""
+        """Return whether the instance can execute now."""
         ...
 
 
@@ -25,11 +25,13 @@ E = TypeVar("E", bound=Executes)
 class InstanceArbiter(Generic[E]):
     """Lends each of a model's processes to one batch at a time.
 
-    While a process is away the others do its work too: without that it would draw every request
-    to itself, because nothing is as quickly idle again as what refuses.
+    While a process is down, the others also execute its batches. Without stand-ins the instance
+    that is down would draw every request to itself, because an instance that refuses is idle again
+    at once.
 
     Args:
-        stand_in: one may do another's work; not where a sequence has its state in one of them.
+        stand_in: an instance may execute another's batch; False where a sequence has its state in
+            one process.
     """
 
     def __init__(self, *, stand_in: bool) -> None:
@@ -39,16 +41,19 @@ class InstanceArbiter(Generic[E]):
         self._busy: list[E] = []
 
     def add(self, one: E) -> None:
-        """From now on it may stand in for the others."""
+        """Add an instance that may stand in for the others."""
         with self._change:
             self._all.append(one)
 
     def take(self, own: E, deadline: float) -> E | None:
-        """`own`, or where it is away whichever is up and free first; None where none is up.
+        """Lend `own`; while `own` is down, lend the first instance that is up and free.
+
+        Returns:
+            None when no instance is up.
 
         Raises:
-            DeadlineExceeded: none became free before `deadline` (`time.monotonic()`; infinity
-                waits for ever).
+            DeadlineExceeded: no instance became free before `deadline` (`time.monotonic()`;
+                infinity waits forever).
         """
         with self._change:
             while True:
@@ -71,7 +76,7 @@ class InstanceArbiter(Generic[E]):
             self._change.notify_all()
 
     def changed(self) -> None:
-        """One came up, or went away."""
+        """Wake the waiting callers after an instance has come up or gone down."""
         with self._change:
             self._change.notify_all()
 

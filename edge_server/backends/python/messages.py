@@ -1,4 +1,4 @@
-"""What a daemon and a model's process say to each other. Tensors stay in shared memory."""
+"""Messages between the daemon and a model's process. Tensors stay in shared memory."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from typing import Annotated, Literal
 
 import msgspec
 
-# The protocol has no larger integers; msgpack has.
+# The protocol's largest integer type; msgpack has larger ones.
 Int64 = Annotated[int, msgspec.Meta(le=(1 << 63) - 1)]
 Value = bool | Int64 | float | str
 
-# What a model's process may say at once: names, texts and places, never tensors. Decoded it takes
-# many times as much.
+# The limit of one message from a model's process, which carries names, texts and places, never
+# tensors. A decoded message takes many times its encoded size.
 LONGEST_FROM_CHILD_BYTES = 1 << 20
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Sent as a msgpack array, its name first."""
+    """Sent as a msgpack array, the message's name first."""
 
 
 class TensorPlace(msgspec.Struct, frozen=True, array_like=True):
-    """A tensor in the sender's arena; `datatype` is the protocol's name."""
+    """Place of a tensor in the sender's arena; `datatype` is the protocol's name."""
 
     name: str
     datatype: str
@@ -30,14 +30,14 @@ class TensorPlace(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ChildError(msgspec.Struct, frozen=True, array_like=True):
-    """An error in the protocol's codes; see `codes`."""
+    """An error with one of the protocol's codes; see `codes`."""
 
     code: int
     text: str
 
 
 class ChildResponse(msgspec.Struct, frozen=True, array_like=True):
-    """One answer of a model; a failure has no outputs."""
+    """One response of a model; a failed response has no outputs."""
 
     outputs: list[TensorPlace] = []
     failure: ChildError | None = None
@@ -45,12 +45,13 @@ class ChildResponse(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Asked(msgspec.Struct, frozen=True, array_like=True):
-    """A request as `model.py` sees it.
+    """A request as `model.py` receives it.
 
     Attributes:
-        number: names it until its last answer; of a call to another model, the call.
+        number: identifies the request until its last response; for a call to another model, the
+            call.
         flags: the protocol's sequence flags.
-        timeout_us: how long it may queue; 0 says nothing.
+        timeout_us: how long the request may queue; 0 sets no limit.
     """
 
     number: int
@@ -66,11 +67,11 @@ class Asked(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Rules(msgspec.Struct, frozen=True, array_like=True):
-    """What a process may touch; see `settings.Python`.
+    """The sandbox rules of a process; see `settings.Python`.
 
     Attributes:
-        closed: whether anything is closed off.
-        landlock: the version to use; 0 is none.
+        closed: whether the sandbox restricts anything.
+        landlock: the Landlock version to use; 0 is none.
         seccomp: whether system calls are filtered.
         scratch: the process's own temporary directory.
     """
@@ -85,20 +86,20 @@ class Rules(msgspec.Struct, frozen=True, array_like=True):
     scratch: str = ""
 
 
-# From the daemon.
+# From the daemon to the model's process.
 
 
 class Start(Message, frozen=True):
     """The first message.
 
     Attributes:
-        complete: only run `auto_complete_config`, on `arguments["model_config"]`, and end.
-        arguments: what `initialize` is given.
+        complete: only run `auto_complete_config`, on `arguments["model_config"]`, and exit.
+        arguments: the arguments of `initialize`.
         directory: the version directory.
-        filename: of the model's Python file there.
-        working_directory: where the model shall run.
-        decoupled: it may answer any number of times, whenever it likes.
-        rules: what it may touch.
+        filename: the model's Python file in that directory.
+        working_directory: the working directory of the process.
+        decoupled: the model may send any number of responses, at any time.
+        rules: the sandbox rules of the process.
     """
 
     complete: bool
@@ -116,13 +117,13 @@ class Execute(Message, frozen=True):
 
 
 class Cancel(Message, frozen=True):
-    """Nobody waits for that request any more."""
+    """The request's client is gone, so its responses are no longer needed."""
 
     number: int
 
 
 class Taken(Message, frozen=True):
-    """So many more answers to that request of a decoupled model have been taken."""
+    """That many more responses to the decoupled request have been delivered."""
 
     number: int
     count: int
@@ -133,7 +134,7 @@ class AskReady(Message, frozen=True):
 
 
 class CallAnswered(Message, frozen=True):
-    """One answer of another model; None is nothing but the end."""
+    """One response of another model; None ends the call without a further response."""
 
     call: int
     answer: ChildResponse | None
@@ -141,7 +142,7 @@ class CallAnswered(Message, frozen=True):
 
 
 class CallReturned(Message, frozen=True):
-    """The value that a call gave, or its failure."""
+    """The return value of a call, or its failure."""
 
     call: int
     value: float = 0.0
@@ -149,19 +150,19 @@ class CallReturned(Message, frozen=True):
 
 
 class Finish(Message, frozen=True):
-    """Call `finalize` and end."""
+    """Call `finalize` and exit."""
 
 
 FromDaemon = Start | Execute | Cancel | Taken | AskReady | CallAnswered | CallReturned | Finish
 
-# From the model's process.
+# From the model's process to the daemon.
 
 
 class Started(Message, frozen=True):
-    """`initialize` returned, or did not; `completed` is what `auto_complete_config` made.
+    """`initialize` has returned or failed; `completed` is the result of `auto_complete_config`.
 
     Attributes:
-        asks_ready: the model has an `is_ready`.
+        asks_ready: the model defines `is_ready`.
     """
 
     failure: str = ""
@@ -170,7 +171,7 @@ class Started(Message, frozen=True):
 
 
 class Answered(Message, frozen=True):
-    """One answer to request `number`; None is nothing but the end."""
+    """One response to request `number`; None ends the request without a further response."""
 
     number: int
     answer: ChildResponse | None
@@ -178,7 +179,7 @@ class Answered(Message, frozen=True):
 
 
 class Executed(Message, frozen=True):
-    """`execute` returned `answers`; with a failure, who has no last answer gets that."""
+    """`execute` has returned `answers`; a failure goes to each request without a last response."""
 
     batch: int
     execute_ns: Annotated[int, msgspec.Meta(ge=0)]
@@ -191,7 +192,7 @@ class ReadyIs(Message, frozen=True):
 
 
 class CallModel(Message, frozen=True):
-    """Ask another model; `CallAnswered` follows."""
+    """Send a request to another model; `CallAnswered` follows."""
 
     request: Asked
     decoupled: bool
@@ -202,7 +203,7 @@ class CancelCall(Message, frozen=True):
 
 
 class AskModelReady(Message, frozen=True):
-    """`CallReturned` follows: 1 or 0."""
+    """`CallReturned` follows with 1 (ready) or 0."""
 
     call: int
     model_name: str
@@ -210,11 +211,11 @@ class AskModelReady(Message, frozen=True):
 
 
 class LoadModel(Message, frozen=True):
-    """`CallReturned` follows once it is loaded, or is not; see `ServerContext.load`.
+    """`CallReturned` follows when the load has succeeded or failed; see `ServerContext.load`.
 
     Attributes:
-        config: empty is none.
-        files: named as they are there, each an array of UINT8.
+        config: empty means none.
+        files: named as in `ServerContext.load`, each an array of UINT8.
     """
 
     call: int
@@ -224,7 +225,7 @@ class LoadModel(Message, frozen=True):
 
 
 class UnloadModel(Message, frozen=True):
-    """`CallReturned` follows, at once."""
+    """`CallReturned` follows at once."""
 
     call: int
     model_name: str
@@ -232,7 +233,7 @@ class UnloadModel(Message, frozen=True):
 
 
 class MakeMetric(Message, frozen=True):
-    """`CallReturned` follows: the metric's number."""
+    """`CallReturned` follows with the metric's number."""
 
     call: int
     name: str
@@ -256,7 +257,7 @@ class AskMetric(Message, frozen=True):
 
 
 class LogLine(Message, frozen=True):
-    """`level` is that of `logging`."""
+    """One log record; `level` is a level of `logging`."""
 
     level: int
     text: str

@@ -1,4 +1,5 @@
-"""Metrics of a model's own: they live in the daemon, so that they outlive its processes."""
+"""Metrics that a model defines: the daemon keeps them, so that they survive a restart of the
+process."""
 
 from __future__ import annotations
 
@@ -16,19 +17,20 @@ if TYPE_CHECKING:
 
     from edge_server.backends.contract import MetricKind
 
-# As Prometheus writes them.
+# Prometheus's rule for metric names.
 _NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _LABEL = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
-# The server's own; two metrics of one name make the whole page unreadable.
+# Prefixes of the server's own metrics; two metrics of one name make the whole page unreadable.
 _TAKEN = ("nv_", "edge_", "process_")
-# A label that takes ever new values would fill the memory, and the page.
+# The limit on metrics of one model: a label with ever new values would fill the memory and the
+# page.
 _MOST = 1000
 _LONGEST = 4096
 _MOST_BUCKETS = 256
 
 
 class MetricBook:
-    """The metrics of one model, shared by its instances; each has a number. Thread-safe."""
+    """The metrics of one model, shared by its instances; each metric has a number. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -44,11 +46,11 @@ class MetricBook:
         labels: Mapping[str, str],
         buckets: Sequence[float] | None = None,
     ) -> int:
-        """The number of that metric; of the one there is, where there is one.
+        """Return the number of the metric; an existing metric keeps its number.
 
         Raises:
-            ValueError: the name or a label cannot be one, the name is taken by metrics of another
-                kind or by the server's own, the buckets do not ascend, or it is too much.
+            ValueError: the name or a label is invalid, the name belongs to a metric of another kind
+                or to the server, the buckets do not ascend, or the model has too many metrics.
         """
         _check_names(name, labels)
         if sum(map(len, (name, description, *labels, *labels.values()))) > _LONGEST:
@@ -75,10 +77,10 @@ class MetricBook:
             return self._numbers[key]
 
     def change(self, number: int, action: str, value: float) -> None:
-        """`increment` it by `value`, `set` it, or let it `observe`.
+        """Apply `increment`, `set` or `observe` with `value` to metric `number`.
 
         Raises:
-            LookupError: there is no such metric.
+            LookupError: no metric has that number.
         """
         with self._lock:
             metric = self._metrics[number]
@@ -90,7 +92,11 @@ class MetricBook:
                 metric.counts[bisect_left(metric.bounds, value)] += 1
 
     def value(self, number: int) -> float:
-        """Raises: LookupError: there is no such metric."""
+        """Return the value of metric `number`.
+
+        Raises:
+            LookupError: no metric has that number.
+        """
         with self._lock:
             return self._metrics[number].value
 

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 
 class PythonModel:
-    """One version of a Python model; each of its instances is a process.
+    """One version of a Python model; each instance runs in its own process.
 
     Args:
         directory: the version directory.
-        config: completed.
-        server_context: for what it loads and asks of its own accord.
+        config: the complete configuration.
+        server_context: for the requests and loads that the model starts outside of any request.
     """
 
     def __init__(
@@ -49,8 +49,12 @@ class PythonModel:
         self._instances: list[PythonInstance] = []
 
     def make_instance(self, name: str, placement: Placement) -> PythonInstance:
-        """Raises: ModelConfigError: its process does not start, or `initialize` fails."""
-        del placement  # where it works is its own affair
+        """Start a process and return its instance.
+
+        Raises:
+            ModelConfigError: the process does not start, or `initialize` fails.
+        """
+        del placement  # the model itself chooses its device
         instance = PythonInstance(
             name,
             start_message(self._directory, self._config, name),
@@ -67,7 +71,7 @@ class PythonModel:
         return instance
 
     def not_ready_reason(self) -> str:
-        """Why none of its instances can execute now; empty where one can."""
+        """Return why no instance can execute now; empty when at least one instance can."""
         reasons = []
         for instance in self._instances:
             if not (reason := instance.not_ready_reason()):
@@ -76,17 +80,18 @@ class PythonModel:
         return "; ".join(reasons)
 
     def metrics(self) -> Sequence[ModelMetric]:
-        """What the model's own metrics say at this moment."""
+        """Return the current values of the model's own metrics."""
         return self._metrics.metrics()
 
     def close(self) -> None:
-        """Nothing of its own to release: the instances are closed before it."""
+        """Do nothing: the instances, closed before the model, own all resources."""
 
 
 def start_message(
     directory: Path, config: ModelConfig, instance: str = "", *, complete: bool = False
 ) -> Start:
-    """What a process is told first: the arguments of `initialize` are Triton's, all strings."""
+    """Build the first message to a process; as in Triton, the arguments of `initialize` are all
+    strings."""
     directory = directory.resolve()
     kind = config.instance_groups[0].kind if config.instance_groups else "CPU"
     arguments = {

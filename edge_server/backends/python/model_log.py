@@ -1,4 +1,4 @@
-"""What a model writes into the daemon's log, and how much of it is taken."""
+"""A model's lines in the daemon's log, and their rate limit."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# The journal, or a disk, is for all; a model that writes more than this goes wrong.
+# The rate limit protects the journal, or the disk; a model that writes more than this is faulty.
 PER_SECOND_BYTES = 8 << 10
 AT_ONCE_BYTES = 256 << 10
 LONGEST_LINE_BYTES = 8 << 10
-# A shorter line counts as this much: each costs the log a time, a level and a name.
+# The minimum cost of a line, for the time, level and name that the log adds.
 SHORTEST_LINE_BYTES = 64
 
 
 class ModelLog:
-    """Passes lines on to the log, at most 8 KiB a second of them, 256 KiB at once. Thread-safe.
+    """Logs a model's lines, at most 8 KiB a second, 256 KiB in a burst. Thread-safe.
 
     Args:
-        model: its name.
-        clock: tells seconds.
+        model: the model's name.
+        clock: returns seconds.
     """
 
     def __init__(self, model: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -38,7 +38,8 @@ class ModelLog:
         self._begun = b""
 
     def line(self, level: int, text: str) -> bool:
-        """Log a text of the model's logger, of one line or more; False where it is dropped."""
+        """Log a text of the model's logger, of one line or more; return False where the text is
+        dropped."""
         short = text[:LONGEST_LINE_BYTES]
         with self._lock:
             taken, dropped = self._take(max(len(short), SHORTEST_LINE_BYTES))
@@ -54,11 +55,11 @@ class ModelLog:
         return taken
 
     def printed(self, data: bytes) -> None:
-        """What has come on its standard output or error; lines that are complete are passed on."""
+        """Log the complete lines in `data` from the model's standard output or error."""
         *lines, self._begun = (self._begun + data).split(b"\n")
         for index, line in enumerate(lines):
             if not self.line(logging.INFO, line.decode(errors="backslashreplace")):
-                # To look at each of a flood of lines would keep the daemon's other threads waiting.
+                # Parsing each line of a flood would delay the daemon's other threads.
                 with self._lock:
                     self._dropped += len(lines) - index - 1
                 break
@@ -66,18 +67,18 @@ class ModelLog:
             self.end()
 
     def end(self) -> None:
-        """What is begun is a line."""
+        """Log an incomplete last line."""
         begun, self._begun = self._begun, b""
         if begun:
             self.line(logging.INFO, begun.decode(errors="backslashreplace"))
 
     def _take(self, n_bytes: int) -> tuple[bool, int]:
-        """Whether so much is taken, and how many lines before it were not."""
+        """Return whether `n_bytes` fit the limit, and how many lines before were dropped."""
         now = self._clock()
         regained = (now - self._at) * PER_SECOND_BYTES
         self._left_bytes = min(AT_ONCE_BYTES, self._left_bytes + regained)
         self._at = now
-        # Once lines are dropped they come a second's worth at a time, each time with a warning.
+        # After a drop, lines resume a second's worth at a time, each time with a warning.
         need_bytes = max(n_bytes, PER_SECOND_BYTES) if self._dropped else n_bytes
         if need_bytes > self._left_bytes:
             self._dropped += 1

@@ -1,4 +1,4 @@
-"""What this machine's kernel offers to close off what models touch."""
+"""The sandbox features that this machine's kernel offers."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 
 class Offer(NamedTuple):
-    """`landlock` is its version, 0 is none."""
+    """`landlock` is the kernel's Landlock version, 0 is none."""
 
     landlock: int
     seccomp: bool
 
     def lacks(self) -> list[str]:
-        """What stays open with it, a line for each."""
+        """Return the restrictions that the kernel cannot enforce, a line for each."""
         lines = []
         if not self.landlock:
             lines.append(
@@ -34,12 +34,12 @@ class Offer(NamedTuple):
 
 
 def offered() -> Offer:
-    """By this kernel, now."""
+    """Probe this kernel now."""
     return Offer(landlock.version(), seccomp.is_offered())
 
 
 def rules_of(settings: Python, offer: Offer) -> Rules:
-    """What a process may touch, but for the directories that are its own."""
+    """Return the sandbox rules of a process, without the process's own directories."""
     if settings.sandbox == "off":
         return Rules()
     return Rules(

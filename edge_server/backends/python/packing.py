@@ -1,4 +1,4 @@
-"""Tensors ↔ places in shared memory: one copy on the way in, views on the way out."""
+"""Convert tensors to and from places in shared memory: one copy in, views out."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from edge_server.backends.python.arena import ArenaReader, ArenaWriter
 
 _LENGTH_BYTES = 4
-# Of what a model gives at once. An element of BYTES is an object of its own.
+# Limit on the tensors in one message of a model. Each BYTES element is a Python object of its own.
 MOST_TENSORS = 1024
 MOST_BYTES_ELEMENTS = 1 << 20
 
 _BYTES = DataType.BYTES.value
 
-# A tensor on its way out: name, type, array.
+# A tensor to send: name, type, array.
 Content = tuple[str, DataType, "NDArray[Any]"]
 
 
@@ -32,7 +32,7 @@ def pack_all(tensors: Iterable[Content], arena: ArenaWriter) -> list[TensorPlace
     """Copy tensors into `arena`: all, or none.
 
     Raises:
-        ArenaFull: they do not fit.
+        ArenaFull: the tensors do not fit.
     """
     places: list[TensorPlace] = []
     try:
@@ -47,10 +47,10 @@ def pack_all(tensors: Iterable[Content], arena: ArenaWriter) -> list[TensorPlace
 
 
 def pack_for_daemon(tensors: Sequence[Content], arena: ArenaWriter) -> list[TensorPlace]:
-    """As `pack_all`, of no more than the daemon takes.
+    """Copy tensors like `pack_all`, within the limits of the daemon.
 
     Raises:
-        ArenaFull: they do not fit, or are too many.
+        ArenaFull: the tensors do not fit, or are too many.
     """
     bytes_elements = sum(array.size for _, type_, array in tensors if type_ is DataType.BYTES)
     if (fault := _too_many(len(tensors), bytes_elements)) is not None:
@@ -59,7 +59,11 @@ def pack_for_daemon(tensors: Sequence[Content], arena: ArenaWriter) -> list[Tens
 
 
 def check_places(places: Sequence[TensorPlace], arena: ArenaReader) -> None:
-    """Raises: ValueError: they cannot be beside each other in `arena`, or are too many."""
+    """Check that the places lie in `arena` without overlap.
+
+    Raises:
+        ValueError: the places cannot lie beside each other in `arena`, or are too many.
+    """
     bytes_elements = sum(max(0, element_count(p.shape)) for p in places if p.datatype == _BYTES)
     if (fault := _too_many(len(places), bytes_elements)) is not None:
         raise ValueError(fault)
@@ -69,10 +73,10 @@ def check_places(places: Sequence[TensorPlace], arena: ArenaReader) -> None:
 
 
 def unpack_all(places: Sequence[TensorPlace], arena: ArenaReader) -> dict[str, NDArray[Any]]:
-    """The tensors that a model gives, by name.
+    """Return the tensors of a model's message, by name.
 
     Raises:
-        ValueError: as `check_places` and `unpack` say.
+        ValueError: see `check_places` and `unpack`.
     """
     check_places(places, arena)
     return {place.name: unpack(place, arena) for place in places}
@@ -89,16 +93,16 @@ def _too_many(tensors: int, bytes_elements: int) -> str | None:
 
 
 def take_back(places: Iterable[TensorPlace], arena: ArenaWriter) -> None:
-    """Free what the reader will never hear of."""
+    """Free the blocks whose places the reader never receives."""
     for place in places:
         arena.take_back(place.offset)
 
 
 def unpack(place: TensorPlace, arena: ArenaReader) -> NDArray[Any]:
-    """The tensor at `place`, a view on the memory; BYTES are copies.
+    """Return the tensor at `place`, a view on the memory; BYTES are copies.
 
     Raises:
-        ValueError: there is none, or it is not what `place` says.
+        ValueError: the arena has no such block, or the block does not match `place`.
     """
     datatype = DataType(place.datatype)
     stored = arena.view(place.offset, place.size_bytes)
@@ -108,9 +112,9 @@ def unpack(place: TensorPlace, arena: ArenaReader) -> NDArray[Any]:
 
 
 def encode_bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
-    """BYTES elements in C order, each behind its 4-byte little-endian length.
+    """Encode BYTES elements in C order, each behind its 4-byte little-endian length.
 
-    Elements that are not `bytes` go as the UTF-8 of their `str`, as Triton's clients do it.
+    An element that is not `bytes` is encoded as the UTF-8 of its `str`, like Triton's clients do.
     """
     parts: list[bytes] = []
     for element in array.flat:
@@ -120,7 +124,11 @@ def encode_bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
 
 
 def decode_bytes(stored: NDArray[np.uint8], shape: tuple[int, ...]) -> NDArray[np.object_]:
-    """Raises: ValueError: not as many elements as `shape` has, or one is cut short."""
+    """Decode BYTES elements from their stored form.
+
+    Raises:
+        ValueError: the number of elements differs from `shape`, or an element is cut short.
+    """
     data = stored.tobytes()
     elements = np.empty(element_count(shape), np.object_)
     begin = 0

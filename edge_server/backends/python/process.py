@@ -1,4 +1,4 @@
-"""A fresh interpreter for somebody's model, and everything that is shared with it."""
+"""A fresh interpreter for a user's model, and the resources shared with it."""
 
 from __future__ import annotations
 
@@ -30,26 +30,27 @@ if TYPE_CHECKING:
 
 _CHILD = "edge_server.backends.python.child"
 _ROOT = Path(edge_server.__file__).parent.parent
-# systemd speaks with the daemon, not with its children.
+# systemd's notifications come from the daemon, not from its children.
 _NOT_INHERITED = ("NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC", "CREDENTIALS_DIRECTORY")
 _CHUNK_BYTES = 1 << 16
-# A process that has crashed may write a core dump first.
+# A crashed process may write a core dump before it ends.
 _END_S = 5.0
 
 
 class ChildProcess:
-    """A process in a group of its own, which ends, with all it started, when this one does.
+    """A process in its own group, which ends together with all its children when the daemon ends.
 
-    It inherits nothing but its end of the channel, the shared memory, and a pipe for what it
-    prints. Make it on a thread that lives as long: the kernel ends it with that.
+    The process inherits only its end of the channel, the shared memory, and a pipe for its standard
+    output and error. Construct it on a thread that lives as long: the kernel ends the process with
+    that thread.
 
     Args:
         name: of the instance, for the list of processes.
-        arena_bytes: how much memory the tensors of each side may take.
-        log: what it prints goes there.
+        arena_bytes: size limit of the shared memory of each direction.
+        log: receives the printed lines.
 
     Raises:
-        OSError: the system has no room for another process.
+        OSError: the system cannot start another process.
     """
 
     def __init__(self, name: str, arena_bytes: int, log: ModelLog) -> None:
@@ -80,7 +81,8 @@ class ChildProcess:
                     [sys.executable, "-m", _CHILD, name, *map(str, (*inherited, os.getpid()))],
                     cwd=_ROOT,
                     env={
-                        # A model that uses ONNX Runtime tells nobody of it, but where asked to.
+                        # ONNX Runtime in a model sends telemetry only where the user has asked for
+                        # it.
                         "ORT_DISABLE_TELEMETRY": "1",
                         **{k: v for k, v in os.environ.items() if k not in _NOT_INHERITED},
                         "TMPDIR": self._scratch.path,
@@ -96,7 +98,8 @@ class ChildProcess:
                 ours, FromChild, longest_received_bytes=LONGEST_FROM_CHILD_BYTES
             )
             self._connection = ours.fileno()
-            # On which the kernel asks about its system calls, once it has come through the gate.
+            # The seccomp listener, on which the kernel asks about system calls, once it has arrived
+            # through the gate.
             self._listener: int | None = None
             self._poll = select.poll()
             for fd in (self._connection, self._ended, self._printed, self._gate.fileno()):
@@ -108,21 +111,23 @@ class ChildProcess:
         return self._popen.pid
 
     def start(self, start: Start) -> None:
-        """Tell it what to run.
+        """Send the first message.
 
-        Raises: ChannelClosed: it has ended.
+        Raises:
+            ChannelClosed: the process has ended.
         """
         rules = replace(start.rules, scratch=self._scratch.path)
         self.channel.send(replace(start, rules=rules))
 
     def receive(self, timeout_s: float | None) -> list[FromChild]:
-        """What the process says next; nothing, when `timeout_s` is over.
+        """Return the next messages of the process; empty after `timeout_s`.
 
-        What it prints goes on to the log meanwhile, and the kernel's questions are answered.
+        Meanwhile the printed lines go to the log, and the kernel's questions about system calls are
+        decided.
 
         Raises:
-            ChannelClosed: it has ended.
-            NotUnderstood: it speaks nonsense.
+            ChannelClosed: the process has ended.
+            NotUnderstood: a message is malformed.
         """
         until = inf if timeout_s is None else time.monotonic() + timeout_s
         while True:
@@ -136,32 +141,33 @@ class ChildProcess:
                 signal_gate.decide(self._listener, self._popen.pid)
             if self._gate.fileno() in ready:
                 self._take_listener()
-            # Its end counts, not the socket's alone: what it forked may hold that open.
+            # The end of the process counts, not only that of the socket, which a forked process may
+            # hold open.
             if self._connection in ready:
                 return self.channel.receive()
             if self._ended in ready:
                 raise ChannelClosed("the process has ended")
 
     def kill(self) -> None:
-        """The process and whatever it has started; a second call does nothing."""
+        """Kill the process and all its children; a second call does nothing."""
         with self._killing:
             if not self._closed:
                 self._kill_group()
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether the process ends within `timeout_s`."""
+        """Return whether the process ends within `timeout_s`."""
         poll = select.poll()
         poll.register(self._ended, select.POLLIN)
         return bool(poll.poll(1e3 * timeout_s))
 
     def close(self) -> str:
-        """End the process if it has not ended, and release everything; how it ended.
+        """End the process if it is still running, release all resources, and return how it ended.
 
         Views on its tensors stay valid.
         """
         self.wait(_END_S)
         with self._killing:
-            # Before it is reaped: from then on its number may be another's.
+            # Kill before the reap: a reaped process's id may be reused.
             self._kill_group()
             closed, self._closed = self._closed, True
         code = self._popen.wait()
@@ -173,7 +179,7 @@ class ChildProcess:
         return f"it exited with code {code}" if code >= 0 else f"it died of {_signal_name(-code)}"
 
     def _take_listener(self) -> None:
-        """What its sandbox sends through the gate, or the end of that."""
+        """Receive the seccomp listener through the gate, or the gate's end of file."""
         self._poll.unregister(self._gate.fileno())
         _, listeners, _, _ = socket.recv_fds(self._gate, 1, 1)
         for listener in listeners:
@@ -181,7 +187,7 @@ class ChildProcess:
             self._poll.register(listener, select.POLLIN)
 
     def _read_printed(self) -> bool:
-        """Pass on what it has printed; whether there may be more."""
+        """Log the printed output; return whether more may follow."""
         try:
             data = os.read(self._printed, _CHUNK_BYTES)
         except BlockingIOError:

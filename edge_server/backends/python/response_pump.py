@@ -1,4 +1,4 @@
-"""Answers of a decoupled model, on their way from its process to whoever asked."""
+"""Deliver the responses of a decoupled model from its process to the caller."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# The model waits where so many answers to one request have not been taken; it hears of those that
-# have been in lots of this size.
+# The model waits while this many responses to one request are undelivered; the pump reports
+# deliveries to the model in batches of this size.
 MOST_WAITING = 64
 _LOT = 16
 
 
 class ResponsePump:
-    """A `RespondTensors` that passes the answers to one request on from a thread of its own.
+    """A `RespondTensors` that delivers the responses to one request on its own thread.
 
-    Who takes them may be slow, as a client that reads slowly is. That is between the two of them:
-    the other requests of the process are answered meanwhile.
+    A slow receiver, e.g. a client that reads slowly, delays only its own request; the other
+    requests of the process proceed meanwhile.
 
     Args:
         name: of the instance.
-        respond: the request's.
-        taken: hears how many answers have been taken since it heard that last.
+        respond: the request's own `respond`.
+        taken: called with the number of responses delivered since its last call.
     """
 
     def __init__(self, name: str, respond: RespondTensors, taken: Callable[[int], None]) -> None:
@@ -51,7 +51,11 @@ class ResponsePump:
         final: bool,
         parameters: Parameters = NO_PARAMETERS,
     ) -> None:
-        """Raises: ValueError: the model did not wait."""
+        """Queue a response.
+
+        Raises:
+            ValueError: the model exceeded the limit without waiting.
+        """
         if not final and self._answers.qsize() > 2 * MOST_WAITING:
             raise ValueError(f"more than {2 * MOST_WAITING} answers to a request are on their way")
         self._answers.put((answer, final, parameters))
@@ -60,7 +64,8 @@ class ResponsePump:
             self._taken(1)
 
     def _start(self) -> bool:
-        """Whether the system gave a thread; else the answer goes on on this one."""
+        """Start a thread; return False where the system refuses, and the caller's thread delivers
+        instead."""
         thread = threading.Thread(target=self._run, name=f"answers of {self._name}", daemon=True)
         try:
             thread.start()
@@ -80,11 +85,11 @@ class ResponsePump:
                 taken = 0
 
     def _pass_one(self) -> bool:
-        """Whether that was the last."""
+        """Deliver one response; return whether it was the last."""
         answer, final, parameters = self._answers.get()
         try:
             self._respond(answer, final, parameters)
         except Exception:
-            # Those that follow, and the last of all, are still to come.
+            # The following responses, and the last of all, must still be delivered.
             log.exception("instance %s: an answer could not be passed on", self._name)
         return final

@@ -1,4 +1,4 @@
-"""Temporary directories of models' processes, which nothing leaves behind."""
+"""Temporary directories of models' processes, removed even after a crash."""
 
 from __future__ import annotations
 
@@ -11,23 +11,25 @@ from contextlib import suppress
 from pathlib import Path
 
 _PREFIX = "edge-server-model-"
-# A model can leave more files than a daemon that stops has time to remove.
+# The time limit of a removal: a model can leave more files than a stopping daemon has time to
+# remove.
 _REMOVE_S = 2.0
 _REMOVE = 'rm -rf -- "$1" || { chmod -R u+rwx -- "$1"; rm -rf -- "$1"; }'
 
 
 class Scratch:
-    """A directory for one process, empty at first, removed when it is closed.
+    """A directory for one process, empty at first, removed when closed.
 
-    The next one that is made removes what a daemon that died has left.
+    Making a new directory also removes the directories that a crashed daemon has left.
 
     Raises:
-        OSError: there is no place for it.
+        OSError: the directory cannot be made.
     """
 
     def __init__(self) -> None:
         _remove_orphans()
-        # It gets its name when it is held: what has the name, and nobody holds, is an orphan.
+        # The directory gets its final name only once it is locked: an unlocked directory of that
+        # name is an orphan.
         unheld = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}"))
         self._held = _lock(unheld)
         self.path = str(unheld.rename(unheld.with_name(unheld.name[1:])))
@@ -46,13 +48,14 @@ def _remove_orphans() -> None:
 
 
 def _remove(path: str, held: int | None) -> None:
-    """Remove that tree, by a program that goes on where it takes longer than `_REMOVE_S`.
+    """Remove the tree, in a child program that continues where the removal takes longer than
+    `_REMOVE_S`.
 
-    `shutil.rmtree` would end in a RecursionError where a model has made a thousand directories
-    within each other, and passes by those that nobody may list.
+    `shutil.rmtree` would raise a RecursionError for a thousand nested directories, and skips
+    directories that are not readable.
     """
     remover = threading.Thread(target=_run_remover, args=(path, held), daemon=True)
-    # The system may have no room for another thread.
+    # The system may refuse another thread.
     with suppress(RuntimeError):
         remover.start()
         remover.join(_REMOVE_S)
@@ -65,14 +68,16 @@ def _run_remover(path: str, held: int | None) -> None:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            # The directory stays held, and is no orphan, until the program has ended.
+            # The program inherits the lock, so the directory is no orphan until the program has
+            # ended.
             pass_fds=() if held is None else (held,),
             check=False,
         )
 
 
 def _lock(path: Path) -> int | None:
-    """Hold that directory; None where somebody does, or it is none of ours."""
+    """Lock the directory; return None where another process holds the lock or another user owns the
+    directory."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:

@@ -1,8 +1,9 @@
-"""Decides for a model's process which processes its system calls may name.
+"""Decide which processes the system calls of a model's process may name.
 
-The kernel stops a call that names another process than the caller, and asks here. It may go on
-where it names one that the model started: those are in the session that the model's process leads,
-and cannot leave it. The calls have numbers as arguments, so nothing changes after the decision.
+The kernel suspends a call that names a process other than the caller, and asks the daemon. The
+daemon allows the call where it names a process that the model started: such a process is in the
+session that the model's process leads, and cannot leave that session. The calls have numbers as
+arguments, so the arguments cannot change after the decision.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 from edge_server.backends.python.child.system_calls import ARCHITECTURES, OF_A_PROCESS
 
 # linux/seccomp.h: struct seccomp_notif (id, pid, flags, nr, arch, instruction pointer, arguments),
-# struct seccomp_notif_resp (id, value, error, flags), and the calls that carry them.
+# struct seccomp_notif_resp (id, value, error, flags), and the ioctls that carry them.
 _NOTIFICATION = struct.Struct("=QIIiIQ6Q")
 _RESPONSE = struct.Struct("=QqiI")
 _RECEIVE, _SEND = 0xC0502100, 0xC0182101
@@ -25,10 +26,11 @@ _CONTINUE = 1
 
 
 def decide(listener: int, session: int) -> None:
-    """Let the call go on that waits at `listener`, or refuse it.
+    """Allow or refuse the system call that waits at `listener`.
 
     Args:
-        session: that of the processes that may be named.
+        listener: the seccomp listener.
+        session: session of the processes that the call may name.
     """
     memory = bytearray(_NOTIFICATION.size)
     # The caller may have been killed meanwhile.
@@ -49,10 +51,11 @@ def _argument_of(nr: int) -> int:
 
 
 def _session_of(pid: int) -> int | None:
-    """Of that process or thread; None where there is none, or it is a group (a negative number)."""
+    """Return the session of that process or thread; None if no such process exists, or `pid` is
+    negative (a process group)."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
         return None
-    # After the name, which may hold anything: state, parent, group, session.
+    # The name may hold any character; after it follow state, parent, group, session.
     return int(stat.rpartition(")")[2].split()[3])

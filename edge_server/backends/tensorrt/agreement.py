@@ -1,4 +1,4 @@
-"""A plan and its model's configuration brought together; the texts are Triton's."""
+"""Complete and check a model's configuration by its plan; the texts are Triton's."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
 
 
 def agreed(files: ModelFiles, config: ModelConfig, io: PlanIO) -> ModelConfig:
-    """`config` with what it leaves out taken from the plan, and the rest held against it.
+    """Return `config` completed from the plan, with the given fields checked against the plan.
 
-    A plan batches where the first dimension of each of its tensors is free; without a
-    `max_batch_size` the model then gets the largest that a profile of its instances takes.
+    A plan supports batches where the first dimension of each of its tensors is free; a model
+    without `max_batch_size` then gets the largest batch among the profiles of its instances.
 
     Raises:
-        ModelConfigError: the two disagree, or the plan has what this server does not support.
+        ModelConfigError: plan and configuration disagree, or the plan has an unsupported feature.
     """
     return _PlanCheck(files, config, io).config()
 
 
 def profiles_of(config: ModelConfig) -> tuple[int, ...]:
-    """The profiles that some instance of the model may use, ascending; at least one."""
+    """Return the profiles that any instance of the model may use, ascending; at least one."""
     found = {index for group in config.instance_groups for index in group.profiles or (0,)}
     return tuple(sorted(found)) or (0,)
 
@@ -93,7 +93,7 @@ class _PlanCheck:
                 )
 
     def _batchers(self) -> set[str]:
-        """Names of tensors that the sequence batcher fills: controls and states."""
+        """Names of the tensors that the sequence batcher fills: controls and states."""
         batching = self._config.sequence_batching
         if batching is None:
             return set()
@@ -193,7 +193,7 @@ class _PlanCheck:
                 )
 
     def _hints(self) -> Iterator[bool]:
-        """For each tensor with dims: whether they leave the batch dimension out."""
+        """Yield, for each tensor with dims, whether the dims leave out the batch dimension."""
         message = self._config.message
         ranks = {tensor.name: len(tensor.shape) for tensor in self._io.tensors}
         for tensor in (*message.input, *message.output):
@@ -202,8 +202,8 @@ class _PlanCheck:
                 yield ranks[tensor.name] == len(dims) + 1
 
     def _most_batches(self) -> int:
-        """The largest batch that some profile takes; what the inputs have in front, where no
-        profile says."""
+        """Return the largest batch of any profile, or the inputs' first dimension if no profile
+        bounds it."""
         inputs = [tensor for tensor in self._io.inputs if not tensor.holds_shape and tensor.shape]
         return max(
             min((self._io.bounds(tensor, profile).max[0] for tensor in inputs), default=0)
@@ -221,8 +221,8 @@ class _PlanCheck:
 
 
 def is_linear(tensor: PlanTensor) -> bool:
-    """By TensorRT's own description: `Row-major linear FP32 format`; it reports nothing of one that
-    no device has looked at."""
+    """Return whether TensorRT describes the tensor as linear: `Row-major linear FP32 format`;
+    TensorRT reports no format without a device."""
     return not tensor.format or "linear" in tensor.format.lower()
 
 
@@ -233,7 +233,7 @@ def _spec(tensor: PlanTensor) -> TensorSpec:
 
 
 def _marked(config: ModelConfig, io: PlanIO) -> ModelConfig:
-    """`config` where tensors that hold shapes are marked as such."""
+    """Return `config` with the tensors that hold shapes marked as shape tensors."""
     names = {tensor.name for tensor in io.tensors if tensor.holds_shape}
     if not names:
         return config

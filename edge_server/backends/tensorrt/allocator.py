@@ -1,4 +1,4 @@
-"""Outputs whose size is known only when they are there."""
+"""Allocate outputs whose size only the run determines."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 class OutputAllocator(trt.IOutputAllocator):  # type: ignore[misc]
-    """Gives TensorRT memory for one output while it runs, and keeps it for the next run.
+    """Gives TensorRT memory for one output while it runs, and keeps the memory for the next run.
 
-    TensorRT calls it in the middle of a run: it raises nothing there.
+    TensorRT calls it in the middle of a run, so no method raises.
 
     Attributes:
-        memory: where the output is; None before the first.
+        memory: the output's memory; None before the first run.
         shape: of the last output.
         failure: why the last run got no memory.
     """
@@ -37,19 +37,20 @@ class OutputAllocator(trt.IOutputAllocator):  # type: ignore[misc]
         self.failure: EdgeServerError | None = None
 
     def begin(self) -> None:
-        """A run follows."""
+        """Prepare for the next run."""
         self.shape = ()
         self.failure = None
 
     def reallocate_output(self, tensor_name: str, memory: int, size: int, alignment: int) -> int:
-        """Where `size` bytes can be written; 0 where nowhere."""
-        del tensor_name, memory, alignment  # of the driver all memory is aligned enough
+        """Return the address of `size` writable bytes; 0 where memory is short."""
+        del tensor_name, memory, alignment  # the driver's alignment always suffices
         return self._pointer(size)
 
     def reallocate_output_async(
         self, tensor_name: str, memory: int, size: int, alignment: int, stream: int
     ) -> int:
-        """As above, called by TensorRT 10 and newer; no run uses the earlier memory any more."""
+        """Allocate like `reallocate_output`; called by TensorRT 10 and newer. No run uses the
+        earlier memory any more."""
         del tensor_name, memory, alignment, stream
         return self._pointer(size)
 
@@ -67,6 +68,6 @@ class OutputAllocator(trt.IOutputAllocator):  # type: ignore[misc]
         self.shape = tuple(shape)
 
     def copy_to(self, array: NDArray[Any], stream: Stream) -> None:
-        """Fill `array`, of the last output's shape, with it; it is there once `stream` is."""
+        """Copy the last output to `array`, of its shape; the copy is done once `stream` is."""
         if self.memory is not None and array.nbytes:
             stream.to_host(array, Span(self.memory.pointer, array.nbytes))

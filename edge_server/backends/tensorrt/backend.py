@@ -1,16 +1,16 @@
 """`tensorrt`: plans of TensorRT 8.5 to 11, on the GPU or on an NVDLA core beside it.
 
-A plan runs on the TensorRT and the GPU that it was built with and for. What its side-car
-(`model.plan.json`) says is held against this device before TensorRT sees the plan.
+A plan runs only on the TensorRT version and the GPU that it was built for. The backend compares the
+plan's side-car (`model.plan.json`) with this device before TensorRT reads the plan.
 
-Of the configuration, `instance_group` says where: `gpus`, `profile`, and in `secondary_devices`
-one NVDLA core (`kind: KIND_NVDLA device_id: 0`). `optimization.cuda` says how: `graphs`,
-`graph_spec`, `busy_wait_events`, `output_copy_stream`.
+In the configuration, `instance_group` sets the placement: `gpus`, `profile`, and in
+`secondary_devices` one NVDLA core (`kind: KIND_NVDLA device_id: 0`). `optimization.cuda` sets the
+execution: `graphs`, `graph_spec`, `busy_wait_events`, `output_copy_stream`.
 
-Parameters in config.pbtxt: `dla_fallback` (`gpu`: where there is no such NVDLA core the model runs
-on the GPU alone; without it, it does not load), `mapped_memory` (default true: on a GPU that
-shares the host's memory, inputs and outputs are not copied) and `auto_build` (default false: a
-plan that does not fit this device is built again from the ONNX file beside it). Any other
+Parameters in config.pbtxt: `dla_fallback` (`gpu`: on a device without that NVDLA core the model
+runs on the GPU alone; without the parameter, the load fails), `mapped_memory` (default true: on a
+GPU that shares the host's memory, inputs and outputs are not copied) and `auto_build` (default
+false: a plan that does not fit this device is rebuilt from the ONNX file beside it). Any other
 parameter has no effect.
 """
 
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 
 def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfig:
-    """The configuration with what the plan says: by its side-car, or else in a process of its own,
+    """Complete the configuration from the plan: by its side-car, or else in a separate process,
     as reading a plan without a side-car may crash the process."""
     check_parameters(files, _ours(config), TensorRtParameters)
     _check_kind(files, config)
@@ -80,7 +80,7 @@ def load(
     server_context: ServerContext,
 ) -> PlanModel:
     del server_context
-    # Only now, as a machine without a GPU need not have TensorRT.
+    # Imported late, as a machine without a GPU may lack TensorRT.
     from edge_server.backends.tensorrt.model import PlanModel  # noqa: PLC0415
     from edge_server.backends.tensorrt.source import PlanSource  # noqa: PLC0415
 
@@ -90,19 +90,24 @@ def load(
 
 
 def _ours(config: ModelConfig) -> ModelConfig:
-    """Without the parameters of others: Triton's, those of the plan's builder, a client's own."""
+    """Return the configuration without parameters of others: Triton's, the plan builder's, a
+    client's."""
     known = TensorRtParameters.__struct_encode_fields__
     return replace(config, parameters={k: v for k, v in config.parameters.items() if k in known})
 
 
 def _check_kind(files: ModelFiles, config: ModelConfig) -> None:
-    """Raises: ModelConfigError: an instance shall run elsewhere than on a GPU."""
+    """Check that all instances run on GPUs.
+
+    Raises:
+        ModelConfigError: an instance is placed elsewhere.
+    """
     for group in config.instance_groups:
         if group.kind != "GPU":
             text = NOT_ON_A_GPU.format(model=config.name)
             no_gpu = config.completion.no_gpu
             why = "give KIND_GPU" if config.completion.gpus else f"there is no GPU: {no_gpu}"
-            # A driver may come up later than the daemon.
+            # The driver may come up later than the daemon.
             kind = ModelConfigError if config.completion.gpus else ModelLoadError
             raise kind(
                 f"{files.config_path}: {text}: instance group {group.name} is KIND_{group.kind}; "
@@ -111,7 +116,12 @@ def _check_kind(files: ModelFiles, config: ModelConfig) -> None:
 
 
 def _require_everything(files: ModelFiles, config: ModelConfig) -> None:
-    """Raises: ModelConfigError: a plan that is yet to be built cannot complete it."""
+    """Check that the configuration is complete without a plan.
+
+    Raises:
+        ModelConfigError: a field is missing that only the plan, which is yet to be built, could
+            complete.
+    """
     message = config.message
     tensors = (*message.input, *message.output)
     if not (message.input and message.output and all(t.data_type and t.dims for t in tensors)):

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 _LOGGED_EVERY = 0.1
 _REPORT_EVERY_S = 1.0
 _STEP_PERCENT = 5
-# TensorRT's own words, which may name many layers.
+# TensorRT's phase names may list many layers.
 _LONGEST_PHASE = 80
 
 

@@ -16,20 +16,19 @@ if TYPE_CHECKING:
     from edge_server.gpu.priority_stream import PriorityStream
     from edge_server.gpu.stream import Stream
 
-# Until then the bindings set Python's error without holding its lock, in the calls that let other
-# threads run: infer_shapes and set_optimization_profile_async. That is a segmentation fault.
+# Before this version the bindings set Python's error without the GIL, in the calls that release it:
+# infer_shapes and set_optimization_profile_async. The result is a segmentation fault.
 FIRST_TO_RAISE = (10, 13)
 
 
 class Context:
     """Runs a plan on one stream, one batch after the other; for one thread at a time.
 
-    Its settings stay: a model of fixed shapes is set once.
+    Its settings persist: a model of fixed shapes is set once.
 
     Args:
         name: the instance's, for errors.
-        ahead: where runs are to go by another priority than that of `stream`, in whose order they
-            stay.
+        ahead: for runs of another priority than that of `stream`, in whose order they stay.
     """
 
     def __init__(
@@ -54,10 +53,11 @@ class Context:
         """Set the shapes of the next runs; inputs that TensorRT reads on the host are bound before.
 
         Args:
+            profile: the optimisation profile.
             shapes: of every other input.
 
         Raises:
-            InvalidRequest: TensorRT does not take these shapes.
+            InvalidRequest: TensorRT refuses these shapes.
         """
         context = self._context
         mark = trt_log().mark
@@ -81,38 +81,38 @@ class Context:
             self._shapes_inferred = True
 
     def output_shape(self, name: str) -> Shape:
-        """With -1 where it depends on the data.
+        """Return the output's shape, with -1 where it depends on the data.
 
         Raises:
-            InvalidRequest: the inputs' shapes do not go together.
+            InvalidRequest: the inputs' shapes contradict each other.
         """
         if name not in self._outputs:
             mark = trt_log().mark
             try:
                 self._outputs[name] = tuple(self._context.get_tensor_shape(name))
             except ValueError as error:
-                # "No shape" has -1 dimensions, which Python takes for no length.
+                # An unknown shape has -1 dimensions, which Python rejects as a length.
                 raise self._do_not_go_together(mark) from error
         return self._outputs[name]
 
     def bind(self, name: str, address: int) -> None:
-        """Where the tensor is, on the device, or on the host where TensorRT has it there."""
+        """Set the tensor's address, on the device, or on the host if TensorRT expects it there."""
         if self._addresses.get(name) != address:
             if not self._context.set_tensor_address(name, address):
                 raise InternalError(f"{self._name}: TensorRT does not take '{name}' where it is")
             self._addresses[name] = address
 
     def allocate_with(self, name: str, allocator: Any) -> None:
-        """Let `allocator`, an IOutputAllocator, say where the output goes; keep it alive."""
+        """Let `allocator`, an IOutputAllocator, place the output; keep the allocator alive."""
         if not self._context.set_output_allocator(name, allocator):
             raise InternalError(f"{self._name}: TensorRT takes no allocator for '{name}'")
 
     def enqueue(self) -> None:
-        """Give one run to the stream; returns before it is done.
+        """Enqueue one run on the stream; return before it is done.
 
         Raises:
-            DeviceLost: the GPU answers nothing but errors.
-            InternalError: TensorRT refused; with its own words.
+            DeviceLost: the GPU fails every call.
+            InternalError: TensorRT refused; with TensorRT's text.
         """
         if self._ahead is None:
             self.enqueue_here()
@@ -122,7 +122,7 @@ class Context:
         self._ahead.end(self._stream)
 
     def enqueue_here(self) -> None:
-        """As `enqueue`, on the stream itself: for a recording of it."""
+        """Enqueue on the stream itself, for a recording."""
         self._enqueue_on(self._stream.handle)
 
     def _enqueue_on(self, handle: int) -> None:
@@ -135,14 +135,19 @@ class Context:
             )
 
     def _set_profile(self, profile: int, mark: int) -> None:
-        """Raises: InternalError: TensorRT refuses the profile; DeviceLost: so does the device."""
+        """Set the profile.
+
+        Raises:
+            InternalError: TensorRT refuses the profile.
+            DeviceLost: the device is lost.
+        """
         last = self._io.profile_count - 1
         failure = (
             f"Can not set the specified optimization profile {profile}[{profile}] for "
             f"{self._name}. Expected optimization profile index range 0-{last}"
         )
-        # Up to TensorRT 10.12 a refusal ends the process (see `FIRST_TO_RAISE`), so that a profile
-        # that does not exist and a lost device are found before.
+        # Up to TensorRT 10.12 a refusal ends the process (see `FIRST_TO_RAISE`), so a missing
+        # profile and a lost device are detected before.
         if not 0 <= profile <= last:
             raise InternalError(failure)
         self._stream.synchronize()
@@ -157,13 +162,17 @@ class Context:
         self._shapes_inferred = False
 
     def _infer_shapes(self, mark: int) -> None:
-        """Raises: InvalidRequest, InternalError: the outputs' shapes are not known."""
+        """Infer the outputs' shapes.
+
+        Raises:
+            InvalidRequest, InternalError: the outputs' shapes are not known.
+        """
         context = self._context
         if version() >= FIRST_TO_RAISE:
             try:
                 missing = context.infer_shapes()
             except RuntimeError as error:
-                # Its text is a number.
+                # The error's text is only a number.
                 raise self._do_not_go_together(mark) from error
         elif context.all_binding_shapes_specified:
             missing = []
@@ -179,14 +188,18 @@ class Context:
             )
 
     def _do_not_go_together(self, mark: int) -> InvalidRequest:
-        """Each input may have its shape, but not beside the others."""
+        """Return the error for inputs whose shapes are valid alone, but not together."""
         return InvalidRequest(
             f"request specifies invalid shapes for {self._name}: they do not go together: "
             f"{trt_log().since(mark)}"
         )
 
     def _check_device(self) -> None:
-        """Raises: DeviceLost: that is why; what else the device says is not the reason."""
+        """Check whether the device is lost.
+
+        Raises:
+            DeviceLost: it is; other errors of the device are not the cause.
+        """
         try:
             self._device.check()
         except DeviceLost:
@@ -195,5 +208,5 @@ class Context:
             return
 
     def close(self) -> None:
-        """To be called before its engine is closed, when nothing runs."""
+        """Close the context; no run may be active, and its engine must still be open."""
         del self._context

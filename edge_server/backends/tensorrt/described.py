@@ -1,4 +1,4 @@
-"""Inputs and outputs of a plan, read in a process of its own, which reading may crash."""
+"""Read a plan's inputs and outputs in a separate process, because reading may crash."""
 
 from __future__ import annotations
 
@@ -17,19 +17,24 @@ _ROOT = Path(edge_server.__file__).parent.parent
 
 
 class Description(msgspec.Struct, frozen=True):
-    """The result of the process: the plan's inputs and outputs, or why there are none."""
+    """The result of the process: the plan's inputs and outputs, or the reason why they are
+    missing."""
 
     io: PlanIO | None = None
     failure: str = ""
 
 
 def described(plan: Path, gpu: int, dla_core: int | None) -> PlanIO:
-    """Raises: ModelConfigError: TensorRT does not take the plan, or dies of it."""
+    """Return the plan's inputs and outputs.
+
+    Raises:
+        ModelConfigError: TensorRT refuses the plan, or crashes.
+    """
     core = "" if dla_core is None else str(dla_core)
     try:
         done = subprocess.run(  # noqa: S603 - this very program
             [sys.executable, "-m", __name__, str(plan.absolute()), str(gpu), core],
-            # `-m` looks there first.
+            # `-m` searches the working directory first.
             cwd=_ROOT,
             capture_output=True,
             timeout=PATIENCE_S,
@@ -56,7 +61,7 @@ def described(plan: Path, gpu: int, dla_core: int | None) -> PlanIO:
 
 
 def _last_line(output: bytes) -> bytes:
-    """The description; plugins may have printed lines before it."""
+    """Return the description; plugins may have printed lines before it."""
     return next(reversed(output.splitlines()), b"")
 
 

@@ -1,8 +1,8 @@
-"""NVDLA: where there is one, and what to say where there is none."""
+"""NVDLA support by device, and the error text for a missing core."""
 
 from __future__ import annotations
 
-# Documented by NVIDIA for Orin; what holds on a device is how many cores TensorRT sees.
+# Documented by NVIDIA for Orin; on a device, the number of cores that TensorRT reports decides.
 MATRIX = (
     "NVDLA works with JetPack 5.1 (TensorRT 8.5), 6.0 (8.6) and 6.1 to 6.2 (10.3), on AGX Orin "
     "also with TensorRT 11.4.1; not with JetPack 7.2 (10.16), and not on Orin Nano, which has none"
@@ -10,7 +10,7 @@ MATRIX = (
 
 
 def no_such_core(core: int, cores: int, tensorrt: str) -> str:
-    """The text for a missing core; its first part is Triton's."""
+    """Return the text for a missing core; its first part is Triton's."""
     return (
         f"unable to create TensorRT runtime with DLA Core ID: {core}, available number of DLA "
         f"cores: {cores}; TensorRT {tensorrt}. {MATRIX}. Take secondary_devices out of the "

@@ -1,4 +1,4 @@
-"""A plan that TensorRT has loaded, on a GPU and perhaps an NVDLA core."""
+"""A plan loaded by TensorRT, on a GPU and optionally an NVDLA core."""
 
 from __future__ import annotations
 
@@ -25,27 +25,26 @@ if TYPE_CHECKING:
 
 
 def version() -> tuple[int, int]:
-    """TensorRT's major and minor version."""
+    """Return TensorRT's major and minor version."""
     found = re.match(r"(\d+)\.(\d+)", trt.__version__)
     return (int(found[1]), int(found[2])) if found else (0, 0)
 
 
 class Engine:
-    """One plan, loaded, with a runtime of its own: a runtime is of one NVDLA core.
+    """One loaded plan with its own runtime, as a runtime belongs to one NVDLA core.
 
-    One plan is loaded at a time on each GPU: its bytes and what becomes of them are in memory at
-    once.
+    Each GPU loads one plan at a time: the plan's bytes and the engine are in memory at once.
 
     Args:
-        device: an open one: without a driver TensorRT's runtime could not even be let go.
-        model: whose it is, for errors.
+        device: an open one: without a driver, even the destructor of TensorRT's runtime fails.
+        model: the model's name, for errors.
 
     Attributes:
-        io: what it says of itself.
+        io: the plan's inputs, outputs and profiles.
 
     Raises:
-        ModelConfigError: TensorRT does not take it; with its own words.
-        Unavailable: there is no runtime, or no such NVDLA core.
+        ModelConfigError: TensorRT refuses the plan; with TensorRT's text.
+        Unavailable: TensorRT makes no runtime, or the NVDLA core does not exist.
     """
 
     def __init__(self, device: Device, plan: Path, dla_core: int | None, model: str) -> None:
@@ -60,15 +59,15 @@ class Engine:
 
     @property
     def shares_profiles(self) -> bool:
-        """Whether several contexts may use one profile: documented from TensorRT 10 on; before, a
-        profile with free dimensions is one context's."""
+        """Whether several contexts may use one profile: documented from TensorRT 10 on; before,
+        a profile with free dimensions belongs to one context."""
         return self.io.is_fixed or version() >= (10, 0)
 
     def context(self) -> Any:
-        """A new execution context, with device memory of its own.
+        """Return a new execution context, with its own device memory.
 
         Raises:
-            Unavailable: there is no memory for it.
+            Unavailable: the GPU has too little free memory.
         """
         engine: trt.ICudaEngine | None = self._engine
         if engine is None:
@@ -83,17 +82,17 @@ class Engine:
         return context
 
     def close(self) -> None:
-        """To be called when every context of it is closed."""
+        """Release the engine; every context of it must be closed."""
         with self.device.current(f"close model '{self._model}'"):
-            # The engine lives in what the runtime holds.
+            # The engine lives in memory of the runtime, so the engine goes first.
             self._engine = None
             self._runtime = None
 
 
 @cache
 def _register_plugins() -> None:
-    """Once for the process: plans may have layers of the plugins that come with TensorRT."""
-    # The lean bindings have none.
+    """Register TensorRT's plugins, which plans may use, once per process."""
+    # The lean bindings lack this function.
     if hasattr(trt, "init_libnvinfer_plugins"):
         trt.init_libnvinfer_plugins(trt_log().logger, "")
 
@@ -109,12 +108,12 @@ def _runtime(dla_core: int | None) -> Any:
     try:
         runtime: trt.Runtime = trt.Runtime(trt_log().logger)
     except TypeError as error:
-        # All that pybind11 says is that a factory gave nothing.
+        # pybind11 reports only that a factory returned nothing.
         raise Unavailable(f"unable to create TensorRT runtime: {trt_log().since(mark)}") from error
     if dla_core is not None:
         if dla_core >= runtime.num_DLA_cores:
             raise Unavailable(no_such_core(dla_core, runtime.num_DLA_cores, trt.__version__))
-        # Before the plan is read: from then on it is on the core that was set.
+        # Set before the plan is read: deserialization binds the plan to the runtime's core.
         runtime.DLA_core = dla_core
     return runtime
 
@@ -146,7 +145,7 @@ def _io(engine: trt.ICudaEngine) -> PlanIO:
 
 
 def _tensor(engine: trt.ICudaEngine, name: str) -> PlanTensor:
-    # Where TensorRT wants one that holds a shape on the device, it is like any other.
+    # A shape tensor that TensorRT expects on the device is an ordinary tensor.
     on_host = engine.get_tensor_location(name) == trt.TensorLocation.HOST
     format_name = engine.get_tensor_format(name).name
     return PlanTensor(
@@ -160,11 +159,11 @@ def _tensor(engine: trt.ICudaEngine, name: str) -> PlanTensor:
 
 
 def _range(engine: trt.ICudaEngine, tensor: PlanTensor, profile: int) -> Range | None:
-    """None where this version of TensorRT has no function for it."""
+    """Return the range; None where this version of TensorRT has no function for it."""
     if not tensor.holds_shape:
         found = engine.get_tensor_profile_shape(tensor.name, profile)
     elif hasattr(engine, "get_tensor_profile_values"):
-        # From 10.3 on; before, TensorRT itself refuses what does not fit.
+        # From 10.3 on; before, TensorRT itself refuses values outside the range.
         found = engine.get_tensor_profile_values(profile, tensor.name)
     else:
         return None

@@ -1,4 +1,4 @@
-"""Which shapes of a model are run as CUDA graphs: what `optimization.cuda` asks for."""
+"""The shapes for which a model records CUDA graphs, from `optimization.cuda`."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ if TYPE_CHECKING:
     from edge_server.backends.tensorrt.plan_io import PlanIO, Shape, Shapes
     from edge_server.model_config.config import ModelConfig
 
-# Triton's own.
+# Triton's default.
 _USUAL_BATCH_SIZES = (1, 2, 3, 4, 6, 8, 12, 16)
 
 
 @dataclass(frozen=True)
 class GraphShapes:
-    """The shapes that one graph is captured for, and the least that it may serve.
+    """The shapes that one graph is captured for, and the smallest that it may serve.
 
     Attributes:
         shapes: every input, batch dimension included.
-        least: the same of the lower bound; `shapes` where there is none.
-        profile: that it is captured in.
+        least: the lower bounds, likewise; `shapes` without a lower bound.
+        profile: the optimisation profile of the capture.
     """
 
     shapes: Shapes
@@ -32,7 +32,7 @@ class GraphShapes:
     profile: int
 
     def serves(self, shapes: Shapes) -> bool:
-        """Whether a batch of these shapes can be run by it."""
+        """Return whether the graph can run a batch of these shapes."""
         return shapes == self.shapes or all(
             len(shape) == len(self.shapes[name])
             and all(
@@ -46,14 +46,14 @@ class GraphShapes:
 def graph_shapes(
     config: ModelConfig, io: PlanIO, profiles: Sequence[int]
 ) -> tuple[GraphShapes, ...]:
-    """The graphs to capture, those of smaller batches first.
+    """Return the graphs to capture, smaller batches first.
 
-    Without a `graph_spec` these are the preferred batch sizes, or those that Triton takes, in each
-    of `profiles`, with what is free of a shape as the profile likes it best. Shapes that no profile
-    takes are left out.
+    Without a `graph_spec` the batch sizes are the preferred ones, or Triton's default, in each of
+    `profiles`; other free dimensions have the profile's optimal sizes. Shapes that no profile
+    accepts are left out.
 
     Raises:
-        ModelConfigError: a `graph_spec` cannot be; with Triton's text.
+        ModelConfigError: a `graph_spec` is invalid; with Triton's text.
     """
     specs = config.message.optimization.cuda.graph_spec
     if specs:
@@ -86,7 +86,11 @@ def _usual(io: PlanIO, batch_size: int, profile: int) -> GraphShapes:
 def _spec(
     config: ModelConfig, io: PlanIO, spec: Any, profiles: Sequence[int]
 ) -> GraphShapes | None:
-    """Raises: ModelConfigError: it cannot be."""
+    """Return the shapes of one `graph_spec`.
+
+    Raises:
+        ModelConfigError: the specification is invalid.
+    """
     most = config.max_batch_size
     if most == 0 and spec.batch_size:
         raise _fault(config, "graph spec expects 'batch_size' to be 0 if 'max_batch_size' is 0")
@@ -132,7 +136,7 @@ def _least(config: ModelConfig, io: PlanIO, spec: Any, shapes: Shapes) -> Shapes
         if name in bound.input:
             dims = tuple(bound.input[name].dim)
             if len(dims) != len(rest):
-                # The quote that is never closed is Triton's.
+                # The unclosed quote is Triton's.
                 raise _fault(
                     config,
                     f"graph lower bound spec expects to have '{len(rest)} dimensions, got "

@@ -1,4 +1,4 @@
-"""Runs that are given to the GPU in one call: CUDA graphs."""
+"""Recorded runs that launch in one call: CUDA graphs."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """A run of fixed shapes on fixed memory.
+    """A recorded run of fixed shapes on fixed memory.
 
     Attributes:
-        output_shapes: what it writes.
-        context: that it was recorded of, where that is its own.
+        output_shapes: of the outputs that the run writes.
+        context: the run's own context, if it has one.
     """
 
     wanted: GraphShapes
@@ -46,14 +46,14 @@ class Graphs:
         self._runs = list(runs)
 
     def find(self, shapes: Shapes) -> RecordedRun | None:
-        """The run for `shapes`: the very one, or the first that may serve them; None where none
+        """Return the run for exactly `shapes`, or the first that may serve them; None if none
         does."""
         serving = [run for run in self._runs if run.wanted.serves(shapes)]
         exact = (run for run in serving if run.wanted.shapes == shapes)
         return next(exact, serving[0] if serving else None)
 
     def close(self) -> None:
-        """To be called when nothing runs: graphs go before the contexts that they are of."""
+        """Destroy the graphs, then their contexts; no run may be active."""
         runs, self._runs = self._runs, []
         for run in runs:
             run.graph.close()
@@ -71,10 +71,10 @@ def record(
     wanted: Sequence[GraphShapes],
     name: str,
 ) -> Graphs:
-    """All of `wanted`; none of them, with one line in the log, where one cannot be recorded.
+    """Record all of `wanted`; if one cannot be recorded, record none and log one line.
 
-    A context must not be changed once a run of it is recorded, so each run has one of its own; a
-    plan of fixed shapes changes nothing and does with `context`.
+    A context must stay unchanged once a run of it is recorded, so each run has its own context; a
+    plan of fixed shapes never changes its context and uses `context`.
 
     Raises:
         DeviceLost: the attempt broke the device.
@@ -85,7 +85,7 @@ def record(
         if buffers.host:
             raise Unsupported("it has tensors on the host")
         if engine.dla_core is not None:
-            # Work for NVDLA goes through a driver of its own.
+            # Work for NVDLA goes through a separate driver.
             raise Unsupported("what runs on NVDLA cannot be recorded")
         if not (engine.io.is_fixed or engine.shares_profiles):
             raise Unsupported("TensorRT before 10 lets a profile with free dimensions be one run's")
@@ -107,7 +107,7 @@ def record(
 def _recorded(
     context: Context, stream: Stream, buffers: IoBuffers, wanted: GraphShapes
 ) -> tuple[dict[str, Shape], Graph]:
-    """The shapes of the outputs, and the run that writes them."""
+    """Return the shapes of the outputs, and the graph that writes them."""
     context.set_shapes(wanted.profile, wanted.shapes)
     for name, slot in buffers.inputs.items():
         context.bind(name, slot.pointer)
@@ -118,7 +118,7 @@ def _recorded(
         if -1 in shapes[name] or not output.holds(shapes[name]):
             raise Unsupported(f"the size of output '{name}' is not known beforehand")
         context.bind(name, output.pointer(shapes[name]))
-    # TensorRT puts off what a change of shapes asks for until the next run, and that cannot be
+    # TensorRT defers the work of a change of shapes to the next run, and that work cannot be
     # recorded.
     context.enqueue_here()
     stream.synchronize()

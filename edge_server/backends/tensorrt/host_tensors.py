@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class HostTensors:
-    """Keeps them at their addresses from run to run.
+    """Keeps shape tensors at fixed addresses from run to run.
 
     Args:
         instance: its name, for errors.
@@ -34,14 +34,14 @@ class HostTensors:
 
     @property
     def addresses(self) -> dict[str, int]:
-        """Where TensorRT finds the inputs."""
+        """The addresses of the inputs."""
         return {name: held.ctypes.data for name, held in self._values.items()}
 
     def read(self, request: ExecuteRequest) -> Shapes:
-        """Keep what `request` says; the values, input by input.
+        """Store the shape inputs of `request`; return their values by input.
 
         Raises:
-            InvalidRequest: it says another number of them.
+            InvalidRequest: an input has another number of values.
         """
         inputs = request.host_inputs() if self._values else {}
         for name, held in self._values.items():
@@ -55,7 +55,7 @@ class HostTensors:
         return {name: tuple(map(int, held.flat)) for name, held in self._values.items()}
 
     def place(self, name: str, shape: Shape) -> int:
-        """Where the next run writes the output."""
+        """Return the address of the output for the next run."""
         held = self._outputs.get(name)
         if held is None or held.shape != shape:
             held = self._outputs[name] = np.zeros(shape, self._dtypes[name])
@@ -63,7 +63,7 @@ class HostTensors:
         return address
 
     def output(self, name: str) -> NDArray[Any]:
-        """The shape tensors that the last run wrote."""
+        """Return the shape tensor that the last run wrote."""
         copy: NDArray[Any] = self._outputs[name].copy()
         return copy
 

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 class InputSlot:
-    """Brings what requests have for one input to where TensorRT reads it.
+    """Gathers the requests' parts of one input at the address that TensorRT reads.
 
     Args:
-        nbytes: of the largest batch that some profile takes.
+        nbytes: of the largest batch of any profile.
     """
 
     def __init__(
@@ -40,11 +40,11 @@ class InputSlot:
 
     @property
     def pointer(self) -> int:
-        """Where it lies unless it is taken in place; always the same."""
+        """The input's fixed address, unless the run reads it in place."""
         return self._staging.pointer
 
     def begin(self) -> None:
-        """Release the arrays of the last run, which is over."""
+        """Release the arrays of the last run, which is done."""
         self._held.clear()
 
     def clear(self, stream: Stream) -> None:
@@ -52,7 +52,7 @@ class InputSlot:
         stream.fill(self._staging.span(0, self._staging.nbytes))
 
     def in_place(self, requests: Sequence[ExecuteRequest], stream: Stream) -> CudaArray | None:
-        """The one part of the batch where it lies on the device already, and can be read there.
+        """Return the batch's only part if it already lies on the device and can be read in place.
 
         `stream` waits for the stream that writes it.
         """
@@ -68,11 +68,11 @@ class InputSlot:
     def gather(
         self, requests: Sequence[ExecuteRequest], stream: Stream, into: Shape | None = None
     ) -> list[CudaArray]:
-        """Bring all parts, one behind the other, to `pointer`.
+        """Copy all parts, one behind the other, to `pointer`.
 
         Args:
-            into: a larger shape, in whose first corner the one part or the rows are put; what is
-                beside them is 0.
+            into: a larger shape, in whose first corner the only part or the rows are put; the rest
+                is 0.
 
         Returns:
             The arrays that are read on the device: mark them read by this run.
@@ -107,7 +107,7 @@ class InputSlot:
         return read
 
     def _is_inside(self, requests: Sequence[ExecuteRequest], into: Shape) -> bool:
-        """Whether more than rows at the end is missing to `into`."""
+        """Return whether `into` differs by more than additional rows at the end."""
         return any(request.inputs[self.name].shape[1:] != into[1:] for request in requests)
 
     def _put_inside(self, requests: Sequence[ExecuteRequest], stream: Stream, into: Shape) -> None:
@@ -130,7 +130,7 @@ class InputSlot:
         tensor = request.inputs[self.name]
         array = tensor.array
         if tensor.on_device is not None:
-            # Of another GPU, or another library's.
+            # On another GPU, or of another library.
             array = tensor.on_device.on_host()
             request.copied("to_host", array.nbytes)
         return as_bytes(array)

@@ -1,4 +1,4 @@
-"""One instance of a plan: a context, a stream, and buffers for its tensors."""
+"""An instance of a plan: a context, a stream, and buffers for its tensors."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ if TYPE_CHECKING:
 
 
 class PlanInstance:
-    """Runs batches, one after the other, on a stream of its own.
+    """Runs batches, one after the other, on its own stream.
 
-    All requests of a batch are one run. Answers on the device are given as soon as the run is
-    given to the stream: nobody waits for it then but the next run, and who reads them. How long
-    such a run took is nobody's to tell.
+    All requests of a batch are one run. Responses on the device are sent as soon as the run is
+    enqueued: only the next run and the readers wait for it then, and no duration of such a run is
+    reported.
 
     Args:
-        profiles: the optimisation profiles that it may use.
+        profiles: the optimisation profiles that the instance may use.
         graphs: the runs to record.
         after_close: called once.
 
     Raises:
-        Unavailable: there is no memory for it.
+        Unavailable: the GPU has too little memory for the instance.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class PlanInstance:
                         engine, self._context, self._stream, self._room, wanted=graphs, name=name
                     )
             except BaseException:
-                # Before its engine, which the model closes.
+                # Closed before its engine, which the model closes.
                 self._context.close()
                 if self._ahead is not None:
                     self._ahead.close()
@@ -99,7 +99,7 @@ class PlanInstance:
         return Phases(given_ns - began_ns, over_ns - given_ns, time.monotonic_ns() - over_ns)
 
     def close(self) -> None:
-        """Ends all that belongs to it, in the order in which one needs the other."""
+        """Close all resources in the order of their dependencies."""
         with self._device.current(f"close {self._name}"):
             try:
                 self._stream.synchronize()
@@ -112,8 +112,9 @@ class PlanInstance:
                 self._after_close()
 
     def _run(self, run: Run) -> tuple[int, int]:
-        """When the inputs were on their way, and when the outputs were there; in ns."""
-        # This run uses the buffers of the last one again.
+        """Run the batch; return when the inputs were enqueued and when the outputs were ready,
+        in ns."""
+        # This run reuses the buffers of the last one.
         self._through.wait()
         for slot in self._room.inputs.values():
             slot.begin()
@@ -141,7 +142,7 @@ class PlanInstance:
         for name, whole in recorded.output_shapes.items():
             output = self._room.outputs[name]
             output.pointer(whole)
-            # A graph for more rows also writes rows that no request has.
+            # A graph for more rows also writes rows of no request.
             run.output_shapes[name] = (run.rows, *whole[1:]) if self._batched else whole
             array = self._kept(run, name)
             if array is not None:
@@ -168,7 +169,7 @@ class PlanInstance:
         return given_ns
 
     def _place(self, run: Run, name: str, shape: Shape) -> None:
-        """Say where the run shall write an output."""
+        """Set the address of an output of the run."""
         if name in self._room.host:
             self._context.bind(name, self._room.host.place(name, shape))
         elif -1 in shape:
@@ -193,8 +194,8 @@ class PlanInstance:
         run.output_shapes.update({name: each.shape for name, each in allocators.items()})
 
     def _kept(self, run: Run, name: str) -> CudaArray | None:
-        """Memory for an output that stays on the device; None for one that goes to the host: it is
-        wanted there, nobody wants it, or too much is kept on the device already."""
+        """Return device memory for an output that stays on the device; None where the output
+        goes to the host, is not requested, or too much device memory is already lent."""
         shape = run.output_shapes[name]
         if not run.on_device or name not in run.wanted or 0 in shape:
             return None
@@ -205,7 +206,7 @@ class PlanInstance:
         return run.kept[name]
 
     def _bring_home(self, run: Run) -> None:
-        """Copy the outputs that are wanted on the host, and wait for the copies."""
+        """Copy the requested outputs to the host, and wait for the copies."""
         for array in run.kept.values():
             array.written(self._stream)
         home = [name for name in run.wanted if name not in run.kept]

@@ -1,4 +1,4 @@
-"""Buffers for every tensor of an instance, made once for the largest batch."""
+"""Buffers for every tensor of an instance, allocated once for the largest batch."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
     from edge_server.backends.tensorrt.options import Options
     from edge_server.backends.tensorrt.plan_io import PlanIO
 
-# So many responses of one instance may be held on the device by callers at once.
+# Callers may hold this many responses of one instance on the device at once.
 KEPT_ANSWERS = 16
 _LEAST_POOL_BYTES = 1 << 20
 
 
 @dataclass
 class IoBuffers:
-    """Where the tensors of one instance are.
+    """The buffers of one instance's tensors.
 
     Attributes:
-        inputs, outputs: on the device, or reached by it.
-        host: what TensorRT reads and writes on the host.
-        allocators: of outputs whose size is known only when they are there.
+        inputs, outputs: on the device, or mapped into it.
+        host: tensors that TensorRT reads and writes on the host.
+        allocators: of outputs whose size only the run determines.
         pool: of outputs that stay on the device.
     """
 
@@ -46,12 +46,12 @@ class IoBuffers:
 
     @property
     def mapped_outputs(self) -> frozenset[str]:
-        """Names of outputs that the host reads in place, without a copy."""
+        """Names of the outputs that the host reads in place, without a copy."""
         mapped = {name for name, slot in self.outputs.items() if slot.is_mapped}
         return frozenset(mapped - self.allocators.keys())
 
     def close(self) -> None:
-        """To be called when nothing runs."""
+        """Free all buffers; no run may use them any more."""
         self.inputs.clear()
         self.outputs.clear()
         self.allocators.clear()
@@ -61,10 +61,10 @@ class IoBuffers:
 def allocate_io(
     engine: Engine, context: Context, profiles: Sequence[int], options: Options, name: str
 ) -> IoBuffers:
-    """Buffers for the largest tensors that each of `profiles` takes and gives.
+    """Allocate buffers for the largest inputs and outputs of `profiles`.
 
     Raises:
-        Unavailable: there is not so much memory.
+        Unavailable: the GPU has too little free memory.
     """
     device, io = engine.device, engine.io
     mapped = options.mapped and device.integrated and device.can_map_host_memory
@@ -93,7 +93,7 @@ def allocate_io(
 
 
 def _output_bytes(io: PlanIO, context: Context, profiles: Sequence[int]) -> Mapping[str, int]:
-    """The most bytes that each output takes; 0 for an output whose size only a run determines."""
+    """Return the maximum size of each output; 0 for an output whose size only a run determines."""
     most = dict.fromkeys((tensor.name for tensor in io.outputs), 0)
     if any(tensor.holds_shape for tensor in io.inputs):
         return most

@@ -1,4 +1,4 @@
-"""Where the tensors of an instance lie between host and device."""
+"""Memory of an instance's tensors on device and host."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ ALIGNMENT_BYTES = 256
 
 @dataclass(frozen=True)
 class Span:
-    """A piece of what lies on the device, without being its owner."""
+    """A view on a part of device memory, without ownership."""
 
     pointer: int
     nbytes: int
 
 
 class StagingBuffer:
-    """Memory for one tensor on the device, with the host's way to it.
+    """Device memory for one tensor, with its counterpart on the host.
 
-    Where the GPU works in the host's memory they are the same (mapped pinned memory), and nothing
-    is copied. Elsewhere there is pinned memory beside it, for copies that no thread waits for.
+    Where the GPU accesses the host's memory both are the same (mapped pinned memory), and no copy
+    is made. Otherwise pinned memory stands beside the device memory, for asynchronous copies.
 
     Args:
-        pinned: without it copies go by whatever memory the host's array is in.
+        pinned: False copies directly from and to the caller's array.
 
     Attributes:
-        host: the host's view; None where there is no memory of its own.
+        host: the host's view; None without host memory of its own.
     """
 
     def __init__(self, device: Device, nbytes: int, *, mapped: bool, pinned: bool) -> None:
@@ -64,5 +64,5 @@ MakeStaging = Callable[[int], StagingBuffer]
 
 
 def as_bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
-    """The same memory; `array` is C-contiguous."""
+    """Return the same memory as bytes; `array` is C-contiguous."""
     return array.reshape(-1).view(np.uint8)

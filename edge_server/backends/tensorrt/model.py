@@ -1,4 +1,4 @@
-"""One loaded plan, and the instances of it."""
+"""A loaded plan and its instances."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 
 class PlanModel:
-    """A plan on every GPU and NVDLA core where instances of it are wanted.
+    """A plan on every GPU and NVDLA core that runs instances of it.
 
-    It is loaded once for each of these; once for each instance where TensorRT wants that, see
+    The plan is loaded once per GPU or core; once per instance where TensorRT requires that, see
     `Engine.shares_profiles`.
 
     Args:
@@ -50,8 +50,12 @@ class PlanModel:
         self._shared: dict[tuple[int, int | None], Engine] = {}
 
     def make_instance(self, name: str, placement: Placement) -> PlanInstance:
-        """Raises: ModelConfigError, Unavailable: the plan cannot be loaded there, is another than
-        the configuration says, or has no such profile."""
+        """Load the plan if needed and return an instance.
+
+        Raises:
+            ModelConfigError, Unavailable: the plan cannot be loaded there, differs from the
+            configuration's plan, or lacks the profile.
+        """
         if placement.gpu is None:
             raise ModelConfigError(NOT_ON_A_GPU.format(model=self._config.name))
         engine, is_own = self._engine(placement)
@@ -85,7 +89,7 @@ class PlanModel:
             engine.close()
 
     def _engine(self, placement: Placement) -> tuple[Engine, bool]:
-        """The plan there, and whether it is for one instance alone."""
+        """Return the loaded plan, and whether it serves one instance alone."""
         gpu = placement.gpu or 0
         with self._lock:
             device = self._devices.gpu(gpu)
@@ -109,13 +113,21 @@ class PlanModel:
             return engine, not engine.shares_profiles
 
     def _check(self, engine: Engine) -> None:
-        """Raises: ModelConfigError: it is another plan than the configuration was made for."""
+        """Check that the plan is the one that completed the configuration.
+
+        Raises:
+            ModelConfigError: the plan's tensors differ.
+        """
         completion = replace(self._config.completion, auto=False)
         agreed(self._files, replace(self._config, completion=completion), engine.io)
 
 
 def _check_profile(engine: Engine, index: int, name: str) -> None:
-    """Raises: ModelConfigError: the plan has no such profile."""
+    """Check that the plan has the profile.
+
+    Raises:
+        ModelConfigError: the plan lacks it.
+    """
     last = engine.io.profile_count - 1
     if index > last:
         raise ModelConfigError(
@@ -125,4 +137,4 @@ def _check_profile(engine: Engine, index: int, name: str) -> None:
 
 
 def _nothing() -> None:
-    """For those who own nothing."""
+    """Do nothing: the `after_close` of an instance that owns no engine."""

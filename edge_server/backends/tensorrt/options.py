@@ -21,12 +21,12 @@ _PRIORITIES: dict[int, Literal["max", "min"]] = {
     pb.ModelOptimizationPolicy.PRIORITY_MAX: "max",
     pb.ModelOptimizationPolicy.PRIORITY_MIN: "min",
 }
-# Triton's.
+# Triton's text.
 NOT_ON_A_GPU = "unable to load model '{model}', TensorRT backend supports only GPU device"
 
 
 class TensorRtParameters(Parameters, frozen=True):
-    """See `backend`."""
+    """The parameters that the docstring of `backend` lists."""
 
     dla_fallback: Literal["", "gpu"] = ""
     mapped_memory: bool = True
@@ -34,7 +34,8 @@ class TensorRtParameters(Parameters, frozen=True):
 
 
 def plan_name(config: ModelConfig, compute_capability: str) -> str:
-    """The plan's file for a GPU of that capability, `8.7`: `cc_model_filenames` may name one."""
+    """Return the plan's file for a GPU of that capability, `8.7`: `cc_model_filenames` may name
+    one."""
     names = config.message.cc_model_filenames
     found: str = names.get(compute_capability) or config.default_model_filename
     if not is_file_name(found):
@@ -46,23 +47,23 @@ def plan_name(config: ModelConfig, compute_capability: str) -> str:
 
 
 def on_gpu_alone(plan: Path) -> Path:
-    """`model.gpu.plan`: what takes the place of `model.plan` where its NVDLA core is missing."""
+    """Return `model.gpu.plan`, which replaces `model.plan` on a device without its NVDLA core."""
     return plan.with_suffix(f".gpu{plan.suffix}")
 
 
 @dataclass(frozen=True)
 class Options:
-    """How the instances of one model run.
+    """Execution options of one model's instances.
 
     Attributes:
-        mapped: inputs and outputs lie in host memory that the GPU works in, where it can.
-        pinned_inputs, pinned_outputs: copies go by way of pinned memory.
-        graphs: batches are run as CUDA graphs, where they can be.
-        busy_wait: who waits for the GPU burns a core instead of sleeping.
-        priority: of the runs among all work of the GPU; empty is the usual one. Recorded ones have
-            that in any case.
-        copy_stream: outputs are copied to the host on a stream of their own.
-        batched: tensors have the batch in front.
+        mapped: inputs and outputs lie in host memory that the GPU accesses, where it can.
+        pinned_inputs, pinned_outputs: copies go through pinned memory.
+        graphs: batches run as CUDA graphs, where possible.
+        busy_wait: a thread that waits for the GPU busy-waits instead of sleeping.
+        priority: of the runs among all work of the GPU; empty is the default. Recorded runs always
+            have the default.
+        copy_stream: outputs are copied to the host on a separate stream.
+        batched: tensors have a leading batch dimension.
     """
 
     mapped: bool = True

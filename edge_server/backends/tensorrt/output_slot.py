@@ -22,7 +22,7 @@ class OutputSlot:
     """Memory for one output, and the copies out of it.
 
     Args:
-        nbytes: of the largest that a profile's inputs give; more is made where more comes.
+        nbytes: of the largest output for any profile's inputs; a larger output gets more memory.
         pool: for outputs that stay on the device.
     """
 
@@ -32,7 +32,7 @@ class OutputSlot:
         self.dtype = dtype
         self._make = make
         self._pool = pool
-        # Graphs write to this one, which is therefore never replaced.
+        # Graphs write to this buffer, which is therefore never replaced.
         self._usual = make(nbytes)
         self._larger: StagingBuffer | None = None
         self._written = self._usual
@@ -43,11 +43,11 @@ class OutputSlot:
         return self._usual.is_mapped
 
     def holds(self, shape: Shape) -> bool:
-        """Whether an output of that shape has its usual place."""
+        """Return whether an output of that shape fits the fixed buffer."""
         return self._bytes(shape) <= self._usual.nbytes
 
     def pointer(self, shape: Shape) -> int:
-        """Where the next run writes an output of that shape."""
+        """Return the address at which the next run writes an output of that shape."""
         nbytes = self._bytes(shape)
         if nbytes <= self._usual.nbytes:
             self._written = self._usual
@@ -58,10 +58,10 @@ class OutputSlot:
         return self._written.pointer
 
     def array(self, shape: Shape, stream: Stream) -> CudaArray:
-        """Memory on the device that its receiver may hold for any time.
+        """Return device memory that its receiver may hold for any time.
 
         Raises:
-            Unavailable: too much of it is kept already.
+            Unavailable: callers already hold too much of it.
         """
         return self._pool.take(stream, shape, self.dtype)
 
@@ -71,17 +71,18 @@ class OutputSlot:
             stream.copy(array, self._written.span(0, array.nbytes))
 
     def begin_to_host(self, shape: Shape, stream: Stream) -> NDArray[Any]:
-        """The output at `pointer` on the host, complete once `stream` has done its work so far."""
+        """Return the output at `pointer` on the host, complete once `stream` has done its work
+        so far."""
         nbytes = self._bytes(shape)
         staging = self._written
-        # Without pinned memory the copy is over when this returns.
+        # Without pinned memory the copy is done when this returns.
         host = np.empty(nbytes, np.uint8) if staging.host is None else staging.host[:nbytes]
         if nbytes and not staging.is_mapped:
             stream.to_host(host, staging.span(0, nbytes))
         return host.view(self.dtype).reshape(shape)
 
     def owned(self, host: NDArray[Any]) -> NDArray[Any]:
-        """A copy of the result of `begin_to_host` that the next run does not overwrite."""
+        """Return a copy of the result of `begin_to_host` that the next run does not overwrite."""
         return host if self._written.host is None else host.copy()
 
     def _bytes(self, shape: Shape) -> int:

@@ -20,11 +20,11 @@ Shapes = Mapping[str, Shape]
 
 @dataclass(frozen=True)
 class PlanIO:
-    """The tensors of a plan in its order, and what its optimisation profiles allow.
+    """The tensors of a plan in its order, and the ranges of its optimisation profiles.
 
     Attributes:
         profiles: input → its range, of each profile; only inputs with a free dimension, and those
-            that hold a shape, whose values it bounds.
+            that hold a shape, whose values the range bounds.
     """
 
     tensors: tuple[PlanTensor, ...]
@@ -40,19 +40,20 @@ class PlanIO:
 
     @property
     def profile_count(self) -> int:
-        """A plan of fixed shapes has one that says nothing."""
+        """The number of profiles; a plan of fixed shapes has one empty profile."""
         return max(1, len(self.profiles))
 
     @property
     def is_fixed(self) -> bool:
-        """Whether every input has one shape only, and its outputs therefore, too."""
+        """Whether every input, and therefore every output, has a single shape."""
         return not any(-1 in t.shape or t.holds_shape for t in self.tensors)
 
     def ranges(self, profile: int) -> Mapping[str, Range]:
         return self.profiles[profile] if self.profiles else {}
 
     def bounds(self, tensor: PlanTensor, profile: int) -> Range:
-        """The shapes that the input may have in `profile`; of fixed ones all three are the same."""
+        """Return the input's range of shapes in `profile`; for a fixed shape all three are
+        equal."""
         found = self.ranges(profile).get(tensor.name)
         if found is None or tensor.holds_shape:
             return Range(tensor.shape, tensor.shape, tensor.shape)
@@ -60,7 +61,7 @@ class PlanIO:
 
 
 def datatype_of(tensor: PlanTensor) -> DataType | None:
-    """None where the protocol has no such type."""
+    """Return the tensor's type; None if the protocol lacks it."""
     try:
         return DataType(tensor.datatype)
     except ValueError:
@@ -68,7 +69,7 @@ def datatype_of(tensor: PlanTensor) -> DataType | None:
 
 
 def numpy_of(tensor: PlanTensor) -> np.dtype[Any]:
-    """Of a tensor whose type the protocol has."""
+    """Return the numpy type of a tensor whose type the protocol has."""
     datatype = datatype_of(tensor)
-    assert datatype is not None  # noqa: S101 - the configuration was held against the plan
+    assert datatype is not None  # noqa: S101 - the configuration was checked against the plan
     return datatype.numpy

@@ -1,4 +1,4 @@
-"""Which optimisation profile runs a batch."""
+"""Choose the optimisation profile of a batch."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class ProfileChoice:
         self._instance = instance
 
     def of(self, sizes: Shapes) -> int:
-        """The profile whose best shapes are nearest to `sizes`, by the sum of the differences; of
-        two that are equally near, the first.
+        """Return the profile whose optimal shapes are nearest to `sizes`, by the sum of the
+        differences; the first of equally near profiles.
 
         Args:
             sizes: input → shape, or the values of an input that holds a shape.
 
         Raises:
-            InvalidRequest: none takes them; the text says what the first one wants.
+            InvalidRequest: no profile accepts `sizes`; the text gives the first profile's range.
         """
         fitting = [
             (_distance(ranges, sizes), index)
@@ -66,7 +66,7 @@ def _distance(ranges: Mapping[str, Range], sizes: Shapes) -> int:
 
 
 def _misfit(ranges: Mapping[str, Range], sizes: Shapes) -> tuple[str, str] | None:
-    """The first input that does not fit, and why; None where all do."""
+    """Return the first input that does not fit, and the reason; None where all fit."""
     for name, found in ranges.items():
         shape = sizes.get(name, found.opt)
         if len(shape) != len(found.opt):

@@ -1,4 +1,4 @@
-"""One batch on its way through an instance."""
+"""One batch in execution on an instance."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 
 class Run:
-    """The requests of a batch, and what becomes of them.
+    """The requests of a batch, and their outputs.
 
     Attributes:
         rows: of the whole batch; 0 where the model does not batch.
         shapes: input → shape of the whole batch.
-        wanted: the outputs that some request wants.
-        on_device: all requests take them on the device.
-        read: what the run reads where it lies on the device.
+        wanted: the outputs that some request asks for.
+        on_device: all requests accept them on the device.
+        read: device arrays that the run reads in place.
         output_shapes: output → shape; set when it is known.
         kept: outputs that stay on the device.
         host: outputs on the host.
@@ -52,10 +52,10 @@ class Run:
         self.host: dict[str, NDArray[Any]] = {}
 
     def answers(self, uncounted: frozenset[str]) -> list[Tensors]:
-        """Each request's part of the outputs.
+        """Return each request's part of the outputs.
 
         Args:
-            uncounted: outputs that no copy brought to the host.
+            uncounted: outputs that reached the host without a copy.
 
         Raises:
             InternalError: an output has another number of rows than the batch.

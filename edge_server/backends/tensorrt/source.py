@@ -1,4 +1,4 @@
-"""Which plan is loaded where: the one beside the configuration, or one that is built now."""
+"""Choose the plan for a placement: the one in the version directory, or one built now."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ ONNX_NAME = "model.onnx"
 class PlanSource:
     """Finds the plan of one model version.
 
-    What a plan's side-car says must fit this device, and the placement; a plan without one is left
-    to TensorRT to judge. With `auto_build`, one that does not fit, or is not there, is built of
-    the ONNX file beside it, in a process of its own, and kept in a cache.
+    A plan's side-car must match this device and the placement; a plan without a side-car is left to
+    TensorRT to judge. With `auto_build`, a plan that does not fit or is missing is built from the
+    ONNX file beside it, in a separate process, and cached.
 
     Args:
-        on_progress: called with how far a build is.
+        on_progress: called with the progress of a build.
     """
 
     def __init__(
@@ -69,11 +69,11 @@ class PlanSource:
         self._new: set[Path] = set()
 
     def find(self, device: Device, placement: Placement) -> tuple[Path, int | None]:
-        """The plan for `placement`, and the NVDLA core that it is loaded for; None is the GPU.
+        """Return the plan for `placement`, and the NVDLA core to load it for; None is the GPU.
 
         Raises:
-            ModelConfigError: there is none that fits; says why, and the remedy.
-            Unavailable: there is no such NVDLA core, or a plan could not be built now.
+            ModelConfigError: no plan fits; the text gives the reason and the remedy.
+            Unavailable: the NVDLA core does not exist, or a plan could not be built now.
         """
         facts = device_facts(device)
         core = self._dla_core(facts, placement)
@@ -96,11 +96,12 @@ class PlanSource:
     def instead(
         self, refused: Path, device: Device, core: int | None, why: ModelConfigError
     ) -> Path:
-        """The plan to take where TensorRT did not take `refused`, though its side-car fits.
+        """Return a replacement where TensorRT refused the plan `refused`, though its side-car
+        matches.
 
         Raises:
-            ModelConfigError: there is nothing to build one of, or it was built just now.
-            Unavailable: it could not be built now.
+            ModelConfigError: no ONNX file is there to build from, or the plan was built just now.
+            Unavailable: the plan could not be built now.
         """
         if not self._parameters.auto_build or refused in self._new:
             raise why
@@ -174,7 +175,7 @@ def _cache() -> PlanCache:
 
 
 def device_facts(device: Device) -> DeviceFacts:
-    """The facts that a side-car is compared with; `device` is open, so there is a driver."""
+    """Return the facts that a side-car is compared with; `device` is open, so a driver exists."""
     major, minor = device.compute_capability
     with device.current("count NVDLA cores"):
         runtime: trt.Runtime = trt.Runtime(trt_log().logger)

@@ -1,4 +1,4 @@
-"""TensorRT's last errors, kept for the text of an error."""
+"""TensorRT's last errors, kept for error texts."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ class TrtLog:
 
     @property
     def mark(self) -> int:
-        """This moment, for `since`."""
+        """Return the current position, for `since`."""
         return self._errors[-1][0] + 1 if self._errors else 0
 
     def since(self, mark: int) -> str:
-        """The last errors since then, as one text; another thread's may be among them."""
+        """Return the errors since `mark` as one text; errors of other threads may be among them."""
         texts = [text for number, text in list(self._errors) if number >= mark]
         return "; ".join(texts[-_SHOWN:]) or "TensorRT gave no reason"
 
 
 @cache
 def trt_log() -> TrtLog:
-    """The log of this process: TensorRT keeps the first logger that it is given."""
+    """Return the log of this process: TensorRT keeps its first logger."""
     return TrtLog()
 
 
 class _Logger(trt.ILogger):  # type: ignore[misc]
-    """TensorRT calls it on any thread, also within its own calls: `log` only appends."""
+    """TensorRT calls it on any thread, also within its own calls, so `log` only appends."""
 
     def __init__(self, errors: deque[tuple[int, str]]) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
-"""`identity`: each output is the input at the same place, of any type. No copy is made.
+"""`identity`: each output is the input at the same position, of any type. No copy is made.
 
-An output whose optional input was left out cannot be given.
+An output whose optional input is absent cannot be computed.
 """
 
 from __future__ import annotations
@@ -22,8 +22,12 @@ if TYPE_CHECKING:
 
 
 def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfig:
-    """Raises: ModelConfigError: inputs and outputs do not pair up, or there are states or
-    parameters."""
+    """Validate the configuration.
+
+    Raises:
+        ModelConfigError: inputs and outputs do not pair up, or the configuration has states or
+            parameters.
+    """
     del version
     if config.sequence_batching is not None and config.sequence_batching.states:
         raise ModelConfigError(

@@ -1,29 +1,29 @@
-"""`image_preprocess`: a camera frame becomes a network's input.
+"""`image_preprocess`: convert a camera frame to a network's input.
 
-Input: one UINT8 tensor, a frame as the camera gives it.
+Input: one UINT8 tensor, a frame in the camera's pixel format.
 Outputs: one FP32 or FP16 tensor with dims [3,H,W] (planes in the order B, G, R, values times
-`scale`), and optionally one INT32 tensor with dims [2]: height and width in px of what was resized,
-for the model that maps network coordinates back to pixels.
+`scale`), and optionally one INT32 tensor with dims [2]: height and width in px of the resized
+region, for the model that maps network coordinates back to pixels.
 
 Parameters in config.pbtxt:
-- `scale`: what the 8-bit values are multiplied by (default 1/255).
+- `scale`: factor applied to the 8-bit values (default 1/255).
 - `pixel_format`: `bgr` (default; input dims [-1,-1,3]; planes keep the order of its channels),
-  `nv12` (dims [-1,-1]: H rows of luma, then H/2 of U and V in turns; H and width even) or `yuy2`
-  (dims [-1,-1,2]: Y with U or V in turns; width even).
-- `crop`: "x,y,width,height" in px of the frame: only that is resized. A frame that does not contain
-  it is refused. With a lens it is of the undistorted frame.
+  `nv12` (dims [-1,-1]: H rows of luma, then H/2 rows of interleaved U and V; H and width even) or
+  `yuy2` (dims [-1,-1,2]: Y interleaved with U or V; width even).
+- `crop`: "x,y,width,height" in px of the frame: only that region is resized. The model rejects a
+  frame that does not contain the region. With a lens, the region is one of the undistorted frame.
 - `camera_matrix` "fx,fy,cx,cy", `distortion` "k1,k2,p1,p2[,k3...]", `calibrated_size` "1920x1080",
-  all or none, as cv2.calibrateCamera gives them (no fisheye): the lens is undone. The undistorted
-  frame has the frame's size and camera matrix; what the camera did not see is black. Frames of
-  another size than the calibrated one are refused.
+  all or none, as cv2.calibrateCamera returns them (no fisheye): the lens distortion is removed. The
+  undistorted frame has the frame's size and camera matrix; pixels outside the camera's view are
+  black. The model rejects frames of another size than the calibrated one.
 
-Lanes that `lane_decode` makes with that size are thus in px of the crop, from its upper left
-corner (add x and y for the frame's), and of the undistorted image where there is a lens.
+Lanes that `lane_decode` computes with that size are thus in px of the crop, from its upper left
+corner (add x and y for the frame's), and of the undistorted image where the model has a lens.
 
 The frame is converted by OpenCV's integer rules (BT.601, video range), resized bilinearly in 8 bits
 (OpenCV's INTER_LINEAR: sample centres at half pixels, no antialiasing; with a lens one
-interpolation does both), then scaled in 32-bit floats. An instance on a GPU gives the bits that one
-on the CPU gives, and leaves the planes there.
+interpolation does both), then scaled in 32-bit floats. An instance on a GPU returns the same bits
+as one on the CPU, and leaves the planes on the GPU.
 """
 
 from __future__ import annotations
@@ -57,7 +57,11 @@ if TYPE_CHECKING:
 
 
 def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfig:
-    """Raises: ModelConfigError: other inputs, outputs or parameters than the module describes."""
+    """Complete the configuration.
+
+    Raises:
+        ModelConfigError: tensors or parameters differ from those in the module docstring.
+    """
     del version
     check_config(files, config)
     return config
@@ -75,7 +79,7 @@ def load(
 
 
 class ImagePreprocess:
-    """One loaded version; its instances run where each is placed, and nowhere else."""
+    """One loaded version; each instance runs only where it is placed."""
 
     def __init__(self, wanted: Preprocessing, devices: Devices) -> None:
         self._wanted = wanted
@@ -135,10 +139,10 @@ class ImagePreprocess:
         scale_frame(bgr, wanted.scale, out, wanted.undistortion)
 
     def _module(self, device: Device) -> Module:
-        """The kernels on `device`, loaded once for all instances there.
+        """Return the kernels on `device`, loaded once for all instances on that device.
 
         Raises:
-            Unavailable: none of the shipped ones runs there; with the remedy.
+            Unavailable: none of the shipped kernels runs on the device; the text names the remedy.
         """
         if device.index not in self._modules:
             image = kernel_image(device.compute_capability, device.driver_version)

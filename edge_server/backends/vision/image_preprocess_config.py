@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     from edge_server.model_config.config import ModelConfig
     from edge_server.model_config.files import ModelFiles
 
-# 256 MiB of floats; a network that takes more is a slip of the keyboard.
+# 256 MiB of floats; a larger network input is a typing error.
 MAX_ELEMENTS = 64 * 1024 * 1024
-# A GPU instance holds memory for a whole batch at once; elsewhere a small request of tiny frames
-# asks for as much.
+# A GPU instance allocates a whole batch at once; on the CPU, a small request of tiny frames may
+# need as much.
 MOST_BATCH_BYTES = 1 << 30
 
 _FLOATS = (DataType.FP32, DataType.FP16)
 
-# Of the input, by what it holds.
+# Dimensions of the input, by pixel format.
 _FRAME_DIMS = {
     PixelFormat.BGR: (-1, -1, 3),
     PixelFormat.NV12: (-1, -1),
@@ -40,7 +40,7 @@ _FRAME_DIMS = {
 
 
 class FramesShape(NamedTuple):
-    """How many frames, and their size in px, whatever bytes they take."""
+    """Number of frames and their size in px, whatever their size in bytes."""
 
     frames: int
     height: int
@@ -49,16 +49,16 @@ class FramesShape(NamedTuple):
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """One model's configuration; the same wherever its instances run.
+    """The preprocessing of one model; the same wherever its instances run.
 
     Attributes:
         image: the input's name.
         planes: the output for the network, [3,H,W].
-        size: the name of the output for the image's size; None where there is none.
-        frame: how frames are to be read.
-        undistortion: the lens undone, crop and resize in one; None where nothing is undistorted.
-        scale: what the 8-bit values are multiplied by.
-        most_frames: of one batch.
+        size: the name of the output for the image's size; None without such an output.
+        frame: pixel format, crop and lens of the frames.
+        undistortion: one map for lens, crop and resize; None without a lens.
+        scale: factor applied to the 8-bit values.
+        most_frames: the maximum number of frames in one batch.
         batched: tensors have a batch dimension.
     """
 
@@ -73,9 +73,10 @@ class Preprocessing:
 
     @staticmethod
     def of(config: ModelConfig) -> Preprocessing:
-        """Of a configuration that `check_config` has seen."""
+        """Return the preprocessing that a configuration describes; `check_config` has validated
+        it."""
         planes, size = _planes_output(config), _size_output(config)
-        assert planes is not None  # noqa: S101 - `check_config` saw to it
+        assert planes is not None  # noqa: S101 - `check_config` has validated it
         frame = FrameParameters.of(config)
         return Preprocessing(
             config.inputs[0].name,
@@ -89,11 +90,11 @@ class Preprocessing:
         )
 
     def frames_shape(self, shape: tuple[int, ...]) -> FramesShape:
-        """Count and size of the frames in an input of that shape.
+        """Return the count and size of the frames in an input of that shape.
 
         Raises:
-            InvalidRequest: it is empty, a side is longer than `MAX_SIDE_PX`, or it is no frame
-                of this format, crop and calibration.
+            InvalidRequest: the input is empty, a side is longer than `MAX_SIDE_PX`, or the shape
+                does not fit the pixel format, crop and calibration.
         """
         if 0 in shape:
             raise InvalidRequest(f"input '{self.image}': an image of {shape_text(shape)} is empty")
@@ -111,17 +112,18 @@ class Preprocessing:
         return FramesShape(shape[0] if self.batched else 1, height, width)
 
     def region(self, height: int, width: int) -> CropRegion:
-        """What of such a frame is resized, in px of it (of it undistorted where a lens is)."""
+        """Return the region of such a frame that is resized, in px of the frame (with a lens: of
+        the undistorted frame)."""
         return self.frame.crop or CropRegion(0, 0, width, height)
 
     def size_tensor(self, shape: FramesShape) -> Tensor:
-        """The height and width that were resized, as many times as there are frames."""
+        """Return the height and width of the resized region, once per frame."""
         region = self.region(shape.height, shape.width)
         sizes = np.full((shape.frames, 2), (region.height, region.width), np.int32)
         return Tensor(sizes if self.batched else sizes[0])
 
     def _size_fault(self, height: int, width: int) -> str:
-        """Why a frame of that size cannot be preprocessed; empty where it can."""
+        """Return why a frame of that size cannot be preprocessed; empty when it can."""
         frame = self.frame
         if max(height, width) > MAX_SIDE_PX:
             return f"a side has at most {MAX_SIDE_PX} px"
@@ -141,7 +143,11 @@ class Preprocessing:
 
 
 def check_config(files: ModelFiles, config: ModelConfig) -> None:
-    """Raises: ModelConfigError: other inputs, outputs or parameters than there can be."""
+    """Validate the inputs, outputs and parameters.
+
+    Raises:
+        ModelConfigError: they differ from those that the backend supports.
+    """
     where = files.config_path
     check_parameters(files, config, ImagePreprocessParameters)
     try:

@@ -1,4 +1,4 @@
-"""`image_preprocess` on a GPU: one fused kernel per batch, and planes that stay there."""
+"""`image_preprocess` on a GPU: one fused kernel per batch; the planes stay on the device."""
 
 from __future__ import annotations
 
@@ -38,27 +38,27 @@ if TYPE_CHECKING:
     from edge_server.gpu.module import Module
     from edge_server.gpu.stream import Stream
 
-# A bound, not a need: more full batches than the data plane admits at once, so that arrays which
-# callers never release end in an error that names the instance, not in a full device.
+# An upper bound: more full batches than the data plane admits at once. Arrays that callers never
+# release thus end in an error that names the instance, not in a full device.
 OUTPUTS_ALIVE = 32
-# Cameras of so many sizes share an instance without their geometry being worked out anew.
+# Geometry of this many frame sizes is cached, for cameras that share an instance.
 SIZES_KEPT = 16
 
 
 class GpuPreprocess:
-    """An `Instance` with a stream of its own.
+    """An `Instance` with its own stream.
 
-    It answers without waiting for the GPU. Once it has seen its largest batch it allocates
-    nothing. Frames on this GPU are read where they lie; those on the host are copied into pinned
-    memory, which an integrated GPU reads in place and any other copies once more: that one counts
-    as a copy to the device.
+    `execute` responds without waiting for the GPU, and allocates nothing once it has received its
+    largest batch. The kernel reads frames on this GPU in place; host frames are copied into pinned
+    memory, which an integrated GPU reads in place and any other GPU copies again. Only that second
+    copy counts as a copy to the device.
 
     Args:
         module: holds the kernels of `preprocess.cu`.
 
     Raises:
         Unavailable: the GPU has no memory for one batch of outputs.
-        InternalError: the module has no such kernel.
+        InternalError: the module lacks the kernel.
     """
 
     def __init__(self, name: str, device: Device, module: Module, wanted: Preprocessing) -> None:
@@ -93,7 +93,7 @@ class GpuPreprocess:
             shapes = [wanted.frames_shape(r.inputs[wanted.image].shape) for r in requests]
             planes: CudaArray | None = None
             if any(wanted.planes.name in request.outputs for request in requests):
-                # One context switch for all calls of the driver.
+                # One context switch for all driver calls.
                 with self._device.current("preprocess"):
                     images = [self._image(request) for request in requests]
                     addresses = self._addresses(images, shapes)
@@ -118,7 +118,7 @@ class GpuPreprocess:
         return Phases(staged_ns - began_ns, time.monotonic_ns() - staged_ns, 0)
 
     def close(self) -> None:
-        # Pinned memory may not go while a kernel reads it. A lost device reads no more.
+        # A kernel may still read the pinned memory. A lost device reads no more.
         with suppress(EdgeServerError):
             self._stream.synchronize()
         self._staging.close()
@@ -126,7 +126,7 @@ class GpuPreprocess:
         self._map = None
 
     def _image(self, request: ExecuteRequest) -> CudaArray | NDArray[np.uint8]:
-        """The request's frames, on this GPU or on the host."""
+        """Return the request's frames, on this GPU or on the host."""
         tensor = request.inputs[self._wanted.image]
         array = tensor.on_device
         if isinstance(array, CudaArray) and array.device is self._device:
@@ -141,7 +141,7 @@ class GpuPreprocess:
         images: Sequence[CudaArray | NDArray[np.uint8]],
         shapes: Sequence[FramesShape],
     ) -> list[FrameAddress]:
-        """Where the stream's next kernel finds each frame."""
+        """Return the device address of each frame for the stream's next kernel."""
         on_the_host = [image for image in images if isinstance(image, np.ndarray)]
         staged = self._staging.put(on_the_host) if on_the_host else 0
         addresses: list[FrameAddress] = []
@@ -169,7 +169,7 @@ class GpuPreprocess:
         addresses: Sequence[FrameAddress],
         size: FramesShape,
     ) -> CudaArray:
-        """(frames, 3, H, W), written by the work that the stream now holds; no thread waits."""
+        """Return (frames, 3, H, W), written by work that the stream now holds; no thread waits."""
         shape = (len(addresses), *self._wanted.planes.shape)
         geometry = self._geometry(size.height, size.width)
         on_device = [image for image in images if isinstance(image, CudaArray)]
@@ -183,20 +183,20 @@ class GpuPreprocess:
             for image in on_device:
                 image.read_by(planes.ready)
         finally:
-            # Also after a failure: a copy, or the first launch of two, may be on its way.
+            # Also after a failure: a copy, or the first of two launches, may be in flight.
             if len(on_device) < len(images):
                 self._staging.read()
         return planes
 
 
 class UndistortionOnDevice:
-    """A map in device memory, for as long as this lives.
+    """A map in device memory, allocated as long as this object lives.
 
     Attributes:
-        addresses: of its positions and its fractions.
+        addresses: of the map's positions and fractions.
 
     Raises:
-        Unavailable: the GPU has no memory for it.
+        Unavailable: the GPU has no memory for the map.
     """
 
     def __init__(self, device: Device, stream: Stream, made: UndistortionMap) -> None:
@@ -218,7 +218,7 @@ def _geometry(
         out_height,
         scale=float(wanted.scale),
         half=wanted.planes.datatype is DataType.FP16,
-        # A map has the crop in it.
+        # The map already includes the crop.
         region=wanted.region(height, width) if undistortion is None else None,
         undistortion=undistortion,
     )

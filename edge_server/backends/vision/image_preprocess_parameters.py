@@ -1,4 +1,4 @@
-"""The `parameters` of an `image_preprocess` model, and what they mean."""
+"""The `parameters` of an `image_preprocess` model, parsed and validated."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from edge_server.gpu.kernels.preprocess import MAX_SIDE_PX, CropRegion, PixelFor
 if TYPE_CHECKING:
     from edge_server.model_config.config import ModelConfig
 
-# k1 k2 p1 p2, k3, k4 k5 k6, thin prism, tilt: what cv2.calibrateCamera can give.
+# k1 k2 p1 p2, k3, k4 k5 k6, thin prism, tilt: the counts that cv2.calibrateCamera returns.
 _DISTORTION_COUNTS = (4, 5, 8, 12, 14)
 
 
@@ -29,7 +29,7 @@ class ImagePreprocessParameters(Parameters, frozen=True):
 
 @dataclass(frozen=True)
 class Lens:
-    """The calibration of a camera; pixels are those of frames of `width` x `height`."""
+    """A camera's calibration; pixels are those of frames of `width` x `height`."""
 
     camera_matrix: tuple[tuple[float, float, float], ...]
     distortion: tuple[float, ...]
@@ -39,11 +39,11 @@ class Lens:
 
 @dataclass(frozen=True)
 class FrameParameters:
-    """How a model's frames are to be read.
+    """Pixel format, crop and lens of a model's frames.
 
     Attributes:
-        crop: what of the frame, or of the undistorted frame, is resized; None for all of it.
-        lens: to be undone; None where nothing is undistorted.
+        crop: region of the frame, or of the undistorted frame, to resize; None for the whole frame.
+        lens: the lens whose distortion is removed; None without undistortion.
     """
 
     scale: float
@@ -53,7 +53,11 @@ class FrameParameters:
 
     @staticmethod
     def of(config: ModelConfig) -> FrameParameters:
-        """Raises: ValueError: values that cannot be, alone or together; with the remedy."""
+        """Parse the parameters.
+
+        Raises:
+            ValueError: a value is invalid, alone or beside the others; the text names the remedy.
+        """
         parameters = read_parameters(config, ImagePreprocessParameters)
         pixel_format = _pixel_format(parameters.pixel_format)
         crop = _crop(parameters.crop) if parameters.crop else None
@@ -71,12 +75,12 @@ class FrameParameters:
 
 
 def fits(region: CropRegion, width: int, height: int) -> bool:
-    """The whole region is within a frame of that size, in px."""
+    """Return whether the whole region lies within a frame of that size, in px."""
     return region.x + region.width <= width and region.y + region.height <= height
 
 
 def even_fault(pixel_format: PixelFormat, width: int, height: int) -> str:
-    """Why a frame of that size in px cannot be of that format; empty where it can."""
+    """Return why the format does not allow a frame of that size in px; empty when it does."""
     name = pixel_format.value
     if pixel_format is not PixelFormat.BGR and width % 2:
         return f"the width of {name} frames is even"
@@ -138,7 +142,8 @@ def _lens(texts: ImagePreprocessParameters) -> Lens | None:
 
 
 def _numbers(text: str) -> tuple[float, ...]:
-    """Finite numbers between commas; none where one of them is something else."""
+    """Return the finite numbers between commas; an empty tuple where one part is no finite
+    number."""
     try:
         numbers = tuple(float(each) for each in text.split(","))
     except ValueError:

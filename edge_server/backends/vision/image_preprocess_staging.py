@@ -1,4 +1,4 @@
-"""Host frames on their way to a GPU, without a thread that waits for the copy."""
+"""Stage host frames for a GPU; no thread waits for the copy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from edge_server.gpu.memory import DeviceMemory
     from edge_server.gpu.stream import Stream
 
-# One slot to fill, one that a kernel reads, and a spare where the GPU is busy with other work.
+# One slot to fill, one that a kernel reads, and a spare for a GPU busy with other work.
 SLOTS = 3
 
 
@@ -23,7 +23,7 @@ class FrameStaging:
     """A ring of pinned buffers, for one stream and one thread at a time.
 
     Attributes:
-        copies: frames are copied to the device, as it cannot read them on the host at speed.
+        copies: frames are copied to the device, because it cannot read host memory at full speed.
     """
 
     def __init__(self, device: Device, stream: Stream) -> None:
@@ -31,17 +31,18 @@ class FrameStaging:
         self._device = device
         self._stream = stream
         self._slots = [_Slot(device) for _ in range(SLOTS)]
-        # One is enough: the stream itself keeps copies and kernels in turn.
+        # One buffer is enough: the stream orders copies and kernels.
         self._on_device: DeviceMemory | None = None
 
     def put(self, frames: Sequence[NDArray[np.uint8]]) -> int:
-        """The address where the stream's next work finds `frames`, one behind the other.
+        """Stage `frames` one behind the other; return their address for the stream's next work.
 
-        They may be overwritten when this returns. It waits only where the GPU is `SLOTS` batches
-        behind. Call `read` once that work has been given to the stream.
+        The caller may overwrite the frames after the return. The call waits only where the GPU is
+        `SLOTS` batches behind. Call `read` once the stream has received the work that reads the
+        slot.
 
         Raises:
-            EdgeServerError: no memory for them, or the device failed.
+            EdgeServerError: no memory is left for the frames, or the device failed.
         """
         self._slots.append(slot := self._slots.pop(0))
         slot.read.wait()
@@ -59,17 +60,17 @@ class FrameStaging:
         return self._on_device.pointer
 
     def read(self) -> None:
-        """Mark the slot of the last `put`: all work that reads it has been given to the stream."""
+        """Mark the slot of the last `put`: the stream has received all work that reads the slot."""
         self._slots[-1].read.record(self._stream)
 
     def close(self) -> None:
-        """Free it all; the stream is through with it."""
+        """Free all slots; the stream must have finished with them."""
         self._slots.clear()
         self._on_device = None
 
 
 class _Slot:
-    """Pinned memory, and the event after which it may be written."""
+    """Pinned memory, and the event after which it may be overwritten."""
 
     def __init__(self, device: Device) -> None:
         self.read = device.event()
@@ -78,7 +79,7 @@ class _Slot:
         self._host = np.empty(0, np.uint8)
 
     def of(self, nbytes: int, *, mapped: bool) -> NDArray[np.uint8]:
-        """The first `nbytes` of the slot, which grows where it has fewer."""
+        """Return the first `nbytes` of the slot; a smaller slot grows."""
         if self._host.nbytes < nbytes:
             if mapped:
                 memory = self._device.mapped((nbytes,), np.uint8)

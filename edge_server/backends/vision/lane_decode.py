@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class LaneDecodeParameters(Parameters, frozen=True):
-    """See the module; the thresholds are LaneATT's for CULane where the configuration is silent."""
+    """The parameters of the module docstring; default thresholds are LaneATT's for CULane."""
 
     score_threshold: float = 0.5
     nms_threshold_px: float = 50.0
@@ -46,7 +46,11 @@ class LaneDecodeParameters(Parameters, frozen=True):
 
 
 def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfig:
-    """Raises: ModelConfigError: other tensors or parameters than the module describes."""
+    """Complete the configuration.
+
+    Raises:
+        ModelConfigError: tensors or parameters differ from those in the module docstring.
+    """
     del version
     inputs = {(s.datatype, s.shape[1:] if len(s.shape) == 2 else s.shape) for s in config.inputs}
     outputs = {(s.datatype, s.shape) for s in config.outputs}
@@ -105,7 +109,7 @@ def load(
 
 
 def frame_points(lanes: DecodedLanes, *, height: int, width: int) -> NDArray[np.float32]:
-    """(K, 72, 2) float32 (x, y) in px of a frame of that size, x = -2 where absent."""
+    """Return (K, 72, 2) float32 (x, y) in px of a frame of that size, x = -2 where absent."""
     points = np.empty((*lanes.x.shape, 2), np.float32)
     points[..., 0] = np.where(np.isnan(lanes.x), ABSENT_X, lanes.x * np.float32(width))
     points[..., 1] = np.linspace(height, 0, ROW_COUNT, dtype=np.float32)

@@ -1,9 +1,9 @@
-"""A camera frame becomes a network's input on the CPU: the definition of the numbers.
+"""Convert a camera frame to a network's input on the CPU: the reference for the exact numbers.
 
-Colour first, by OpenCV's integer cvtColor (BT.601, video range; for NV12 on ARM OpenCV has other
-code before 4.9, as JetPack 6 has it); then one bilinear interpolation in 8 bits, a resize or a map;
+Colour first, by OpenCV's integer cvtColor (BT.601, video range; for NV12 on ARM, OpenCV before 4.9,
+as in JetPack 6, has different code); then one bilinear interpolation in 8 bits, a resize or a map;
 then value * scale in 32-bit floats, rounded once more if the output is float16. The kernels in
-`cuda/kernels` give the same bits.
+`gpu/kernels` return the same bits.
 """
 
 from __future__ import annotations
@@ -22,13 +22,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class UndistortionMap:
-    """For every network pixel, where in the camera's frame it lies.
+    """The position in the camera's frame of every network pixel.
 
-    One map from network to camera pixel, undistortion, crop and resize in one: a pixel is
-    interpolated once, not twice, and the frame is read once. The lens is undone in steps of
-    1/32 px, which is what OpenCV's 8-bit remap did for all its versions; with float maps its
-    numbers depend on the version and the processor, with this fixed-point form they do not.
-    Outside the frame lies black.
+    One map for undistortion, crop and resize together: each pixel is interpolated once, and the
+    frame is read once. Positions have steps of 1/32 px, as in OpenCV's 8-bit remap of every
+    version; with float maps the results depend on version and processor, with this fixed-point form
+    they do not. Pixels outside the frame are black.
 
     Attributes:
         positions: (H, W, 2) int16, the frame's column and row.
@@ -47,16 +46,16 @@ class UndistortionMap:
         width: int,
         height: int,
     ) -> UndistortionMap:
-        """The map that undoes a lens and resizes `region` of the undistorted frame.
+        """Return the map that undistorts and resizes `region` of the undistorted frame.
 
         Args:
-            camera_matrix: (3, 3), of the camera's full frame in px, as cv2.calibrateCamera
-                gives it.
+            camera_matrix: (3, 3), of the camera's full frame in px, as cv2.calibrateCamera returns
+                it.
             distortion: OpenCV's coefficients k1 k2 p1 p2 [k3 ...].
-            region: what of the undistorted frame the network sees, in px of the full frame.
+            region: the network's part of the undistorted frame, in px of the full frame.
             width, height: the network's size in px.
         """
-        # Sample centres at half pixels, as the resize has them.
+        # Sample centres lie at half pixels, as in the resize.
         step_x, step_y = region.width / width, region.height / height
         network = np.array(camera_matrix, np.float64)
         network[0] /= step_x
@@ -70,7 +69,7 @@ class UndistortionMap:
 
     @classmethod
     def of_points(cls, x: NDArray[np.float32], y: NDArray[np.float32]) -> UndistortionMap:
-        """From columns and rows in px of the frame, each (H, W) float32."""
+        """Return the map of columns and rows in px of the frame, each (H, W) float32."""
         return cls(*cv2.convertMaps(x, y, cv2.CV_16SC2))
 
 
@@ -79,12 +78,12 @@ def bgr_of(
     pixels: NDArray[np.uint8],
     chroma: NDArray[np.uint8] | None = None,
 ) -> NDArray[np.uint8]:
-    """The frame as (H, W, 3) uint8 BGR.
+    """Return the frame as (H, W, 3) uint8 BGR.
 
     Args:
-        pixel_format: what the planes hold.
+        pixel_format: the format of the planes.
         pixels: BGR (H, W, 3), YUY2 (H, W, 2), or NV12's luma (H, W); rows may have gaps.
-        chroma: NV12's U and V in turns, (H / 2, W); for the others None.
+        chroma: NV12's interleaved U and V, (H / 2, W); None for the other formats.
     """
     match pixel_format:
         case PixelFormat.BGR:
@@ -107,8 +106,9 @@ def scale_frame(
 ) -> None:
     """Write `frame`, (h, w, 3) uint8, into `out`, (3, H, W) float32 or float16: planar, scaled.
 
-    Resized to H, W (sample centres at half pixels, no antialiasing); or, with a map of that size,
-    undistorted. A slice of a larger image is a region: what lies outside is not mixed in.
+    The frame is resized to H, W (sample centres at half pixels, no antialiasing); or, with a map of
+    that size, undistorted. A slice of a larger image is a region: pixels outside the slice are
+    never mixed in.
     """
     _, height, width = out.shape
     if undistortion is not None:

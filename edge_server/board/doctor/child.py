@@ -1,4 +1,4 @@
-"""The process that answers one question: calls a function and prints its dict as JSON."""
+"""The process of one probe: calls a function and prints its dict as JSON."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ import traceback
 
 
 def main() -> None:
-    """Of `FUNCTION PATIENCE_S ACCOUNT ARGUMENT...`; ends the process without any destructor.
+    """Run `FUNCTION PATIENCE_S ACCOUNT ARGUMENT...`; end the process without any destructor.
 
-    ACCOUNT is `UID:GID,GID...`, as whom the function is called; or nothing. Half-made objects of a
-    library are not taken apart: TensorRT's do not survive that.
+    ACCOUNT is `UID:GID,GID...`, the account that runs the function; or empty. Destructors are
+    skipped because TensorRT's crash on half-made objects.
     """
     function, patience_s, account, *arguments = sys.argv[1:]
     signal.setitimer(signal.ITIMER_REAL, float(patience_s) + 1)
-    # A library that prints must not print into the answer.
+    # A library's own output must not mix with the result.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     module, _, name = function.partition(":")
     code = 1
     try:
         asked = getattr(importlib.import_module(module), name)
-        # Only now: that user may not be able to read this Python.
+        # Switched only now: that user may lack the right to read this Python.
         _become(account)
         found = asked(*arguments)
         json.dump(found, answers)
         answers.flush()
         code = 0
-    except Exception:  # noqa: BLE001 - the last line of it is the answer
+    except Exception:  # noqa: BLE001 - the last line of the traceback is the result
         traceback.print_exc()
         sys.stderr.flush()
     finally:

@@ -1,4 +1,4 @@
-"""All that the checks may look at, gathered before the first of them runs."""
+"""The input of all checks, gathered before the first check runs."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _UNASKED = ProbeResult(trouble="not asked")
 
 @dataclass(frozen=True)
 class Configuration:
-    """The settings of the daemon; `settings` is None where `error` says why.
+    """The daemon's settings; `settings` is None when `error` gives the reason.
 
     Attributes:
-        path: the file; None where there is none, and the defaults count.
+        path: the file; None where no file exists, and the defaults apply.
     """
 
     path: Path | None
@@ -36,12 +36,12 @@ class Evidence:
     """The input of every check.
 
     Attributes:
-        board: the facts from its files.
+        board: the facts from the board's files.
         configuration: the daemon's.
-        disk: of the model store, or where it would be; None where it cannot be read.
-        answers: of the probes, by their names.
-        python: the version that runs here.
-        version: our own.
+        disk: of the model store or its future place; None where it cannot be read.
+        answers: results of the probes, by name.
+        python: the running Python version.
+        version: the edge-server version.
     """
 
     board: BoardFacts
@@ -60,6 +60,7 @@ class Evidence:
 
     @property
     def driver_tried_by_account(self) -> bool:
-        """Whether it was the daemon's user that tried to start it; only root can try as another."""
+        """Return whether the probe of the driver ran as the daemon's user; only root can run it
+        as another user."""
         uid = self.answer("driver").says.get("uid")
         return uid is None or uid == self.board.account.uid

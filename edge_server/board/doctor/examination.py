@@ -1,4 +1,4 @@
-"""Gathers the evidence and runs every check on it."""
+"""Gather the evidence and run every check on it."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from edge_server.board.board import BoardFacts
     from edge_server.settings import Settings
 
-# Where a package puts the settings, and where systemd lets the unit keep its state.
+# The packaged settings file, and the unit's state directory under systemd.
 _USUAL_CONFIGURATION = "etc/edge_server/config.toml"
 _STATE_OF_THE_UNIT = "var/lib/edge_server"
 _PROBES = "edge_server.board.doctor.probes:"
-# The probes of every machine; settings and systemd add theirs.
+# The probes of every machine; settings and systemd add further ones.
 _ALWAYS = (
     "driver",
     "cuda_runtime",
@@ -39,7 +39,7 @@ _ALWAYS = (
     "onnxruntime",
     "kernel_clock",
 )
-# At once; more would fight for the few cores of a board.
+# Maximum number of concurrent probes; more would compete for the few cores of a board.
 _PROCESSES = 4
 _NETWORK_PATIENCE_S = 8.0
 
@@ -61,13 +61,13 @@ def examine(
     asks: Callable[[Probe], ProbeResult] = ask,
     now_s: float | None = None,
 ) -> Examination:
-    """Look at everything; raises nothing for what it finds.
+    """Run all probes and checks; no finding raises.
 
     Args:
-        config: the daemon's settings; /etc/edge_server/config.toml where none is given.
-        root: below which the files of the board lie.
-        asks: has one question answered.
-        now_s: what the clock says; it is asked where nothing is given.
+        config: the daemon's settings; /etc/edge_server/config.toml by default.
+        root: the root directory of the board's files.
+        asks: runs one probe.
+        now_s: Unix time; by default that of the clock.
     """
     board = read_board(root, now_s)
     configuration = read_configuration(config, root)
@@ -90,12 +90,13 @@ def examine(
 
 
 def run_checks(evidence: Evidence) -> dict[str, Finding]:
-    """The finding of each check; a check that raises is a fault, and the others run."""
+    """Return the finding of each check; a check that raises counts as a fault, and the others
+    run."""
     findings = {}
     for name, check in CHECKS.items():
         try:
             findings[name] = check(evidence)
-        except Exception as error:  # noqa: BLE001 - a mistake of ours must not hide the rest
+        except Exception as error:  # noqa: BLE001 - a bug in one check must not hide the others
             findings[name] = fault(
                 f"the check itself failed: {type(error).__name__}: {error}",
                 "report it, with the output of edge-server doctor --json",
@@ -104,7 +105,8 @@ def run_checks(evidence: Evidence) -> dict[str, Finding]:
 
 
 def read_configuration(path: Path | None, root: Path) -> Configuration:
-    """The settings in `path`, or in the usual file; the defaults where that is not there."""
+    """Read the settings in `path`, or in the packaged file; return the defaults if that file
+    does not exist."""
     from edge_server.settings import read_settings  # noqa: PLC0415
 
     chosen = path or _usual_configuration(root)

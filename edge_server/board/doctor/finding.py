@@ -7,10 +7,9 @@ from enum import Enum
 
 
 class Level(Enum):
-    """How bad it is.
+    """The severity of a finding.
 
-    A warning works, but not as well as it could; a fault is something asked for, or that this
-    board should have, which does not work.
+    A warning works, but not as well as it could; a fault is a required feature that does not work.
     """
 
     OK = "ok"
@@ -20,7 +19,8 @@ class Level(Enum):
 
 @dataclass(frozen=True)
 class Finding:
-    """`found` is for a person; `remedy` says what to do, and is empty where nothing is."""
+    """`found` describes the finding for a person; `remedy` is the command or action that fixes
+    it, or empty."""
 
     level: Level
     found: str

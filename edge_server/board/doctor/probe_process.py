@@ -1,6 +1,6 @@
-"""Asks in a process of its own what may crash or hang: drivers, other people's libraries, networks.
+"""Run a probe that may crash or hang (drivers, third-party libraries, networks) in its own process.
 
-Whatever happens there costs that one answer, and at most its time.
+A crash or hang costs only that probe's result, and at most its time limit.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
     from edge_server.board.account import Account
 
-# A first import of a large library from a slow disk takes seconds.
+# The first import of a large library from a slow disk takes seconds.
 PATIENCE_S = 30.0
 # By then a killed process has ended, or hangs in the kernel, where no signal ends it.
 _KILLED_S = 1.0
-# Such a process sees the modules that this one sees, in whatever way it was started.
+# The process imports from the same paths as this one, however this one was started.
 _START = (
     "import sys; sys.path[:] = {path!r}; from edge_server.board.doctor.child import main; main()"
 )
@@ -30,10 +30,11 @@ _START = (
 
 @dataclass(frozen=True)
 class Probe:
-    """A function, as `package.module:name`, and what it is called with.
+    """A function, as `package.module:name`, and its arguments.
 
     Attributes:
-        account: whose process it is, where root asks; anybody else's is their own.
+        account: the account that runs the process, where root probes; other users run it as
+            themselves.
     """
 
     function: str
@@ -44,16 +45,16 @@ class Probe:
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """The result of the function, or in `trouble` why there is none."""
+    """The function's result, or in `trouble` the reason why it is missing."""
 
     says: Mapping[str, Any] = field(default_factory=dict)
     trouble: str = ""
 
 
 def ask(question: Probe) -> ProbeResult:
-    """The result, within the probe's `patience_s` and a second; never raises.
+    """Run the probe; return within its `patience_s` and a second; never raises.
 
-    The process also ends itself in time, should this one be gone by then.
+    The process also ends itself in time, in case this process is gone by then.
     """
     command = [
         sys.executable,

@@ -1,8 +1,8 @@
-"""Probes of libraries, the network and the kernel; each runs in a process of its own.
+"""Probes of libraries, the network and the kernel; each runs in its own process.
 
-Each returns a dict that JSON can carry. Libraries are imported by name, because importing them is
-the question. `{"missing": true}` is a library that is not installed; one that is and cannot be
-imported says why in `error`.
+Each returns a dict that JSON can encode. A probe imports its library by name, because the import
+itself is the test. `{"missing": true}` stands for a library that is not installed; for an installed
+library whose import fails, `error` gives the reason.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ _COMPUTE_MAJOR, _COMPUTE_MINOR, _INTEGRATED = 75, 76, 18
 # libcudart's names: with the development packages, then of CUDA 13, 12 and 11.
 _CUDARTS = ("libcudart.so", "libcudart.so.13", "libcudart.so.12", "libcudart.so.11.0")
 _CUDART_DIRECTORIES = ("", "/usr/local/cuda/lib64/")
-# timex.h: what adjtimex(2) reports of a clock that is not synchronized, and where in the struct.
+# timex.h: adjtimex(2)'s flag for an unsynchronized clock, and the flag's place in the struct.
 _STA_UNSYNC = 0x0040
 _TIMEX_LONGS = 64
 
 
 def driver() -> Says:
-    """Whether CUDA's driver starts for the user of this process, its version, and its devices."""
+    """Report whether CUDA's driver starts for the user of this process, its version, and its
+    devices."""
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
     except OSError as error:
@@ -53,7 +54,7 @@ def driver() -> Says:
 
 
 def cuda_runtime() -> Says:
-    """The version of CUDA's runtime library, where one is found."""
+    """Report the version of CUDA's runtime library, if one is found."""
     for directory in _CUDART_DIRECTORIES:
         for name in _CUDARTS:
             try:
@@ -69,38 +70,38 @@ def cuda_runtime() -> Says:
 
 
 def pycuda() -> Says:
-    """Whether pycuda and its driver module can be imported."""
+    """Report whether pycuda and its driver module can be imported."""
     says = _imported("pycuda", "VERSION_TEXT")
     if "version" in says:
         try:
             importlib.import_module("pycuda.driver")
-        except Exception as error:  # noqa: BLE001 - whatever a library's import raises
+        except Exception as error:  # noqa: BLE001 - a library's import may raise any exception
             says["error"] = _told(error)
     return says
 
 
 def tensorrt() -> Says:
-    """Whether TensorRT can be imported; makes none of its objects."""
+    """Report whether TensorRT can be imported; the probe makes none of its objects."""
     return _imported("tensorrt")
 
 
 def nvdla() -> Says:
-    """How many NVDLA cores TensorRT's runtime sees.
+    """Report the number of NVDLA cores that TensorRT's runtime finds.
 
-    Without a working driver such a runtime ends the process, so that is looked at first.
+    Without a working driver such a runtime ends the process, so the driver is probed first.
     """
     found = driver()
     if found.get("init") != 0:
         return {"error": f"no CUDA driver: {found['error']}"}
     module: Any = importlib.import_module("tensorrt")
     runtime = module.Runtime(module.Logger(module.Logger.ERROR))
-    # Never taken apart: where CUDA's versions do not fit, its destructor ends the process.
+    # Never destroyed: where CUDA's versions do not fit, the destructor ends the process.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(runtime))
     return {"cores": int(runtime.num_DLA_cores)}
 
 
 def opencv() -> Says:
-    """OpenCV's version, and whether it was built with GStreamer."""
+    """Report OpenCV's version, and whether it was built with GStreamer."""
     says = _imported("cv2")
     if "version" in says:
         built: str = importlib.import_module("cv2").getBuildInformation()
@@ -110,7 +111,7 @@ def opencv() -> Says:
 
 
 def onnxruntime() -> Says:
-    """ONNX Runtime's version, and what it can run models on."""
+    """Report ONNX Runtime's version and execution providers."""
     says = _imported("onnxruntime")
     if "version" in says:
         says["providers"] = importlib.import_module("onnxruntime").get_available_providers()
@@ -118,9 +119,9 @@ def onnxruntime() -> Says:
 
 
 def kernel_clock() -> Says:
-    """Whether the kernel's clock is synchronized: each time daemon sets that flag."""
+    """Report whether the kernel's clock is synchronized: every time daemon sets that flag."""
     # struct timex has 208 bytes on 64-bit Linux: modes (an int), offset, freq, maxerror, esterror,
-    # status (an int). With modes 0 it only reads.
+    # status (an int). With modes 0 the call only reads.
     timex = (ctypes.c_long * _TIMEX_LONGS)()
     state = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.byref(timex))
     if state < 0:
@@ -130,7 +131,7 @@ def kernel_clock() -> Says:
 
 
 def unit() -> Says:
-    """How systemd says the daemon's unit is."""
+    """Report the state of the daemon's unit in systemd."""
     asked = ["ActiveState", "SubState", "Result", "ExecMainStatus", "NRestarts", "UnitFileState"]
     done = subprocess.run(  # noqa: S603
         ["systemctl", "show", UNIT, f"--property={','.join(asked)}"],  # noqa: S607
@@ -145,7 +146,7 @@ def unit() -> Says:
 
 
 def grpc_port(host: str, port: str) -> Says:
-    """Whether the port is free, and if not, who answers there."""
+    """Report whether the port is free, and if not, which server responds."""
     try:
         listener(host, int(port)).close()
     except OSError as error:
@@ -167,7 +168,7 @@ def grpc_port(host: str, port: str) -> Says:
 
 
 def broker(host: str, port: str) -> Says:
-    """Whether a process accepts TCP connections there."""
+    """Report whether a server accepts TCP connections on that address."""
     try:
         socket.create_connection((host, int(port)), timeout=4).close()
     except OSError as error:
@@ -180,7 +181,7 @@ def _imported(name: str, version: str = "__version__") -> Says:
         module = importlib.import_module(name)
     except ModuleNotFoundError as error:
         return {"missing": True} if error.name == name else {"error": _told(error)}
-    except Exception as error:  # noqa: BLE001 - whatever a library's import raises
+    except Exception as error:  # noqa: BLE001 - a library's import may raise any exception
         return {"error": _told(error)}
     return {"version": str(getattr(module, version, "?")), "file": module.__file__ or ""}
 
@@ -196,7 +197,7 @@ def _cuda_error(cuda: ctypes.CDLL, code: int) -> str:
 
 
 def _cuda_version(number: int) -> str:
-    """12060 is 12.6."""
+    """Return 12060 as 12.6."""
     return f"{number // 1000}.{number % 1000 // 10}"
 
 

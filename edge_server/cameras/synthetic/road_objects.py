@@ -21,7 +21,7 @@ TREE_VIEW_M = 220.0
 def draw_roadside(
     image: NDArray[np.uint8], view: View, scene: RoadScene, distance_m: float
 ) -> None:
-    """Barriers along the pavement's edges and trees behind them, far ones first."""
+    """Draw barriers along the pavement's edges and trees behind them, far ones first."""
     place = scene.roadside
     if place.tree_spacing_m:
         ahead = marks_ahead(view, 0.0, place.tree_spacing_m, distance_m, TREE_VIEW_M)
@@ -41,7 +41,8 @@ def draw_roadside(
 def _draw_tree(
     image: NDArray[np.uint8], view: View, scene: RoadScene, tree_m: float, number: int
 ) -> None:
-    """A trunk and three crowns; the number fixes side, size and colour wherever it is seen."""
+    """Draw a trunk and three crowns; the tree's number fixes side, size and colour in every
+    frame."""
     rng = np.random.default_rng(abs(number))
     place = scene.roadside
     side = 1 if rng.random() < 0.5 else -1
@@ -63,7 +64,7 @@ def _draw_tree(
 
 
 def draw_vehicle(image: NDArray[np.uint8], view: View, vehicle: Vehicle, distance_m: float) -> None:
-    """The rear of a box, the side it shows us, and the shadow under it."""
+    """Draw the rear of a box, its visible side, and the shadow under it."""
     rear_m = vehicle.ahead_m + vehicle.swing_m * np.sin(distance_m / 95.0 + vehicle.ahead_m)
     front_m = rear_m + 2.4 * vehicle.width_m
     if not view.z_m[0] < rear_m or front_m > view.z_m[-1]:
@@ -73,7 +74,7 @@ def draw_vehicle(image: NDArray[np.uint8], view: View, vehicle: Vehicle, distanc
     body = np.array(vehicle.colour)
 
     def face(z_m: float, a_m: float, b_m: float, low: float, high: float) -> NDArray[np.float64]:
-        """An upright rectangle, from `low` to `high` of the vehicle's height."""
+        """Return an upright rectangle, from `low` to `high` of the vehicle's height."""
         at = np.array((z_m, z_m))
         bottom = view.project(np.array((a_m, b_m)), at, low * vehicle.height_m)
         top = view.project(np.array((b_m, a_m)), at, high * vehicle.height_m)

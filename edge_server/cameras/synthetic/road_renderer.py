@@ -1,4 +1,4 @@
-"""Draws a `RoadScene` as a camera would see it, with the lane lines it drew as ground truth."""
+"""Render a `RoadScene` from the camera's view, with its lane lines as ground truth."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ TEXTURE_FADE_M = 70.0
 def render(
     scene: RoadScene, distance_m: float, width: int = 1280, height: int = 720
 ) -> tuple[NDArray[np.uint8], list[NDArray[np.float32]]]:
-    """One frame of a drive: the same scene and distance always give the same pixels.
+    """Render one frame of a drive: the same scene and distance always give the same pixels.
 
-    Growing `distance_m` moves the camera along the road: dashes, trees and texture pass by and
+    A growing `distance_m` moves the camera along the road: dashes, trees and texture pass by and
     the curvature changes slowly.
 
     Args:
-        scene: what to draw.
-        distance_m: driven so far.
+        scene: the scene to render.
+        distance_m: distance driven since the start.
         width, height: of the image in pixels.
 
     Returns:
         image: (height, width, 3) uint8 BGR.
-        lanes: at most five boundaries nearest the vehicle, each (N, 2) float32 x, y in pixels
-            from the bottom of the image upwards, including parts hidden by traffic and parts
-            left or right of the image.
+        lanes: at most five boundaries nearest the vehicle, each (N, 2) float32 x, y in pixels from
+            the bottom of the image upwards, including parts hidden by traffic and parts left or
+            right of the image.
     """
     view = look(scene, distance_m, width, height)
     horizon_row = int(np.clip(np.floor(view.row_px[-1]), 1, height - 1))
@@ -68,7 +68,7 @@ def render(
 def _spans(
     view: View, starts_m: NDArray[np.float64], length_m: float, reach_m: float
 ) -> list[NDArray[np.float64]]:
-    """Sample distances of the stretches in view, four to each."""
+    """Return sample distances of the visible stretches, four per stretch."""
     begin = np.maximum(starts_m, view.z_m[0])
     end = np.minimum(starts_m + length_m, min(reach_m, view.z_m[-1]))
     return [np.linspace(a, b, 4) for a, b in zip(begin, end, strict=True) if b - a > 0.02]
@@ -77,7 +77,7 @@ def _spans(
 def _paint_ground(
     image: NDArray[np.uint8], view: View, scene: RoadScene, distance_m: float
 ) -> None:
-    """Surfaces, seams and paint, still without texture or light."""
+    """Paint surfaces, seams and markings, without texture or light."""
     _paint_surfaces(image, view, scene)
     _paint_seams(image, view, scene, distance_m)
     for line in scene.lines:
@@ -87,7 +87,7 @@ def _paint_ground(
 
 
 def _paint_surfaces(image: NDArray[np.uint8], view: View, scene: RoadScene) -> None:
-    """Verge, shoulder, lanes and kerbs."""
+    """Paint verge, shoulder, lanes and kerbs."""
     place = scene.roadside
     edges_m = place.edge_left_m, place.edge_right_m
     image[int(np.floor(view.row_px[-1])) :] = np.array(place.verge, np.uint8)
@@ -102,7 +102,7 @@ def _paint_surfaces(image: NDArray[np.uint8], view: View, scene: RoadScene) -> N
 
 
 def _paint_seams(image: NDArray[np.uint8], view: View, scene: RoadScene, distance_m: float) -> None:
-    """Tar along the road and joints across it: dark lines that are no lane lines."""
+    """Paint tar along the road and joints across it: dark lines that are no lane lines."""
     place = scene.roadside
     tar = scaled(place.asphalt, 0.6)
     near_m = view.z_m[view.z_m < SEAM_REACH_M]
@@ -131,7 +131,7 @@ def _paint_line(image: NDArray[np.uint8], view: View, line: Line, distance_m: fl
 
 
 def _paint_arrow(image: NDArray[np.uint8], view: View, colour: Colour, distance_m: float) -> None:
-    """Arrows in the vehicle's lane: paint that is no lane line."""
+    """Paint arrows in the vehicle's lane: markings that are no lane lines."""
     for start_m in marks_ahead(view, 0.0, ARROW_SPACING_M, distance_m, ARROW_REACH_M):
         if start_m > view.z_m[0]:
             shaft = np.array((start_m, start_m + 3.0))
@@ -143,7 +143,8 @@ def _paint_arrow(image: NDArray[np.uint8], view: View, colour: Colour, distance_
 def _ground_brightness(
     view: View, scene: RoadScene, distance_m: float, horizon_row: int
 ) -> NDArray[np.uint8]:
-    """(rows below the horizon, width) uint8, 128 = unchanged; drawn at half size, then enlarged."""
+    """Return (rows below the horizon, width) uint8, 128 = unchanged; rendered at half size, then
+    enlarged."""
     place = scene.roadside
     rows = view.height - horizon_row
     half_width, half_rows = (view.width + 1) // 2, (rows + 1) // 2
@@ -160,7 +161,7 @@ def _ground_brightness(
     along = np.mod((z_m + distance_m) * (TEXTURE_PX / TEXTURE_ALONG_M), TEXTURE_PX)
     map_y = np.repeat(along.astype(np.float32)[:, None], half_width, axis=1)
     shade = cv2.remap(place.texture, map_x, map_y, cv2.INTER_LINEAR, borderMode=cv2.BORDER_WRAP)
-    # Far away the texture is finer than a pixel; fading it keeps the distance from flickering.
+    # Far away the texture is finer than a pixel; fading it prevents flicker.
     fade = np.clip(1.0 - z_m / TEXTURE_FADE_M, 0.15, 1.0).astype(np.float32)[:, None]
     faded = TEXTURE_MIDDLE + (shade.astype(np.float32) - TEXTURE_MIDDLE) * fade
     brightness = faded.astype(np.uint8)
@@ -172,7 +173,7 @@ def _ground_brightness(
 def _cast_tree_shadows(
     shade: NDArray[np.uint8], view: View, scene: RoadScene, distance_m: float, horizon_row: int
 ) -> NDArray[np.uint8]:
-    """Blotches across the road, one cluster for each tree, in half-size pixels."""
+    """Add blotches across the road, one cluster per tree, in half-size pixels."""
     place = scene.roadside
     mask = np.zeros_like(shade)
     for tree_m in marks_ahead(view, 0.0, place.tree_spacing_m, distance_m, 80.0):
@@ -193,7 +194,7 @@ def _cast_tree_shadows(
 
 
 def _lane_labels(view: View, lines: tuple[Line, ...]) -> list[NDArray[np.float32]]:
-    """The nearest lines that are seen at all, as polylines."""
+    """Return the nearest visible lines as polylines."""
     z_m = view.z_m[(view.row_px <= view.height) & (view.z_m <= FARTHEST_LABEL_M)]
     bottom_m = np.interp(-float(view.height), -view.row_px, view.z_m)
     z_m = np.append(bottom_m, z_m[z_m > bottom_m])
@@ -209,7 +210,7 @@ def _lane_labels(view: View, lines: tuple[Line, ...]) -> list[NDArray[np.float32
 def _roll(
     image: NDArray[np.uint8], lanes: list[NDArray[np.float32]], roll_rad: float
 ) -> tuple[NDArray[np.uint8], list[NDArray[np.float32]]]:
-    """Turns the picture about its middle, the labels with it."""
+    """Rotate the image about its centre, and the labels with it."""
     height, width = image.shape[:2]
     turn = cv2.getRotationMatrix2D((width / 2, height / 2), -np.degrees(roll_rad), 1.0)
     turned = cv2.warpAffine(image, turn, (width, height), borderMode=cv2.BORDER_REPLICATE)

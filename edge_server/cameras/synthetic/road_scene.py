@@ -42,14 +42,14 @@ class PinholeCamera:
 
 @dataclass(frozen=True)
 class Course:
-    """Where the road goes. Curvature and sway are waves in the distance driven.
+    """The road's course. Curvature and sway are waves over the distance driven.
 
     Attributes:
         curvature_per_m: largest curvature; 1/150 is a tight ramp.
         curvature_wavelength_m, curvature_phase: of its slow change along the road.
         grade_per_m: vertical curvature; positive climbs.
-        heading_rad: of the road in the camera's eyes.
-        sway_m, sway_wavelength_m: how the vehicle wanders in its lane.
+        heading_rad: of the road relative to the camera.
+        sway_m, sway_wavelength_m: amplitude and wavelength of the vehicle's drift in its lane.
     """
 
     curvature_per_m: float
@@ -85,7 +85,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Vehicle:
-    """A box ahead on the road, about `ahead_m` away, closing in and falling back by `swing_m`."""
+    """A box on the road about `ahead_m` ahead, whose distance oscillates by `swing_m`."""
 
     lane_m: float
     ahead_m: float
@@ -133,7 +133,7 @@ class Roadside:
 
 @dataclass(frozen=True)
 class RoadScene:
-    """A road, a camera on it and everything in view; `render` turns it into images."""
+    """A road, its camera and all visible objects; `render` turns the scene into images."""
 
     camera: PinholeCamera
     course: Course
@@ -143,7 +143,7 @@ class RoadScene:
 
     @classmethod
     def for_camera(cls, seed: int) -> RoadScene:
-        """A pleasant motorway by daylight: three or four clear lines, mild curves, no roll."""
+        """Return a motorway by daylight: three or four clear lines, mild curves, no roll."""
         rng = np.random.default_rng(seed)
         lane_m = rng.uniform(3.5, 3.7)
         left, right = ((1, 2), (2, 1), (2, 2))[int(rng.integers(0, 3))]
@@ -165,7 +165,8 @@ class RoadScene:
 
     @classmethod
     def sample(cls, rng: np.random.Generator) -> RoadScene:
-        """Any road the network should cope with, and one in ten without a single line."""
+        """Return a random road within the network's intended range; one in ten has no line at
+        all."""
         lane_m = rng.uniform(3.0, 3.9)
         left, right = int(rng.choice((1, 2, 3), p=(0.52, 0.33, 0.15))), int(rng.integers(1, 3))
         camera = PinholeCamera(

@@ -1,4 +1,4 @@
-"""Noise for the ground and a painted sky: the parts of a rendered road made of pixels."""
+"""Noise for the ground and a painted sky: the pixel textures of a rendered road."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TEXTURE_MIDDLE = 128
 
 
 def noise_tile(rng: np.random.Generator, scales: tuple[int, ...]) -> NDArray[np.float32]:
-    """(512, 512) float32 of several octaves, about -1..1, wrapping at its edges."""
+    """Return (512, 512) float32 noise of several octaves, about -1..1, periodic at its edges."""
     tile = np.zeros((TEXTURE_PX, TEXTURE_PX), np.float32)
     for cells in scales:
         coarse = rng.standard_normal((cells, cells)).astype(np.float32)
@@ -27,7 +27,7 @@ def noise_tile(rng: np.random.Generator, scales: tuple[int, ...]) -> NDArray[np.
 
 
 def backdrop(rng: np.random.Generator, *, mainstream: bool) -> NDArray[np.uint8]:
-    """Sky with a little cloud, and two ranges of hills along the bottom edge."""
+    """Return sky with a few clouds, and two ranges of hills along the bottom edge."""
     height, width = 200, 640
     zenith = np.array(
         (205, 150, 95) if mainstream else rng.uniform((120, 110, 80), (235, 200, 190))

@@ -1,4 +1,4 @@
-"""Where the road ahead lies in the picture, and polygons drawn there."""
+"""Project the road ahead into the image, and draw polygons there."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ class View:
     def project(
         self, offset_m: float | NDArray[np.float64], z_m: NDArray[np.float64], up_m: float = 0.0
     ) -> NDArray[np.float64]:
-        """Pixels (..., 2) of points beside the lane's middle, `up_m` above the road."""
+        """Return the pixels (..., 2) of points beside the lane's middle, `up_m` above the road."""
         zoom = self.scale_px / z_m
         x = self.width / 2 + zoom * (np.interp(z_m, self.z_m, self.centre_m) + offset_m)
         y = np.interp(z_m, self.z_m, self.row_px) - zoom * up_m
         return np.stack(np.broadcast_arrays(x, y), axis=-1)
 
     def strip(self, left_m: float, right_m: float, z_m: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Outline (2N, 2) of a band of road."""
+        """Return the outline (2N, 2) of a band of road."""
         return np.concatenate((self.project(left_m, z_m), self.project(right_m, z_m)[::-1]))
 
 
 def look(scene: RoadScene, distance_m: float, width: int, height: int) -> View:
-    """Integrates heading and position along the road ahead and projects the ground."""
+    """Integrate heading and position along the road ahead and project the ground."""
     camera, course = scene.camera, scene.course
     scale_px = camera.focal * width
     nearest_m = scale_px * camera.height_m / ((1.0 - camera.horizon) * height)
@@ -67,7 +67,7 @@ def look(scene: RoadScene, distance_m: float, width: int, height: int) -> View:
     row_px = camera.horizon * height + scale_px * (
         camera.height_m / z_m - 0.5 * course.grade_per_m * z_m
     )
-    # Beyond a crest the ground turns back down the image: out of sight.
+    # Beyond a crest the ground's rows descend in the image again: hidden.
     visible = np.append(True, np.cumprod(np.diff(row_px) < 0).astype(bool))
     return View(z_m[visible], centre_m[visible], row_px[visible], scale_px, width, height)
 
@@ -75,7 +75,7 @@ def look(scene: RoadScene, distance_m: float, width: int, height: int) -> View:
 def fill_polygons(
     image: NDArray[np.uint8], outlines: list[NDArray[np.float64]], colour: Colour
 ) -> None:
-    """Fills anti-aliased polygons given in pixels."""
+    """Fill anti-aliased polygons given in pixels."""
     clipped = [np.clip(outline, -COORDINATE_LIMIT_PX, COORDINATE_LIMIT_PX) for outline in outlines]
     fixed = [np.round(outline * (1 << SUBPIXEL_BITS)).astype(np.int32) for outline in clipped]
     cv2.fillPoly(image, fixed, colour, cv2.LINE_AA, SUBPIXEL_BITS)
@@ -84,13 +84,13 @@ def fill_polygons(
 def marks_ahead(
     view: View, phase_m: float, period_m: float, distance_m: float, reach_m: float
 ) -> NDArray[np.float64]:
-    """Distances ahead of things repeated every `period_m` along the road."""
+    """Return the distances ahead of objects repeated every `period_m` along the road."""
     first = np.floor((distance_m + view.z_m[0] - phase_m) / period_m) - 1
     last = np.ceil((distance_m + min(reach_m, view.z_m[-1]) - phase_m) / period_m)
     return np.arange(first, last + 1) * period_m + phase_m - distance_m
 
 
 def scaled(colour: Colour, factor: float) -> Colour:
-    """The same colour, brighter or darker."""
+    """Return the same colour, brighter or darker."""
     blue, green, red = (min(255.0, factor * channel) for channel in colour)
     return blue, green, red

@@ -1,4 +1,4 @@
-"""A rendered drive along a road as a source of frames whose lanes are known."""
+"""A rendered drive along a road: a source of frames with known lanes."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ class SyntheticRoad:
     The same arguments always give the same images.
 
     Attributes:
-        truth: the lanes of the image read last, as `road_renderer.render` returns them: each
-            (N, 2) float32 x, y in pixels; empty before the first.
+        truth: the lanes of the last image, in the form of `road_renderer.render`: each (N, 2)
+            float32 x, y in pixels; empty before the first image.
 
     Args:
-        seed: chooses the road.
-        fps: frames per second, `DEFAULT_FPS` if None; 0 renders as fast as it can, with the
-            steps of `DEFAULT_FPS`.
+        seed: selects the road.
+        fps: frames per second, `DEFAULT_FPS` if None; 0 renders at full speed, with the steps of
+            `DEFAULT_FPS`.
         width_px, height_px: of the images.
-        frames: after so many the drive ends; 0 never ends.
+        frames: number of frames until the drive ends; 0 never ends.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class SyntheticRoad:
         self._pace = Pace(rate)
 
     def read(self) -> NDArray[np.uint8] | None:
-        """The next image, (H, W, 3) uint8 BGR, when it is due; None at the end."""
+        """Return the next image, (H, W, 3) uint8 BGR, when it is due; None at the end."""
         if self._frames and self._given >= self._frames:
             return None
         distance_m = self._given * self._step_m
@@ -63,4 +63,4 @@ class SyntheticRoad:
         return image
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Do nothing: the source holds no resources."""

@@ -1,8 +1,8 @@
-"""How the preprocessing kernels are launched: geometry and arguments, no CUDA.
+"""Geometry and arguments of the preprocessing kernels' launches, without CUDA.
 
-`preprocess.cu` holds six kernels, `preprocess_args.h` declares their arguments; this is the only
-place that fills that struct. Everything here is arithmetic on sizes and addresses, so it runs and
-is tested on any machine; the caller passes the result to the driver.
+`preprocess.cu` holds six kernels, `preprocess_args.h` declares their arguments; only this module
+fills that struct. The module only computes sizes and addresses, so it runs and is tested on any
+machine; the caller passes the result to the driver.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 MAX_FRAMES = 16
-# A map says where a pixel lies in 16 signed bits; OpenCV has the same bound.
+# A map stores a pixel's position in 16 signed bits; OpenCV has the same bound.
 MAX_SIDE_PX = 32767
 
-# preprocess_args.h has the reasons for these.
+# preprocess_args.h gives the reasons for these.
 _LANES = 32
 _STAGED_BYTES = 24576
 
 
 class PixelFormat(Enum):
-    """How a camera's bytes lie: BGR interleaved, NV12 in two planes, YUY2 in pairs of pixels."""
+    """Memory format of a camera's frames: BGR interleaved, NV12 in two planes, YUY2 in pairs of
+    pixels."""
 
     BGR = "bgr"
     NV12 = "nv12"
@@ -85,7 +86,7 @@ class CropRegion:
 
 
 class FrameAddress(NamedTuple):
-    """Where the GPU finds a frame; any alignment. `chroma` is NV12's second plane, else 0."""
+    """Device address of a frame, of any alignment. `chroma` is NV12's second plane, otherwise 0."""
 
     pixels: int
     chroma: int = 0
@@ -93,12 +94,12 @@ class FrameAddress(NamedTuple):
 
 @dataclass(frozen=True)
 class FrameLayout:
-    """A frame's format, size in px, and bytes from row to row.
+    """A frame's format, size in px, and row stride in bytes.
 
     NV12 has `height` rows of luma and half as many of chroma, YUY2 two bytes per pixel.
 
     Raises:
-        InvalidRequest: a size or a stride that this format cannot have.
+        InvalidRequest: the format does not allow the size or the stride.
     """
 
     pixel_format: PixelFormat
@@ -109,7 +110,7 @@ class FrameLayout:
 
     @classmethod
     def packed(cls, pixel_format: PixelFormat, width: int, height: int) -> FrameLayout:
-        """Rows without a gap."""
+        """Return the layout with rows without gaps."""
         chroma = width if pixel_format is PixelFormat.NV12 else 0
         return cls(pixel_format, width, height, width * _BYTES_PER_PIXEL[pixel_format], chroma)
 
@@ -140,28 +141,29 @@ _BYTES_PER_PIXEL = {PixelFormat.BGR: 3, PixelFormat.NV12: 1, PixelFormat.YUY2: 2
 
 
 def kernel_name(pixel_format: PixelFormat, *, undistorted: bool) -> str:
-    """Of the kernel in preprocess.cu that such a launch runs."""
+    """Return the name of the kernel in preprocess.cu for such a launch."""
     return f"{pixel_format.value}_to_nchw" + ("_undistorted" if undistorted else "")
 
 
 class FramePreprocess:
-    """Turns frames of one layout into a network's input of one size; immutable.
+    """Converts frames of one layout to a network's input of one size; immutable.
 
-    The output is (frames, 3, out_height, out_width), planes B, G, R, C order: float32, or IEEE
-    half if `half`. Its numbers are those of `backends.preprocess_cpu` bit for bit.
+    The output is (frames, 3, out_height, out_width), planes B, G, R, C order: float32, or IEEE half
+    if `half`. Its values equal those of `backends.vision.preprocess_cpu` bit for bit.
 
     Args:
-        frame: how every frame lies in memory.
+        frame: the memory layout of every frame.
         out_width, out_height: the network's size in px.
-        scale: what the 8-bit values are multiplied by.
-        region: what of the frame is resized; the whole of it if None. Pixels outside are never
-            mixed in.
+        scale: factor applied to the 8-bit values.
+        region: the region of the frame that is resized; the whole frame if None. Pixels outside are
+            never mixed in.
         undistortion: device addresses of a map's positions and fractions, (out_height, out_width,
-            2) int16 and (out_height, out_width) uint16, as `preprocess_cpu.UndistortionMap` has
-            them; None resizes. A map brings its own region.
+            2) int16 and (out_height, out_width) uint16, as in `preprocess_cpu.UndistortionMap`;
+            None resizes. A map includes its own region.
 
     Raises:
-        InvalidRequest: a region outside the frame, or a network size beyond `MAX_SIDE_PX`.
+        InvalidRequest: the region lies outside the frame, or the network's size exceeds
+            `MAX_SIDE_PX`.
     """
 
     def __init__(
@@ -191,7 +193,8 @@ class FramePreprocess:
                 f"the region {region.width}x{region.height} px at {region.x},{region.y} is not "
                 f"within the frame of {frame.width}x{frame.height} px"
             )
-        # OpenCV's own detour by the inverse; the plain quotient differs in the last bit.
+        # OpenCV computes the step by way of the inverse; the plain quotient differs in the last
+        # bit.
         step_x = 1.0 / (out_width / region.width)
         step_y = 1.0 / (out_height / region.height)
         self._kernel = kernel_name(frame.pixel_format, undistorted=undistortion is not None)
@@ -223,10 +226,10 @@ class FramePreprocess:
         )
 
     def launch(self, frames: Sequence[FrameAddress], out: int) -> Launch:
-        """The launch that writes 1 to `MAX_FRAMES` frames to the device address `out`.
+        """Return the launch that writes 1 to `MAX_FRAMES` frames to the device address `out`.
 
-        `out` at a multiple of 16 and a width at a multiple of 4 px let the kernel store widely;
-        anything aligned to its elements works.
+        With `out` a multiple of 16 and the width a multiple of 4 px the kernel uses wide stores;
+        any address aligned to the elements works.
         """
         if not 1 <= len(frames) <= MAX_FRAMES:
             raise ValueError(f"{len(frames)} frames: a launch takes 1 to {MAX_FRAMES}")
@@ -244,24 +247,25 @@ _TILE_HEIGHTS = (8, 4, 2, 1)
 
 
 def _tile(pixel_format: PixelFormat, step_x: float, region_width: int) -> tuple[int, int]:
-    """The largest tile of output whose piece of the frame fits into shared memory.
+    """Return the largest output tile whose part of the frame fits into shared memory.
 
-    A narrow tile leaves lanes idle, a low one only makes smaller blocks; so height goes first.
+    A narrow tile leaves lanes idle, a low one only makes smaller blocks; so height shrinks first.
     One column needs two pixels, which always fit.
     """
     tiles = [(_TILE_WIDTHS[0], height) for height in _TILE_HEIGHTS]
     tiles += [(width, 1) for width in _TILE_WIDTHS[1:]]
     for width, height in tiles:
-        # From the first column's left tap to the last one's right tap; 1 for the floor of each.
+        # From the first column's left tap to the last column's right tap; 1 for the floor of each.
         pixels = min(region_width, math.ceil((width - 1) * step_x) + 3)
-        # Two rows of the frame for each of the output.
+        # Two rows of the frame for each output row.
         if 2 * height * _row_bytes(pixel_format, pixels) <= _STAGED_BYTES:
             return width, height
     raise AssertionError("a tile of one column fits")
 
 
 def _row_bytes(pixel_format: PixelFormat, pixels: int) -> int:
-    """Of shared memory for `pixels` of one row, which may begin anywhere in a 16-byte word."""
+    """Return the shared memory for `pixels` of one row, which may begin anywhere in a 16-byte
+    word."""
 
     def words(row_bytes: int) -> int:
         return (row_bytes + 30) & ~15

@@ -1,4 +1,4 @@
-"""The compiled kernels that are shipped: which image is for which GPU and driver."""
+"""The shipped kernel images, by GPU and driver."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from importlib import resources
 from edge_server.errors import Unavailable
 
 _OLDEST = (7, 5)
-# Compute capability → image, and the oldest driver that loads it; the last that is not newer than
-# the GPU counts. scripts/build_kernels has the reasons. What 8.0 runs runs on 8.6 and 8.9, too.
+# Compute capability → image, and the oldest driver that loads the image; the last entry not newer
+# than the GPU applies. scripts/build_kernels gives the reasons. Code for 8.0 also runs on 8.6 and
+# 8.9.
 _IMAGES = {
     (7, 5): ("preprocess_sm_75.cubin", 11040),
     (8, 0): ("preprocess_sm_80.cubin", 11040),
@@ -20,15 +21,15 @@ _IMAGES = {
 
 
 def image_name(compute_capability: tuple[int, int], driver_version: int) -> str:
-    """The file in this directory that a driver can load for its GPU.
+    """Return the file in this directory that a driver can load for its GPU.
 
     Args:
         compute_capability: of the GPU, (8, 7) for an Orin.
-        driver_version: the newest CUDA that the driver knows, as cuDriverGetVersion returns it:
-            12060 for 12.6.
+        driver_version: the newest CUDA version that the driver supports, as cuDriverGetVersion
+            returns it: 12060 for 12.6.
 
     Raises:
-        Unavailable: there is none; the text names what there would have to be.
+        Unavailable: no shipped image fits; the text names the supported GPUs and drivers.
     """
     major, minor = compute_capability
     if compute_capability < _OLDEST:
@@ -47,7 +48,7 @@ def image_name(compute_capability: tuple[int, int], driver_version: int) -> str:
 
 
 def kernel_image(compute_capability: tuple[int, int], driver_version: int) -> bytes:
-    """The image itself, as cuModuleLoadData takes it; see `image_name`."""
+    """Return the image's bytes, in the form that cuModuleLoadData takes; see `image_name`."""
     name = image_name(compute_capability, driver_version)
     return (resources.files("edge_server.gpu.kernels") / name).read_bytes()
 

@@ -1,9 +1,9 @@
-"""The process that one instance of a Python model lives in.
+"""The process of one instance of a Python model.
 
     python -m edge_server.backends.python.child NAME CONNECTION OUTBOX INBOX LIFELINE GATE DAEMON
 
-NAME is for people who look at the list of processes, DAEMON the number of the one process that
-starts this, the others are inherited descriptors.
+NAME is shown in the list of processes, DAEMON is the process id of the daemon, the others are
+inherited descriptors.
 """
 
 from __future__ import annotations
@@ -33,20 +33,22 @@ def main(arguments: list[str]) -> None:
     connection, outbox, inbox, lifeline, gate, daemon = map(int, arguments[1:])
     sandbox.tie_to(daemon)
     _die_with_daemon(lifeline)
-    # systemd tells every process of the unit to stop; the daemon lets requests finish first. What
-    # the model starts can be told: a function, unlike SIG_IGN, is not inherited by programs, and
-    # `multiprocessing` ends its workers in this way.
+    # systemd sends SIGTERM to every process of the unit; the daemon lets requests finish first. A
+    # function, unlike SIG_IGN, is not inherited by programs that the model starts, so
+    # `multiprocessing` can terminate its workers.
     signal.signal(signal.SIGTERM, lambda *_: None)
-    # One that comes before a fork has done so waits until then, and ends it.
+    # Blocked during a fork, so that a SIGTERM in the meantime arrives in the child after the fork
+    # and ends it.
     term = {signal.SIGTERM}
     os.register_at_fork(
         before=lambda: signal.pthread_sigmask(signal.SIG_BLOCK, term),
         after_in_parent=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, term),
         after_in_child=_end_by_sigterm,
     )
-    # What the model prints is log, and shows at once.
+    # The model's output is log, and appears at once.
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    # The repository is not ours to write to; a watcher would take that for a change of the model.
+    # The repository is read-only to the daemon; a watcher would take bytecode files for a change of
+    # the model.
     sys.dont_write_bytecode = True
     channel: Channel[FromDaemon] = Channel(
         socket.socket(fileno=connection),
@@ -62,13 +64,13 @@ def main(arguments: list[str]) -> None:
         refused = _close_off(heard[0], gate)
     os.close(gate)
     _run(name, channel, heard, (outbox, inbox), refused)
-    # Threads that the model has started, and left, end here too.
+    # Ends threads that the model has started and left running.
     sys.stdout.flush()
     os._exit(0)
 
 
 def _close_off(start: Start, gate: int) -> str:
-    """Have the sandbox as `start` says; why not, where that fails."""
+    """Apply the sandbox of `start`; return why it failed, or an empty text."""
     try:
         listener = sandbox.close_off(start.rules, str(Path(start.directory).parent))
     except OSError as error:
@@ -76,7 +78,7 @@ def _close_off(start: Start, gate: int) -> str:
     if listener is not None:
         with socket.socket(fileno=os.dup(gate)) as connection:
             socket.send_fds(connection, [b"\0"], [listener])
-        # Whoever has it decides.
+        # The holder of the listener decides the calls.
         os.close(listener)
     return ""
 
@@ -88,7 +90,7 @@ def _run(
     arenas: tuple[int, int],
     refused: str,
 ) -> None:
-    # What they import starts threads, which must be in the sandbox too.
+    # These imports start threads, which must be in the sandbox too.
     from edge_server.backends.python.arena import (  # noqa: PLC0415
         ArenaReader,
         ArenaWriter,
@@ -98,7 +100,7 @@ def _run(
 
     for module in ("triton_python_backend_utils", "c_python_backend_utils"):
         sys.modules[module] = importlib.import_module(f"edge_server.backends.python.child.{module}")
-    # `-m` put the directory of edge_server in front of everything.
+    # `-m` put the directory of edge_server at the front of sys.path.
     if sys.path[0] == str(Path.cwd()):
         del sys.path[0]
     outbox, inbox = arenas
@@ -119,9 +121,9 @@ def _run(
 
 
 def _die_with_daemon(lifeline: int) -> None:
-    """Let the kernel kill this process and what it starts when the daemon's end closes.
+    """Let the kernel kill this process and its children when the daemon's end closes.
 
-    It does so whatever code runs here, even where no Python thread gets its turn.
+    The kill works whatever code runs here, even where no Python thread gets the GIL.
     """
     fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
     fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""What `import c_python_backend_utils` gives a model: the classes that are C++ in Triton."""
+"""The module `c_python_backend_utils` of a model: the classes that are C++ in Triton."""
 
 from __future__ import annotations
 

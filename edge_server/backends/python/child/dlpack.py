@@ -1,4 +1,4 @@
-"""BF16 through DLPack, for which numpy has no type: the structures of dlpack.h, read and made."""
+"""BF16 through DLPack, which numpy does not support: read and write the structures of dlpack.h."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ _new = _api.PyCapsule_New
 _new.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
 _new.restype = ctypes.py_object
 
-# Likewise, for a capsule that must not be referred to again, because it is dying.
+# Likewise, for a capsule that must not be referenced again, because it is being destroyed.
 _dying_is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)(
     ("PyCapsule_IsValid", _api)
 )
@@ -66,18 +66,22 @@ _dying_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_ch
     ("PyCapsule_GetPointer", _api)
 )
 
-# Exported tensors, until whoever took them lets them go: address → what it points to.
+# Exported tensors until their consumer releases them: address → the objects at that address.
 _exported: dict[int, tuple[Any, ...]] = {}
 
 
 def is_bfloat16(capsule: Any) -> bool:
-    """Raises: TypeError: `capsule` is no DLPack capsule, or has been used."""
+    """Return whether the capsule holds BF16 elements.
+
+    Raises:
+        TypeError: `capsule` is no DLPack capsule, or has been consumed.
+    """
     datatype = _tensor_in(capsule).dtype
     return (datatype.code, datatype.bits, datatype.lanes) == (_BFLOAT, _BITS, 1)
 
 
 def bfloat16_from(capsule: Any) -> np.ndarray[Any, Any]:
-    """A copy of the tensor in a BF16 capsule, which is used up by it."""
+    """Return a copy of the tensor in a BF16 capsule, and consume the capsule."""
     address = _get_pointer(capsule, _NAME)
     managed = _DLManagedTensor.from_address(address)
     tensor = managed.dl_tensor
@@ -90,7 +94,7 @@ def bfloat16_from(capsule: Any) -> np.ndarray[Any, Any]:
     array = np.empty(shape, np.uint16)
     if array.size:
         begin = tensor.data + tensor.byte_offset
-        # As many bytes as the farthest element needs.
+        # The bytes up to the farthest element.
         reach = element_count(shape) * 2
         if strides:
             reach = 2 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
@@ -103,7 +107,7 @@ def bfloat16_from(capsule: Any) -> np.ndarray[Any, Any]:
 
 
 def bfloat16_to(array: np.ndarray[Any, Any]) -> Any:
-    """A capsule over `array`, whose elements are BF16 bits."""
+    """Return a capsule over `array`, whose elements are BF16 bits."""
     array = np.ascontiguousarray(array)
     shape = (ctypes.c_int64 * array.ndim)(*array.shape)
     tensor = _DLTensor(
@@ -123,12 +127,12 @@ def bfloat16_to(array: np.ndarray[Any, Any]) -> Any:
 
 
 def _forget(managed: Any) -> None:
-    """Who used the capsule has done with the tensor."""
+    """Release the tensor when its consumer is done."""
     _exported.pop(ctypes.addressof(managed.contents), None)
 
 
 def _forget_unused(capsule: int) -> None:
-    """The capsule dies; where it was used, `_forget` is still to come."""
+    """Release the tensor of an unconsumed capsule; `_forget` releases a consumed one."""
     if _dying_is_valid(capsule, _NAME):
         _exported.pop(_dying_pointer(capsule, _NAME), None)
 

@@ -1,4 +1,4 @@
-"""What `model.py` raises and answers with when something is wrong."""
+"""The errors that `model.py` raises and returns."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from edge_server.backends.python.codes import Code
 
 
 class TritonModelException(Exception):
-    """Raised in `execute`, it fails the whole batch."""
+    """Raised in `execute`, this error fails the whole batch."""
 
 
 class TritonError:

@@ -1,7 +1,7 @@
-"""What a model gives, in the form in which it travels: Triton's own types take the same.
+"""Validate a model's values and convert them for the channel; Triton accepts the same types.
 
-What does not fit is the model's mistake, told where it was made; once on its way it would cost
-the model its process.
+An invalid value is the model's mistake and raises at its origin; an invalid message would end the
+model's process.
 """
 
 from __future__ import annotations
@@ -15,26 +15,27 @@ _INT64 = range(-(1 << 63), 1 << 63)
 
 
 def text(value: Any, what: str) -> str:
-    """A `str`, or UTF-8 in `bytes`: elements of BYTES tensors are names of models, too.
+    """Return a `str`, or UTF-8 in `bytes` decoded: models also pass elements of BYTES tensors as
+    model names.
 
     Raises:
-        TypeError: it is neither.
-        UnicodeError: it cannot be UTF-8.
+        TypeError: the value is neither `str` nor `bytes`.
+        UnicodeError: the text cannot be encoded as UTF-8.
     """
     if isinstance(value, bytes):
         return value.decode()
     if not isinstance(value, str):
         raise TypeError(f"{what} must be a str, found type '{type(value)}'")
     value.encode()
-    # Of the type itself: one that is made from it does not travel.
+    # An exact `str`: a subclass cannot be encoded.
     return "".join(value)
 
 
 def whole(value: Any, what: str) -> int:
-    """An integer of any kind, numpy's too.
+    """Return an integer of any kind, numpy's included.
 
     Raises:
-        TypeError: it is none, or more than 64 bits with a sign hold.
+        TypeError: the value is no integer, or exceeds 64 signed bits.
     """
     try:
         number = operator.index(value)
@@ -46,9 +47,9 @@ def whole(value: Any, what: str) -> int:
 
 
 def printable(value: Any) -> str:
-    """What `value` says of itself, whatever that is, as text that can travel."""
+    """Return `str(value)` as text that can be sent, even where `str` fails."""
     try:
         said = str(value)
-    except Exception as error:  # noqa: BLE001 - a fault in telling must not hide what happened
+    except Exception as error:  # noqa: BLE001 - a failing `str` must not hide the original error
         said = f"<{type(value).__name__} that cannot be printed: {type(error).__name__}>"
     return shortened(said.encode("utf-8", "backslashreplace").decode())

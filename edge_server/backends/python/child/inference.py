@@ -1,4 +1,4 @@
-"""`pb_utils.InferenceRequest`: what a model is asked, and what it asks of other models."""
+"""`pb_utils.InferenceRequest`: requests to this model, and its requests to other models."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ RELEASE_ALL = 1
 
 
 class InferenceRequest:
-    """A request; one that the model makes itself can be executed."""
+    """A request; the model can execute a request that it made itself."""
 
     def __init__(  # noqa: PLR0917 - Triton's signature
         self,
@@ -70,7 +70,7 @@ class InferenceRequest:
 
     @classmethod
     def of(cls, asked: Asked, link: DaemonLink, *, decoupled: bool) -> InferenceRequest:
-        """The request that the daemon asks; its inputs lie in the daemon's arena."""
+        """Return the daemon's request; its inputs lie in the daemon's arena."""
         request = cls(
             asked.id,
             asked.correlation_id,
@@ -106,11 +106,11 @@ class InferenceRequest:
         self._flags = whole(flags, "flags")
 
     def timeout(self) -> int:
-        """In µs; 0 where the request says nothing."""
+        """The timeout in µs; 0 without a timeout."""
         return self._timeout
 
     def parameters(self) -> str:
-        """A JSON object."""
+        """The parameters as a JSON object."""
         return json.dumps(self._parameters)
 
     def preferred_memory(self) -> Any:
@@ -126,7 +126,7 @@ class InferenceRequest:
         return self._model_version
 
     def is_cancelled(self) -> bool:
-        """Whether nobody waits for the answer any more."""
+        """Return whether the request's client is gone."""
         return self._sender is not None and self._sender.is_cancelled()
 
     def get_response_sender(self) -> InferenceResponseSender:
@@ -136,9 +136,9 @@ class InferenceRequest:
         return self._sender
 
     def last_answer(self, response: InferenceResponse | None) -> Answered | None:
-        """What `execute` returned for this request, as its last answer.
+        """Return the result of `execute` for this request, as its last response.
 
-        None where it returned nothing because the model has taken the response sender.
+        None where `execute` returned nothing because the model has taken the response sender.
         """
         sender = self._sender
         if sender is None:
@@ -148,17 +148,17 @@ class InferenceRequest:
         return sender.last(response)
 
     def set_release_flags(self, flags: int) -> None:
-        """Requests are released with their last answer; that is the only way here."""
+        """Accept the flags without effect: a request is always released with its last response."""
         if flags != RELEASE_ALL:
             raise TritonModelException(
                 "this server supports no release flags but TRITONSERVER_REQUEST_RELEASE_ALL"
             )
 
     def exec(self, decoupled: bool = False) -> InferenceResponse | ResponseIterator:
-        """Run this request on its model, and wait for the answer; an error is in the answer.
+        """Run this request on its model, and wait for the response; an error is in the response.
 
         Args:
-            decoupled: the model may answer any number of times; the answers come one by one.
+            decoupled: return an iterator over any number of responses.
         """
         answers: queue.SimpleQueue[tuple[InferenceResponse, bool]] = queue.SimpleQueue()
         call = self._call(lambda *heard: answers.put(heard), decoupled=decoupled)
@@ -169,7 +169,7 @@ class InferenceRequest:
         """Like `exec`; the event loop's other coroutines run meanwhile."""
         if decoupled:
             return self.exec(decoupled=True)
-        import asyncio  # noqa: PLC0415 - slow to import; whoever awaits this has it already
+        import asyncio  # noqa: PLC0415 - slow to import; a caller that awaits has it already
 
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[InferenceResponse] = loop.create_future()
@@ -180,10 +180,10 @@ class InferenceRequest:
         return await answer
 
     def _call(self, hear: Callable[[InferenceResponse, bool], object], *, decoupled: bool) -> int:
-        """Ask the daemon; `hear` gets each answer and whether it is the last, on any thread.
+        """Send the call; `hear` gets each response and whether it is the last, on any thread.
 
         Returns:
-            The call's number; 0 where the daemon cannot even be asked.
+            The call's number; 0 where the call could not be sent.
         """
         link = daemon()
         if not (link.executing or link.unanswered):
@@ -224,7 +224,8 @@ class InferenceRequest:
 
 
 class ResponseIterator:
-    """The answers of another model as they come; the last may be empty: nothing but the end."""
+    """Iterates over the responses of another model as they arrive; the last may be empty and
+    only marks the end."""
 
     def __init__(
         self,
@@ -247,7 +248,7 @@ class ResponseIterator:
         return response
 
     def cancel(self) -> None:
-        """Tell the other model that nobody waits for its answers any more."""
+        """Cancel the request to the other model."""
         if not self._over and self._call:
             self._link.send(CancelCall(self._call))
 

@@ -1,6 +1,7 @@
-"""Landlock: which files this process, and all that it starts, may open.
+"""Landlock: restrict the files that this process and all its children may open.
 
-Numbers are those of linux/landlock.h; the system calls have the same ones on all architectures.
+The numbers are those of linux/landlock.h; the system calls have the same numbers on all
+architectures.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ _PATH_BENEATH = 1
 EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = (1 << n for n in range(4))
 _MAKE_CHAR, _MAKE_BLOCK = 1 << 6, 1 << 11
 _TRUNCATE, IOCTL_DEVICE = 1 << 14, 1 << 15
-# How many rights a version knows: 2 added REFER, 3 TRUNCATE, 5 IOCTL_DEV. From 6 on signals and
-# abstract sockets end at the borders of the sandbox.
+# Number of rights in each version: 2 added REFER, 3 TRUNCATE, 5 IOCTL_DEV. From 6 on, signals and
+# abstract sockets end at the border of the sandbox.
 _RIGHTS_OF = {1: 13, 2: 14, 3: 15, 4: 15}
 _MOST_RIGHTS = 16
 _SCOPES_FROM = 6
@@ -50,25 +51,25 @@ class _PathBeneathAttr(ctypes.Structure):
 
 
 def version() -> int:
-    """Of the kernel's Landlock; 0 where it has none."""
+    """Return the version of the kernel's Landlock; 0 without Landlock."""
     return max(0, _call(_CREATE_RULESET, None, 0, _VERSION))
 
 
 def restrict(rules: Iterable[tuple[str, int]], abi: int) -> None:
-    """From now on this thread and what it starts may open only what `rules` name.
+    """Restrict the files of this thread and all its children to `rules` from now on.
 
     `PR_SET_NO_NEW_PRIVS` must be set.
 
     Args:
-        rules: what is there of these paths may be used in these ways, with all below it.
-        abi: the version to keep to.
+        rules: path → allowed accesses to the path and everything below; missing paths are skipped.
+        abi: the version to use.
 
     Raises:
-        OSError: the kernel does not take them.
+        OSError: the kernel refuses the rules.
     """
     handled = (1 << _RIGHTS_OF.get(abi, _MOST_RIGHTS)) - 1
     scoped = _ALL_SCOPES if abi >= _SCOPES_FROM else 0
-    # An older kernel takes what it does not know, where that is 0.
+    # An older kernel accepts unknown trailing fields that are 0.
     attr = _RulesetAttr(handled, 0, scoped)
     ruleset = _checked(_CREATE_RULESET, ctypes.byref(attr), ctypes.sizeof(attr), 0)
     try:

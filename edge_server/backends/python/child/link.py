@@ -1,4 +1,4 @@
-"""The model process's end: messages, shared memory, and calls that wait for their answer."""
+"""The model process's end of the link: messages, shared memory, and pending calls."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class ResponseWindow:
-    """How many more answers to one request may be on their way."""
+    """Limits the undelivered responses to one request."""
 
     def __init__(self, places: int) -> None:
         self._places = places
@@ -33,7 +33,7 @@ class ResponseWindow:
         self._changed = threading.Condition()
 
     def take(self) -> None:
-        """Take a place; waits for one, unless it is over."""
+        """Take a slot; wait for a free one unless the request has ended."""
         with self._changed:
             self._changed.wait_for(lambda: self._places > 0 or self._over)
             self._places -= 1
@@ -44,20 +44,20 @@ class ResponseWindow:
             self._changed.notify_all()
 
     def end(self) -> None:
-        """Let nobody wait any more."""
+        """Wake all waiting threads; later calls of `take` never wait."""
         with self._changed:
             self._over = True
             self._changed.notify_all()
 
 
 class DaemonLink:
-    """Says things to the daemon from any thread, and hears it on a thread of its own.
+    """Sends messages to the daemon from any thread, and receives on its own thread.
 
     Args:
         channel: to the daemon.
-        outbox: where this process puts its tensors.
-        inbox: where the daemon's are.
-        on_end: called when the daemon is gone, on the thread that heard it.
+        outbox: arena of this process's tensors.
+        inbox: arena of the daemon's tensors.
+        on_end: called when the daemon is gone, on the receiving thread.
     """
 
     def __init__(
@@ -69,15 +69,15 @@ class DaemonLink:
     ) -> None:
         self.outbox = outbox
         self.inbox = inbox
-        # What the main thread does, one after the other.
+        # Messages that the main thread processes in order.
         self.work: queue.SimpleQueue[FromDaemon] = queue.SimpleQueue()
-        # Other models may be called in `execute`, and while a request waits for its last answer.
+        # Other models may be called in `execute`, and until a request has its last response.
         self.executing = False
-        # From `initialize` to `finalize`.
+        # True from `initialize` to `finalize`.
         self.may_load = False
         self.unanswered: set[int] = set()
         self.cancelled: set[int] = set()
-        # Of the requests to a decoupled model.
+        # By request of a decoupled model.
         self.rooms: dict[int, ResponseWindow] = {}
         self._channel = channel
         self._on_end = on_end
@@ -89,14 +89,18 @@ class DaemonLink:
         self._thread.start()
 
     def send(self, message: Message) -> None:
-        """Raises: ChannelClosed: the daemon is gone."""
-        # A daemon that does not listen for a while is busy; one that is gone shows by itself.
+        """Send a message.
+
+        Raises:
+            ChannelClosed: the daemon is gone.
+        """
+        # A daemon that does not read for a while is busy; a daemon that is gone closes the socket.
         self._channel.send(message, patience_s=60.0)
 
     def call(
         self, message: Callable[[int], Message], hear: Callable[[CallAnswered | CallReturned], None]
     ) -> int:
-        """Send `message(number)`; `hear` gets what comes back, on the link's thread."""
+        """Send `message(number)`; `hear` is called with each reply, on the link's thread."""
         number = next(self._numbers)
         self._calls[number] = hear
         try:
@@ -107,17 +111,17 @@ class DaemonLink:
         return number
 
     def ask(self, message: Callable[[int], Message]) -> CallReturned:
-        """Send `message(number)` and wait for the value that comes back."""
+        """Send `message(number)` and wait for the returned value."""
         returned: queue.SimpleQueue[CallReturned] = queue.SimpleQueue()
         self.call(message, returned.put)  # type: ignore[arg-type]
         return returned.get()
 
     def answered(self, number: int) -> None:
-        """That request has its last answer."""
+        """Forget a request that has its last response."""
         self.unanswered.discard(number)
         self.cancelled.discard(number)
         if (room := self.rooms.pop(number, None)) is not None:
-            # Whoever still waits for room is to hear that it is over.
+            # Wake threads that still wait for a slot.
             room.end()
 
     def _listen(self) -> None:
@@ -131,7 +135,7 @@ class DaemonLink:
             self._on_end()
 
     def take(self, message: FromDaemon) -> None:
-        """What the daemon says."""
+        """Process one message of the daemon."""
         if isinstance(message, Cancel):
             if message.number in self.unanswered:
                 self.cancelled.add(message.number)
@@ -153,7 +157,7 @@ class DaemonLink:
 
 
 class _Here:
-    """Where the process keeps its one link: the functions of `pb_utils` take none."""
+    """Holds the process's only link: the functions of `pb_utils` take none as an argument."""
 
     link: DaemonLink | None = None
     model_directory = ""
@@ -163,7 +167,11 @@ here = _Here()
 
 
 def daemon() -> DaemonLink:
-    """Raises: RuntimeError: outside a model's process."""
+    """Return the process's link.
+
+    Raises:
+        RuntimeError: outside a model's process.
+    """
     if here.link is None:
         raise RuntimeError("this works only in the process that edge_server runs a model in")
     return here.link

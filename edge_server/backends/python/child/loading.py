@@ -1,4 +1,4 @@
-"""`pb_utils.load_model` and its like: which models there are, and which there shall be."""
+"""`pb_utils.load_model` and related functions: query, load and unload other models."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def is_model_ready(model_name: str, model_version: str = "") -> bool:
-    """Whether that model, or its highest version, can answer.
+    """Return whether that model, or its highest version, is ready.
 
     Raises:
         TritonModelException: the version is no number.
@@ -32,16 +32,16 @@ def is_model_ready(model_name: str, model_version: str = "") -> bool:
 
 
 def load_model(model_name: str, config: str = "", files: Mapping[str, bytes] | None = None) -> None:
-    """Load or reload a model; returns when that is done.
+    """Load or reload a model; return when the load is complete.
 
-    The time that this takes is a part of what `initialize` or `execute` may take.
+    The duration counts towards the time limit of `initialize` or `execute`.
 
     Args:
         config: a ModelConfig in protobuf's JSON form, instead of the one on disk.
         files: `file:<version>/<name>` → content, instead of the model's directory; with `config`.
 
     Raises:
-        TritonModelException: it is not loaded, or this is called in `auto_complete_config` or
+        TritonModelException: the load failed, or the caller is `auto_complete_config` or
             `finalize`.
     """
     name, override = text(model_name, "model_name"), text(config, "config")
@@ -64,10 +64,10 @@ def load_model(model_name: str, config: str = "", files: Mapping[str, bytes] | N
 
 
 def unload_model(model_name: str, unload_dependents: bool = False) -> None:
-    """Let nobody new use a model; returns at once, requests in flight finish.
+    """Stop new requests to a model; return at once, requests in flight finish.
 
     Raises:
-        TritonModelException: the server does not allow it, or this is called in
+        TritonModelException: the server does not allow unloading, or the caller is
             `auto_complete_config` or `finalize`.
     """
     name, dependents = text(model_name, "model_name"), bool(unload_dependents)

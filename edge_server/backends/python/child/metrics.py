@@ -1,4 +1,4 @@
-"""`pb_utils.MetricFamily` and `Metric`: the values live in the daemon, and outlive this process."""
+"""`pb_utils.MetricFamily` and `Metric`: the daemon keeps the values, which survive this process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _KINDS = get_args(Kind)
 
 
 class MetricFamily:
-    """Metrics of one name, which differ in their labels."""
+    """Metrics of one name that differ in their labels."""
 
     COUNTER: Kind = "counter"
     GAUGE: Kind = "gauge"
@@ -35,10 +35,10 @@ class MetricFamily:
     def Metric(  # noqa: N802 - Triton's name
         self, labels: Mapping[str, str] | None = None, buckets: Sequence[float] | None = None
     ) -> Metric:
-        """The metric with these labels; the same one for everybody who asks for them.
+        """Return the metric with these labels; equal labels share one metric.
 
         Args:
-            buckets: upper bounds, ascending; of a histogram only, which must have them.
+            buckets: upper bounds, ascending; required for a histogram, not allowed for other kinds.
         """
         if (self._kind == "histogram") != bool(buckets):
             raise TritonModelException(

@@ -1,4 +1,5 @@
-"""`pb_utils.ModelConfig`: what `auto_complete_config` may say of its model. Texts are Triton's."""
+"""`pb_utils.ModelConfig`: the configuration that `auto_complete_config` may complete. Texts are
+Triton's."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ _LISTED = {
 
 
 class ModelConfig:
-    """A configuration as a dict, in Triton's JSON form, with the rules for completing it."""
+    """A configuration as a dict, in Triton's JSON form, with Triton's rules for its completion."""
 
     def __init__(self, model_config: str) -> None:
         self._model_config: dict[str, Any] = json.loads(model_config)
@@ -22,7 +23,11 @@ class ModelConfig:
         return self._model_config
 
     def set_max_batch_size(self, max_batch_size: int) -> None:
-        """Raises: ValueError: the configuration asks for more."""
+        """Set the batch size.
+
+        Raises:
+            ValueError: the configuration has a larger one.
+        """
         configured = self._model_config["max_batch_size"]
         if configured > max_batch_size:
             raise ValueError(
@@ -33,7 +38,11 @@ class ModelConfig:
         self._model_config["max_batch_size"] = max_batch_size
 
     def set_dynamic_batching(self) -> None:
-        """Raises: ValueError: the configuration has another scheduler."""
+        """Enable dynamic batching.
+
+        Raises:
+            ValueError: the configuration has another scheduler.
+        """
         for choice in ("sequence_batching", "ensemble_scheduling"):
             if choice in self._model_config:
                 raise ValueError(
@@ -44,15 +53,27 @@ class ModelConfig:
         self._model_config.setdefault("dynamic_batching", {})
 
     def add_input(self, tensor: dict[str, Any]) -> None:
-        """Raises: ValueError: it is incomplete, or not what the configuration says."""
+        """Add or check an input.
+
+        Raises:
+            ValueError: the tensor is incomplete, or contradicts the configuration.
+        """
         self._add("input", tensor)
 
     def add_output(self, tensor: dict[str, Any]) -> None:
-        """Raises: ValueError: it is incomplete, or not what the configuration says."""
+        """Add or check an output.
+
+        Raises:
+            ValueError: the tensor is incomplete, or contradicts the configuration.
+        """
         self._add("output", tensor)
 
     def set_model_transaction_policy(self, transaction_policy_dict: dict[str, Any]) -> None:
-        """Raises: ValueError: the configuration says otherwise."""
+        """Set the transaction policy.
+
+        Raises:
+            ValueError: the configuration has another policy.
+        """
         where = f"in auto-complete-config function for model '{self._name}'"
         if set(transaction_policy_dict) - {"decoupled"}:
             raise ValueError(

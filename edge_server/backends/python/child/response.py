@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class InferenceResponse:
-    """One answer: tensors, or an error."""
+    """One response: tensors, or an error."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class InferenceResponse:
         return self._parameters
 
     def answer(self, outbox: ArenaWriter, wanted: frozenset[str]) -> ChildResponse:
-        """What travels to the daemon: the tensors that somebody wants, copied into `outbox`."""
+        """Return the message to the daemon: the requested tensors, copied into `outbox`."""
         if self._error is not None:
             return ChildResponse(
                 failure=ChildError(self._error.code(), shortened(self._error.message()))
@@ -72,10 +72,11 @@ class InferenceResponse:
 
 
 def plain_parameters(parameters: Mapping[Any, Any]) -> dict[str, Value]:
-    """The same of Python's own types: what is made from them, as numpy's float64, does not travel.
+    """Convert parameters to Python's own types: subclasses, like numpy's float64, cannot be
+    encoded.
 
     Raises:
-        TritonModelException: a key or a value has a type that does not travel.
+        TritonModelException: a key or a value has a type that cannot be encoded.
     """
     return {_plain_key(key): _plain_value(value) for key, value in parameters.items()}
 

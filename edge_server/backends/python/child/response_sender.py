@@ -21,10 +21,10 @@ COMPLETE_FINAL = 1
 
 
 class InferenceResponseSender:
-    """Answers one request, from any thread.
+    """Sends the responses to one request, from any thread.
 
     Attributes:
-        taken: the model has asked for it, so it may answer whenever it likes.
+        taken: the model has taken the sender, so it may respond at any time.
     """
 
     def __init__(
@@ -44,17 +44,17 @@ class InferenceResponseSender:
 
     @property
     def closed(self) -> bool:
-        """The last answer is given."""
+        """Return whether the last response has been sent."""
         return self._closed
 
     def is_cancelled(self) -> bool:
-        """Whether nobody waits for the answer any more."""
+        """Return whether the request's client is gone."""
         return self._number in self._link.cancelled
 
     def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
-        """Give an answer, or with `TRITONSERVER_RESPONSE_COMPLETE_FINAL` the last one, or both.
+        """Send a response, or with `TRITONSERVER_RESPONSE_COMPLETE_FINAL` the last one, or both.
 
-        Waits while too many answers before this one have not been taken: whoever asked is slow.
+        The call waits while too many earlier responses are undelivered, because the client is slow.
         """
         if self._decoupled and flags == 0 and not self._closed:
             self._room.take()
@@ -70,12 +70,12 @@ class InferenceResponseSender:
                 self._link.send(Answered(self._number, ChildResponse(failure=failure), final=True))
 
     def last(self, response: InferenceResponse) -> Answered:
-        """`response` as the last answer, for whoever sends it."""
+        """Return `response` as the last response, for the caller to send."""
         with self._lock:
             return self._message(response, COMPLETE_FINAL)
 
     def nothing(self) -> Answered:
-        """The end without an answer, likewise."""
+        """Return the end without a response, for the caller to send."""
         self._closed = True
         self._link.answered(self._number)
         return Answered(self._number, None, final=True)

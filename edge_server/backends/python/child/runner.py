@@ -1,4 +1,4 @@
-"""Runs `model.py`: its life from import to `finalize`, and what it returns."""
+"""Run `model.py` from import to `finalize`, and check its return values."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 _CLASS = "TritonPythonModel"
 _READY_S = 5.0
-# Frames in here are C++ in Triton: no model's author looks for a fault in them.
+# Frames of this directory are C++ in Triton: tracebacks leave them out.
 _OURS = str(Path(__file__).parent)
 _MAY_BE_OPENED = (
     "; in its sandbox a model reads its own directory and the system's, and writes to its "
@@ -54,16 +54,16 @@ _MAY_BE_OPENED = (
 
 
 class _Refused(Exception):
-    """What `execute` returned is not what it must return; the text is Triton's."""
+    """The return value of `execute` is invalid; the text is Triton's."""
 
 
 class ModelRunner:
-    """Does what the daemon says, on the main thread, one thing after the other.
+    """Processes the daemon's messages in order, on the main thread.
 
     Args:
         name: of the instance.
         link: to the daemon.
-        refused: why no model may run here; empty where one may.
+        refused: why no model may run in this process; empty where one may.
     """
 
     def __init__(self, name: str, link: DaemonLink, refused: str = "") -> None:
@@ -76,7 +76,7 @@ class ModelRunner:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def run(self) -> None:
-        """Until the daemon says `Finish`.
+        """Process messages until `Finish`.
 
         Raises:
             ChannelClosed: the daemon is gone.
@@ -112,14 +112,14 @@ class ModelRunner:
             self._model = model_class()
             if hasattr(self._model, "initialize"):
                 self._model.initialize(start.arguments)
-        except BaseException as error:  # noqa: BLE001 - whatever it is, the model raised it
+        except BaseException as error:  # noqa: BLE001 - the model may raise any exception
             return Started(failure=self._text_of(error))
         if not hasattr(self._model, "execute"):
             return Started(failure=f"class {_CLASS} has no method 'execute'")
         return Started(asks_ready=hasattr(self._model, "is_ready"))
 
     def _import(self, start: Start) -> Any:
-        """The model's module, as a part of the package that its version directory is."""
+        """Import the model's module, as part of the package formed by its version directory."""
         os.chdir(start.working_directory)
         version_directory = Path(start.directory)
         here.model_directory = start.directory
@@ -147,14 +147,14 @@ class ModelRunner:
                     returned = self._run(returned).result()
                 execute_ns = time.monotonic_ns() - began_ns
                 answers = self._answers(requests, returned)
-        except BaseException as error:  # noqa: BLE001 - whatever it is, the model raised it
+        except BaseException as error:  # noqa: BLE001 - the model may raise any exception
             execute_ns = time.monotonic_ns() - began_ns
             failure = self._failure(error)
             for number in numbers:
                 link.answered(number)
         finally:
             link.executing = False
-        # A model that has gone wrong may keep the traceback, and with it the inputs, for long.
+        # A faulty model may keep the traceback, and with it the inputs, for long.
         del requests
         try:
             link.send(Executed(message.batch, execute_ns, failure, answers))
@@ -164,8 +164,8 @@ class ModelRunner:
             link.send(Executed(message.batch, execute_ns, self._failure(error)))
 
     def _run(self, coroutine: Coroutine[Any, Any, Any]) -> concurrent.futures.Future[Any]:
-        """Start it on the loop that all coroutines of the model run on, a thread of its own."""
-        import asyncio  # noqa: PLC0415 - a third of the time that this process takes to start
+        """Start the coroutine on the model's event loop, which has its own thread."""
+        import asyncio  # noqa: PLC0415 - a third of this process's start time
 
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
@@ -174,12 +174,13 @@ class ModelRunner:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def _run_on(self, execution: Coroutine[Any, Any, Any], numbers: Sequence[int]) -> None:
-        """Let a decoupled execution go on by itself; if it fails, whoever waits is told."""
+        """Let a decoupled execution continue; if it fails, its unfinished requests get the
+        failure."""
 
         def answer_failed(done: concurrent.futures.Future[Any]) -> None:
             try:
                 done.result()
-            except BaseException as error:  # noqa: BLE001 - whatever it is, the model raised it
+            except BaseException as error:  # noqa: BLE001 - the model may raise any exception
                 answer = ChildResponse(failure=ChildError(Code.INTERNAL, self._failure(error)))
             else:
                 return
@@ -191,10 +192,10 @@ class ModelRunner:
         self._run(execution).add_done_callback(answer_failed)
 
     def _answers(self, requests: Sequence[InferenceRequest], returned: Any) -> list[Answered]:
-        """What `execute` returned, where it is what it must be; the texts are Triton's.
+        """Return the responses that `execute` returned; the error texts are Triton's.
 
         Raises:
-            _Refused: it is not.
+            _Refused: the return value is invalid.
         """
         if returned is None:
             returned = [None] * len(requests)
@@ -232,7 +233,7 @@ class ModelRunner:
             ready = self._model.is_ready()
             if isinstance(ready, Coroutine):
                 ready = self._run(ready).result(_READY_S)
-        except Exception as error:  # noqa: BLE001 - a model that cannot tell is not ready
+        except Exception as error:  # noqa: BLE001 - a model whose `is_ready` fails is not ready
             Logger.log_warn(f"is_ready: {self._text_of(error)}")
             return False
         return bool(ready)
@@ -243,11 +244,11 @@ class ModelRunner:
             return
         try:
             self._model.finalize()
-        except BaseException as error:  # noqa: BLE001 - it ends all the same
+        except BaseException as error:  # noqa: BLE001 - the process ends in any case
             Logger.log_warn(f"finalize: {self._text_of(error)}")
 
     def _text_of(self, error: BaseException) -> str:
-        """Type, message and where, innermost first, as Triton prints it."""
+        """Return type, message and traceback, innermost frame first, in Triton's format."""
         frames = [
             frame
             for frame in reversed(traceback.extract_tb(error.__traceback__))
@@ -261,7 +262,8 @@ class ModelRunner:
 
 
 def _completed(model_class: Any, model_config: str) -> str:
-    """The configuration as `auto_complete_config` leaves it, as JSON; empty where it has none."""
+    """Return the configuration after `auto_complete_config`, as JSON; empty where the model
+    lacks that function."""
     if not hasattr(model_class, "auto_complete_config"):
         return ""
     completed = model_class.auto_complete_config(ModelConfig(model_config))

@@ -1,7 +1,7 @@
-"""What a model's process may touch, closed off before any code of the model runs.
+"""Apply the sandbox of a model's process before any code of the model runs.
 
-This is done while the process has one thread: most of it holds only for the thread that asks for
-it, and for what that starts. So nothing is imported before that might start threads.
+The sandbox is applied while the process has one thread: most rules hold only for the calling thread
+and its children. So no module that might start threads is imported before.
 """
 
 from __future__ import annotations
@@ -26,41 +26,42 @@ _PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
 _CAPABILITIES_VERSION = 0x20080522
 _CAP_DAC_OVERRIDE, _CAP_DAC_READ_SEARCH = 1, 2
 
-# What programs, libraries and the interpreter read. The rest of /run and /var is somebody's.
+# Directories that programs, libraries and the interpreter read. The rest of /run and /var belongs
+# to other services.
 _SYSTEM = ("/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/opt", "/etc", "/proc", "/sys")
 _ALSO = ("/run/systemd/resolve", "/var/cache/fontconfig", "/var/lib/nvidia")
-# Whoever runs the daemon has its secrets there.
+# The daemon's secrets.
 _PRIVATE = ("/etc/edge_server",)
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
-# Graphics and what belongs to it on boards; nvme and nvram are disks.
+# GPU device files, also on boards; nvme and nvram are disks.
 _GPU_DEVICES = ("nv", "tegra", "host1x", "dri", "dma_heap", "kfd")
 _NO_GPU_DEVICES = ("nvme", "nvram")
-# Where semaphores of `multiprocessing` are, and tensors that workers share.
+# Holds semaphores of `multiprocessing`, and tensors that workers share.
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108 - the kernel's own place
 
-# The kernel ends a process of a model before the daemon, where memory runs out.
+# When memory runs out, the kernel kills a model's process before the daemon.
 _OOM_SCORE = "500"
 
 
 def tie_to(daemon_pid: int) -> None:
-    """End this process with the thread of the daemon that started it, whatever runs here."""
+    """Let the kernel kill this process when the daemon's thread that started it ends."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != daemon_pid:
-        # It ended before.
+        # The daemon ended before the call.
         os._exit(1)
-    # A container may show the file and not let it be written.
+    # A container may mount the file read-only.
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE)
 
 
 def close_off(rules: Rules, model_directory: str) -> int | None:
-    """Let this process touch what `rules` allow, as far as the kernel offers that.
+    """Restrict this process to `rules`, as far as the kernel supports them.
 
     Returns:
-        The descriptor on which the daemon decides of system calls; None where it need not.
+        The descriptor on which the daemon decides system calls; None where no filter refers calls.
 
     Raises:
-        OSError: the kernel offers it and does not do it.
+        OSError: the kernel supports a rule but fails to apply it.
     """
     if not rules.closed:
         return None
@@ -94,7 +95,8 @@ def _openings(rules: Rules, model_directory: str) -> Iterator[tuple[str, int]]:
 
 
 def _around(path: str, private: list[str], rights: int) -> Iterator[tuple[str, int]]:
-    """`path` but for what is private in it: its names can be listed there, and that is all."""
+    """Yield rules for `path` without the private directories in it, whose parents can only be
+    listed."""
     if any(_holds(each, path) for each in private):
         return
     if not any(_holds(path, each) for each in private):
@@ -106,7 +108,7 @@ def _around(path: str, private: list[str], rights: int) -> Iterator[tuple[str, i
     except OSError:
         return
     for entry in entries:
-        # A link opens what it leads to, and that has its own place.
+        # A symlink opens its target, which has a rule of its own.
         if not entry.is_symlink():
             yield from _around(str(entry), private, rights)
 
@@ -116,10 +118,11 @@ def _holds(path: str, other: str) -> bool:
 
 
 def _drop_capabilities() -> None:
-    """Keep, where there are some, those to files: root reads what another user owns."""
+    """Drop all capabilities except those that root needs to read files of other users."""
     header = (ctypes.c_uint32 * 2)(_CAPABILITIES_VERSION, 0)
     kept = 1 << _CAP_DAC_OVERRIDE | 1 << _CAP_DAC_READ_SEARCH
-    # Effective, permitted, inheritable; twice, 32 of them each. None is more than there was.
+    # Effective, permitted, inheritable; twice, 32 capabilities each. The masks never add a
+    # capability.
     had = (ctypes.c_uint32 * 6)()
     libc = _libc()
     if libc.capget(header, had) < 0:

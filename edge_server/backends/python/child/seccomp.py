@@ -1,7 +1,7 @@
-"""Seccomp: which system calls this process, and all that it starts, may make.
+"""Seccomp: restrict the system calls of this process and all its children.
 
-A filter sees the numbers of a call, not what they mean: whether process 4711 is one that the model
-started. Such calls it hands to the daemon, see `signal_gate`.
+A filter sees the numbers of a call but cannot judge them, e.g. whether the model started process
+4711. The filter refers such calls to the daemon, see `signal_gate`.
 """
 
 from __future__ import annotations
@@ -42,32 +42,32 @@ Instruction = tuple[int, int, int, int]
 
 
 def is_known() -> bool:
-    """Whether there are numbers for this machine."""
+    """Return whether the call numbers of this machine are known."""
     return platform.machine() in ARCHITECTURES
 
 
 def is_offered() -> bool:
-    """Whether this kernel has filters that hand calls to another process (Linux 5.5)."""
+    """Return whether this kernel has filters that refer calls to another process (Linux 5.5)."""
     if not is_known():
         return False
     action = ctypes.c_uint32(USER_NOTIF)
     release = tuple(int(n) for n in platform.release().split("-")[0].split(".")[:2] if n.isdigit())
-    # To let a call go on is newer than to hand it over.
+    # The kernel learned to continue a referred call later than to refer one.
     return _seccomp(_GET_ACTION_AVAIL, 0, ctypes.byref(action)) == 0 and release >= (5, 5)
 
 
 def restrict(own_pid: int, *, unix_sockets: bool) -> int | None:
-    """From now on this thread and what it starts may make no other calls.
+    """Restrict the system calls of this thread and all its children from now on.
 
     `PR_SET_NO_NEW_PRIVS` must be set.
 
     Returns:
-        The descriptor on which the daemon decides of calls that name another process. None where
-        a container is decided for in this way already, which the kernel allows once: all such
-        calls are refused then, those for processes that the model starts too.
+        The descriptor on which the daemon decides calls that name another process. None where a
+        container's filter already refers calls, which the kernel allows only once: then all such
+        calls are refused, even those that name processes of the model.
 
     Raises:
-        OSError: the kernel does not take the filter.
+        OSError: the kernel refuses the filter.
     """
     try:
         return _install(own_pid, USER_NOTIF, _NEW_LISTENER, unix_sockets=unix_sockets)
@@ -94,15 +94,18 @@ def _install(own_pid: int, of_others: int, flags: int, *, unix_sockets: bool) ->
 def filter_program(
     machine: str, own_pid: int, of_others: int = USER_NOTIF, *, unix_sockets: bool
 ) -> list[Instruction]:
-    """What the kernel runs at each system call, in classic BPF.
+    """Return the program that the kernel runs at each system call, in classic BPF.
 
     Args:
-        of_others: what becomes of a call that names another process.
+        machine: the architecture, as uname(2) reports it.
+        own_pid: the process whose calls name itself freely.
+        of_others: the action for a call that names another process.
+        unix_sockets: whether Unix stream sockets are allowed.
     """
     audit, column = ARCHITECTURES[machine]
     program = [
         (_LD, 0, 0, _ARCH_AT),
-        # Programs of another architecture have other numbers.
+        # Programs of another architecture have other call numbers.
         (_JEQ, 1, 0, audit),
         _error(errno.EPERM),
         (_LD, 0, 0, _NR_AT),
@@ -123,7 +126,7 @@ def filter_program(
         if name in OF_THE_USER:
             body += [_load(0), (_JEQ, 0, 1, OF_THE_USER[name]), _error(errno.EPERM)]
         body.append(_load(argument))
-        # -own_pid is the group that this process leads.
+        # -own_pid is the process group that this process leads.
         own = (0, own_pid, (-own_pid) & 0xFFFFFFFF) if name == "kill" else (0, own_pid)
         for value in own:
             body += [(_JEQ, 0, 1, value), (_RET, 0, 0, _ALLOW)]
@@ -136,7 +139,8 @@ def filter_program(
 
 
 def _no_unix_stream() -> list[Instruction]:
-    """Pairs are made by another call, and gRPC listens on streams only."""
+    """Refuse Unix stream sockets, the only kind on which gRPC listens; socket pairs use another
+    call."""
     return [
         _load(0),
         (_JEQ, 0, 4, _AF_UNIX),
@@ -148,7 +152,7 @@ def _no_unix_stream() -> list[Instruction]:
 
 
 def _of(number: int, body: list[Instruction]) -> list[Instruction]:
-    """`body` for that call, which is allowed where it comes to the end; others pass by."""
+    """Apply `body` to that call, which is allowed at the body's end; other calls skip the body."""
     return [(_JEQ, 0, len(body) + 1, number), *body, (_RET, 0, 0, _ALLOW)]
 
 

@@ -1,4 +1,4 @@
-"""System calls that Python models do without: their numbers, and what is decided of each.
+"""System calls that Python models do not need: their numbers, and the filter's decision on each.
 
 Numbers: arch/x86/entry/syscalls/syscall_64.tbl for x86-64, include/uapi/asm-generic/unistd.h for
 aarch64, each from Linux 6.17; they never change.
@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 
 class Architecture(NamedTuple):
-    """`audit` names it to a filter (linux/audit.h); `column` is its place in the tables below."""
+    """`audit` is the architecture's number in a filter (linux/audit.h); `column` is its column
+    in the tables below."""
 
     audit: int
     column: int
@@ -21,7 +22,7 @@ ARCHITECTURES = {"x86_64": Architecture(0xC000003E, 0), "aarch64": Architecture(
 Numbers = tuple[int, int]
 NONE = -1
 
-# What reaches into other processes, or into the kernel; nothing that computes needs them.
+# Calls that reach into other processes, or into the kernel; no computation needs them.
 REFUSED: dict[str, Numbers] = {
     "ptrace": (101, 117),
     "process_vm_readv": (310, 270),
@@ -33,7 +34,7 @@ REFUSED: dict[str, Numbers] = {
     "kcmp": (312, 272),
     "tkill": (200, 130),
     "pidfd_getfd": (438, 438),
-    # Its descriptor may be of any process.
+    # The descriptor may belong to any process.
     "pidfd_send_signal": (424, 424),
     "mount": (165, 40),
     "umount2": (166, 39),
@@ -49,7 +50,7 @@ REFUSED: dict[str, Numbers] = {
     "setns": (308, 268),
     "unshare": (272, 97),
     "open_by_handle_at": (304, 265),
-    # Landlock leaves these open, whatever file they name; the first one up to Linux 6.1.
+    # Landlock does not cover these, whatever file they name; truncate up to Linux 6.1.
     "truncate": (76, 45),
     "setxattr": (188, 5),
     "lsetxattr": (189, 6),
@@ -69,7 +70,7 @@ REFUSED: dict[str, Numbers] = {
     "add_key": (248, 217),
     "request_key": (249, 218),
     "keyctl": (250, 219),
-    # It makes calls that no filter sees.
+    # io_uring makes calls that no filter sees.
     "io_uring_setup": (425, 425),
     "io_uring_enter": (426, 426),
     "io_uring_register": (427, 427),
@@ -94,14 +95,15 @@ REFUSED: dict[str, Numbers] = {
     "ioperm": (173, NONE),
 }
 
-# They return 0 and change nothing, so that programs that make such a call on their way still run.
+# These return 0 and change nothing, so that programs that happen to call them still run.
 WITHOUT_EFFECT: dict[str, Numbers] = {
-    # What a model starts stays in its group and session, is known by that, and ends with it.
+    # A model's children stay in its group and session, by which the daemon identifies and ends
+    # them.
     "setsid": (112, 157),
     "setpgid": (109, 154),
-    # Landlock leaves these open for every file that the daemon's user owns: its keys and state, and
-    # the files of other models. Times stay open too: `Path.touch` makes a file only where setting
-    # its time fails, and models are told apart by content.
+    # Landlock does not cover these for files of the daemon's user: its keys and state, and the
+    # files of other models. Times stay allowed: `Path.touch` makes a file only where setting its
+    # time fails, and models are compared by content.
     "chmod": (90, NONE),
     "fchmod": (91, 52),
     "fchmodat": (268, 53),
@@ -112,10 +114,10 @@ WITHOUT_EFFECT: dict[str, Numbers] = {
     "fchownat": (260, 54),
 }
 
-# Its flags lie where no filter can read them; libraries then use `clone`.
+# clone3's flags lie in memory that no filter can read; libraries fall back to `clone`.
 UNKNOWN: dict[str, Numbers] = {"clone3": (435, 435)}
 
-# Which argument names a process; 0 is the one that calls.
+# The argument that names a process; 0 is the caller.
 OF_A_PROCESS: dict[str, tuple[Numbers, int]] = {
     "kill": ((62, 129), 0),
     "tgkill": ((234, 131), 0),
@@ -130,13 +132,13 @@ OF_A_PROCESS: dict[str, tuple[Numbers, int]] = {
     "ioprio_set": ((251, 30), 1),
 }
 
-# Argument, and the values of it that are refused.
+# Argument, and its refused values.
 REFUSED_VALUES: dict[str, tuple[Numbers, int, tuple[int, ...]]] = {
-    # F_SETOWN, F_SETSIG, F_SETOWN_EX: signals by way of a descriptor.
+    # F_SETOWN, F_SETSIG, F_SETOWN_EX: signals through a descriptor.
     "fcntl": ((72, 25), 1, (8, 10, 15)),
-    # TIOCSTI, TIOCLINUX: typing into a terminal; FIOSETOWN, SIOCSPGRP: as above.
+    # TIOCSTI, TIOCLINUX: terminal input; FIOSETOWN, SIOCSPGRP: signals through a descriptor.
     "ioctl": ((16, 29), 1, (0x5412, 0x541C, 0x8901, 0x8902)),
-    # PR_SET_PDEATHSIG: this process ends with the daemon.
+    # PR_SET_PDEATHSIG: keeps this process tied to the daemon.
     "prctl": ((157, 167), 0, (1,)),
 }
 
@@ -144,5 +146,5 @@ REFUSED_VALUES: dict[str, tuple[Numbers, int, tuple[int, ...]]] = {
 CLONE: Numbers = (56, 220)
 NAMESPACES = 0x7E020000
 SOCKET: Numbers = (41, 198)
-# PRIO_USER, IOPRIO_WHO_USER: everything that the user runs.
+# PRIO_USER, IOPRIO_WHO_USER: all processes of the user.
 OF_THE_USER = {"setpriority": 2, "ioprio_set": 3}

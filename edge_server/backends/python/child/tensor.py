@@ -11,7 +11,7 @@ from edge_server.backends.python.child.errors import TritonModelException
 from edge_server.backends.python.child.given import text
 from edge_server.tensors import DataType
 
-# The numbers of the protocol's types, in this order from 1: those of Triton's C API.
+# The protocol's types in the order of their numbers in Triton's C API, from 1.
 DATA_TYPES = (
     DataType.BOOL,
     DataType.UINT8,
@@ -34,8 +34,8 @@ _CPU = (1, 0)  # kDLCPU, device 0
 class Tensor:
     """A named array on the host.
 
-    An input's array lies in memory that the daemon shares with this process. It belongs to the
-    model: it may be written to, and stays what it is for as long as anything refers to it.
+    An input's array lies in memory that the daemon shares with this process. The model owns the
+    array: it may be written to, and stays valid as long as it is referenced.
     """
 
     def __init__(self, name: str, numpy_array: np.ndarray[Any, Any]) -> None:
@@ -55,17 +55,18 @@ class Tensor:
 
     @classmethod
     def over(cls, name: str, datatype: DataType, array: np.ndarray[Any, Any]) -> Tensor:
-        """A tensor of any type; the array has that type's form in numpy."""
+        """Return a tensor of any type; the array has that type's form in numpy."""
         if datatype is not DataType.BF16:
             return cls(name, array)
-        # numpy has no such type, so a model can give none; what is left is a tensor like others.
+        # numpy lacks BF16, so a model cannot pass it to the constructor; the tensor is otherwise
+        # ordinary.
         tensor = cls(name, np.empty(0, np.uint8))
         tensor._datatype, tensor._array = datatype, array
         return tensor
 
     @property
     def content(self) -> tuple[DataType, np.ndarray[Any, Any]]:
-        """What travels to the daemon."""
+        """Return the tensor's type and array as sent to the daemon."""
         return self._datatype, self._array
 
     def name(self) -> str:
@@ -75,14 +76,14 @@ class Tensor:
         return list(self._array.shape)
 
     def triton_dtype(self) -> int:
-        """The number of the type in Triton's C API."""
+        """Return the number of the type in Triton's C API."""
         return DATA_TYPES.index(self._datatype) + 1
 
     def is_cpu(self) -> bool:
         return True
 
     def as_numpy(self) -> np.ndarray[Any, Any]:
-        """The array itself; BYTES are objects of type `bytes`."""
+        """Return the array itself; BYTES elements are `bytes` objects."""
         if self._datatype is DataType.BF16:
             raise TritonModelException(
                 "Tensor dtype is BF16 and cannot be converted to NumPy. Use to_dlpack() and "
@@ -91,7 +92,7 @@ class Tensor:
         return self._array
 
     def to_dlpack(self) -> Any:
-        """A DLPack capsule over the same memory."""
+        """Return a DLPack capsule over the same memory."""
         if self._datatype is DataType.BYTES:
             raise TritonModelException("DLPack does not have support for string tensors.")
         if self._datatype is DataType.BF16:
@@ -100,7 +101,8 @@ class Tensor:
 
     @staticmethod
     def from_dlpack(name: str, tensor: Any) -> Tensor:
-        """A tensor over the memory of `tensor`: a capsule, or what has `__dlpack__`."""
+        """Return a tensor over the memory of `tensor`: a capsule, or an object with
+        `__dlpack__`."""
         if hasattr(tensor, "__dlpack_device__"):
             device, _ = tensor.__dlpack_device__()
             if int(device) != _CPU[0]:
@@ -111,7 +113,8 @@ class Tensor:
         if is_bfloat16(capsule):
             return Tensor.over(name, DataType.BF16, bfloat16_from(capsule))
         array = np.from_dlpack(_Capsule(capsule))
-        # numpy takes what comes from an old capsule to be read-only, and would not export it.
+        # numpy treats memory from an unversioned capsule as read-only, and would refuse to export
+        # it.
         return Tensor(name, array if array.flags.writeable else np.asarray(_Writable(array)))
 
     def __dlpack__(self, *, stream: Any = None, **_: Any) -> Any:
@@ -122,7 +125,7 @@ class Tensor:
 
 
 class _Capsule:
-    """What numpy takes: an object that gives the capsule when it is asked."""
+    """Wraps a capsule as the object with `__dlpack__` that numpy needs."""
 
     def __init__(self, capsule: Any) -> None:
         self._capsule = capsule
@@ -135,7 +138,7 @@ class _Capsule:
 
 
 class _Writable:
-    """Memory of an array that numpy will not write to."""
+    """Memory of an array that numpy treats as read-only."""
 
     def __init__(self, array: np.ndarray[Any, Any]) -> None:
         self._owner = array

@@ -1,4 +1,4 @@
-"""What `import triton_python_backend_utils as pb_utils` gives a model; names are Triton's."""
+"""The module `triton_python_backend_utils` (`pb_utils`) of a model; names are Triton's."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class PreferredMemory:
-    """Where a caller would like its answer; it is always in host memory here."""
+    """The caller's preferred memory for the response, which is always host memory here."""
 
     preferred_memory_type: int
     preferred_device_id: int = 0
@@ -128,7 +128,8 @@ def triton_string_to_numpy(triton_type_string: str) -> Any:
 
 
 def serialize_byte_tensor(input_tensor: np.ndarray[Any, Any]) -> bytes | tuple[()] | None:
-    """Elements in C order, each behind its 4-byte little-endian length; None if not of bytes."""
+    """Encode elements in C order, each behind its 4-byte little-endian length; None if not of
+    bytes."""
     if input_tensor.size == 0:
         return ()
     if input_tensor.dtype != np.object_ and input_tensor.dtype.type is not np.bytes_:
@@ -137,7 +138,7 @@ def serialize_byte_tensor(input_tensor: np.ndarray[Any, Any]) -> bytes | tuple[(
 
 
 def deserialize_bytes_tensor(encoded_tensor: bytes) -> np.ndarray[Any, Any]:
-    """A flat array of the `bytes` elements that `serialize_byte_tensor` wrote."""
+    """Return a flat array of the `bytes` elements that `serialize_byte_tensor` wrote."""
     elements = []
     begin = 0
     while begin < len(encoded_tensor):
@@ -151,5 +152,5 @@ def deserialize_bytes_tensor(encoded_tensor: bytes) -> np.ndarray[Any, Any]:
 
 
 def get_model_dir() -> str:
-    """The version directory."""
+    """Return the version directory."""
     return here.model_directory

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, also after a power cut."""
+"""Write files atomically and durably, also across a power cut."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ if TYPE_CHECKING:
 
 
 def atomic_write(path: Path, data: bytes) -> None:
-    """Returns when `path` has `data` for good; until then it has what it had.
+    """Return when `path` durably holds `data`; until then its content is unchanged.
 
     Raises:
-        OSError: it could not be written, and has what it had.
+        OSError: the write failed, and the content is unchanged.
     """
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -24,10 +24,10 @@ def atomic_write(path: Path, data: bytes) -> None:
 
 
 def atomic_replace(written: Path, path: Path) -> None:
-    """`written`, on the same file system, becomes `path`, for good.
+    """Atomically and durably replace `path` by `written`, on the same file system.
 
     Raises:
-        OSError: it did not.
+        OSError: the replacement failed.
     """
     _sync(written)
     written.replace(path)

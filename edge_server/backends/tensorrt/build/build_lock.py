@@ -1,4 +1,4 @@
-"""One build at a time on a device: two would halve each other's memory, and spoil each other's
+"""One build at a time on a device: two would halve each other's memory, and distort each other's
 measurements."""
 
 from __future__ import annotations
@@ -14,21 +14,22 @@ from edge_server.errors import Cancelled, InternalError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-# An abstract name: no directory that a service might not see, and gone with the process.
+# An abstract socket name: visible without a shared directory, and released with the process.
 LOCK_NAME = "\0edge-server-plan-build"
 _RETRY_S = 0.5
 
 
 @contextmanager
 def build_lock(on_wait: Callable[[], None], stop: threading.Event | None = None) -> Iterator[None]:
-    """Hold the device's build lock; waits while another build holds it.
+    """Hold the device's build lock; wait while another build holds it.
 
     Args:
-        on_wait: called once, where another process or thread holds the lock.
+        on_wait: called once, if another process or thread holds the lock.
+        stop: ends the wait when set.
 
     Raises:
         Cancelled: `stop` was set during the wait.
-        InternalError: the kernel refuses the lock itself, which no wait mends.
+        InternalError: the kernel refuses the lock for a permanent reason.
     """
     stop = stop or threading.Event()
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as lock:

@@ -20,7 +20,7 @@ Precision = Literal["fp32", "fp16", "int8"]
 Shape = tuple[int, ...]
 Shapes = Mapping[str, Shape]
 
-# TensorRT's own is all that the GPU has, which on a Jetson is all that the daemon has.
+# TensorRT's default is all of the GPU's memory, which on a Jetson is also the daemon's.
 WORKSPACE_MIB = 1024
 
 
@@ -28,7 +28,7 @@ WORKSPACE_MIB = 1024
 class GivenShapes:
     """One optimisation profile, as far as it is given: input → shape.
 
-    Of an input that holds a shape, the values of it take the place of its own shape.
+    For an input that holds a shape, its values take the place of its own shape.
     """
 
     min: Shapes = field(default_factory=dict)
@@ -38,21 +38,21 @@ class GivenShapes:
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """All that decides which plan an ONNX file becomes, except for the device.
+    """All options that determine the plan of an ONNX file, except for the device.
 
     Attributes:
-        precision: `fp16` lets layers calculate in FP16, `int8` in INT8 and FP16. A network that is
-            strongly typed, as all are from TensorRT 11 on, calculates as its ONNX file says.
-        strongly_typed: on TensorRT 10; 11 has nothing else, 8 does not know it.
+        precision: `fp16` lets layers calculate in FP16, `int8` in INT8 and FP16. A strongly typed
+            network, as every network from TensorRT 11 on, calculates in the types of its ONNX file.
+        strongly_typed: on TensorRT 10; 11 has no other mode, 8 lacks it.
         max_batch_size: the model's; 0 where its shapes have no batch dimension.
-        dims: input → what the configuration says of it, with -1 for the batch where it batches.
-        profiles: the given shapes of each optimisation profile; one that takes every shape that the
-            configuration allows, where nothing is.
+        dims: input → its dims in the configuration, with -1 for the batch if the model batches.
+        profiles: the given shapes of each optimisation profile; if empty, one profile accepts every
+            shape that the configuration allows.
         dla_core: the NVDLA core to build for; None is the GPU.
-        gpu_fallback: layers that NVDLA cannot take may run on the GPU.
-        max_gpu_layers: no more of them may; None is without bound.
-        workspace_mib: how much memory a layer may take beside its tensors, while the plan is built
-            and when it runs.
+        gpu_fallback: layers that NVDLA does not support may run on the GPU.
+        max_gpu_layers: maximum number of such layers; None is unlimited.
+        workspace_mib: memory that a layer may use beside its tensors, during the build and at run
+            time.
         calibration: a directory of samples for INT8, or empty.
     """
 
@@ -69,12 +69,13 @@ class BuildOptions:
 
     @property
     def digest(self) -> str:
-        """Two wishes of the same digest are the same."""
+        """Options of equal digest are equal."""
         return hashlib.sha256(msgspec.json.encode(self, order="sorted")).hexdigest()
 
 
 def build_options_of(config: ModelConfig) -> BuildOptions:
-    """The build options in `config`: its shapes, its NVDLA core, and its parameters `plan_…`.
+    """Return the build options in `config`: its shapes, its NVDLA core, and its parameters
+    `plan_…`.
 
     `instance_group.secondary_devices` of kind KIND_NVDLA names cores. The parameters are
     `plan_precision` (fp32, fp16, int8), `plan_strongly_typed`, `plan_min`, `plan_opt`, `plan_max`
@@ -82,7 +83,7 @@ def build_options_of(config: ModelConfig) -> BuildOptions:
     `plan_max_gpu_layers`.
 
     Raises:
-        ModelConfigError: one of them cannot be understood; names it.
+        ModelConfigError: a parameter is invalid; the text names it.
     """
     parameters = config.parameters
     cores = [g.dla_core for g in config.instance_groups if g.dla_core is not None]
@@ -112,10 +113,11 @@ def build_options_of(config: ModelConfig) -> BuildOptions:
 def given_profiles(
     least: Sequence[str], best: Sequence[str], most: Sequence[str]
 ) -> tuple[GivenShapes, ...]:
-    """The first text of each is of the first profile, the second of the second.
+    """Return the given profiles; the first text of each argument belongs to the first profile, the
+    second to the second.
 
     Raises:
-        InvalidRequest: one of them is no list of shapes.
+        InvalidRequest: one of the texts is no list of shapes.
     """
     count = max(len(least), len(best), len(most))
     texts = ([*texts, *[""] * (count - len(texts))] for texts in (least, best, most))
@@ -124,14 +126,14 @@ def given_profiles(
 
 
 def shapes(text: str) -> Shapes:
-    """`input:1x3x360x640,other:4` as trtexec takes it; nothing of it is looked up yet.
+    """Parse `input:1x3x360x640,other:4`, trtexec's form; names are not resolved yet.
 
     Raises:
-        InvalidRequest: it is not that.
+        InvalidRequest: the text has another form.
     """
     found: dict[str, Shape] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
-        # A tensor's own name may have a colon in it.
+        # A tensor's name may itself contain a colon.
         name, colon, sizes = part.rpartition(":")
         numbers = sizes.split("x")
         if not colon or not name or not all(number.isdecimal() for number in numbers):
@@ -146,7 +148,11 @@ def shapes(text: str) -> Shapes:
 
 
 def precision(text: str) -> Precision:
-    """Raises: InvalidRequest: there is no such precision."""
+    """Parse a precision.
+
+    Raises:
+        InvalidRequest: the precision does not exist.
+    """
     for known in get_args(Precision):
         if text.strip().lower() == known:
             found: Precision = known

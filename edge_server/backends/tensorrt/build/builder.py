@@ -1,6 +1,6 @@
-"""From an ONNX file to a plan: one text for TensorRT 8.5 to 11.
+"""Build a plan from an ONNX file, with one code for TensorRT 8.5 to 11.
 
-What comes from TensorRT is annotated, so that the names used here can be held against every
+Objects of TensorRT are annotated, so that the names used here can be checked against every
 version's classes (tests/tensorrt_api). Where versions differ, the difference stands behind
 `hasattr` or a comparison of `version`, with its reason.
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from edge_server.backends.tensorrt.build.messages import BuildJob
     from edge_server.backends.tensorrt.build.build_options import BuildOptions
 
-# NVIDIA's release notes; what holds is how many cores TensorRT sees.
+# From NVIDIA's release notes; on a device, the number of cores that TensorRT reports decides.
 DLA_MATRIX = (
     "Orin's NVDLA works with JetPack 5.1 (TensorRT 8.5), 6.0 (8.6) and 6.1 to 6.2 (10.3), and on "
     "AGX Orin with TensorRT 11.4.1; not with JetPack 7.2 (10.16). Orin Nano has none"
@@ -55,14 +55,14 @@ def build_plan(
     log: BuildLog,
     on_event: Callable[[Event], None],
 ) -> PlanBuilt:
-    """Write the plan that `job` asks for to its `out`; what its side-car shall say.
+    """Write the plan of `job` to its `out`; return the data of its side-car.
 
     Args:
-        gpu: None where there is none: TensorRT then refuses for itself; its edition for desktops
-            (TensorRT-RTX) does not.
+        gpu: None without a GPU: TensorRT then refuses by itself; its desktop edition (TensorRT-RTX)
+            does not.
 
     Raises:
-        EdgeServerError: no plan was built; the text says why, in TensorRT's words.
+        EdgeServerError: no plan was built; the text gives TensorRT's reason.
     """
     began = time.monotonic()
     options, version, timings = job.options, version_of(trt.__version__), Path(job.timing_cache)
@@ -71,12 +71,12 @@ def build_plan(
     builder: trt.Builder = _make_builder(log)
     on_event(Step(f"parsing {Path(job.onnx).name}"))
     network: trt.INetworkDefinition = builder.create_network(network_flags(version, typed=typed))
-    # The weights of the network are the parser's, until the plan is built.
+    # The parser owns the network's weights until the plan is built.
     parser = _parse(network, Path(job.onnx), options, log)
     check_types(network, Path(job.onnx), options, version)
     config: trt.IBuilderConfig = builder.create_builder_config()
     config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, options.workspace_mib << 20)
-    # Without it the inspector reports names only, and not where a layer runs.
+    # Otherwise the inspector reports names only, without the placement of layers.
     config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
     profiles = _set_profiles(builder, network, config, options)
     set_precision(network, config, options, typed=typed)
@@ -87,7 +87,7 @@ def build_plan(
         calibrator = set_calibrator(builder, network, config, samples, ranges, gpu=gpu)
     _set_dla(builder, config, options)
     read_timings(config, timings, facts)
-    # Not every version's configuration keeps it alive.
+    # Not every version's configuration keeps the monitor alive.
     monitor = set_monitor(config, on_event)
     on_event(Step("building"))
     plan: trt.IHostMemory | None = builder.build_serialized_network(network, config)
@@ -114,12 +114,12 @@ def build_plan(
 
 
 def network_flags(version: tuple[int, int], *, typed: bool) -> int:
-    """The flags of `create_network`."""
-    # 8 would else leave the first dimension out of every shape. 10 does not, and 11 has forgotten
-    # the name.
+    """Return the flags of `create_network`."""
+    # 8 would otherwise leave the first dimension out of every shape. 10 does not need the flag, and
+    # 11 has removed its name.
     if version < (10, 0):
         return 1 << int(trt.NetworkDefinitionCreationFlag.EXPLICIT_BATCH)
-    # 11 knows nothing else, and ignores it.
+    # 11 has no other mode, and ignores the flag.
     if typed and version >= (10, 0):
         return 1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
     return 0
@@ -129,7 +129,7 @@ def _make_builder(log: BuildLog) -> Any:
     try:
         return trt.Builder(log.logger)
     except TypeError as error:
-        # pybind11 says no more than that a factory gave nothing.
+        # pybind11 reports only that a factory returned nothing.
         raise InternalError(
             f"TensorRT {trt.__version__} cannot build here: {log.errors()}; plans are built on the "
             "device that they run on"
@@ -139,13 +139,13 @@ def _make_builder(log: BuildLog) -> Any:
 def _parse(
     network: trt.INetworkDefinition, onnx: Path, options: BuildOptions, log: BuildLog
 ) -> Any:
-    """The parser, when all of `onnx` is in `network`.
+    """Parse all of `onnx` into `network` and return the parser.
 
     Raises:
-        ModelConfigError: TensorRT cannot read the file, with all that its parser says.
+        ModelConfigError: TensorRT cannot read the file; with all messages of its parser.
     """
     parser: trt.OnnxParser = trt.OnnxParser(network, log.logger)
-    # From 10.16 on the parser can write a network as NVDLA takes it.
+    # From 10.16 on the parser can adapt a network to NVDLA.
     can_adjust = hasattr(trt, "OnnxParserFlag") and hasattr(trt.OnnxParserFlag, "ADJUST_FOR_DLA")
     if can_adjust and options.dla_core is not None:
         parser.set_flag(trt.OnnxParserFlag.ADJUST_FOR_DLA)
@@ -161,7 +161,7 @@ def _parse(
 def _error_text(error: trt.ParserError) -> str:
     if error.node() < 0:
         return f"  {error.desc()}"
-    # From 10 on it knows what the node is called, and which operator it is.
+    # From 10 on errors carry the node's name and operator.
     named = hasattr(error, "node_name") and hasattr(error, "node_operator")
     which = f" {error.node_name()!r} ({error.node_operator()})" if named else ""
     return f"  node {error.node()}{which}: {error.desc()}"
@@ -190,7 +190,11 @@ def _set_profiles(
 
 
 def _set_dla(builder: trt.Builder, config: trt.IBuilderConfig, options: BuildOptions) -> None:
-    """Raises: Unsupported: there is no such core; says where there is one."""
+    """Set the NVDLA core.
+
+    Raises:
+        Unsupported: the core does not exist; the text names devices that have one.
+    """
     if options.dla_core is None:
         return
     cores = builder.num_DLA_cores
@@ -219,7 +223,7 @@ def _look(
     inspector: trt.EngineInspector = engine.create_engine_inspector()
     information = inspector.get_engine_information(trt.LayerInformationFormat.JSON)
     names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
-    # A dimension that every profile fixes is free in the network, and fixed in the engine.
+    # A dimension fixed by every profile is free in the network, and fixed in the engine.
     return placed(information), {
         name: EngineTensor(
             tuple(engine.get_tensor_shape(name)), engine.get_tensor_format_desc(name)
@@ -229,7 +233,11 @@ def _look(
 
 
 def _check_placed(where: Placed, options: BuildOptions) -> None:
-    """Raises: Unsupported: more layers fell back to the GPU than may."""
+    """Check the number of layers on the GPU.
+
+    Raises:
+        Unsupported: more layers fell back to the GPU than allowed.
+    """
     limit = options.max_gpu_layers
     if options.dla_core is None or limit is None or len(where.gpu) <= limit:
         return

@@ -1,4 +1,4 @@
-"""Plans that were built here: a cache; the ONNX file is the truth."""
+"""A cache of plans built on this device; every plan can be rebuilt from its ONNX file."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ MAX_BYTES = 4 << 30
 
 
 class PlanCache:
-    """Plans by what they were built of, for what, on what; any of it may be removed at any time.
+    """Plans by ONNX file, options and device; any file may be removed at any time.
 
     Args:
         folder: made when the first plan is built.
-        max_bytes: what all plans may take; those that were used longest ago go first.
+        max_bytes: maximum size of all plans; the least recently used plans are removed first.
     """
 
     def __init__(self, folder: Path, max_bytes: int = MAX_BYTES) -> None:
@@ -48,11 +48,11 @@ class PlanCache:
 
     @property
     def timing_cache(self) -> Path:
-        """Where TensorRT's measurements are kept."""
+        """The directory of TensorRT's measurements."""
         return self._folder / "timing"
 
     def place(self, onnx: Path, options: BuildOptions, facts: DeviceFacts) -> Path:
-        """The path of that plan, whether it exists or not.
+        """Return the path of that plan, whether it exists or not.
 
         Raises:
             ModelConfigError: the ONNX file cannot be read.
@@ -66,7 +66,7 @@ class PlanCache:
     def find(
         self, onnx: Path, options: BuildOptions, facts: DeviceFacts, model: str
     ) -> Path | None:
-        """The path of that plan; None where there is none that is whole and fits.
+        """Return the path of that plan; None if the cache has no complete plan that fits.
 
         Raises:
             ModelConfigError: the ONNX file cannot be read.
@@ -87,7 +87,7 @@ class PlanCache:
         return plan
 
     def forget(self, plan: Path) -> None:
-        """Remove it, if it is one of this cache's."""
+        """Remove the plan, if it belongs to this cache."""
         if plan.parent.parent == self._folder:
             shutil.rmtree(plan.parent, ignore_errors=True)
 
@@ -116,13 +116,13 @@ def ensure_plan(
     on_event: Callable[[Event], None],
     stop: threading.Event | None = None,
 ) -> Path:
-    """A plan of `onnx` for this device: found in `cache`, or built into it now, minutes later.
+    """Return a plan of `onnx` for this device: from `cache`, or built into it, which takes minutes.
 
-    One plan is built at a time on a device; who waited takes what the other one built, if it is
-    what is wanted.
+    One plan is built at a time on a device; after the wait a caller takes the plan that the other
+    build has cached, if it fits.
 
     Raises:
-        EdgeServerError: none could be built.
+        EdgeServerError: no plan could be built.
         Cancelled: `stop` was set while another build ran.
     """
     if (found := cache.find(onnx, options, facts, model)) is not None:
@@ -146,7 +146,8 @@ def ensure_plan(
 
 
 def why_not(plan: Path, onnx: Path | None, facts: DeviceFacts, model: str) -> list[str]:
-    """Why `plan` may not be given to TensorRT, each with the remedy; none: it may.
+    """Return the reasons why TensorRT may not load `plan`, each with the remedy; an empty list if
+    it may.
 
     Raises:
         ModelConfigError: a file cannot be read.

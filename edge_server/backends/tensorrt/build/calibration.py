@@ -23,15 +23,15 @@ Sample = Mapping[str, "NDArray[Any]"]
 class Samples:
     """Typical inputs of a network, one batch after the other.
 
-    A network of one input has `DIR/*.npy`, one of several `DIR/<input>/*.npy`, where the first of
-    each go together, then the second. A file holds what the input takes, the batch dimension
-    included; where it is of one element and without that dimension, it gets it.
+    A network of one input has `DIR/*.npy`, one of several `DIR/<input>/*.npy`: the first files of
+    all inputs form the first batch, then the second files. A file holds an input's array, batch
+    dimension included; a batch of one may lack its batch dimension, which is then added.
 
     Args:
-        wanted: input → the shape that calibration runs with, and its numpy type.
+        wanted: input → its shape during calibration, and its numpy type.
 
     Raises:
-        InvalidRequest: there are none, or of one input more than of another.
+        InvalidRequest: the directory has no files, or the inputs have different numbers of files.
     """
 
     def __init__(self, directory: Path, wanted: Mapping[str, tuple[Shape, np.dtype[Any]]]) -> None:
@@ -52,7 +52,11 @@ class Samples:
         return len(next(iter(self._paths.values())))
 
     def __iter__(self) -> Iterator[Sample]:
-        """Raises: InvalidRequest: a file is no array of the input's shape."""
+        """Yield the samples.
+
+        Raises:
+            InvalidRequest: a file's array does not have the input's shape.
+        """
         for at in range(len(self)):
             yield {name: self._read(name, paths[at]) for name, paths in self._paths.items()}
 

@@ -1,4 +1,4 @@
-"""INT8 calibration as TensorRT up to 10 does it: it runs the network on samples."""
+"""INT8 calibration of TensorRT up to 10, which runs the network on samples."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def make_calibrator(samples: Samples, gpu: BareGpu) -> Any:
-    """The calibrator that feeds `samples` to TensorRT; None where TensorRT has no calibration.
+    """Return the calibrator that feeds `samples` to TensorRT; None if TensorRT has no calibration.
 
     The builder configuration does not own the calibrator: hold it until the plan is built. Its
     `failure` is the exception that a sample raised, or None.
@@ -23,7 +23,7 @@ def make_calibrator(samples: Samples, gpu: BareGpu) -> Any:
         return None
 
     class Calibrator(trt.IInt8EntropyCalibrator2):  # type: ignore[misc]
-        """Raises nothing: TensorRT would print the exception and go on without a calibration."""
+        """Never raises: TensorRT would print the exception and continue without a calibration."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -44,9 +44,9 @@ def make_calibrator(samples: Samples, gpu: BareGpu) -> Any:
                 return None
 
         def read_calibration_cache(self) -> None:
-            """Nothing is known before the samples are run."""
+            """Return no cache: every build runs the samples."""
 
         def write_calibration_cache(self, cache: Any) -> None:
-            """The samples are the truth; nothing is kept."""
+            """Discard the cache: every build runs the samples."""
 
     return Calibrator()

@@ -1,9 +1,10 @@
-"""The process that works with TensorRT for another: it may crash, or be ended at any moment.
+"""The process that runs TensorRT for the daemon: it may crash, or be killed at any moment.
 
     python -m edge_server.backends.tensorrt.build.child EVENTS LIFELINE MEMORY_BYTES  <job
 
-The first two are inherited descriptors, `job` is JSON. It gives way to everybody else, and is the
-first to be ended when memory runs out. Only `edge_server.backends.tensorrt.build.process` starts this.
+The first two are inherited descriptors, `job` is JSON. The process has the lowest priority, and is
+the first that the kernel kills when memory runs out. Only
+`edge_server.backends.tensorrt.build.process` starts it.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def main(arguments: list[str]) -> None:
     _die_with_parent(lifeline)
     _give_way(memory_bytes)
     out = _Events(events)
-    # `-m` put the directory of edge_server in front of everything.
+    # `-m` put the directory of edge_server at the front of sys.path.
     if sys.path[0] == str(Path.cwd()):
         del sys.path[0]
     job = msgspec.json.decode(sys.stdin.buffer.read(), type=Job)
@@ -55,7 +56,7 @@ def main(arguments: list[str]) -> None:
         out.send(Failed("its limit of memory was not enough", "Unavailable"))
     except Exception as error:  # noqa: BLE001 - reported to the parent
         out.send(Failed(f"unexpected {type(error).__name__}: {error}"))
-    # Some of TensorRT's classes do not survive the interpreter's own end.
+    # Some of TensorRT's classes crash at the interpreter's shutdown.
     os._exit(0)
 
 
@@ -65,17 +66,17 @@ def _work(job: Job, out: _Events) -> Event:
     except Unavailable as error:
         gpu, no_gpu = None, str(error)
     try:
-        import tensorrt as trt  # noqa: PLC0415 - a machine without it is a normal one
+        import tensorrt as trt  # noqa: PLC0415 - TensorRT may be missing, which is a normal state
     except ImportError as error:
         reason = f"no TensorRT here: {error}; on a Jetson: apt install python3-libnvinfer"
         if isinstance(job, FactsJob):
             return Found(_facts("", gpu, 0, f"{no_gpu}; {reason}".removeprefix("; ")))
         raise Unavailable(reason) from error
-    # These import it for themselves.
+    # These modules import TensorRT at their top.
     from edge_server.backends.tensorrt.build import builder, engine, logger  # noqa: PLC0415
 
     log = logger.BuildLog(out.send)
-    # A Runtime that is made without a driver crashes.
+    # A Runtime made without a driver crashes.
     cores = engine.dla_cores(log) if gpu is not None else 0
     facts = _facts(full_version(trt.__version__), gpu, cores, no_gpu)
     if isinstance(job, BuildJob):
@@ -100,7 +101,7 @@ def _facts(tensorrt: str, gpu: BareGpu | None, dla_cores: int, reason: str) -> D
 
 
 class _Events:
-    """Writes events, a line each, from any thread; of progress only some."""
+    """Writes events, one per line, from any thread; progress events are thinned out."""
 
     def __init__(self, descriptor: int) -> None:
         self._file = os.fdopen(descriptor, "wb", buffering=0)
@@ -118,9 +119,9 @@ class _Events:
 
 
 def _die_with_parent(lifeline: int) -> None:
-    """Let the kernel end this process and what it starts when the parent's end closes.
+    """Let the kernel kill this process and its children when the parent's end closes.
 
-    It does so whatever code runs here, even where no Python thread gets its turn.
+    The kill works whatever code runs here, even where no Python thread gets the GIL.
     """
     fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
     fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
@@ -129,12 +130,12 @@ def _die_with_parent(lifeline: int) -> None:
 
 
 def _give_way(memory_bytes: int) -> None:
-    # The kernel derives the priority of reading and writing from it.
+    # The kernel derives the I/O priority from the niceness.
     os.nice(_LAST)
     Path("/proc/self/oom_score_adj").write_text("1000")
     if memory_bytes:
-        # Not RLIMIT_AS: CUDA reserves far more addresses than there is memory. What the GPU's
-        # driver hands out counts nowhere; for that the parent watches what is left.
+        # Not RLIMIT_AS: CUDA reserves far more addresses than the board has memory. No limit counts
+        # the GPU driver's allocations; for those the parent watches the available memory.
         resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
 
 

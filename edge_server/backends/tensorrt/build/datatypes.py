@@ -1,4 +1,4 @@
-"""TensorRT's names of types: its own table needs names that numpy has dropped, or knows none."""
+"""TensorRT's type names: its own table needs names that numpy has dropped, or lacks them."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ _NUMPY = {
 
 
 def datatype_name(name: str) -> str:
-    """The protocol's name of what TensorRT calls `name`; that itself where it has none."""
+    """Return the protocol's name of TensorRT's type `name`; `name` itself if the protocol lacks
+    it."""
     return _NAMES.get(name, name)
 
 
 def numpy_type(name: str) -> str:
-    """numpy's type for it; `bool` for a type that calibration never reads."""
+    """Return numpy's name of the type; `bool` for a type that calibration never reads."""
     return _NUMPY.get(name, "?")

@@ -1,7 +1,7 @@
-"""Plans opened for a look at them; only a process that may crash imports this: see `child`.
+"""Open plans for inspection; only a process that may crash imports this: see `child`.
 
-Nothing here may be called where there is no CUDA driver: a Runtime that was made without one
-crashes at whatever is asked of it, and even when it is let go.
+No function here may be called without a CUDA driver: a Runtime made without one crashes at every
+call, even in its destructor.
 """
 
 from __future__ import annotations
@@ -17,23 +17,24 @@ if TYPE_CHECKING:
 
 
 def dla_cores(log: BuildLog) -> int:
-    """How many NVDLA cores TensorRT can use here: what decides, not the name of the board."""
+    """Return the number of NVDLA cores that TensorRT can use here, which decides rather than the
+    board's name."""
     runtime: trt.Runtime = trt.Runtime(log.logger)
     return int(runtime.num_DLA_cores)
 
 
 def open_engine(plan: Any, dla_core: int | None, log: BuildLog) -> Any:
-    """The engine of a plan.
+    """Return the engine of a plan.
 
     Raises:
-        Unsupported: there is no such NVDLA core.
-        InternalError: TensorRT does not take the plan; the text is its own.
+        Unsupported: the NVDLA core does not exist.
+        InternalError: TensorRT refuses the plan; the text is TensorRT's.
     """
     runtime: trt.Runtime = trt.Runtime(log.logger)
     if dla_core is not None:
         if dla_core >= runtime.num_DLA_cores:
             raise Unsupported(f"no NVDLA core {dla_core} here: {runtime.num_DLA_cores} seen")
-        # Before the plan is read: from then on it is on the core that was set.
+        # Set before the plan is read: deserialization binds the plan to the runtime's core.
         runtime.DLA_core = dla_core
     engine: trt.ICudaEngine | None = runtime.deserialize_cuda_engine(plan)
     if engine is None:
@@ -42,10 +43,10 @@ def open_engine(plan: Any, dla_core: int | None, log: BuildLog) -> Any:
 
 
 def information(plan: Any, dla_core: int | None, log: BuildLog) -> str:
-    """The inspector's description of a plan, as JSON.
+    """Return the inspector's description of a plan, as JSON.
 
     Raises:
-        Unsupported, InternalError: it cannot be opened.
+        Unsupported, InternalError: the plan cannot be opened.
     """
     engine: trt.ICudaEngine = open_engine(plan, dla_core, log)
     inspector: trt.EngineInspector = engine.create_engine_inspector()

@@ -1,4 +1,4 @@
-"""Where the layers of an engine run, as TensorRT's inspector reports it."""
+"""Placement of an engine's layers, as TensorRT's inspector reports it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _TO_AND_FROM_DLA = (" to nvm", " from nvm", " copy finish")
 
 @dataclass(frozen=True)
 class Placed:
-    """How the layers of an engine are spread.
+    """Placement of an engine's layers.
 
     Attributes:
-        dla: one name for each part that runs on NVDLA, as one loadable there.
-        gpu: names of what runs on the GPU, but for changes of layout.
-        reformats: how many changes of layout there are, which go with the borders between both.
+        dla: one name for each part that runs on NVDLA, as one loadable.
+        gpu: names of the layers on the GPU, without changes of layout.
+        reformats: number of layout changes, which occur at the borders between NVDLA and GPU.
     """
 
     dla: tuple[str, ...] = ()
@@ -32,9 +32,10 @@ class Placed:
 
 
 def placed(information: str) -> Placed:
-    """Where layers run, by the JSON of `get_engine_information`, whose every field may be missing.
+    """Parse the placement from the JSON of `get_engine_information`, in which every field may be
+    missing.
 
-    Layers are objects where the plan was built with detailed verbosity, names alone otherwise.
+    Layers are objects if the plan was built with detailed verbosity, otherwise bare names.
     """
     dla: list[str] = []
     gpu: list[str] = []
@@ -55,7 +56,7 @@ def placed(information: str) -> Placed:
 
 
 def io_names(information: str) -> tuple[str, ...]:
-    """The engine's own tensors: `Bindings`, or `I/O Tensors` as TensorRT 11 spells it."""
+    """Return the engine's own tensors: `Bindings`, or `I/O Tensors` in TensorRT 11's spelling."""
     parsed = _object(information)
     found = parsed.get("I/O Tensors", parsed.get("Bindings", []))
     if not isinstance(found, list):
@@ -65,7 +66,7 @@ def io_names(information: str) -> tuple[str, ...]:
 
 
 def table(information: str) -> list[str]:
-    """A line for each layer: what kind it is of, and its name."""
+    """Return a line for each layer: its type and its name."""
     pairs = [_name_and_kind(layer) for layer in _layers(information)]
     width = max((len(kind) for _, kind in pairs), default=0)
     return [f"{kind:{width}}  {name}" for name, kind in pairs]

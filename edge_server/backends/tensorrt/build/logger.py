@@ -1,4 +1,4 @@
-"""TensorRT's log during a build: each message is an event, errors are kept for the text of an error."""
+"""TensorRT's log during a build: each message is an event, and errors are kept for error texts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _KEPT = 8
 
 
 class BuildLog:
-    """The log of a process: TensorRT keeps the first logger that it is given, for all objects.
+    """The log of a process: TensorRT keeps its first logger for all objects.
 
     Attributes:
         logger: the logger that TensorRT writes to, on threads of its own.
@@ -46,5 +46,5 @@ class BuildLog:
         self.logger: Any = TrtLogger()
 
     def errors(self) -> str:
-        """The last errors; a text for people where there are none."""
+        """Return the last errors; a default text if none was logged."""
         return "; ".join(self._errors) or "it gave no reason"

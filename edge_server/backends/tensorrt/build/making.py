@@ -1,4 +1,4 @@
-"""A plan and its side-car, made of an ONNX file and brought to their place together."""
+"""Build a plan from an ONNX file and publish it together with its side-car."""
 
 from __future__ import annotations
 
@@ -31,13 +31,14 @@ def make_plan(
     *,
     timing_cache: Path | None = None,
 ) -> SideCar:
-    """Build `plan` of `onnx` and write its side-car; the earlier plan stays until both are whole.
+    """Build `plan` from `onnx` and write its side-car; the earlier plan stays until both are
+    complete.
 
-    Each takes the place of the former at once. Between the two a power cut may fall: the side-car's
-    digest then shows that it is not this plan's.
+    Each file replaces its predecessor atomically. A power cut may fall between the two: the
+    side-car's digest then no longer matches the plan.
 
     Raises:
-        EdgeServerError: nothing was built, and what was there is as it was.
+        EdgeServerError: no plan was built, and the earlier files are unchanged.
     """
     onnx, plan = onnx.absolute(), plan.absolute()
     written = plan.with_name(f".{plan.name}.{os.getpid()}.tmp")
@@ -45,7 +46,7 @@ def make_plan(
     job = BuildJob(str(onnx), str(written), options, str(timing_cache or ""))
     try:
         _clear(plan)
-        # A directory that cannot be written to fails now, not after minutes.
+        # A read-only directory fails now, not after minutes.
         written.touch()
         built = build(job, on_event)
         if sha256_of(onnx) != onnx_sha256:

@@ -17,8 +17,8 @@ class BuildJob(msgspec.Struct, frozen=True, tag="build"):
     """Build a plan.
 
     Attributes:
-        out: where the process writes the plan; the parent moves it to its place.
-        timing_cache: a directory of what TensorRT measured before; empty is none.
+        out: the file that the process writes; the parent moves the plan to its place.
+        timing_cache: a directory of TensorRT's earlier measurements; empty is none.
     """
 
     onnx: str
@@ -48,7 +48,7 @@ class Step(msgspec.Struct, frozen=True, tag="step"):
 
 
 class Progressed(msgspec.Struct, frozen=True, tag="progress"):
-    """How far the build is: 0 to 1, never back; `phase` is TensorRT's own word for it."""
+    """Progress of the build: 0 to 1, never back; `phase` is TensorRT's own name."""
 
     fraction: float
     phase: str
@@ -66,7 +66,7 @@ class Working(msgspec.Struct, frozen=True, tag="working"):
 
 
 class PlanBuilt(msgspec.Struct, frozen=True, tag="built"):
-    """The plan is there; what its side-car needs."""
+    """The plan is written; the fields are the data of its side-car."""
 
     facts: DeviceFacts
     precision: str
@@ -77,13 +77,13 @@ class PlanBuilt(msgspec.Struct, frozen=True, tag="built"):
 
 
 class Looked(msgspec.Struct, frozen=True, tag="looked"):
-    """The description of an engine by TensorRT's inspector, in its JSON."""
+    """The inspector's description of an engine, in TensorRT's JSON."""
 
     information: str
 
 
 class Found(msgspec.Struct, frozen=True, tag="found"):
-    """The device."""
+    """The facts of the device."""
 
     facts: DeviceFacts
 

@@ -1,4 +1,4 @@
-"""The number formats that layers may calculate in, on every version of TensorRT."""
+"""The number formats in which layers may calculate, on every version of TensorRT."""
 
 from __future__ import annotations
 
@@ -27,12 +27,16 @@ _TYPED_HINT = (
 
 
 def is_typed(options: BuildOptions, version: tuple[int, int]) -> bool:
-    """Whether every tensor has the type that the ONNX file gives it."""
+    """Return whether every tensor has the type that the ONNX file gives it."""
     return version >= (11, 0) or options.strongly_typed
 
 
 def check_precision(options: BuildOptions, version: tuple[int, int]) -> None:
-    """Raises: InvalidRequest, Unsupported: this version cannot do that; says what can be done."""
+    """Check that this version of TensorRT supports the precision.
+
+    Raises:
+        InvalidRequest, Unsupported: it does not; the text gives the alternatives.
+    """
     number = ".".join(map(str, version))
     if options.strongly_typed and version < (10, 0):
         raise Unsupported(f"TensorRT {number} has no strongly typed networks, 10 is the first")
@@ -55,7 +59,11 @@ def check_precision(options: BuildOptions, version: tuple[int, int]) -> None:
 def check_types(
     network: trt.INetworkDefinition, onnx: Path, options: BuildOptions, version: tuple[int, int]
 ) -> None:
-    """Raises: InvalidRequest: `onnx` is FP16-typed, and nothing allows FP16; says what would."""
+    """Check that the options allow the network's types.
+
+    Raises:
+        InvalidRequest: `onnx` is FP16-typed, and no option allows FP16; the text names the remedy.
+    """
     if is_typed(options, version) or options.precision != "fp32":
         return
     found = _of_fp16(network)
@@ -77,10 +85,11 @@ def set_precision(
     *,
     typed: bool,
 ) -> None:
-    """Let the layers calculate in what `options` allow.
+    """Let the layers calculate in the formats that `options` allow.
 
     Raises:
-        InvalidRequest: INT8, and nothing says the range of the tensors.
+        InvalidRequest: INT8 is requested, and neither samples nor the network give the tensors'
+            ranges.
     """
     if options.precision == "int8" and not options.calibration and not _is_quantised(network):
         remedy = "" if typed else ", or samples with --calibration DIR"
@@ -88,7 +97,7 @@ def set_precision(
             "INT8 needs the range of every tensor: give an ONNX file with Q/DQ nodes (NVIDIA "
             f"ModelOpt){remedy}"
         )
-    # A typed network is told nothing; from TensorRT 11 on the flags do not even exist.
+    # A typed network takes no flags; from TensorRT 11 on the flags do not even exist.
     if not typed and hasattr(trt.BuilderFlag, "FP16"):
         if options.precision in ("fp16", "int8"):
             config.set_flag(trt.BuilderFlag.FP16)
@@ -105,17 +114,18 @@ def set_calibrator(
     *,
     gpu: BareGpu | None,
 ) -> Any:
-    """Let TensorRT find the ranges from `samples`; keep what this gives until the plan is built.
+    """Let TensorRT derive the ranges from `samples`; hold the returned object until the plan is
+    built.
 
     Raises:
-        InvalidRequest: there is no GPU to run them on, or they do not fit the network.
+        InvalidRequest: no GPU is available to run the samples, or they do not fit the network.
     """
     if gpu is None:
         raise InvalidRequest("calibration runs the network, which needs a GPU; there is none here")
     wanted = {}
     for index in range(network.num_inputs):
         tensor = network.get_input(index)
-        # The least, which of a batch is 1: a sample a file.
+        # The minimum, whose batch size is 1: one sample per file.
         shape = ranges[tensor.name].min if tensor.name in ranges else tuple(tensor.shape)
         wanted[tensor.name] = shape, np.dtype(numpy_type(tensor.dtype.name))
     calibrator = make_calibrator(Samples(samples, wanted), gpu)
@@ -135,14 +145,14 @@ def _fixed(builder: trt.Builder, wanted: Mapping[str, tuple[Shape, object]]) -> 
 
 
 def _of_fp16(network: trt.INetworkDefinition) -> str:
-    """One tensor that the ONNX file made FP16; empty where there is none."""
+    """Return one tensor that the ONNX file types as FP16; empty if it has none."""
     for index in range(network.num_inputs):
         given: trt.ITensor = network.get_input(index)
         if given.dtype == trt.DataType.HALF:
             return f"input '{given.name}'"
     for index in range(network.num_layers):
         layer: trt.ILayer = network.get_layer(index)
-        # Weights may be FP16 in a network that is not.
+        # Weights may be FP16 in a network that is otherwise not.
         if layer.type == trt.LayerType.CONSTANT:
             continue
         made = [layer.get_output(at) for at in range(layer.num_outputs)]

@@ -1,4 +1,4 @@
-"""Work with TensorRT, in a process of its own; this one never imports it."""
+"""Run TensorRT in a separate process; this module never imports it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 _CHILD = "edge_server.backends.tensorrt.build.child"
 _ROOT = Path(edge_server.__file__).parent.parent
-# systemd speaks with the daemon, not with its children.
+# systemd's notifications come from the daemon, not from its children.
 _NOT_INHERITED = ("NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC")
 _LOOK_S = 0.5
 _MEMINFO = Path("/proc/meminfo")
@@ -50,12 +50,12 @@ _Result = TypeVar("_Result", PlanBuilt, Looked, Found)
 
 @dataclass(frozen=True)
 class BuildLimits:
-    """How much memory of the board a process may take.
+    """Memory limits of a build process.
 
     Attributes:
-        memory_bytes: of the host's memory, RLIMIT_DATA; 0 is without bound.
-        leave_free_bytes: it is ended when less than that is available to all. On a Jetson the GPU
-            takes its memory from there too, and no limit of a process counts it.
+        memory_bytes: of the host's memory, RLIMIT_DATA; 0 is unlimited.
+        leave_free_bytes: the process is killed when the board's available memory falls below this.
+            On a Jetson the GPU allocates from the same memory, which no process limit counts.
     """
 
     memory_bytes: int = 0
@@ -63,9 +63,9 @@ class BuildLimits:
 
 
 USUAL_LIMITS = BuildLimits()
-# A look takes little, and its caller wants an answer from a full board too.
+# An inspection takes little memory, and must work on a board with full memory too.
 _NO_LIMITS = BuildLimits(leave_free_bytes=0)
-# CUDA and TensorRT take seconds to start, on a board that is busy many.
+# CUDA and TensorRT take seconds to start, on a busy board many.
 _PATIENCE_S = 120.0
 
 
@@ -75,33 +75,35 @@ def build(
     limits: BuildLimits = USUAL_LIMITS,
     stop: threading.Event | None = None,
 ) -> PlanBuilt:
-    """Build a plan; minutes.
+    """Build a plan; takes minutes.
 
     Args:
+        job: the plan to build.
         on_event: called with each event of the process, on this thread.
-        stop: ends it when it is set.
+        limits: of the process's memory.
+        stop: kills the process when set.
 
     Raises:
-        EdgeServerError: what the process failed with.
+        EdgeServerError: the failure that the process reported.
         Cancelled: `stop` was set.
     """
     return _run(job, PlanBuilt, on_event, limits, stop=stop)
 
 
 def look(job: LookJob) -> str:
-    """The description of a plan by TensorRT's inspector, in JSON.
+    """Return the description of a plan by TensorRT's inspector, in JSON.
 
     Raises:
-        EdgeServerError: what the process failed with.
+        EdgeServerError: the failure that the process reported.
     """
     return _run(job, Looked, _ignore, _NO_LIMITS, patience_s=_PATIENCE_S).information
 
 
 def probe_device(patience_s: float = _PATIENCE_S) -> DeviceFacts:
-    """The facts of this device; `reason` says why it cannot build or run plans.
+    """Return the facts of this device; `reason` says why it cannot build or run plans.
 
     Raises:
-        EdgeServerError: not even that could be found out, or not in time.
+        EdgeServerError: the process failed, or exceeded `patience_s`.
     """
     return _run(FactsJob(), Found, _ignore, _NO_LIMITS, patience_s=patience_s).facts
 
@@ -146,7 +148,8 @@ def _run(
 
 
 class _Child:
-    """The process; at the latest at the end of the `with` it has ended, with all it started."""
+    """The process; it has ended, with all its children, at the end of the `with` block at the
+    latest."""
 
     def __init__(self, job: Job, limits: BuildLimits) -> None:
         with ExitStack() as stack:
@@ -161,7 +164,7 @@ class _Child:
                     cwd=_ROOT,
                     env={k: v for k, v in os.environ.items() if k not in _NOT_INHERITED},
                     stdin=subprocess.PIPE,
-                    # TensorRT prints where it likes.
+                    # TensorRT prints to either stream; stdout goes to stderr.
                     stdout=2,
                     pass_fds=(writing, lifeline_end),
                     start_new_session=True,
@@ -186,7 +189,7 @@ class _Child:
         self._stack.close()
 
     def events(self, timeout_s: float) -> list[Event] | None:
-        """The events of the process within `timeout_s`; None when it has ended."""
+        """Return the events of the process within `timeout_s`; None when it has ended."""
         if not self._poll.poll(1e3 * timeout_s):
             return []
         data = os.read(self._reading, 1 << 16)
@@ -196,7 +199,7 @@ class _Child:
         return [msgspec.json.decode(line, type=Event) for line in lines]
 
     def end(self) -> str:
-        """How it ended, as the rest of a sentence."""
+        """Return how the process ended, as the rest of a sentence."""
         code = self._popen.wait()
         if code == -signal.SIGKILL:
             return "was killed: most likely for want of memory"

@@ -1,4 +1,5 @@
-"""Optimisation profiles: which shapes a plan takes, from the given shapes and the network's inputs."""
+"""Optimisation profiles: the shapes that a plan accepts, from the given shapes and the network's
+inputs."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ class NetworkInput:
     """One input of a parsed network.
 
     Attributes:
-        shape: -1 where any size will do.
+        shape: -1 where any size is allowed.
         holds_shape: its values are sizes; a profile then bounds the values.
     """
 
@@ -42,15 +43,16 @@ Profile = Mapping[str, Range]
 
 
 def profiles_for(inputs: Sequence[NetworkInput], options: BuildOptions) -> tuple[Profile, ...]:
-    """A range for every input with a free dimension, or that holds a shape; none where none has.
+    """Return a range for every input that has a free dimension or holds a shape; empty without such
+    inputs.
 
-    A shape that is not given comes from the configuration: a batch from 1 to the model's `max_batch_size`
-    and best at that, other dimensions as its dims have them. A range that is given in
-    part is filled with its given sizes.
+    A missing shape comes from the configuration: a batch from 1 to the model's `max_batch_size`,
+    optimal at the maximum, other dimensions from its dims. A range given in part is filled with its
+    given sizes.
 
     Raises:
-        InvalidRequest: a size is neither given nor known, or cannot be; names the input, and what
-            to give.
+        InvalidRequest: a size is neither given nor known, or is invalid; the text names the input
+            and the option to give.
     """
     _check_names(inputs, options)
     free = [i for i in inputs if i.holds_shape or -1 in i.shape]

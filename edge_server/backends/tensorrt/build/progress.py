@@ -1,4 +1,4 @@
-"""How far a build is, from the phases within phases that TensorRT reports."""
+"""Progress of a build, from the nested phases that TensorRT reports."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class _Phase:
 
 
 class PhaseTree:
-    """Phases by name; a step of a phase may be a phase of its own.
+    """Phases by name; a step of a phase may be a phase itself.
 
-    A phase that starts again begins anew, and what was within it has ended.
+    A phase that starts again begins at 0, and its nested phases have ended.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class PhaseTree:
         self._phases[name] = _Phase(parent if parent in self._phases else "", max(1, steps))
 
     def step(self, name: str, step: int) -> None:
-        """`step` counts from 0, and is done."""
+        """Mark `step`, counted from 0, as done."""
         if name in self._phases:
             phase = self._phases[name]
             phase.done = min(max(phase.done, step + 1), phase.steps)
@@ -39,7 +39,7 @@ class PhaseTree:
 
     @property
     def fraction(self) -> float:
-        """Of the first phase, 0 to 1; it never goes back."""
+        """Return the progress of the first phase, 0 to 1; it never goes back."""
         root = next((n for n, phase in self._phases.items() if not phase.parent), None)
         if root is not None:
             self._most = max(self._most, self._of(root))

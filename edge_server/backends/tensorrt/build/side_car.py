@@ -1,7 +1,7 @@
-"""The side-car of a plan, `model.plan.json`: what was built of what, for whom.
+"""The side-car of a plan, `model.plan.json`: the build's inputs, options and device.
 
-It is read before TensorRT sees the plan: a plan of another TensorRT or another GPU does not load,
-and one that nobody vouches for is native code from nowhere.
+The daemon reads the side-car before TensorRT reads the plan: a plan of another TensorRT version or
+GPU fails to load, and a plan without a side-car is native code of unknown origin.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class PlanTensor:
     """One input or output of a plan.
 
     Attributes:
-        datatype: the protocol's name, or TensorRT's where the protocol has none.
+        datatype: the protocol's name, or TensorRT's if the protocol lacks the type.
         shape: -1 where a profile bounds it, or where it depends on the data.
-        format: how TensorRT lays it out; empty where only the device knows.
+        format: TensorRT's memory layout; empty where only the device determines it.
         holds_shape: its values are sizes, and it lies on the host.
     """
 
@@ -50,14 +50,15 @@ class SideCar:
     """The content of `model.plan.json`.
 
     Attributes:
-        onnx_sha256: of the file that the plan was built of.
+        onnx_sha256: of the plan's ONNX file.
         options: the digest of its `BuildOptions`.
-        precision: what layers may calculate in; of a strongly typed network, `as the ONNX file`.
-        dla_core: the core that was asked for; None is the GPU alone. The plan runs on any core.
-        profiles: input → its range, of each.
-        placed: where its layers run; None where the build had no device to read that from.
-        trtexec: the command line that builds the same.
-        build_s: how long it took.
+        precision: formats that layers may calculate in; of a strongly typed network, `as the ONNX
+            file`.
+        dla_core: the requested core; None is the GPU alone. The plan runs on any core.
+        profiles: input → its range, for each profile.
+        placed: the placement of its layers; None where the build had no device to read it from.
+        trtexec: the equivalent command line.
+        build_s: duration of the build.
     """
 
     onnx_sha256: str
@@ -80,10 +81,10 @@ def side_car_path(plan: Path) -> Path:
 
 
 def read_side_car(plan: Path) -> SideCar | None:
-    """The side-car beside `plan`; None where there is none.
+    """Read the side-car beside `plan`; None if the file does not exist.
 
     Raises:
-        ModelConfigError: it cannot be read, or is none.
+        ModelConfigError: the file cannot be read, or is no side-car.
     """
     path = side_car_path(plan)
     with reading(path):
@@ -106,15 +107,17 @@ def read_side_car(plan: Path) -> SideCar | None:
 
 
 def encode(side_car: SideCar) -> bytes:
-    """The file, for people too."""
+    """Encode the side-car as JSON that people can read."""
     return msgspec.json.format(msgspec.json.encode(side_car), indent=2) + b"\n"
 
 
 def compare(side_car: SideCar, facts: DeviceFacts, model: str) -> list[str]:
-    """Why a plan cannot run on the device of `facts`, each with the remedy; none: it can.
+    """Return the reasons why a plan cannot run on the device of `facts`, each with the remedy; an
+    empty list if it can.
 
-    TensorRT, in full, and the GPU's architecture must be the same, as TensorRT itself demands; for
-    NVDLA, whose loadables go with its firmware, Jetson Linux too (36.4.7), where both are known.
+    TensorRT's full version and the GPU's architecture must match, as TensorRT itself demands; for
+    NVDLA, whose loadables depend on its firmware, Jetson Linux (36.4.7) must match too, where both
+    are known.
     """
     built = side_car.built_with
     remedy = f"run `edge-server plan build {model}`"
@@ -136,11 +139,10 @@ def compare(side_car: SideCar, facts: DeviceFacts, model: str) -> list[str]:
 
 
 def cautions(side_car: SideCar, facts: DeviceFacts, model: str) -> list[str]:
-    """What a plan that runs on the device of `facts` was not made for: it may be slower than one
-    that is built again.
+    """Return the differences between the plan's device and `facts` that may slow the plan down.
 
-    A power mode of nvpmodel may take multiprocessors away, and an update bring another Jetson
-    Linux with the same TensorRT: TensorRT runs such plans, and a vehicle shall not stand for it.
+    A power mode of nvpmodel may disable multiprocessors, and an update may bring another Jetson
+    Linux with the same TensorRT: TensorRT runs such plans, and a vehicle must not stop for them.
     """
     built = side_car.built_with
     found = []
@@ -155,12 +157,13 @@ def cautions(side_car: SideCar, facts: DeviceFacts, model: str) -> list[str]:
 
 
 def _is_other_l4t(built: DeviceFacts, facts: DeviceFacts) -> bool:
-    # A container often does not see which it is.
+    # A container often cannot see the release.
     return bool(built.l4t and facts.l4t) and built.l4t != facts.l4t
 
 
 def compare_files(side_car: SideCar, plan: Path, onnx: Path | None, model: str) -> list[str]:
-    """Why `plan` is not what `side_car` speaks of, or not built of `onnx`; none: it is.
+    """Return the reasons why `plan` does not belong to `side_car`, or was not built from `onnx`; an
+    empty list if it does and was.
 
     Args:
         onnx: None where only the plan was delivered.
@@ -183,7 +186,11 @@ def compare_files(side_car: SideCar, plan: Path, onnx: Path | None, model: str) 
 
 
 def sha256_of(path: Path) -> str:
-    """Raises: ModelConfigError: it cannot be read."""
+    """Return the file's SHA-256.
+
+    Raises:
+        ModelConfigError: the file cannot be read.
+    """
     digest = hashlib.sha256()
     with reading(path), path.open("rb") as file:
         while chunk := file.read(_CHUNK_BYTES):
@@ -192,7 +199,8 @@ def sha256_of(path: Path) -> str:
 
 
 def _shortest(one: str, other: str) -> tuple[str, str]:
-    """The two as short as they still differ: 10.3 and 10.16, but 10.3.0.26 and 10.3.0.30."""
+    """Return both versions in the shortest form in which they differ: 10.3 and 10.16, but
+    10.3.0.26 and 10.3.0.30."""
     if one.split(".")[:2] == other.split(".")[:2] and one != other:
         return one, other
     return ".".join(one.split(".")[:2]), ".".join(other.split(".")[:2])

@@ -17,7 +17,7 @@ _NONE = Path()
 
 
 def timing_path(folder: Path, facts: DeviceFacts) -> Path:
-    """Measurements are good for one TensorRT on one GPU with one Jetson Linux."""
+    """Return the cache's path; measurements are valid for one TensorRT, GPU and Jetson Linux."""
     parts = (facts.tensorrt, facts.gpu, facts.sm, str(facts.multiprocessors), facts.l4t)
     name = "-".join(part for part in parts if part)
     return folder / f"{re.sub('[^A-Za-z0-9._-]+', '_', name)}.timing"

@@ -20,7 +20,7 @@ def trtexec_line(
     profiles: Sequence[Profile],
     version: tuple[int, int],
 ) -> str:
-    """The command line of the same build; trtexec cannot calibrate from samples."""
+    """Return the command line of the same build; trtexec cannot calibrate from samples."""
     words = ["trtexec", f"--onnx={onnx}", f"--saveEngine={plan}"]
     if version < (11, 0):
         words += {"fp32": [], "fp16": ["--fp16"], "int8": ["--int8", "--fp16"]}[options.precision]

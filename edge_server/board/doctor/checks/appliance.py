@@ -1,4 +1,4 @@
-"""The daemon's own surroundings: its settings, its port, its broker, its unit."""
+"""Checks of the daemon's environment: its settings, port, broker and unit."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ if TYPE_CHECKING:
     from edge_server.board.doctor.finding import Finding
 
 _LATER = "unknown until the settings can be read"
-# The exit code of the daemon where its configuration is wrong.
+# The daemon's exit code for a configuration error.
 _CONFIGURATION = "78"
 
 
 def settings(evidence: Evidence) -> Finding:
-    """The daemon could read what it shall do."""
+    """The daemon can read its settings."""
     configuration = evidence.configuration
     if configuration.settings is None:
         return fault(configuration.error, f"mend it; then edge-server check{_config(evidence)}")
@@ -57,7 +57,7 @@ def grpc_port(evidence: Evidence) -> Finding:
 
 
 def broker(evidence: Evidence) -> Finding:
-    """Somebody listens where lanes shall be published."""
+    """The configured MQTT broker accepts connections."""
     if evidence.configuration.settings is None:
         return warning(_LATER, "mend those first")
     wanted = evidence.configuration.settings.mqtt
@@ -75,7 +75,7 @@ def broker(evidence: Evidence) -> Finding:
 
 
 def unit(evidence: Evidence) -> Finding:
-    """The daemon comes back after a crash and a restart of the board."""
+    """systemd restarts the daemon after a crash and a reboot."""
     board = evidence.board
     if not board.systemd:
         return ok("systemd does not run here")

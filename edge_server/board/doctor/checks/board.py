@@ -1,4 +1,4 @@
-"""The board itself: what it is, how fast and warm, what time, how much free disk."""
+"""Checks of the board: model, power mode, temperature, clock, memory and free disk."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ if TYPE_CHECKING:
 
 _GIB = 1 << 30
 _MIB = 1 << 20
-# Orin slows down from about 99 degrees on; a board in a closed box gets there from here in summer.
+# Orin throttles from about 99 degrees on; a board in a closed box at this temperature gets there in
+# summer.
 _WARM_CELSIUS = 85.0
-# Less than this and a log, a plan or a copy of a model fills the disk.
+# With less free space a log, a plan or a copy of a model fills the disk.
 _LITTLE_ROOM_BYTES = _GIB
 _NO_ROOM_BYTES = 64 * _MIB
 _LITTLE_MEMORY_BYTES = 512 * _MIB
-# The shipped models and one camera take 164 MB; nothing that a frame needs fits into less.
+# The shipped models and one camera take 164 MB; the frame path does not fit into less than this.
 _TOO_TIGHT_BYTES = 256 * _MIB
 
 
 def jetpack(evidence: Evidence) -> Finding:
-    """A JetPack that this edge-server is written for, where it is a Jetson."""
+    """On a Jetson, the JetPack is one that edge-server supports."""
     board = evidence.board
     if not board.is_jetson:
         return ok("not a Jetson: a desktop, a server or a container of one")
@@ -58,7 +59,7 @@ def jetpack(evidence: Evidence) -> Finding:
 
 
 def power_mode(evidence: Evidence) -> Finding:
-    """The fastest mode that the board has."""
+    """The board runs in its fastest mode."""
     board = evidence.board
     if not board.is_jetson:
         return ok("not a Jetson")
@@ -82,7 +83,7 @@ def power_mode(evidence: Evidence) -> Finding:
 
 
 def heat(evidence: Evidence) -> Finding:
-    """Nothing slows down because of heat or current."""
+    """No engine throttles because of heat or current."""
     state = evidence.board.heat
     hottest = state.hottest
     if hottest is None:
@@ -118,7 +119,7 @@ def clock(evidence: Evidence) -> Finding:
 
 
 def memory(evidence: Evidence) -> Finding:
-    """Enough of it, also where a cgroup allows less than there is."""
+    """The memory suffices, also under a cgroup's limit."""
     total, available = evidence.board.memory.total_bytes, evidence.board.memory.available_bytes
     limit = evidence.board.limits.memory_bytes
     if total is None or available is None:
@@ -138,7 +139,7 @@ def memory(evidence: Evidence) -> Finding:
 
 
 def disk(evidence: Evidence) -> Finding:
-    """Room where models and plans are kept, and the right to write there where that is needed."""
+    """The disk of models and plans has room, and is writable where that is needed."""
     there, settings, board = evidence.disk, evidence.configuration.settings, evidence.board
     if there is None:
         return ok("not told here")

@@ -1,4 +1,4 @@
-"""Cameras at the board, and the daemon of NVIDIA that reads the CSI ones."""
+"""Checks of the board's cameras, and of NVIDIA's daemon for CSI cameras."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def cameras(evidence: Evidence) -> Finding:
-    """Every camera that is there is open to whom the daemon runs as."""
+    """The daemon's user may open every connected camera."""
     board = evidence.board
     user = board.account.name
     if not board.cameras:
@@ -27,7 +27,7 @@ def cameras(evidence: Evidence) -> Finding:
 
 
 def argus(evidence: Evidence) -> Finding:
-    """Argus listens, where a CSI camera needs it."""
+    """Argus listens, if a CSI camera needs it."""
     board = evidence.board
     if not any(camera.is_csi for camera in board.cameras):
         return ok("not needed: no CSI camera")

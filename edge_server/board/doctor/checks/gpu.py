@@ -1,4 +1,4 @@
-"""The way to the GPU: device files, driver, CUDA's runtime, pycuda."""
+"""Checks of the GPU: device files, driver, CUDA's runtime, pycuda."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from edge_server.board.doctor.finding import Finding
 
 NO_GPU = "no NVIDIA GPU: models run on the CPU"
-# CUresult of cuda.h: the last two, and the first on a Jetson, are what cuInit answers to a user who
-# may not open the device files.
+# CUresult of cuda.h: cuInit returns the last two, and on a Jetson the first, to a user who may not
+# open the device files.
 _NO_DEVICE = 100
 _NOT_OPENED = (_NO_DEVICE, 801, 999)
 
 
 def join_groups(nodes: Iterable[DeviceNode], user: str) -> str:
-    """The command that gives `user` the right to `nodes`; empty where no group would."""
+    """Return the command that grants `user` access to `nodes`; empty where no group grants it."""
     groups = sorted({node.group for node in nodes if node.group})
     if not groups:
         return ""
@@ -29,7 +29,7 @@ def join_groups(nodes: Iterable[DeviceNode], user: str) -> str:
 
 
 def gpu_nodes(evidence: Evidence) -> Finding:
-    """The device files of GPU and NVDLA are there, and open to whom the daemon runs as."""
+    """The device files of GPU and NVDLA exist, and the daemon's user may open them."""
     board = evidence.board
     user = board.account.name
     if not board.gpu_nodes:
@@ -42,8 +42,8 @@ def gpu_nodes(evidence: Evidence) -> Finding:
     refused = [node for node in board.gpu_nodes if not node.usable]
     open_nodes = f"{len(board.gpu_nodes) - len(refused)} device files open to {user}"
     if evidence.driver_works and evidence.driver_tried_by_account:
-        # Some are for root on every board, as those that switch the GPU's power, and /dev/nvmap may
-        # be one to read only: whether CUDA starts says more than the modes.
+        # Some files are for root on every board, such as those that switch the GPU's power, and
+        # /dev/nvmap may be read-only: a successful start of CUDA proves more than the modes.
         others = f", {len(refused)} not, which CUDA does not need to start" if refused else ""
         return ok(f"{open_nodes}{others}")
     curable = [node for node in refused if node.group]
@@ -99,7 +99,7 @@ def _driver_remedy(evidence: Evidence) -> str:
 
 
 def cuda_runtime(evidence: Evidence) -> Finding:
-    """CUDA's runtime library is there, and of a version that the driver can carry."""
+    """CUDA's runtime library is installed, in a version that the driver supports."""
     answer, board = evidence.answer("cuda_runtime"), evidence.board
     version = answer.says.get("version")
     if version is None:
@@ -119,7 +119,7 @@ def cuda_runtime(evidence: Evidence) -> Finding:
 
 
 def pycuda(evidence: Evidence) -> Finding:
-    """Our own kernels can be run."""
+    """pycuda can run edge-server's own kernels."""
     answer = evidence.answer("pycuda")
     says = answer.says
     needed = evidence.board.is_jetson or evidence.driver_works

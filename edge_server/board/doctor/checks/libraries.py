@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def onnxruntime(evidence: Evidence) -> Finding:
-    """ONNX Runtime can be imported, or TensorRT instead."""
+    """ONNX Runtime, or TensorRT instead, can be imported."""
     answer = evidence.answer("onnxruntime")
     says = answer.says
     if answer.trouble or says.get("error"):

@@ -1,4 +1,4 @@
-"""TensorRT, and the NVDLA cores that it reaches."""
+"""Checks of TensorRT and of the NVDLA cores available to it."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def tensorrt(evidence: Evidence) -> Finding:
 
 
 def nvdla(evidence: Evidence) -> Finding:
-    """TensorRT sees the cores that the module has, where this JetPack supports them."""
+    """TensorRT finds the module's NVDLA cores, where this JetPack supports them."""
     answer, board = evidence.answer("nvdla"), evidence.board
     if not board.is_jetson:
         return ok("none: Jetson Orin NX and AGX Orin have them")
@@ -82,9 +82,9 @@ def nvdla(evidence: Evidence) -> Finding:
 
 
 def nvdla_compiler(evidence: Evidence) -> Finding:
-    """The library is there that TensorRT itself wants where NVDLA is supported by JetPack 5 and 6.
+    """The NVDLA compiler library, required by TensorRT on JetPack 5 and 6, is installed.
 
-    Without it `import tensorrt` fails, and models end up on the CPU without a word.
+    Without it `import tensorrt` fails, and models silently run on the CPU.
     """
     board = evidence.board
     if board.nvdla_compiler is not None:
@@ -98,7 +98,7 @@ def nvdla_compiler(evidence: Evidence) -> Finding:
 
 
 def _unsupported(evidence: Evidence) -> str:
-    """Why the module's cores cannot be used here; empty where nothing speaks against it."""
+    """Return why the module's cores cannot be used here; empty where no reason is known."""
     board = evidence.board
     if board.jetpack is None:
         return ""
@@ -114,7 +114,7 @@ def _unsupported(evidence: Evidence) -> str:
 
 
 def _same_release(one: str, other: str) -> bool:
-    """Whether major and minor number agree."""
+    """Return whether major and minor number agree."""
     return _numbers(one) == _numbers(other)
 
 
