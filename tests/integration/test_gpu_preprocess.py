@@ -151,7 +151,7 @@ def test_check_proves_a_model_on_its_gpu(gpu_machine: Callable[[str], None]) -> 
         timeout=30.0,
         check=False,
     )
-    assert done.returncode == 78
+    assert done.returncode == 69
     assert "instance lane_preprocess_0 cannot be made: GPU 0: allocate" in done.stderr
 
 
