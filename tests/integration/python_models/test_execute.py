@@ -187,7 +187,9 @@ def test_an_exception_reaches_the_caller_as_triton_prints_it(serve: Serve, tmp_p
         ("sys.exit(3)", "SystemExit: 3"),
     ],
 )
-def test_a_wrong_return_is_told_in_tritons_words(serve: Serve, returned: str, text: str) -> None:
+def test_a_wrong_return_is_an_error_in_tritons_words(
+    serve: Serve, returned: str, text: str
+) -> None:
     served = serve(m=f"def execute(self, requests):\n    return {returned}")
     prefix = "Failed to process the request(s) for model 'm_0', message: "
     assert text_of(lambda: served.infer("m", 1)).startswith(prefix + text)
@@ -218,7 +220,7 @@ def test_an_error_of_one_response_is_that_requests_alone_with_its_code(serve: Se
         )
         for value, mine in zip((1, 0), heard, strict=True)
     ]
-    served.model("m")._instances[0].execute(requests)
+    served.model("m")._arbiter.instances[0].execute(requests)
     assert heard[0][0]["y"].array.tolist() == [[1]]
     assert isinstance(heard[1][0], NotFound)
     assert str(heard[1][0]) == "no such road"
@@ -491,7 +493,7 @@ def test_metrics_are_kept_by_the_daemon(serve: Serve) -> None:
         ("1 / 0", "ZeroDivisionError"),
     ],
 )
-def test_what_cannot_travel_is_told_where_it_was_made_and_costs_no_process(
+def test_what_cannot_be_sent_is_an_error_where_it_was_made_and_costs_no_process(
     serve: Serve, returned: str, text: str
 ) -> None:
     served = serve(

@@ -186,7 +186,7 @@ def test_is_ready_is_asked(serve: Serve, tmp_path: Path) -> None:
     assert served.plane.model_ready("m", "")
 
 
-def test_while_one_instance_is_away_another_does_its_work(serve: Serve) -> None:
+def test_while_one_instance_is_down_another_does_its_work(serve: Serve) -> None:
     served = serve(m=("instance_group { count: 2 kind: KIND_CPU }", WILLING))
     with pytest.raises(InternalError):
         served.infer("m", SEGV)
@@ -201,8 +201,9 @@ def test_a_sequence_is_never_given_to_another_instance(serve: Serve) -> None:
     served = serve(m=("instance_group { count: 2 kind: KIND_CPU } " + sequences, WILLING))
     with pytest.raises(InternalError):
         served.infer("m", SEGV, sequence=SequencePlace(1, start=True))
-    away = next(i for i in served.model("m")._instances if not i.up)
-    assert away._arbiter.take(away, None) is None
+    arbiter = served.model("m")._arbiter
+    down = next(instance for instance in arbiter.instances if not instance.up)
+    assert arbiter.take(down, 0.0) is None
 
 
 def test_nothing_is_left_behind_when_a_model_is_closed(serve: Serve) -> None:
@@ -234,7 +235,7 @@ def test_nothing_is_left_behind_when_a_model_is_closed(serve: Serve) -> None:
     assert threading.active_count() == threads
 
 
-def test_a_model_that_does_not_finalize_is_ended_and_that_is_told(
+def test_a_model_that_does_not_finalize_is_ended_and_that_is_logged(
     serve: Serve, caplog: pytest.LogCaptureFixture
 ) -> None:
     served = serve(
@@ -279,7 +280,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-def test_a_process_that_speaks_nonsense_is_ended_at_once_and_the_reason_is_told(
+def test_a_process_that_speaks_nonsense_is_ended_at_once_and_the_reason_is_named(
     serve: Serve,
 ) -> None:
     served = serve(

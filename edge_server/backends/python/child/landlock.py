@@ -10,7 +10,10 @@ import ctypes
 import os
 import stat
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
+
+from edge_server.backends.python.child.system_calls import system_call
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -36,6 +39,9 @@ DEVICE = READ_FILE | WRITE_FILE | READ_DIR | _TRUNCATE | IOCTL_DEVICE
 WRITE = ((1 << _MOST_RIGHTS) - 1) & ~(_MAKE_CHAR | _MAKE_BLOCK | IOCTL_DEVICE)
 
 
+_call = partial(system_call, "Landlock")
+
+
 class _RulesetAttr(ctypes.Structure):
     _fields_ = (
         ("handled_access_fs", ctypes.c_uint64),
@@ -52,7 +58,10 @@ class _PathBeneathAttr(ctypes.Structure):
 
 def version() -> int:
     """Return the version of the kernel's Landlock; 0 without Landlock."""
-    return max(0, _call(_CREATE_RULESET, None, 0, _VERSION))
+    try:
+        return _call(_CREATE_RULESET, None, 0, _VERSION)
+    except OSError:
+        return 0
 
 
 def restrict(rules: Iterable[tuple[str, int]], abi: int) -> None:
@@ -71,12 +80,12 @@ def restrict(rules: Iterable[tuple[str, int]], abi: int) -> None:
     scoped = _ALL_SCOPES if abi >= _SCOPES_FROM else 0
     # An older kernel accepts unknown trailing fields that are 0.
     attr = _RulesetAttr(handled, 0, scoped)
-    ruleset = _checked(_CREATE_RULESET, ctypes.byref(attr), ctypes.sizeof(attr), 0)
+    ruleset = _call(_CREATE_RULESET, ctypes.byref(attr), ctypes.sizeof(attr), 0)
     try:
         for path, rights in rules:
             with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
                 _add(ruleset, path, rights & handled)
-        _checked(_RESTRICT_SELF, ruleset, 0)
+        _call(_RESTRICT_SELF, ruleset, 0)
     finally:
         os.close(ruleset)
 
@@ -88,21 +97,6 @@ def _add(ruleset: int, path: str, rights: int) -> None:
             rights &= _OF_A_FILE
         beneath = _PathBeneathAttr(rights, fd)
         if rights:
-            _checked(_ADD_RULE, ruleset, _PATH_BENEATH, ctypes.byref(beneath), 0)
+            _call(_ADD_RULE, ruleset, _PATH_BENEATH, ctypes.byref(beneath), 0)
     finally:
         os.close(fd)
-
-
-def _checked(number: int, *arguments: object) -> int:
-    returned = _call(number, *arguments)
-    if returned < 0:
-        raise OSError(ctypes.get_errno(), f"Landlock: {os.strerror(ctypes.get_errno())}")
-    return returned
-
-
-def _call(number: int, *arguments: object) -> int:
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.syscall.restype = ctypes.c_long
-    as_long = (ctypes.c_long(a) if isinstance(a, int) else a for a in arguments)
-    returned: int = libc.syscall(ctypes.c_long(number), *as_long)
-    return returned

@@ -1,4 +1,5 @@
-"""Apply the sandbox of a model's process before any code of the model runs.
+"""The sandbox of a model's process: what this kernel offers, and its application before any code of
+the model runs.
 
 The sandbox is applied while the process has one thread: most rules hold only for the calling thread
 and its children. So no module that might start threads is imported before.
@@ -8,21 +9,20 @@ from __future__ import annotations
 
 import ctypes
 import os
-import signal
 import sys
-from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from edge_server.backends.python.child import landlock, seccomp
+from edge_server.backends.python.messages import SandboxRules
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from edge_server.backends.python.messages import Rules
+    from edge_server.settings import Python
 
 # linux/prctl.h, linux/capability.h
-_PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
+_PR_SET_NO_NEW_PRIVS = 38
 _CAPABILITIES_VERSION = 0x20080522
 _CAP_DAC_OVERRIDE, _CAP_DAC_READ_SEARCH = 1, 2
 
@@ -39,42 +39,71 @@ _NO_GPU_DEVICES = ("nvme", "nvram")
 # Holds semaphores of `multiprocessing`, and tensors that workers share.
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108 - the kernel's own place
 
-# When memory runs out, the kernel kills a model's process before the daemon.
-_OOM_SCORE = "500"
+
+class Offer(NamedTuple):
+    """`landlock` is the kernel's Landlock version, 0 is none."""
+
+    landlock: int
+    seccomp: bool
+
+    def lacks(self) -> list[str]:
+        """Return the restrictions that the kernel cannot enforce, a line for each."""
+        lines = []
+        if not self.landlock:
+            lines.append(
+                "no Landlock (Linux 5.13 with landlock in CONFIG_LSM): models can read and write "
+                "every file that the daemon's user can, its secrets and copies of models too"
+            )
+        if not self.seccomp:
+            lines.append(
+                "no seccomp filters that ask (Linux 5.5 on x86-64 or aarch64): models can signal "
+                "the daemon, and what they start can outlive them"
+            )
+        return lines
 
 
-def tie_to(daemon_pid: int) -> None:
-    """Let the kernel kill this process when the daemon's thread that started it ends."""
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != daemon_pid:
-        # The daemon ended before the call.
-        os._exit(1)
-    # A container may mount the file read-only.
-    with suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE)
+def offered() -> Offer:
+    """Probe this kernel now."""
+    return Offer(landlock.version(), seccomp.is_offered())
 
 
-def close_off(rules: Rules, model_directory: str) -> int | None:
+def rules_of(settings: Python, offer: Offer) -> SandboxRules:
+    """Return the sandbox rules of a process."""
+    if settings.sandbox == "off":
+        return SandboxRules()
+    return SandboxRules(
+        True,
+        offer.landlock,
+        offer.seccomp,
+        settings.unix_sockets is not False,
+        settings.readable,
+        settings.writable,
+        settings.private,
+    )
+
+
+def close_off(rules: SandboxRules, model_directory: str) -> list[int]:
     """Restrict this process to `rules`, as far as the kernel supports them.
 
     Returns:
-        The descriptor on which the daemon decides system calls; None where no filter refers calls.
+        The descriptor on which the daemon decides system calls; empty where no filter refers calls.
 
     Raises:
         OSError: the kernel supports a rule but fails to apply it.
     """
     if not rules.closed:
-        return None
-    _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+        return []
+    if _libc().prctl(_PR_SET_NO_NEW_PRIVS, *map(ctypes.c_ulong, (1, 0, 0, 0))) < 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_NO_NEW_PRIVS)")
     _drop_capabilities()
     if rules.landlock:
         landlock.restrict(list(_openings(rules, model_directory)), rules.landlock)
     if rules.seccomp:
         return seccomp.restrict(os.getpid(), unix_sockets=rules.unix_sockets)
-    return None
+    return []
 
 
-def _openings(rules: Rules, model_directory: str) -> Iterator[tuple[str, int]]:
+def _openings(rules: SandboxRules, model_directory: str) -> Iterator[tuple[str, int]]:
     private = [os.path.realpath(path) for path in (*_PRIVATE, *rules.private)]
     interpreter = {sys.prefix, sys.base_prefix, sys.exec_prefix, *sys.path}
     libraries = os.environ.get("LD_LIBRARY_PATH", "").split(":")
@@ -83,7 +112,8 @@ def _openings(rules: Rules, model_directory: str) -> Iterator[tuple[str, int]]:
             yield from _around(os.path.realpath(path), private, landlock.READ)
     for path in rules.writable:
         yield from _around(os.path.realpath(path), private, landlock.WRITE)
-    for path in (rules.scratch, _SHARED_MEMORY):
+    # TMPDIR is the process's own.
+    for path in (os.environ["TMPDIR"], _SHARED_MEMORY):
         yield path, landlock.WRITE
     yield model_directory, landlock.READ
     for name in _DEVICES:
@@ -130,11 +160,6 @@ def _drop_capabilities() -> None:
     data = (ctypes.c_uint32 * 6)(had[0] & kept, had[1] & kept, 0, 0, 0, 0)
     if libc.capset(header, data) < 0:
         raise OSError(ctypes.get_errno(), "capset")
-
-
-def _prctl(option: int, value: int) -> None:
-    if _libc().prctl(option, *map(ctypes.c_ulong, (value, 0, 0, 0))) < 0:
-        raise OSError(ctypes.get_errno(), f"prctl({option})")
 
 
 def _libc() -> ctypes.CDLL:

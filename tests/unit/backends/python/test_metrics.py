@@ -1,4 +1,4 @@
-"""A model's own metrics: one value for everybody who asks for the same name and labels."""
+"""A model's own metrics: one value for all that make the same name and labels."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 
 from edge_server.backends.contract import ModelMetric
 from edge_server.backends.python.metrics import MetricBook
+from edge_server.errors import InvalidRequest
 
 
 def test_the_same_name_and_labels_are_the_same_metric() -> None:
@@ -44,44 +45,44 @@ def test_a_histogram_counts_what_is_not_above_each_bound() -> None:
 def test_a_name_is_of_one_kind() -> None:
     book = MetricBook()
     book.make("frames", "seen", "counter", {})
-    with pytest.raises(ValueError, match="'frames' is a counter already, no gauge"):
+    with pytest.raises(InvalidRequest, match="'frames' is a counter already, no gauge"):
         book.make("frames", "seen", "gauge", {})
 
 
 def test_bounds_ascend() -> None:
-    with pytest.raises(ValueError, match="do not ascend"):
+    with pytest.raises(InvalidRequest, match="do not ascend"):
         MetricBook().make("ms", "took", "histogram", {}, [2.0, 1.0])
 
 
 @pytest.mark.parametrize("name", ["", "1st", "a b", "nv_gpu_power_usage", "edge_frames_total"])
 def test_a_name_that_would_spoil_the_page_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match="name"):
+    with pytest.raises(InvalidRequest, match="name"):
         MetricBook().make(name, "", "counter", {})
 
 
 @pytest.mark.parametrize("label", ["", "a-b", "__name__"])
 def test_a_label_that_would_spoil_the_page_is_refused(label: str) -> None:
-    with pytest.raises(ValueError, match="cannot be a label"):
+    with pytest.raises(InvalidRequest, match="cannot be a label"):
         MetricBook().make("seen", "", "counter", {label: "x"})
 
 
 @pytest.mark.parametrize("bounds", [[math.nan], [1.0, math.nan, 2.0]])
 def test_bounds_are_numbers(bounds: list[float]) -> None:
-    with pytest.raises(ValueError, match="do not ascend"):
+    with pytest.raises(InvalidRequest, match="do not ascend"):
         MetricBook().make("ms", "took", "histogram", {}, bounds)
 
 
 def test_a_histogram_has_its_bounds_label_to_itself() -> None:
-    with pytest.raises(ValueError, match="'le' is a histogram's own label"):
+    with pytest.raises(InvalidRequest, match="'le' is a histogram's own label"):
         MetricBook().make("ms", "took", "histogram", {"le": "1"}, [1.0])
 
 
 def test_a_label_that_takes_ever_new_values_ends_at_a_limit() -> None:
     book = MetricBook()
     numbers = [book.make("seen", "", "counter", {"frame": str(i)}) for i in range(1000)]
-    with pytest.raises(ValueError, match="at most 1000 metrics"):
+    with pytest.raises(InvalidRequest, match="at most 1000 metrics"):
         book.make("seen", "", "counter", {"frame": "1000"})
-    with pytest.raises(ValueError, match="at most 1000 metrics"):
+    with pytest.raises(InvalidRequest, match="at most 1000 metrics"):
         book.make("other", "", "counter", {})
     assert book.make("seen", "", "counter", {"frame": "7"}) == numbers[7]
 
@@ -91,5 +92,5 @@ def test_a_label_that_takes_ever_new_values_ends_at_a_limit() -> None:
     [("n" * 5000, "", {}), ("n", "d" * 5000, {}), ("n", "", {"l": "v" * 5000})],
 )
 def test_texts_have_a_limit(name: str, description: str, labels: dict[str, str]) -> None:
-    with pytest.raises(ValueError, match="more than 4096 characters"):
+    with pytest.raises(InvalidRequest, match="more than 4096 characters"):
         MetricBook().make(name, description, "counter", labels)

@@ -13,8 +13,9 @@ _LISTED = {
 }
 
 
-class ModelConfig:
-    """A configuration as a dict, in Triton's JSON form, with Triton's rules for its completion."""
+class AutoCompleteConfig:
+    """`pb_utils.ModelConfig`: a configuration as a dict, in Triton's JSON form, with Triton's rules
+    for its completion."""
 
     def __init__(self, model_config: str) -> None:
         self._model_config: dict[str, Any] = json.loads(model_config)
