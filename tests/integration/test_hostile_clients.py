@@ -26,6 +26,8 @@ from tests.integration.half_sender import HalfSender
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+pytestmark = pytest.mark.serial
+
 PATIENCE_S = 60.0
 ROUNDS = int(os.environ.get("EDGE_ATTACK_ROUNDS", "1"))
 MALFORMED = int(os.environ.get("EDGE_MALFORMED_REQUESTS", "2000"))
