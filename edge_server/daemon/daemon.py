@@ -38,8 +38,7 @@ from edge_server.mqtt.publisher import Publisher
 from edge_server.pipeline.lane_pipeline import LanePipeline
 from edge_server.process.allocator import keep_large_buffers
 from edge_server.process.sd_notify import notify, watchdog_period_s
-from edge_server.process.supervisor import Supervisor
-from edge_server.process.worker import Worker
+from edge_server.process.worker import Worker, check_progress
 
 if TYPE_CHECKING:
     import threading
@@ -47,7 +46,7 @@ if TYPE_CHECKING:
 
     from edge_server.lifecycle.control import RepositoryControl
     from edge_server.pipeline.lane_pipeline import Listener
-    from edge_server.process.log_switches import LogSwitches
+    from edge_server.process.logs import LogSwitches
     from edge_server.settings import Settings, TraceSection
 
 log = logging.getLogger(__name__)
@@ -149,7 +148,7 @@ class Daemon:
             workers.append(self.control.watcher.worker)
         if self._grpc.self_call is not None:
             workers.append(self._grpc.self_call.worker)
-        self._supervisor = Supervisor(workers)
+        self._workers = workers
         self._running = ExitStack()
         self._told: dict[str, tuple[str, str]] = {}
         self._untold: dict[str, str] = {}
@@ -227,7 +226,7 @@ class Daemon:
             # First, as a lost device may be the reason why a worker died.
             self.devices.check()
             now = time.monotonic()
-            self._supervisor.check(now)
+            check_progress(self._workers, now)
             if self._grpc.self_call is not None:
                 self._grpc.self_call.check()
             model, running_s = self.data_plane.longest_run(now)
