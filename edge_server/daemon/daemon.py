@@ -32,9 +32,9 @@ from edge_server.inference.tracing.trace_file import TraceFile
 from edge_server.inference.tracing.trace_writer import TraceWriter
 from edge_server.inference.tracing.tracer import Tracer
 from edge_server.lifecycle.poll_control import PollControl
-from edge_server.mqtt.broker_address import BrokerAddress
-from edge_server.mqtt.identity import Identity
+from edge_server.mqtt.broker import faults_of
 from edge_server.mqtt.publisher import Publisher
+from edge_server.mqtt.topics import Identity
 from edge_server.pipeline.lane_pipeline import LanePipeline
 from edge_server.process.allocator import keep_large_buffers
 from edge_server.process.sd_notify import notify, watchdog_period_s
@@ -125,11 +125,10 @@ class Daemon:
         self._publisher: Publisher | None = None
         if settings.mqtt is not None:
             identity = Identity.of_this_host(settings.device.id, VERSION)
-            address = BrokerAddress.of(settings.mqtt)
             # Later a file may be absent while it is replaced; at the start that is a mistake.
-            if faults := address.file_faults():
+            if faults := faults_of(settings.mqtt):
                 raise SettingsError("\n".join(faults))
-            publisher = self._publisher = Publisher(address, identity)
+            publisher = self._publisher = Publisher(settings.mqtt, identity)
             listeners = (*listeners, lambda lane_frame, _frame: publisher.publish_lanes(lane_frame))
         latency = LaneLatency()
         self.pipelines = [

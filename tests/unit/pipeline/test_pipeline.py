@@ -22,7 +22,7 @@ from edge_server.inference.scheduling import Scheduling
 from edge_server.inference.snapshot import ModelEntry, ModelState
 from edge_server.model_config.config import ModelConfig
 from edge_server.mqtt import payloads
-from edge_server.mqtt.identity import Identity
+from edge_server.mqtt.topics import Identity
 from edge_server.pipeline.lane_pipeline import FRAME_DEADLINE_S, LanePipeline
 from edge_server.requests import InferRequest
 from edge_server.tensors import Tensor
