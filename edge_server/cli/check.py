@@ -187,7 +187,7 @@ def _check_camera(
     is_well = faulty_models is not None and settings.model not in faulty_models
     if is_well:
         try:
-            LanePipeline(camera, data_plane, settings.model, ()).prove()
+            LanePipeline(camera, data_plane, settings.model, ()).validate()
         except (SettingsError, Unavailable) as error:
             findings.note(error)
             is_well = False

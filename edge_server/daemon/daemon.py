@@ -274,7 +274,7 @@ class Daemon:
             for pipeline in self.pipelines:
                 if stop.is_set():
                     break
-                pipeline.prove()
+                pipeline.validate()
                 try:
                     pipeline.camera.open()
                 except SourceError as error:

@@ -30,10 +30,10 @@ class Lane:
 class StageLatency:
     """The latency of each stage of one frame, in microseconds; `queue` is the wait for the loop."""
 
-    queue: int
-    preprocess: int
-    infer: int
-    postprocess: int
+    queue: int = 0
+    preprocess: int = 0
+    infer: int = 0
+    postprocess: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,9 +65,9 @@ class LaneFrame:
     width: int
     height: int
     model_name: str
-    model_version: str
-    latency_us: StageLatency
-    lanes: tuple[Lane, ...]
+    model_version: str = ""
+    latency_us: StageLatency = StageLatency()
+    lanes: tuple[Lane, ...] = ()
     failure: str = ""
 
     def age_ns(self, now_mono_ns: int) -> int:
