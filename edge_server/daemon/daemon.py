@@ -27,9 +27,8 @@ from edge_server.gpu.devices import Devices
 from edge_server.inference.data_plane import MODEL_STUCK_S, DataPlane
 from edge_server.inference.registry import ModelRegistry
 from edge_server.inference.snapshot import UNLOADED, ModelState
-from edge_server.inference.tracing.sampling import TraceRule
-from edge_server.inference.tracing.trace_file import TraceFile
-from edge_server.inference.tracing.trace_writer import TraceWriter
+from edge_server.inference.tracing.trace_file import TraceFile, TraceWriter
+from edge_server.inference.tracing.traced_request import TraceRule
 from edge_server.inference.tracing.tracer import Tracer
 from edge_server.lifecycle.poll_control import PollControl
 from edge_server.mqtt.broker import faults_of
