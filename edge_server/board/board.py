@@ -11,7 +11,7 @@ from edge_server.board.account import Account, find_account, this_account
 from edge_server.board.clock_rates import ClockRate, read_clock_rates
 from edge_server.board.device_nodes import DeviceNode, read_cameras, read_gpu_nodes
 from edge_server.board.heat import Heat, read_heat
-from edge_server.board.jetpack import JetPack, L4tRelease, jetpack_of
+from edge_server.board.jetpack import JetPack, L4tRelease, jetpack_of, read_l4t
 from edge_server.board.jetson_module import OrinModule, chip_of, module_of
 from edge_server.board.kernel_files import is_there, listed, read_text
 from edge_server.board.limits import BoardMemory, GroupLimits, read_group_limits, read_memory
@@ -87,7 +87,7 @@ def read_board(root: Path = Path("/"), now_s: float | None = None) -> BoardFacts
     account = account or this_account(root)
     compatible = tuple((_device_tree(root, "compatible") or "").split("\0"))
     chip = chip_of(compatible)
-    l4t = L4tRelease.parse(read_text(root / "etc/nv_tegra_release") or "")
+    l4t = read_l4t(root)
     return BoardFacts(
         account=account,
         model=_device_tree(root, "model"),

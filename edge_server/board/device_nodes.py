@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from edge_server.board.account import Account
 
-# Names differ between JetPack 5, 6 and 7, and between modules, so the existing files are listed.
+# Names differ between JetPack 6 and 7, and between modules, so the existing files are listed.
 _JETSON = ("nvmap", "nvhost-*", "nvgpu/*", "nvgpu/*/*", "dri/renderD*")
 # On a desktop a render node may belong to another vendor's GPU.
 _DESKTOP = ("nvidiactl", "nvidia-uvm", "nvidia[0-9]*")

@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+from edge_server.board.kernel_files import read_text
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 # "# R36 (release), REVISION: 4.3, GCID: 38968081, BOARD: generic, EABI: aarch64, DATE: ..."
 _RELEASE = re.compile(r"R(\d{1,4}) \(release\), REVISION: (\d{1,4})(?:\.(\d{1,4}))?")
 
 # Support of Orin's NVDLA cores: on all modules with cores, on AGX Orin only, on none.
 NvdlaSupport = Literal["yes", "agx", "no"]
+
+
+# From the same table, in words; on a device, the number of cores that TensorRT reports decides.
+NVDLA_SUPPORT = (
+    "NVDLA works with JetPack 6.0 (TensorRT 8.6) and 6.1 to 6.2 (10.3), on AGX Orin also with "
+    "TensorRT 11.4.1; not with JetPack 7.2 (10.16), and not on Orin Nano, which has none"
+)
 
 
 @dataclass(frozen=True, order=True)
@@ -58,13 +70,6 @@ def _row(version: str, since: tuple[int, int, int], *brings: str, nvdla: NvdlaSu
 # From NVIDIA's release notes of JetPack and TensorRT (10.16.1, 11.3, 11.4.1 for NVDLA); oldest
 # first. 7.0 and 7.1 are for Thor only. Nothing here is confirmed on a board.
 JETPACKS = (
-    _row("5.1", (35, 2, 1), "11.4", "8.5.2", "3.8", nvdla="yes"),
-    _row("5.1.1", (35, 3, 1), "11.4", "8.5.2", "3.8", nvdla="yes"),
-    _row("5.1.2", (35, 4, 1), "11.4", "8.5.2", "3.8", nvdla="yes"),
-    _row("5.1.3", (35, 5, 0), "11.4", "8.5.2", "3.8", nvdla="yes"),
-    _row("5.1.4", (35, 6, 0), "11.4", "8.5.2", "3.8", nvdla="yes"),
-    _row("5.1.5", (35, 6, 1), "11.4", "8.5.2", "3.8", nvdla="yes"),
-    _row("5.1.6", (35, 6, 4), "11.4", "8.5.2", "3.8", nvdla="yes"),
     _row("6.0", (36, 3, 0), "12.2", "8.6.2", "3.10", nvdla="yes"),
     _row("6.1", (36, 4, 0), "12.6", "10.3.0", "3.10", nvdla="yes"),
     _row("6.2", (36, 4, 3), "12.6", "10.3.0", "3.10", nvdla="yes"),
@@ -81,10 +86,15 @@ JETPACKS = (
 )
 
 
+def read_l4t(root: Path) -> L4tRelease | None:
+    """Return the release of the system below `root`; None where it is no Jetson."""
+    return L4tRelease.parse(read_text(root / "etc/nv_tegra_release") or "")
+
+
 def jetpack_of(release: L4tRelease) -> JetPack | None:
     """Return the JetPack of `release`, or the last earlier one of the same major L4T.
 
-    None where no such JetPack is known, as for a release before 35.2.1.
+    None where no such JetPack is known, as for a release before 36.3.
     """
     before = [
         jetpack

@@ -26,7 +26,6 @@ NOW_S = 4e9
 @pytest.mark.parametrize(
     ("module", "l4t", "told"),
     [
-        ("p3767-0000", "35.3.1", ("Jetson Orin NX 16GB", 2, "5.1.1")),
         ("p3767-0001", "36.4.3", ("Jetson Orin NX 8GB", 1, "6.2")),
         ("p3767-0005", "36.4.7", ("Jetson Orin Nano 8GB (developer kit)", 0, "6.2.1")),
         ("p3701-0005", "39.2.0", ("Jetson AGX Orin 64GB", 2, "7.2")),

@@ -22,6 +22,8 @@ _NO_ROOM_BYTES = 64 * _MIB
 _LITTLE_MEMORY_BYTES = 512 * _MIB
 # The shipped models and one camera take 164 MB; the frame path does not fit into less than this.
 _TOO_TIGHT_BYTES = 256 * _MIB
+# Of JetPack 6, the first whose Python runs edge-server.
+_FIRST_L4T = 36
 
 
 def jetpack(evidence: Evidence) -> Finding:
@@ -37,18 +39,18 @@ def jetpack(evidence: Evidence) -> Finding:
             f"{name}, but /etc/nv_tegra_release does not say which L4T",
             "in a container, mount that file from the board; elsewhere, flash a JetPack",
         )
+    if board.l4t.major < _FIRST_L4T:
+        return warning(
+            f"{name} with L4T {board.l4t}: its TensorRT and OpenCV are for Python 3.8 or older, "
+            "which is too old for edge-server",
+            "update to JetPack 6.2",
+        )
     if board.jetpack is None:
         return warning(
             f"{name} with L4T {board.l4t}, of which nothing is known here",
             "use JetPack 6.2, or see edge-server doctor --matrix",
         )
     found = f"JetPack {board.jetpack.version} (L4T {board.l4t}) on {name}"
-    if board.jetpack.since.major < 36:
-        return warning(
-            f"{found}: its TensorRT and OpenCV are for Python {board.jetpack.python}, "
-            f"which is too old for edge-server",
-            "update to JetPack 6.2",
-        )
     if not evidence.python.startswith(f"{board.jetpack.python}."):
         return warning(
             f"{found}, whose TensorRT and OpenCV are for Python {board.jetpack.python}; "

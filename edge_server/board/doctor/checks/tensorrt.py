@@ -82,7 +82,7 @@ def nvdla(evidence: Evidence) -> Finding:
 
 
 def nvdla_compiler(evidence: Evidence) -> Finding:
-    """The NVDLA compiler library, required by TensorRT on JetPack 5 and 6, is installed.
+    """The NVDLA compiler library, required by TensorRT on JetPack 6, is installed.
 
     Without it `import tensorrt` fails, and models silently run on the CPU.
     """
