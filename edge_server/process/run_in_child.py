@@ -35,12 +35,11 @@ _POLL_S = 0.5
 # By then a killed process has ended, or hangs in the kernel, where no signal ends it.
 _KILLED_S = 2.0
 _LAST_OUTPUT_BYTES = 4096
-# `-c` searches the working directory first. The paths of the parent, however it was started, follow
-# those of its environment.
+# The process imports from the same paths as its parent, however that was started; `-c` would search
+# the working directory first.
 _START = """\
 import sys
-sys.path[:] = [path for path in sys.path if path]
-sys.path += [path for path in {path!r} if path not in sys.path]
+sys.path[:] = filter(None, dict.fromkeys([*{path!r}, *sys.path]))
 from edge_server.process.run_in_child import child_main
 child_main({events}, {lifeline})
 """

@@ -13,7 +13,7 @@ from edge_server.backends.tensorrt.build.profiles import Range
 from edge_server.backends.tensorrt.build.side_car import PlanTensor, datatype_name
 from edge_server.backends.tensorrt.plan_io import PlanIO
 from edge_server.backends.tensorrt.trt_log import trt_log, version_here
-from edge_server.board.jetpack import NVDLA_SUPPORT
+from edge_server.board.jetson import NVDLA_SUPPORT
 from edge_server.errors import InternalError, ModelConfigError, Unavailable
 from edge_server.gpu.devices import Devices
 from edge_server.model_config.files import reading

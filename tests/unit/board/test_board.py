@@ -9,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_server.board.board import read_board
-from edge_server.board.heat import ThermalZone
-from edge_server.board.jetpack import JETPACKS, L4tRelease, jetpack_of
-from edge_server.board.limits import GroupLimits
-from edge_server.board.power_mode import PowerMode
+from edge_server.board.jetson import JETPACKS, L4tRelease, jetpack_of
+from edge_server.board.operating_state import PowerMode, ThermalZone
+from edge_server.board.resources import GroupLimits
 
 if TYPE_CHECKING:
     from collections.abc import Callable

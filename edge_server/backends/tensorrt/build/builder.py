@@ -30,7 +30,7 @@ from edge_server.backends.tensorrt.build.process import PlanBuilt
 from edge_server.backends.tensorrt.build.profiles import NetworkInput, Profile, profiles_for
 from edge_server.backends.tensorrt.build.side_car import DeviceFacts, PlanTensor, datatype_name
 from edge_server.backends.tensorrt.trt_log import trt_log, version_here
-from edge_server.board.jetpack import NVDLA_SUPPORT
+from edge_server.board.jetson import NVDLA_SUPPORT
 from edge_server.errors import InternalError, InvalidRequest, ModelConfigError, Unsupported
 
 if TYPE_CHECKING:

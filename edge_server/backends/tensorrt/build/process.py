@@ -13,7 +13,7 @@ from edge_server.backends.tensorrt.build.events import BuildEvent, OnEvent, Work
 from edge_server.backends.tensorrt.build.layers import Placed  # noqa: TC001 - msgspec
 from edge_server.backends.tensorrt.build.profiles import Profile  # noqa: TC001 - msgspec
 from edge_server.backends.tensorrt.build.side_car import DeviceFacts, PlanTensor
-from edge_server.board.limits import read_memory
+from edge_server.board.resources import read_memory
 from edge_server.errors import Cancelled, InternalError, Unavailable
 from edge_server.process.run_in_child import (
     ChildFailed,

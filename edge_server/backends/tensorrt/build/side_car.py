@@ -17,7 +17,7 @@ import msgspec
 
 from edge_server.backends.tensorrt.build.layers import Placed  # noqa: TC001 - msgspec
 from edge_server.backends.tensorrt.build.profiles import Range  # noqa: TC001 - msgspec
-from edge_server.board.jetpack import read_l4t
+from edge_server.board.jetson import read_l4t
 from edge_server.errors import ModelConfigError
 from edge_server.model_config.files import reading
 

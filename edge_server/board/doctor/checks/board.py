@@ -5,11 +5,10 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from edge_server.board.doctor.finding import fault, ok, warning
+from edge_server.board.doctor.evidence import fault, ok, warning
 
 if TYPE_CHECKING:
-    from edge_server.board.doctor.evidence import Evidence
-    from edge_server.board.doctor.finding import Finding
+    from edge_server.board.doctor.evidence import Evidence, Finding
 
 _GIB = 1 << 30
 _MIB = 1 << 20
@@ -113,9 +112,9 @@ def clock(evidence: Evidence) -> Finding:
     remedy = "sudo timedatectl set-ntp true, with a network; a battery for the board's RTC without"
     if wall.is_behind:
         return fault(f"{now}, which is before this software was built: TLS will fail", remedy)
-    if wall.synchronized or evidence.answer("kernel_clock").says.get("synchronized"):
+    if wall.synchronized or evidence.result("kernel_clock").facts.get("synchronized"):
         return ok(f"{now}, synchronized")
-    if evidence.answer("kernel_clock").says.get("synchronized") is None:
+    if evidence.result("kernel_clock").facts.get("synchronized") is None:
         return warning(f"{now}; whether it is synchronized is not told", "timedatectl status")
     return warning(f"{now}, not synchronized: other machines may see lanes at other times", remedy)
 

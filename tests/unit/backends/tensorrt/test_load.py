@@ -18,7 +18,7 @@ from edge_server.backends.tensorrt.build.side_car import (
     sha256_of,
     side_car_path,
 )
-from edge_server.board.jetpack import NVDLA_SUPPORT
+from edge_server.board.jetson import NVDLA_SUPPORT
 from edge_server.errors import EdgeServerError, ModelConfigError, Unavailable
 
 from .conftest import Asked, add_one

@@ -13,7 +13,7 @@ from edge_server.backends.tensorrt.build.build_options import BuildOptions
 from edge_server.backends.tensorrt.build.making import trtexec_line
 from edge_server.backends.tensorrt.build.profiles import Range
 from edge_server.backends.tensorrt.build.side_car import datatype_name, full_version, version_of
-from edge_server.board.jetpack import read_l4t
+from edge_server.board.jetson import read_l4t
 from edge_server.errors import InvalidRequest
 
 from .....conftest import SIMULATED_GPU
