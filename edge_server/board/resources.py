@@ -1,16 +1,19 @@
-"""Memory and processors of the board, and the limits of this process's cgroup."""
+"""Memory and disks of the board, and the limits of this process's control group."""
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from edge_server.board.kernel_files import read_number, read_text
+from edge_server.board.kernel_files import is_directory, read_number, read_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from edge_server.board.device_nodes import Account
 
 
 @dataclass(frozen=True)
@@ -69,3 +72,40 @@ def _processors(path: Path) -> float | None:
     if len(words) != 2 or not all(word.isdecimal() for word in words) or not int(words[1]):
         return None
     return int(words[0]) / int(words[1])
+
+
+@dataclass(frozen=True)
+class Disk:
+    """A directory, or its nearest existing ancestor.
+
+    Attributes:
+        directory: the requested directory.
+        stands: the existing directory.
+        writable: the account may write in `stands`.
+        free_bytes: free for users other than root.
+    """
+
+    directory: Path
+    stands: Path
+    writable: bool
+    total_bytes: int
+    free_bytes: int
+
+
+def read_disk(directory: Path, account: Account) -> Disk | None:
+    """Return the disk of `directory`; None where the file system does not report it."""
+    stands = directory
+    while not is_directory(stands) and stands != stands.parent:
+        stands = stands.parent
+    try:
+        numbers = os.statvfs(stands)
+    except OSError:
+        return None
+    read_only = bool(numbers.f_flag & os.ST_RDONLY)
+    return Disk(
+        directory,
+        stands,
+        account.may_use(stands) and not read_only,
+        numbers.f_blocks * numbers.f_frsize,
+        numbers.f_bavail * numbers.f_frsize,
+    )

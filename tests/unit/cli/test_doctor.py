@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
 from edge_server.board.board import read_board
-from edge_server.board.doctor.evidence import Configuration, Evidence
+from edge_server.board.doctor.evidence import (
+    Configuration,
+    Evidence,
+    ProbeResult,
+    fault,
+    ok,
+    warning,
+)
 from edge_server.board.doctor.examination import Examination
-from edge_server.board.doctor.finding import fault, ok, warning
-from edge_server.board.doctor.probe_process import ProbeResult
-from edge_server.cli.doctor.report import as_json, matrix, text
+from edge_server.cli.doctor import as_json, matrix, text
+from edge_server.cli.main import run_command
 
 if TYPE_CHECKING:
     from tests.unit.conftest import FakeBoard
@@ -25,7 +33,7 @@ def examination(fake_board: FakeBoard) -> Examination:
         read_board(fake_board.root, 4e9),
         Configuration(None, None),
         None,
-        {"driver": ProbeResult({"init": 0}), "opencv": ProbeResult(trouble="no answer")},
+        {"driver": ProbeResult({"init": 0}), "opencv": ProbeResult(failure="no answer")},
         "3.10.12",
         "0.1",
     )
@@ -79,3 +87,36 @@ def test_the_matrix_tells_where_nvdla_can_be_used() -> None:
     assert rows["6.2"].endswith("AGX, NX")
     assert rows["7.2"].endswith("no")
     assert "11.4.1" in rows["7.2.2"]
+
+
+def test_help_imports_nothing_heavy_and_tells_the_exit_codes() -> None:
+    code = (
+        "import sys\n"
+        "from edge_server.cli.main import run_command\n"
+        "try: run_command(['doctor', '--help'])\n"
+        "except SystemExit: pass\n"
+        "heavy = {'numpy', 'grpc', 'cv2', 'paho', 'msgspec', 'ctypes'} & set(sys.modules)\n"
+        "sys.exit(f'imported: {heavy}' if heavy else 0)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "0 no fault" in done.stdout
+    assert "1 at least one fault" in done.stdout
+
+
+def test_the_matrix_is_told_without_looking_at_the_machine(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run_command(["doctor", "--matrix"]) == 0
+    assert "TensorRT" in capsys.readouterr().out
+
+
+def test_a_mistyped_flag_is_a_usage_error_with_the_nearest(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run_command(["doctor", "--jsno"])
+    assert ended.value.code == 2
+    assert "did you mean --json?" in capsys.readouterr().err

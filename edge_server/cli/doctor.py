@@ -1,21 +1,34 @@
-"""The report of an examination: lines for people, JSON for machines."""
+"""`edge-server doctor`: its flags and its report. The checks are imported when it runs."""
 
 from __future__ import annotations
 
+import argparse
 import json
+import os
+import sys
 from dataclasses import asdict
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from edge_server.board.doctor.finding import Level
-from edge_server.board.jetpack import JETPACKS
+from edge_server.board.doctor.evidence import Level
+from edge_server.board.jetson import JETPACKS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from edge_server.board.doctor.examination import Examination
 
+OK = 0
+FAULTY = 1
+INTERRUPTED = 130
+
+_ABOUT = """\
+Looks at the board, its JetPack, GPU and NVDLA, at cameras, libraries, settings and surroundings,
+and says of each whether it is well and what to do where it is not. Changes nothing. Drivers and
+libraries are tried in processes of their own, so that one that crashes or hangs costs its line.
+"""
+_CODES = "exit codes: 0 no fault (warnings there may be), 1 at least one fault, 2 usage"
 _MARKS = MappingProxyType({Level.OK: "✔", Level.WARNING: "‼", Level.FAULT: "✘"})
 _COLOURS = MappingProxyType({Level.OK: "32", Level.WARNING: "33", Level.FAULT: "31"})
 # JetPack 7.0 and 7.1.
@@ -23,6 +36,45 @@ _THOR_ONLY = 38
 _NVDLA = MappingProxyType(
     {"yes": "AGX, NX", "no": "no", "agx": "AGX, with TensorRT 11.4.1 or newer"}
 )
+
+
+def add_doctor(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `doctor`."""
+    parser.description, parser.epilog = _ABOUT, _CODES
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="the daemon's settings; default: /etc/edge_server/config.toml, where it is there",
+    )
+    parser.add_argument("--json", action="store_true", help="one object, with all facts found")
+    parser.add_argument(
+        "--matrix",
+        action="store_true",
+        help="only tell which JetPack brings what, and where NVDLA can be used",
+    )
+    parser.set_defaults(verb=_doctor, flags=("--config", "--json", "--matrix"))
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    if arguments.matrix:
+        print("\n".join(matrix()))
+        return OK
+    from edge_server.board.doctor.examination import examine  # noqa: PLC0415
+
+    try:
+        examination = examine(arguments.config)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    if arguments.json:
+        print(as_json(examination))
+    else:
+        marks = sys.stdout.isatty() and (sys.stdout.encoding or "").lower().startswith("utf")
+        plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+        for line in text(examination, marks=marks, colour=sys.stdout.isatty() and not plain):
+            print(line)
+    return FAULTY if examination.count(Level.FAULT) else OK
 
 
 def text(examination: Examination, *, marks: bool, colour: bool) -> Iterator[str]:
@@ -68,7 +120,10 @@ def as_json(examination: Examination) -> str:
         "checks": checks,
         "board": asdict(evidence.board),
         "disk": None if evidence.disk is None else asdict(evidence.disk),
-        "probes": {name: asdict(answer) for name, answer in evidence.answers.items()},
+        "probes": {
+            name: {"says": result.facts, "trouble": result.failure}
+            for name, result in evidence.results.items()
+        },
     }
     return json.dumps(report, indent=2, default=_plain)
 

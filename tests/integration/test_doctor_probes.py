@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from edge_server.board.device_nodes import Account
 from edge_server.board.doctor import probes
-from edge_server.board.doctor.probe_process import Probe, ask
+from edge_server.board.doctor.evidence import ProbeResult
+from edge_server.board.doctor.examination import Probe, run_probe
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,7 +70,7 @@ def write_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[s
 
 def test_a_driver_tells_its_version_and_devices(simulated_libcuda: Callable[[int], None]) -> None:
     simulated_libcuda(0)
-    assert ask(Probe("edge_server.board.doctor.probes:driver")).says == {
+    assert run_probe(Probe("edge_server.board.doctor.probes:driver")).facts == {
         "init": 0,
         "uid": os.geteuid(),
         "version": "12.6",
@@ -85,7 +87,7 @@ def test_a_driver_tells_its_version_and_devices(simulated_libcuda: Callable[[int
 
 def test_a_driver_that_does_not_start_tells_why(simulated_libcuda: Callable[[int], None]) -> None:
     simulated_libcuda(100)
-    says = ask(Probe("edge_server.board.doctor.probes:driver")).says
+    says = run_probe(Probe("edge_server.board.doctor.probes:driver")).facts
     assert says == {"init": 100, "uid": os.geteuid(), "error": "CUDA_ERROR_NO_DEVICE"}
 
 
@@ -111,31 +113,31 @@ def test_tensorrts_runtime_is_made_with_a_driver_only(
 ) -> None:
     simulated_libcuda(init)
     write_module("tensorrt", _TENSORRT.replace("MADE", repr(str(tmp_path / "made"))))
-    answer = ask(Probe("edge_server.board.doctor.probes:nvdla"))
+    answer = run_probe(Probe("edge_server.board.doctor.probes:nvdla"))
     assert (tmp_path / "made").exists() is made
-    assert answer.says == ({"cores": 2} if made else {"error": answer.says["error"]})
+    assert answer.facts == ({"cores": 2} if made else {"error": answer.facts["error"]})
 
 
 def test_a_library_is_missing_broken_or_there(write_module: Callable[[str, str], None]) -> None:
     write_module("tensorrt", "__version__ = '10.3.0'")
     tensorrt = Probe("edge_server.board.doctor.probes:tensorrt")
-    assert ask(tensorrt).says["version"] == "10.3.0"
+    assert run_probe(tensorrt).facts["version"] == "10.3.0"
     write_module("tensorrt", "raise ImportError('libnvdla_compiler.so: cannot open\\nmore')")
-    assert ask(tensorrt).says == {"error": "ImportError: libnvdla_compiler.so: cannot open"}
+    assert run_probe(tensorrt).facts == {"error": "ImportError: libnvdla_compiler.so: cannot open"}
     write_module("tensorrt", "import no_such_module_of_it")
-    assert "no_such_module_of_it" in ask(tensorrt).says["error"]
+    assert "no_such_module_of_it" in run_probe(tensorrt).facts["error"]
     write_module("tensorrt", "import ctypes; ctypes.string_at(0)")
-    assert "SIGSEGV" in ask(tensorrt).trouble
-    assert ask(Probe("edge_server.board.doctor.probes:_imported", ("no_such_library",))).says == {
-        "missing": True
-    }
+    assert "SIGSEGV" in run_probe(tensorrt).failure
+    assert run_probe(
+        Probe("edge_server.board.doctor.probes:_imported", ("no_such_library",))
+    ).facts == {"missing": True}
 
 
 def test_pycuda_without_a_driver_is_there_and_cannot_be_used(
     write_module: Callable[[str, str], None],
 ) -> None:
     write_module("pycuda", "VERSION_TEXT = '2026.1'")
-    says = ask(Probe("edge_server.board.doctor.probes:pycuda")).says
+    says = run_probe(Probe("edge_server.board.doctor.probes:pycuda")).facts
     assert says["version"] == "2026.1"
     assert says["error"].startswith("ModuleNotFoundError")
 
@@ -144,12 +146,12 @@ def test_opencv_is_asked_for_gstreamer(write_module: Callable[[str, str], None])
     for word, has in (("YES (1.20.3)", True), ("NO", False)):
         built = f"  Video I/O:\\n    GStreamer:                   {word}\\n"
         write_module("cv2", f"__version__ = '4.8.0'\ndef getBuildInformation(): return '{built}'")
-        assert ask(Probe("edge_server.board.doctor.probes:opencv")).says["gstreamer"] is has
+        assert run_probe(Probe("edge_server.board.doctor.probes:opencv")).facts["gstreamer"] is has
 
 
 def test_the_real_libraries_answer() -> None:
-    assert ask(Probe("edge_server.board.doctor.probes:opencv")).says["version"]
-    says = ask(Probe("edge_server.board.doctor.probes:onnxruntime")).says
+    assert run_probe(Probe("edge_server.board.doctor.probes:opencv")).facts["version"]
+    says = run_probe(Probe("edge_server.board.doctor.probes:onnxruntime")).facts
     assert "CPUExecutionProvider" in says["providers"]
 
 
@@ -172,8 +174,37 @@ def test_a_port_is_free_taken_or_not_to_be_had() -> None:
             listening.accept()[0].close()
 
         threading.Thread(target=hang_up, daemon=True).start()
-        says = ask(Probe("edge_server.board.doctor.probes:grpc_port", ("127.0.0.1", port))).says
+        says = run_probe(
+            Probe("edge_server.board.doctor.probes:grpc_port", ("127.0.0.1", port))
+        ).facts
         assert says["free"] is False
         assert says["error"]
     assert probes.grpc_port("127.0.0.1", port) == {"free": True}
     assert "--grpc-address" in probes.grpc_port("192.0.2.1", port)["error"]
+
+
+def test_a_process_that_gives_no_dict_gives_the_reason_instead() -> None:
+    crash = run_probe(Probe("os:abort"))
+    assert crash == ProbeResult(failure="the process that tried died of SIGABRT")
+    hang = run_probe(Probe("signal:pause", timeout_s=0.5))
+    assert hang.failure == "the process that tried gave no result within 0.5 s"
+    assert run_probe(Probe("os:getcwd")).failure
+
+
+def test_a_probe_ends_when_the_examination_is_interrupted() -> None:
+    stop = threading.Event()
+    stop.set()
+    assert (
+        run_probe(Probe("signal:pause"), stop).failure == "the process that tried was interrupted"
+    )
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can probe as another user")
+def test_root_probes_as_the_account_that_is_named() -> None:
+    ids = "(lambda os: {'ids': [*os.getresuid(), *os.getgroups()]})(__import__('os'))"
+    for account, expected in (
+        (Account("edge-server", 990, frozenset({990, 44})), [990, 990, 990, 44, 990]),
+        (Account("root", 0, frozenset({0})), [0, 0, 0, *os.getgroups()]),
+    ):
+        result = run_probe(Probe("builtins:eval", (ids,), account=account))
+        assert result == ProbeResult({"ids": expected})
