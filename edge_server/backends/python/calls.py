@@ -7,6 +7,7 @@ import logging
 import queue
 import threading
 from collections import Counter
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from edge_server.backends.python import messages as m
@@ -58,7 +59,7 @@ class ModelCalls:
         self._has_changed_models = False
         self._loading: list[str] = []
         self._lock = threading.Lock()
-        self._threads = CallThreads(name)
+        self._threads = NestedCallThreads(name)
         self._calls: dict[int, NestedCallCancellation] = {}
 
     def call(self, message: m.CallModel, callers: Sequence[ExecuteRequest]) -> None:
@@ -105,12 +106,12 @@ class ModelCalls:
             except Exception as error:
                 log.exception("model %s: a query failed", self._model)
                 failure = f"unexpected {type(error).__name__}: {error}"
-            self._send(m.QueryResult(message.call, value, failure))
+            self._send(m.QueryResult(message.number, value, failure))
 
         if isinstance(what, (m.MakeMetric, m.ReadMetric)):
             run()
         elif not self._threads.run(run):
-            self._send(m.QueryResult(message.call, failure=_TOO_MANY))
+            self._send(m.QueryResult(message.number, failure=_TOO_MANY))
 
     def loading(self) -> str:
         """Return the progress of this process's loads, as a suffix of the reason why it ended;
@@ -257,9 +258,9 @@ class ModelCalls:
         if final:
             with self._lock:
                 self._calls.pop(number, None)
-        self._send(m.CallResponded(number, message, final))
+        self._send(m.Responded(number, message, final))
 
-    def _send(self, message: m.CallResponded | m.QueryResult) -> None:
+    def _send(self, message: m.Responded | m.QueryResult) -> None:
         try:
             self._process.channel.send(message)
         except ChannelClosed:
@@ -272,32 +273,22 @@ class NestedCallCancellation:
 
     def __init__(self, caller: ExecuteRequest) -> None:
         self._caller = caller.request
-        self._lock = threading.Lock()
-        self._cancelled = False
-        self._callbacks: list[Callable[[], None]] = []
+        self._own: Future[None] = Future()
 
     @property
     def cancelled(self) -> bool:
-        return self._cancelled or self._caller.cancelled
+        return self._own.cancelled() or self._caller.cancelled
 
     def when_cancelled(self, callback: Callable[[], None]) -> None:
         if self._caller.cancellation is not None:
             self._caller.cancellation.when_cancelled(callback)
-        with self._lock:
-            if not self._cancelled:
-                self._callbacks.append(callback)
-                return
-        callback()
+        self._own.add_done_callback(lambda _own: callback())
 
     def cancel(self) -> None:
-        with self._lock:
-            self._cancelled = True
-            callbacks, self._callbacks = self._callbacks, []
-        for callback in callbacks:
-            callback()
+        self._own.cancel()
 
 
-class CallThreads:
+class NestedCallThreads:
     """One thread per unfinished call, made on demand, at most 16.
 
     Args:
@@ -327,7 +318,15 @@ class CallThreads:
             if self._busy >= MOST_CALLS:
                 return False
             if self._busy >= len(self._threads) < MOST_THREADS:
-                self._start_one()
+                name = f"calls of {self._name}"
+                thread = threading.Thread(target=self._run_all, name=name, daemon=True)
+                try:
+                    thread.start()
+                    self._threads.append(thread)
+                except RuntimeError:
+                    # Otherwise a running thread will take the work.
+                    if not self._threads:
+                        raise
             self._busy += 1
         self._work.put(work)
         return True
@@ -338,17 +337,6 @@ class CallThreads:
             self._closed = True
             for _ in self._threads:
                 self._work.put(None)
-
-    def _start_one(self) -> None:
-        thread = threading.Thread(target=self._run_all, name=f"calls of {self._name}", daemon=True)
-        try:
-            thread.start()
-        except RuntimeError:
-            if not self._threads:
-                raise
-            # A running thread will take the work.
-            return
-        self._threads.append(thread)
 
     def _run_all(self) -> None:
         while (work := self._work.get()) is not None:

@@ -54,14 +54,15 @@ class InFlight:
 
     Args:
         name: of the instance, for error texts.
-        delivered: None where the model is not decoupled. Responses of a decoupled model may follow
-            after the execution, and are delivered on threads of their own; `delivered` is called
-            with a request's number and how many more of its responses have been delivered.
+        pump: None where the model is not decoupled. Responses of a decoupled model may follow after
+            the execution; `pump` returns the receiver of those to a request, by its number.
     """
 
-    def __init__(self, name: str, delivered: Callable[[int, int], None] | None = None) -> None:
+    def __init__(
+        self, name: str, pump: Callable[[int, ExecuteRequest], RespondTensors] | None = None
+    ) -> None:
         self._name = name
-        self._delivered = delivered
+        self._pump = pump
         self._lock = threading.Lock()
         self._batches: dict[int, ExecuteBatch] = {}
         self._requests: dict[int, _Request] = {}
@@ -79,9 +80,7 @@ class InFlight:
             self._batches[number] = batch
             batch.unfinished.update(numbers)
             for one, request in zip(numbers, requests, strict=True):
-                respond = request.respond
-                if self._delivered is not None:
-                    respond = ResponsePump(self._name, one, respond, self._delivered)
+                respond = request.respond if self._pump is None else self._pump(one, request)
                 self._requests[one] = _Request(request, batch, respond)
         return batch
 
@@ -95,8 +94,8 @@ class InFlight:
         with self._lock:
             return next((batch.requests for batch in self._batches.values()), ())
 
-    def responded(self, message: Responded, tensors: Tensors) -> None:
-        """Deliver a response, or drop it where no request waits for it."""
+    def responded(self, message: Responded, tensors: Tensors) -> bool:
+        """Deliver a response; return False and drop it where no request waits for it."""
         response = message.response
         failure = response.failure if response is not None else None
         final = message.final or failure is not None
@@ -105,9 +104,7 @@ class InFlight:
             if request is not None and final:
                 del self._requests[message.number]
         if request is None:
-            if self._delivered is not None and not message.final:
-                self._delivered(message.number, 1)
-            return
+            return False
         if failure is not None:
             request.respond(error_of(failure), True)
         elif response is None:
@@ -117,6 +114,7 @@ class InFlight:
         if final:
             request.batch.unfinished.discard(message.number)
             self._check_done(request.batch)
+        return True
 
     def executed(self, message: Executed) -> None:
         """Finish a batch's execution; each request without a last response gets the failure."""
@@ -159,7 +157,7 @@ class InFlight:
         if over:
             with self._lock:
                 self._batches = {n: b for n, b in self._batches.items() if b is not batch}
-        if over or (batch.executed and self._delivered is not None):
+        if over or (batch.executed and self._pump is not None):
             batch.done.set()
 
 
@@ -171,20 +169,14 @@ class ResponsePump:
 
     Args:
         name: of the instance.
-        number: of the request.
         respond: the request's own `respond`.
-        delivered: called with `number` and how many responses were delivered since its last call.
+        delivered: called with the number of responses delivered since its last call.
     """
 
     def __init__(
-        self,
-        name: str,
-        number: int,
-        respond: RespondTensors,
-        delivered: Callable[[int, int], None],
+        self, name: str, respond: RespondTensors, delivered: Callable[[int], None]
     ) -> None:
         self._name = name
-        self._number = number
         self._respond = respond
         self._delivered = delivered
         self._responses: queue.SimpleQueue[
@@ -214,7 +206,7 @@ class ResponsePump:
         except RuntimeError as error:
             log.warning("instance %s: delivers a response by itself: %s", self._name, error)
             self._deliver_one()
-            self._delivered(self._number, 1)
+            self._delivered(1)
         else:
             self._thread = thread
 
@@ -224,7 +216,7 @@ class ResponsePump:
             final = self._deliver_one()
             count += 1
             if count == _LOT:
-                self._delivered(self._number, count)
+                self._delivered(count)
                 count = 0
 
     def _deliver_one(self) -> bool:

@@ -126,6 +126,27 @@ class SandboxRules(msgspec.Struct, frozen=True, array_like=True):
     private: tuple[str, ...] = ()
 
 
+# In both directions.
+
+
+class Responded(Message, frozen=True):
+    """One response to request or call `number`; None ends it without a further response."""
+
+    number: int
+    response: ChildResponse | None
+    final: bool
+
+    @property
+    def places(self) -> list[TensorPlace]:
+        return [] if self.response is None else self.response.outputs
+
+
+class Cancel(Message, frozen=True):
+    """The responses to request or call `number` are no longer needed."""
+
+    number: int
+
+
 # From the daemon to the model's process.
 
 
@@ -156,12 +177,6 @@ class Execute(Message, frozen=True):
     requests: list[ChildRequest]
 
 
-class Cancel(Message, frozen=True):
-    """The request's client is gone, so its responses are no longer needed."""
-
-    number: int
-
-
 class Delivered(Message, frozen=True):
     """That many more responses to the decoupled request have been delivered."""
 
@@ -173,18 +188,10 @@ class CheckReady(Message, frozen=True):
     """Call `is_ready`."""
 
 
-class CallResponded(Message, frozen=True):
-    """One response of another model; None ends the call without a further response."""
-
-    call: int
-    response: ChildResponse | None
-    final: bool
-
-
 class QueryResult(Message, frozen=True):
     """The result of a query, or its failure."""
 
-    call: int
+    number: int
     value: float = 0.0
     failure: str = ""
 
@@ -193,9 +200,7 @@ class Finish(Message, frozen=True):
     """Call `finalize` and exit."""
 
 
-FromDaemon = (
-    Start | Execute | Cancel | Delivered | CheckReady | CallResponded | QueryResult | Finish
-)
+FromDaemon = Start | Execute | Cancel | Delivered | CheckReady | Responded | QueryResult | Finish
 
 # From the model's process to the daemon.
 
@@ -210,18 +215,6 @@ class Started(Message, frozen=True):
     failure: str = ""
     checks_ready: bool = False
     completed: str = ""
-
-
-class Responded(Message, frozen=True):
-    """One response to request `number`; None ends the request without a further response."""
-
-    number: int
-    response: ChildResponse | None
-    final: bool
-
-    @property
-    def places(self) -> list[TensorPlace]:
-        return [] if self.response is None else self.response.outputs
 
 
 class Executed(Message, frozen=True):
@@ -240,14 +233,10 @@ class Ready(Message, frozen=True):
 
 
 class CallModel(Message, frozen=True):
-    """Send a request to another model; `CallResponded` follows."""
+    """Send a request to another model; `Responded` follows."""
 
     request: ChildRequest
     decoupled: bool
-
-
-class CancelCall(Message, frozen=True):
-    call: int
 
 
 class IsModelReady(Message, frozen=True):
@@ -299,7 +288,7 @@ Question = IsModelReady | LoadModel | UnloadModel | MakeMetric | ReadMetric
 class Query(Message, frozen=True):
     """`QueryResult` follows."""
 
-    call: int
+    number: int
     what: Question
 
 
@@ -317,7 +306,7 @@ class LogLine(Message, frozen=True):
 
 
 FromChild = (
-    Started | Responded | Executed | Ready | CallModel | CancelCall | Query | ChangeMetric | LogLine
+    Started | Responded | Executed | Ready | CallModel | Cancel | Query | ChangeMetric | LogLine
 )
 
 

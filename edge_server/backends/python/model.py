@@ -93,9 +93,8 @@ class PythonInstance:
         self._backoff = Backoff(first_s=0.1, longest_s=30.0)
         self._lock = threading.Lock()
         self._closed = False
-        # The session that is alive, and the session that can execute; set in that order.
-        self._current: ChildSession | None = None
         self._session: ChildSession | None = None
+        # Why the session before ended.
         self._why_down = "it has not started yet"
         self._first_tried = threading.Event()
         self._worker = Worker(name, self._run_session, deadline_s=math.inf)
@@ -121,7 +120,13 @@ class PythonInstance:
     def up(self) -> bool:
         """Return whether the process can execute now."""
         session = self._session
-        return session is not None and not session.why_over
+        return session is not None and session.up
+
+    @property
+    def _why(self) -> str:
+        """Return why the process is down."""
+        session = self._session
+        return (session is not None and session.why_over) or self._why_down
 
     def execute(self, requests: Sequence[ExecuteRequest]) -> Phases | None:
         error: EdgeServerError | None = None
@@ -144,7 +149,7 @@ class PythonInstance:
     def run(self, requests: Sequence[ExecuteRequest]) -> Phases | None:
         """Execute in this instance's own process, which the arbiter has lent to the caller."""
         session = self._session
-        if session is not None:
+        if session is not None and session.up:
             return session.execute(requests)
         self._refuse(requests, None)
         return None
@@ -152,7 +157,7 @@ class PythonInstance:
     def not_ready_reason(self) -> str:
         """Return why the instance cannot execute now; empty when the instance can."""
         session = self._session
-        why = self._why_down if session is None else session.not_ready_reason()
+        why = session.not_ready_reason() if session is not None and session.up else self._why
         return why and f"instance '{self._name}': {why}"
 
     def close(self) -> None:
@@ -160,18 +165,14 @@ class PythonInstance:
         self._worker.ask_to_stop()
         with self._lock:
             self._closed = True
-            current, session = self._current, self._session
+            session = self._session
         if session is not None:
             session.finish(FINALIZE_S)
-        elif current is not None:
-            current.end("it is closed")
         self._worker.stop()
 
     def _refuse(self, requests: Sequence[ExecuteRequest], error: EdgeServerError | None) -> None:
-        session = self._session
-        why = self._why_down if session is None else session.why_over
         for request in requests:
-            request.respond(error or unhealthy(self._name, why), True)
+            request.respond(error or unhealthy(self._name, self._why), True)
 
     def _run_session(self, now: float) -> bool | None:
         """Run one session of the process, then wait for the backoff delay."""
@@ -184,11 +185,11 @@ class PythonInstance:
         else:
             session = ChildSession(self._name, self._context, process)
             with self._lock:
-                self._current = session
+                self._session = session
                 if self._closed:
                     session.end("it is closed")
             self._why_down = session.run(self._start, self._started)
-        self._session = self._current = None
+        self._session = None
         self._arbiter.changed()
         first = not self._first_tried.is_set()
         self._first_tried.set()
@@ -207,7 +208,6 @@ class PythonInstance:
 
     def _started(self) -> None:
         self._backoff.reset()
-        self._session = self._current
         self._arbiter.changed()
         if self._first_tried.is_set():
             log.info("model %s: instance %s is back", self._model, self._name)

@@ -129,7 +129,7 @@ class ChildProcess:
                     take(message)
         return started
 
-    def receive(self, timeout_s: float | None = None) -> list[m.FromChild]:
+    def receive(self, timeout_s: float = inf) -> list[m.FromChild]:
         """Return the next messages of the process; empty after `timeout_s`.
 
         Meanwhile the lines of the model go to the log, and the kernel's questions about system
@@ -139,12 +139,9 @@ class ChildProcess:
             ChannelClosed: the process has ended.
             NotUnderstood: a message is malformed.
         """
-        until = inf if timeout_s is None else time.monotonic() + timeout_s
-        while True:
-            left_s = max(0.0, until - time.monotonic())
+        until = time.monotonic() + timeout_s
+        while (left_s := until - time.monotonic()) > 0:
             ready = {fd for fd, _ in self._poll.poll(None if left_s == inf else 1e3 * left_s)}
-            if not ready:
-                return []
             if self._printed in ready:
                 self._read_printed()
             if self._listener in ready:
@@ -157,6 +154,7 @@ class ChildProcess:
                 self._take_listener()
             elif self._ended in ready:
                 raise ChannelClosed("the process has ended")
+        return []
 
     def kill(self) -> None:
         """Kill the process and all its children; a second call does nothing."""
@@ -186,7 +184,10 @@ class ChildProcess:
                 pass
             self._log.end()
             self._stack.close()
-        return f"it exited with code {code}" if code >= 0 else f"it died of {_signal_name(-code)}"
+        if code >= 0:
+            return f"it exited with code {code}"
+        names = {each.value: each.name for each in signal.Signals}
+        return f"it died of {names.get(-code, f'signal {-code}')}"
 
     def _receive_messages(self) -> list[m.FromChild]:
         messages: list[m.FromChild] = []
@@ -227,13 +228,6 @@ class ChildProcess:
     def _kill_group(self) -> None:
         with suppress(ProcessLookupError):
             os.killpg(self._popen.pid, signal.SIGKILL)
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def _owned(fd: int, stack: ExitStack) -> int:

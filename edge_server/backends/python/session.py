@@ -9,13 +9,14 @@ import queue
 import threading
 import time
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from edge_server.backends.contract import Phases
 from edge_server.backends.python import messages as m
 from edge_server.backends.python.calls import ModelCalls
 from edge_server.backends.python.channel import ChannelClosed, NotUnderstood
-from edge_server.backends.python.in_flight import InFlight
+from edge_server.backends.python.in_flight import InFlight, ResponsePump
 from edge_server.backends.python.shared_memory import ArenaFull, pack_all, take_back, unpack_all
 from edge_server.errors import EdgeServerError, InternalError, Unavailable
 from edge_server.tensors import Tensor
@@ -53,16 +54,16 @@ class ChildSession:
         self._outputs = context.outputs
         self._process = process
         self._calls = ModelCalls(name, context, process)
-        self._in_flight = InFlight(name, self._delivered if context.config.decoupled else None)
+        self._in_flight = InFlight(name, self._pump if context.config.decoupled else None)
         self._numbers = itertools.count(1)
-        self._checks_ready = False
+        self._is_started = self._checks_ready = False
         self._checking_ready = threading.Lock()
         self._ready: queue.Queue[bool] = queue.Queue(1)
         self._handlers: dict[type[m.Message], Callable[[Any], None]] = {
             m.Responded: self._responded,
             m.Executed: self._executed,
             m.CallModel: lambda message: self._calls.call(message, self._in_flight.callers()),
-            m.CancelCall: lambda message: self._calls.cancel(message.call),
+            m.Cancel: lambda message: self._calls.cancel(message.number),
             m.Query: lambda message: self._calls.query(message, self._in_flight.callers()),
             m.ChangeMetric: lambda message: context.metrics.change(
                 message.metric, message.action, message.value
@@ -74,6 +75,11 @@ class ChildSession:
     def why_over(self) -> str:
         """Why the process accepts no further requests; empty while it does."""
         return self._in_flight.why_over
+
+    @property
+    def up(self) -> bool:
+        """Return whether the process can execute."""
+        return self._is_started and not self.why_over
 
     def run(self, start: m.Start, started: Callable[[], None]) -> str:
         """Start the model, then receive messages until the process has ended; return why it ended.
@@ -109,16 +115,17 @@ class ChildSession:
         self._in_flight.end(why)
 
     def finish(self, within_s: float) -> None:
-        """Let the model finalize, then end the process; kill it after `within_s`."""
-        with suppress(ChannelClosed):
-            self._process.channel.send(m.Finish())
-            if not self._process.wait(within_s):
-                log.warning(
-                    "model %s: instance %s was killed: 'finalize' did not return within %g s",
-                    self._model,
-                    self._name,
-                    within_s,
-                )
+        """Let a started model finalize, then end the process; kill it after `within_s`."""
+        if self._is_started:
+            with suppress(ChannelClosed):
+                self._process.channel.send(m.Finish())
+                if not self._process.wait(within_s):
+                    log.warning(
+                        "model %s: instance %s was killed: 'finalize' did not return within %g s",
+                        self._model,
+                        self._name,
+                        within_s,
+                    )
         self.end("it is closed")
 
     def execute(self, requests: Sequence[ExecuteRequest]) -> Phases:
@@ -180,6 +187,7 @@ class ChildSession:
             self.end(m.shortened(response.failure))
         else:
             self._checks_ready = response.checks_ready
+            self._is_started = True
             started()
 
     def _send(self, requests: Sequence[ExecuteRequest]) -> ExecuteBatch | None:
@@ -257,12 +265,18 @@ class ChildSession:
     def _responded(self, message: m.Responded) -> None:
         # Unpack even the responses of finished requests, so that their memory becomes free.
         arrays = unpack_all(message.places, self._process.inbox)
-        self._in_flight.responded(message, {name: Tensor(array) for name, array in arrays.items()})
+        tensors = {name: Tensor(array) for name, array in arrays.items()}
+        delivered = self._in_flight.responded(message, tensors)
+        if self._context.config.decoupled and not (delivered or message.final):
+            self._delivered(message.number, 1)
 
     def _is_ready(self, message: m.Ready) -> None:
         # The process may send it unasked.
         with suppress(queue.Full):
             self._ready.put_nowait(message.ready)
+
+    def _pump(self, number: int, request: ExecuteRequest) -> ResponsePump:
+        return ResponsePump(self._name, request.respond, partial(self._delivered, number))
 
     def _delivered(self, number: int, count: int) -> None:
         with suppress(ChannelClosed):

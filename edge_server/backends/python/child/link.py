@@ -48,7 +48,7 @@ class DaemonLink:
         self._window_changed = threading.Condition()
         self._channel = channel
         self._numbers = itertools.count(1)
-        self._calls: dict[int, Callable[[m.CallResponded | m.QueryResult], None]] = {}
+        self._calls: dict[int, Callable[[m.Responded | m.QueryResult], None]] = {}
         self._thread = threading.Thread(target=self._listen, name="daemon-link", daemon=True)
 
     def start(self) -> None:
@@ -66,7 +66,7 @@ class DaemonLink:
     def call(
         self,
         message: Callable[[int], m.Message],
-        received: Callable[[m.CallResponded | m.QueryResult], None],
+        received: Callable[[m.Responded | m.QueryResult], None],
     ) -> int:
         """Send `message(number)`; `received` is called with each reply, on the link's thread."""
         number = next(self._numbers)
@@ -125,9 +125,9 @@ class DaemonLink:
                 self.cancelled.add(message.number)
         elif isinstance(message, m.Delivered):
             self._change_window(message.number, message.count)
-        elif isinstance(message, (m.CallResponded, m.QueryResult)):
+        elif isinstance(message, (m.Responded, m.QueryResult)):
             over = isinstance(message, m.QueryResult) or message.final
-            received = (self._calls.pop if over else self._calls.get)(message.call, None)
+            received = (self._calls.pop if over else self._calls.get)(message.number, None)
             if received is not None:
                 received(message)
         else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import operator
 import queue
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
@@ -32,7 +33,6 @@ from edge_server.backends.python.shared_memory import (
 from edge_server.tensors import DataType
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from edge_server.backends.python.child.link import DaemonLink
@@ -169,13 +169,11 @@ class InferenceRequest:
             return self.exec(decoupled=True)
         import asyncio  # noqa: PLC0415 - slow to import; a caller that awaits has it already
 
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[InferenceResponse] = loop.create_future()
-        self._call(
-            lambda response, _final: loop.call_soon_threadsafe(_settle, future, response),
-            decoupled=False,
-        )
-        return await future
+        future: Future[InferenceResponse] = Future()
+        # A coroutine that is cancelled drops the response.
+        future.set_running_or_notify_cancel()
+        self._call(lambda response, _final: future.set_result(response), decoupled=False)
+        return await asyncio.wrap_future(future)
 
     def _call(
         self, respond: Callable[[InferenceResponse, bool], object], *, decoupled: bool
@@ -196,8 +194,8 @@ class InferenceRequest:
             respond(InferenceResponse([], error=TritonError(reason)), True)
             return 0
 
-        def received(reply: m.CallResponded | m.QueryResult) -> None:
-            if isinstance(reply, m.CallResponded):
+        def received(reply: m.Responded | m.QueryResult) -> None:
+            if isinstance(reply, m.Responded):
                 respond(_response(reply.response, link), reply.final)
 
         def message(number: int) -> m.CallModel:
@@ -237,7 +235,7 @@ class ResponseIterator:
     def cancel(self) -> None:
         """Cancel the request to the other model."""
         if not self._over and self._call:
-            self._link.send(m.CancelCall(self._call))
+            self._link.send(m.Cancel(self._call))
 
 
 def _response(message: m.ChildResponse | None, link: DaemonLink) -> InferenceResponse:
@@ -251,11 +249,6 @@ def _response(message: m.ChildResponse | None, link: DaemonLink) -> InferenceRes
 
 def _tensors(places: Iterable[m.TensorPlace], link: DaemonLink) -> list[PbTensor]:
     return [PbTensor.over(p.name, DataType(p.datatype), unpack(p, link.inbox)) for p in places]
-
-
-def _settle(future: asyncio.Future[InferenceResponse], response: InferenceResponse) -> None:
-    if not future.done():
-        future.set_result(response)
 
 
 def _correlation_id(given: int | str) -> int | str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
@@ -22,6 +23,10 @@ Kind = Literal["counter", "gauge", "histogram"]
 _KINDS = get_args(Kind)
 
 
+def _log(message: str, level: int = logging.INFO) -> None:
+    daemon().send(m.LogLine(int(level), printable(message)))
+
+
 class Logger:
     """`pb_utils.Logger`: lines for the daemon's log."""
 
@@ -30,25 +35,11 @@ class Logger:
     ERROR = logging.ERROR
     VERBOSE = logging.DEBUG
 
-    @staticmethod
-    def log(message: str, level: int = logging.INFO) -> None:
-        daemon().send(m.LogLine(int(level), printable(message)))
-
-    @staticmethod
-    def log_info(message: str) -> None:
-        Logger.log(message, Logger.INFO)
-
-    @staticmethod
-    def log_warn(message: str) -> None:
-        Logger.log(message, Logger.WARNING)
-
-    @staticmethod
-    def log_error(message: str) -> None:
-        Logger.log(message, Logger.ERROR)
-
-    @staticmethod
-    def log_verbose(message: str) -> None:
-        Logger.log(message, Logger.VERBOSE)
+    log = staticmethod(_log)
+    log_info = staticmethod(partial(_log, level=INFO))
+    log_warn = staticmethod(partial(_log, level=WARNING))
+    log_error = staticmethod(partial(_log, level=ERROR))
+    log_verbose = staticmethod(partial(_log, level=VERBOSE))
 
 
 class MetricFamily:
@@ -94,20 +85,22 @@ class Metric:
         self._kind = kind
 
     def increment(self, value: float) -> None:
-        by = float(value)
-        if self._kind == "histogram" or (self._kind == "counter" and by < 0):
+        if self._kind == "histogram" or (self._kind == "counter" and float(value) < 0):
             raise TritonModelException(f"a {self._kind} cannot be incremented by {value}")
-        daemon().send(m.ChangeMetric(self._number, "increment", by))
+        self._change("increment", value)
 
     def set(self, value: float) -> None:
         if self._kind != "gauge":
             raise TritonModelException(f"a {self._kind} cannot be set")
-        daemon().send(m.ChangeMetric(self._number, "set", float(value)))
+        self._change("set", value)
 
     def observe(self, value: float) -> None:
         if self._kind != "histogram":
             raise TritonModelException(f"a {self._kind} cannot observe")
-        daemon().send(m.ChangeMetric(self._number, "observe", float(value)))
+        self._change("observe", value)
+
+    def _change(self, action: Literal["increment", "set", "observe"], value: float) -> None:
+        daemon().send(m.ChangeMetric(self._number, action, float(value)))
 
     def value(self) -> float:
         if self._kind == "histogram":

@@ -10,23 +10,8 @@ import numpy as np
 from edge_server.backends.python.pb_utils.values import TritonModelException, text
 from edge_server.tensors import DataType
 
-# The protocol's types in the order of their numbers in Triton's C API, from 1.
-DATA_TYPES = (
-    DataType.BOOL,
-    DataType.UINT8,
-    DataType.UINT16,
-    DataType.UINT32,
-    DataType.UINT64,
-    DataType.INT8,
-    DataType.INT16,
-    DataType.INT32,
-    DataType.INT64,
-    DataType.FP16,
-    DataType.FP32,
-    DataType.FP64,
-    DataType.BYTES,
-    DataType.BF16,
-)
+# Their numbers in Triton's C API are their places here, from 1.
+DATA_TYPES = tuple(DataType)
 # dlpack.h: kDLCPU, device 0; kDLUInt, kDLBfloat.
 _CPU = (1, 0)
 _UINT, _BFLOAT = 1, 4

@@ -13,7 +13,7 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.backends.contract import ExecuteRequest
-from edge_server.backends.python.calls import CallThreads, ModelCalls
+from edge_server.backends.python.calls import ModelCalls, NestedCallThreads
 from edge_server.backends.python.context import ModelContext, PythonParameters
 from edge_server.backends.python.messages import (
     IsModelReady,
@@ -201,7 +201,7 @@ def test_metrics_are_made_and_read_and_a_failure_is_the_models(calling: Calling)
 
 
 def test_each_piece_of_work_that_waits_has_a_thread_and_idle_ones_are_used_again() -> None:
-    threads = CallThreads("m_0")
+    threads = NestedCallThreads("m_0")
     meeting = threading.Barrier(4)
     over = threading.Semaphore(0)
 
@@ -222,7 +222,7 @@ def test_each_piece_of_work_that_waits_has_a_thread_and_idle_ones_are_used_again
 
 
 def test_no_more_than_sixteen_wait_at_once_and_the_next_waits_for_its_turn() -> None:
-    threads = CallThreads("m_0")
+    threads = NestedCallThreads("m_0")
     go_on, done = threading.Event(), threading.Semaphore(0)
 
     def work() -> None:
@@ -239,7 +239,7 @@ def test_no_more_than_sixteen_wait_at_once_and_the_next_waits_for_its_turn() -> 
 
 
 def test_what_is_too_much_is_refused_and_taken_again_later() -> None:
-    threads = CallThreads("m_0")
+    threads = NestedCallThreads("m_0")
     go_on, done = threading.Event(), threading.Semaphore(0)
 
     def work() -> None:
@@ -258,14 +258,14 @@ def test_what_is_too_much_is_refused_and_taken_again_later() -> None:
 
 
 def test_after_the_end_nothing_is_begun() -> None:
-    threads = CallThreads("m_0")
+    threads = NestedCallThreads("m_0")
     threads.close()
     threads.run(lambda: None)
     assert threads._threads == []
 
 
 def test_a_thread_that_cannot_be_started_is_not_counted_and_those_there_are_do_the_work() -> None:
-    threads, went_on, over = CallThreads("m_0"), threading.Event(), threading.Semaphore(0)
+    threads, went_on, over = NestedCallThreads("m_0"), threading.Event(), threading.Semaphore(0)
     with no_more_threads(), pytest.raises(RuntimeError):
         threads.run(over.release)
     threads.run(lambda: went_on.wait(TIMEOUT_S) and over.release())

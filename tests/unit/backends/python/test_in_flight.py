@@ -31,7 +31,7 @@ from edge_server.tensors import Tensor
 from tests.unit.inference.threads import no_more_threads
 
 if TYPE_CHECKING:
-    from edge_server.backends.contract import Tensors
+    from edge_server.backends.contract import RespondTensors, Tensors
     from edge_server.requests import Parameters
 
 TIMEOUT_S = 10.0
@@ -58,6 +58,10 @@ class Caller:
         return self.responses[-1][0]
 
 
+def respond_at_once(_number: int, request: ExecuteRequest) -> RespondTensors:
+    return request.respond
+
+
 steps = st.one_of(
     st.tuples(st.just("respond"), st.integers(0, 5), st.booleans(), st.booleans()),
     st.tuples(st.just("executed"), st.integers(0, 1), st.booleans(), st.just(False)),
@@ -69,7 +73,7 @@ steps = st.one_of(
 def test_the_last_response_comes_once_and_nothing_after_it(
     things: list[tuple[str, int, bool, bool]], decoupled: bool
 ) -> None:
-    in_flight = InFlight("m_0", (lambda *_: None) if decoupled else None)
+    in_flight = InFlight("m_0", respond_at_once if decoupled else None)
     callers = [Caller() for _ in range(6)]
     batches = []
     for number in (0, 1):
@@ -105,7 +109,7 @@ def test_a_batch_is_done_when_it_is_executed_and_all_have_their_last_response() 
 
 
 def test_a_decoupled_batch_is_done_when_it_is_executed() -> None:
-    in_flight = InFlight("m_0", lambda *_: None)
+    in_flight = InFlight("m_0", respond_at_once)
     batch = in_flight.add(1, [2], [Caller().request])
     assert batch is not None
     in_flight.executed(Executed(1, 5))
@@ -159,7 +163,7 @@ class Client:
 
 def test_responses_keep_their_order_and_all_but_the_last_lot_are_reported_to_the_model() -> None:
     client, delivered = Client(), list[int]()
-    pump = ResponsePump("m_0", 1, client, lambda _number, count: delivered.append(count))
+    pump = ResponsePump("m_0", client, delivered.append)
     for number in range(100):
         pump({}, False, {"n": number})
     error = InternalError("over")
@@ -174,7 +178,7 @@ def test_a_response_that_cannot_be_delivered_does_not_keep_the_last_one_back(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     client = Client()
-    pump = ResponsePump("m_0", 1, client, lambda *_: None)
+    pump = ResponsePump("m_0", client, lambda _count: None)
     pump(None, False)
     pump(None, True)
     assert client.over.wait(TIMEOUT_S)
@@ -184,7 +188,7 @@ def test_a_response_that_cannot_be_delivered_does_not_keep_the_last_one_back(
 
 def test_where_the_system_gives_no_thread_the_responses_come_all_the_same() -> None:
     client, delivered = Client(), list[int]()
-    pump = ResponsePump("m_0", 1, client, lambda _number, count: delivered.append(count))
+    pump = ResponsePump("m_0", client, delivered.append)
     with no_more_threads():
         pump({}, False, {"n": 0})
     pump({}, True, {"n": 1})
