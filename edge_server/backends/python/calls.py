@@ -1,5 +1,5 @@
-"""What a model's process asks of the daemon: calls to other models (Triton's BLS), their loads, and
-its metrics."""
+"""What a model's process gets from the daemon: calls to other models (Triton's BLS), loads of models,
+and metrics."""
 
 from __future__ import annotations
 
@@ -50,21 +50,29 @@ class ModelCalls:
         name: of the instance.
         context: of the model.
         process: the calling process.
+        callers: returns the requests that execute now, for which a call may be made.
     """
 
-    def __init__(self, name: str, context: ModelContext, process: ChildProcess) -> None:
+    def __init__(
+        self,
+        name: str,
+        context: ModelContext,
+        process: ChildProcess,
+        callers: Callable[[], Sequence[ExecuteRequest]],
+    ) -> None:
         self._context = context
         self._model = context.config.name
         self._process = process
+        self._callers = callers
         self._has_changed_models = False
         self._loading: list[str] = []
         self._lock = threading.Lock()
         self._threads = NestedCallThreads(name)
         self._calls: dict[int, NestedCallCancellation] = {}
 
-    def call(self, message: m.CallModel, callers: Sequence[ExecuteRequest]) -> None:
-        """Start a call, made while `callers` execute."""
-        request = message.request
+    def call(self, message: m.CallModel) -> None:
+        """Start a call."""
+        request, callers = message.request, self._callers()
         # Unpack even for a call that is refused, so that the memory becomes free.
         arrays = unpack_all(request.inputs, self._process.inbox)
         inputs = {name: Tensor(array) for name, array in arrays.items()}
@@ -86,10 +94,9 @@ class ModelCalls:
         if not self._threads.run(lambda: self._submit(message, inputs, callers, cancellation)):
             self._refuse(request.number, _TOO_MANY)
 
-    def query(self, message: m.Query, callers: Sequence[ExecuteRequest]) -> None:
-        """Run a query, made while `callers` execute; the process gets the result when it is
-        there."""
-        what = message.what
+    def query(self, message: m.Query) -> None:
+        """Run a query; the process gets the result when it is there."""
+        what, callers = message.what, self._callers()
         files: dict[str, NDArray[Any]] = {}
         if isinstance(what, m.LoadModel):
             # Read here, so that an invalid place ends the session as a malformed message.
@@ -119,10 +126,10 @@ class ModelCalls:
         names = ", ".join(f"'{name}'" for name in self._loading)
         return names and f"; it was waiting for the load of {names}"
 
-    def cancel(self, number: int) -> None:
+    def cancel(self, message: m.Cancel) -> None:
         """Cancel a call whose response the model no longer needs."""
         with self._lock:
-            cancellation = self._calls.get(number)
+            cancellation = self._calls.get(message.number)
         if cancellation is not None:
             cancellation.cancel()
 

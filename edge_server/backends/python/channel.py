@@ -73,9 +73,9 @@ class Channel(Generic[M]):
             with self._sending:
                 self._connection.sendall(length + body, socket.MSG_NOSIGNAL)
         except TimeoutError:
-            raise ChannelClosed("the other side does not read") from None
+            raise ChannelClosed("the peer does not read") from None
         except OSError as error:
-            raise ChannelClosed(f"the other side is gone: {error}") from error
+            raise ChannelClosed(f"the peer is gone: {error}") from error
 
     def receive(self) -> list[M]:
         """Wait for data; return the messages that the data completes, in order.
@@ -89,9 +89,9 @@ class Channel(Generic[M]):
         except TimeoutError:
             return []
         except OSError as error:
-            raise ChannelClosed(f"the other side is gone: {error}") from error
+            raise ChannelClosed(f"the peer is gone: {error}") from error
         if not chunk:
-            raise ChannelClosed("the other side is gone")
+            raise ChannelClosed("the peer is gone")
         self._received += chunk
         messages = []
         begin = 0
@@ -112,6 +112,6 @@ class Channel(Generic[M]):
         try:
             return self._decoder.decode(body)
         except msgspec.DecodeError as error:
-            raise NotUnderstood(f"a message that is none: {error}") from error
+            raise NotUnderstood(f"not a message: {error}") from error
         finally:
             body.release()

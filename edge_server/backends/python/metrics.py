@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from edge_server.backends.contract import MetricKind
+    from edge_server.backends.python.messages import ChangeMetric
 
 # Prometheus's rule for metric names.
 _NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
@@ -77,19 +78,19 @@ class MetricBook:
                 self._metrics.append(_Metric(name, dict(labels), bounds))
             return self._numbers[key]
 
-    def change(self, number: int, action: str, value: float) -> None:
-        """Apply `increment`, `set` or `observe` with `value` to metric `number`.
+    def change(self, message: ChangeMetric) -> None:
+        """Change one metric.
 
         Raises:
             LookupError: no metric has that number.
         """
         with self._lock:
-            metric = self._metrics[number]
-            if action == "set":
+            metric, value = self._metrics[message.metric], message.value
+            if message.action == "set":
                 metric.value = value
                 return
             metric.value += value
-            if action == "observe":
+            if message.action == "observe":
                 metric.counts[bisect_left(metric.bounds, value)] += 1
 
     def value(self, number: int) -> float:

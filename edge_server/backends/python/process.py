@@ -204,9 +204,9 @@ class ChildProcess:
                 self._connection, 1, 1, socket.MSG_CMSG_CLOEXEC
             )
         except OSError as error:
-            raise ChannelClosed(f"the other side is gone: {error}") from error
+            raise ChannelClosed(f"the peer is gone: {error}") from error
         if not first:
-            raise ChannelClosed("the other side is gone")
+            raise ChannelClosed("the peer is gone")
         self._in_sandbox = True
         for listener in listeners:
             self._listener = _owned(listener, self._stack)

@@ -53,8 +53,8 @@ class ChildSession:
         self._model = context.config.name
         self._outputs = context.outputs
         self._process = process
-        self._calls = ModelCalls(name, context, process)
         self._in_flight = InFlight(name, self._pump if context.config.decoupled else None)
+        self._calls = ModelCalls(name, context, process, self._in_flight.callers)
         self._numbers = itertools.count(1)
         self._is_started = self._checks_ready = False
         self._checking_ready = threading.Lock()
@@ -62,12 +62,10 @@ class ChildSession:
         self._handlers: dict[type[m.Message], Callable[[Any], None]] = {
             m.Responded: self._responded,
             m.Executed: self._executed,
-            m.CallModel: lambda message: self._calls.call(message, self._in_flight.callers()),
-            m.Cancel: lambda message: self._calls.cancel(message.number),
-            m.Query: lambda message: self._calls.query(message, self._in_flight.callers()),
-            m.ChangeMetric: lambda message: context.metrics.change(
-                message.metric, message.action, message.value
-            ),
+            m.CallModel: self._calls.call,
+            m.Cancel: self._calls.cancel,
+            m.Query: self._calls.query,
+            m.ChangeMetric: context.metrics.change,
             m.Ready: self._is_ready,
         }
 
@@ -94,13 +92,13 @@ class ChildSession:
                 for message in self._process.receive():
                     self._take(message)
         except NotUnderstood as error:
-            self.end(f"it spoke nonsense: {error}")
+            self.end(f"it sent an invalid message: {error}")
         except ChannelClosed:
             pass
         except (ValueError, LookupError) as error:
             # E.g. a tensor outside the place that its message names, or a metric that was never
             # made.
-            self.end(f"it spoke nonsense: {error}")
+            self.end(f"it sent an invalid message: {error}")
         except Exception as error:
             log.exception("model %s: instance %s: unforeseen error", self._model, self._name)
             self.end(f"the server could not take what it sent: {error!r}")
@@ -166,7 +164,7 @@ class ChildSession:
             while not self._ready.empty():
                 self._ready.get_nowait()
             self._process.channel.send(m.CheckReady())
-            return "" if self._ready.get(timeout=READY_S) else "is_ready says no"
+            return "" if self._ready.get(timeout=READY_S) else "is_ready returned False"
         except ChannelClosed:
             return "the process is gone"
         except queue.Empty:

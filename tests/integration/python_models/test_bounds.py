@@ -77,7 +77,7 @@ def test_a_lie_ends_the_process_and_costs_little_memory(serve: Serve, lie: str, 
     )
     forget_peak()
     before = memory_bytes()
-    with pytest.raises(InternalError, match=f"it spoke nonsense: .*{why}"):
+    with pytest.raises(InternalError, match=f"it sent an invalid message: .*{why}"):
         served.infer("m", 1)
     assert memory_bytes() - before < 100 << 20
 
@@ -104,7 +104,7 @@ def test_a_lie_about_numbers_is_named_and_no_fault_of_the_server(
     served = serve(
         m=LIAR + f"def execute(self, requests):\n    self.say({lie})\n    time.sleep(60)"
     )
-    with pytest.raises(InternalError, match=f"it spoke nonsense: .*{why}"):
+    with pytest.raises(InternalError, match=f"it sent an invalid message: .*{why}"):
         served.infer("m", 1)
     assert not [record for record in caplog.records if record.exc_info]
 
@@ -154,7 +154,7 @@ def execute(self, requests):
         ),
     ],
 )
-def test_an_honest_model_that_says_too_much_hears_it_and_lives(
+def test_an_honest_model_that_sends_too_much_gets_an_error_and_lives(
     serve: Serve, returned: str, says: str
 ) -> None:
     served = serve(
@@ -170,7 +170,7 @@ def test_an_honest_model_that_says_too_much_hears_it_and_lives(
     assert served.values("m", 0) == before
 
 
-def test_a_sender_that_says_too_much_answers_with_that(serve: Serve) -> None:
+def test_a_sender_that_sends_too_much_responds_with_that_error(serve: Serve) -> None:
     served = serve(
         m=(
             "model_transaction_policy { decoupled: true }",
@@ -197,7 +197,7 @@ def test_the_text_of_an_error_is_cut(serve: Serve) -> None:
     assert len(served.failed[0].reason) < 20_000
 
 
-def test_a_model_that_floods_the_log_is_cut_off_and_answers(
+def test_a_model_that_floods_the_log_is_cut_off_and_responds(
     serve: Serve, caplog: pytest.LogCaptureFixture
 ) -> None:
     served = serve(

@@ -62,7 +62,7 @@ def test_initialize_gets_tritons_arguments_and_finalize_is_called(
     assert "model m: all is well" in caplog.text
 
 
-def test_a_model_sees_all_that_a_request_says(serve: Serve) -> None:
+def test_a_model_sees_all_that_a_request_carries(serve: Serve) -> None:
     served = serve(
         m="""
         def execute(self, requests):
@@ -231,7 +231,7 @@ def test_a_request_that_execute_forgets_is_an_error(serve: Serve) -> None:
     assert text_of(lambda: served.infer("m", 1)) == "model 'm' ended without an answer"
 
 
-def test_a_response_sender_answers_after_execute_returned(serve: Serve) -> None:
+def test_a_response_sender_responds_after_execute_returned(serve: Serve) -> None:
     served = serve(
         m="""
         def execute(self, requests):
@@ -287,7 +287,7 @@ def test_a_response_sender_refuses_in_tritons_words(
     assert f"said: {text}\n" in caplog.text
 
 
-def test_a_decoupled_model_answers_as_often_as_it_likes_and_later(serve: Serve) -> None:
+def test_a_decoupled_model_responds_as_often_as_it_likes_and_later(serve: Serve) -> None:
     served = serve(
         m=(
             DECOUPLED,
@@ -315,7 +315,7 @@ def test_a_decoupled_model_must_return_none(serve: Serve) -> None:
     )
 
 
-def test_a_decoupled_model_that_says_nothing_is_over(serve: Serve) -> None:
+def test_a_decoupled_model_without_a_response_ends(serve: Serve) -> None:
     served = serve(m=(DECOUPLED, "def execute(self, requests):\n    pass"))
     assert served.submit("m", 1).all() == [None]
 
@@ -401,7 +401,7 @@ def test_a_model_sees_that_its_caller_has_gone(serve: Serve) -> None:
     assert answers.values() == [[0], [1]]
 
 
-def test_a_stream_of_large_answers_needs_no_more_memory_than_is_looked_at(serve: Serve) -> None:
+def test_a_stream_of_large_responses_needs_no_more_memory_than_is_looked_at(serve: Serve) -> None:
     served = serve(
         m=(
             DECOUPLED + 'parameters { key: "shared_memory_limit_mib" value { string_value: "4" } }',
@@ -529,7 +529,7 @@ def test_an_exception_that_cannot_be_printed_costs_no_process(serve: Serve) -> N
     assert served.values("m", 0) == before
 
 
-def test_who_takes_answers_slowly_holds_up_nobody_else(serve: Serve) -> None:
+def test_a_slow_reader_of_responses_holds_up_nobody_else(serve: Serve) -> None:
     """A client that does not read is between it and the model's thread that answers it."""
     served = serve(
         m=(
@@ -574,7 +574,7 @@ class Slow:
             self.over.set()
 
 
-def test_a_model_waits_for_who_takes_its_answers_slowly(serve: Serve) -> None:
+def test_a_model_waits_for_a_slow_reader_of_its_responses(serve: Serve) -> None:
     served = serve(
         m=(
             DECOUPLED,

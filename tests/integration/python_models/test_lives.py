@@ -79,7 +79,7 @@ def test_a_caller_in_a_hurry_does_not_cost_the_others_a_slow_process(serve: Serv
     assert served.values("m", FINE) == [first]
 
 
-def test_a_caller_in_a_hurry_does_not_cost_those_of_its_batch_their_answers(serve: Serve) -> None:
+def test_a_caller_in_a_hurry_does_not_cost_those_of_its_batch_their_responses(serve: Serve) -> None:
     served = serve(
         m=(
             "max_batch_size: 8 dynamic_batching { max_queue_delay_microseconds: 300000 }",
@@ -152,7 +152,7 @@ def test_pauses_grow_while_initialize_fails(serve: Serve, tmp_path: Path) -> Non
     served.wait_until_ready("m")
 
 
-def test_every_stream_is_answered_when_the_process_dies(serve: Serve) -> None:
+def test_every_stream_gets_its_last_response_when_the_process_dies(serve: Serve) -> None:
     served = serve(
         m=(
             "model_transaction_policy { decoupled: true }",
@@ -172,7 +172,7 @@ def test_every_stream_is_answered_when_the_process_dies(serve: Serve) -> None:
         assert "died of SIGKILL" in str(answers.last())
 
 
-def test_is_ready_is_asked(serve: Serve, tmp_path: Path) -> None:
+def test_is_ready_is_called(serve: Serve, tmp_path: Path) -> None:
     marker = tmp_path / "fine"
     served = serve(
         m=f"""
@@ -181,7 +181,7 @@ def test_is_ready_is_asked(serve: Serve, tmp_path: Path) -> None:
             return os.path.exists({str(marker)!r})
         """
     )
-    assert served.model("m").not_ready_reason() == "instance 'm_0': is_ready says no"
+    assert served.model("m").not_ready_reason() == "instance 'm_0': is_ready returned False"
     assert not served.plane.model_ready("m", "")
     marker.touch()
     assert served.plane.model_ready("m", "")
@@ -281,7 +281,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-def test_a_process_that_speaks_nonsense_is_ended_at_once_and_the_reason_is_named(
+def test_a_process_that_sends_an_invalid_message_is_ended_at_once_and_the_reason_is_named(
     serve: Serve,
 ) -> None:
     served = serve(
@@ -296,7 +296,7 @@ def test_a_process_that_speaks_nonsense_is_ended_at_once_and_the_reason_is_named
             time.sleep(60)
         """
     )
-    with pytest.raises(InternalError, match="it spoke nonsense: a message that is none"):
+    with pytest.raises(InternalError, match="it sent an invalid message: not a message"):
         served.infer("m", 1)
 
 

@@ -89,7 +89,7 @@ def test_a_model_reads_its_own_directory_and_writes_to_its_temporary_one(serve: 
 
 
 @needs_landlock
-def test_what_an_error_of_the_sandbox_says_names_the_remedy(serve: Serve, tmp_path: Path) -> None:
+def test_an_error_of_the_sandbox_names_the_remedy(serve: Serve, tmp_path: Path) -> None:
     (tmp_path / "weights").write_text("1")
     served = serve(
         m=f"""
@@ -248,7 +248,7 @@ def test_what_leaves_its_session_ends_with_the_model(serve: Serve) -> None:
 
 
 @needs_seccomp
-def test_the_daemons_socket_is_closed_where_the_settings_say_so(
+def test_the_daemons_socket_is_closed_where_the_settings_close_it(
     serve_with: Any, tmp_path: Path
 ) -> None:
     path = tmp_path / "s"

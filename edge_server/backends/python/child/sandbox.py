@@ -82,7 +82,7 @@ class Offer(NamedTuple):
             )
         if not self.seccomp:
             lines.append(
-                "no seccomp filters that ask (Linux 5.5 on x86-64 or aarch64): models can signal "
+                "no seccomp user notification (Linux 5.5 on x86-64 or aarch64): models can signal "
                 "the daemon, and what they start can outlive them"
             )
         return lines

@@ -154,10 +154,10 @@ def filter_program(
     ]
     if machine == "x86_64":
         program += [(_JGE, 0, 1, _X32), _error(errno.ENOSYS)]
-    for table, answer in ((REFUSED, errno.EPERM), (UNKNOWN, errno.ENOSYS), (WITHOUT_EFFECT, 0)):
+    for table, result in ((REFUSED, errno.EPERM), (UNKNOWN, errno.ENOSYS), (WITHOUT_EFFECT, 0)):
         for numbers in table.values():
             if numbers[column] != NONE:
-                program += [(_JEQ, 0, 1, numbers[column]), _error(answer)]
+                program += [(_JEQ, 0, 1, numbers[column]), _error(result)]
     for numbers, argument, values in REFUSED_VALUES.values():
         body = [_load(argument)]
         for value in values:

@@ -1,4 +1,4 @@
-"""What a model asks of the daemon: log lines, metrics, and the load of other models."""
+"""What a model gets from the daemon: log lines, metrics, and the load of other models."""
 
 from __future__ import annotations
 

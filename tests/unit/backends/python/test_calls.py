@@ -103,11 +103,15 @@ class Calling:
         self.server = Server()
         self.process = Process()
         context = ModelContext(Path("/m/1"), CONFIG, PythonParameters(), self.server)
-        self.calls = ModelCalls("m_0", context, self.process)  # type: ignore[arg-type]
         request = InferRequest("m", {})
         self.callers = [
             ExecuteRequest({}, frozenset(), lambda *_: None, request, Models("old", "both"))
         ]
+        self.running = True
+        self.calls = ModelCalls("m_0", context, self.process, self._callers)  # type: ignore[arg-type]
+
+    def _callers(self) -> list[ExecuteRequest]:
+        return self.callers if self.running else []
 
     def ready(self, name: str, *, running: bool = True) -> bool:
         return bool(self.result(IsModelReady(name, ""), running=running).value)
@@ -119,7 +123,8 @@ class Calling:
         return self.result(UnloadModel(name, True)).failure
 
     def result(self, what: Question, *, running: bool = True) -> QueryResult:
-        self.calls.query(Query(1, what), self.callers if running else [])
+        self.running = running
+        self.calls.query(Query(1, what))
         return self.received()
 
     def received(self) -> QueryResult:
@@ -182,7 +187,7 @@ def test_a_load_carries_configuration_files_and_the_calling_model(calling: Calli
 def test_the_loads_that_a_process_waits_for_are_named(calling: Calling) -> None:
     assert calling.calls.loading() == ""
     calling.server.go_on.clear()
-    calling.calls.query(Query(1, LoadModel("c", "", [])), [])
+    calling.calls.query(Query(1, LoadModel("c", "", [])))
     assert calling.server.begun.wait(TIMEOUT_S)
     assert calling.calls.loading() == "; it was waiting for the load of 'c'"
     calling.server.go_on.set()

@@ -7,6 +7,7 @@ import math
 import pytest
 
 from edge_server.backends.contract import ModelMetric
+from edge_server.backends.python.messages import ChangeMetric
 from edge_server.backends.python.metrics import MetricBook
 from edge_server.errors import InvalidRequest
 
@@ -22,10 +23,10 @@ def test_values_are_kept_by_kind() -> None:
     book = MetricBook()
     counter = book.make("frames", "seen", "counter", {})
     gauge = book.make("load", "now", "gauge", {"core": "0"})
-    book.change(counter, "increment", 2)
-    book.change(counter, "increment", 3)
-    book.change(gauge, "increment", -1)
-    book.change(gauge, "set", 7)
+    book.change(ChangeMetric(counter, "increment", 2))
+    book.change(ChangeMetric(counter, "increment", 3))
+    book.change(ChangeMetric(gauge, "increment", -1))
+    book.change(ChangeMetric(gauge, "set", 7))
     assert book.metrics() == (
         ModelMetric("frames", "seen", "counter", {}, 5.0),
         ModelMetric("load", "now", "gauge", {"core": "0"}, 7.0),
@@ -36,7 +37,7 @@ def test_a_histogram_counts_what_is_not_above_each_bound() -> None:
     book = MetricBook()
     number = book.make("ms", "took", "histogram", {}, [1.0, 10.0])
     for value in (0.5, 1.0, 5.0, 100.0):
-        book.change(number, "observe", value)
+        book.change(ChangeMetric(number, "observe", value))
     (histogram,) = book.metrics()
     assert histogram.value == 106.5
     assert histogram.buckets == {1.0: 2, 10.0: 3, math.inf: 4}

@@ -39,7 +39,7 @@ def test_an_empty_configuration_takes_everything() -> None:
     }
 
 
-def test_saying_what_the_configuration_says_changes_nothing() -> None:
+def test_repeating_the_configuration_changes_nothing() -> None:
     completed = config(input=[TENSOR], model_transaction_policy={"decoupled": False})
     completed.add_input(TENSOR)
     completed.set_model_transaction_policy({"decoupled": False})
@@ -120,7 +120,7 @@ def test_saying_what_the_configuration_says_changes_nothing() -> None:
         ),
     ],
 )
-def test_a_contradiction_is_told_in_tritons_words(
+def test_a_contradiction_is_an_error_in_tritons_words(
     fields: dict[str, object], act: Callable[[AutoCompleteConfig], None], text: str
 ) -> None:
     with pytest.raises(ValueError, match=r".") as raised:
