@@ -30,8 +30,8 @@ class Daemon(edge_server.daemon.daemon.Daemon):
 
     def request(self):
         device = self.devices.gpu(0)
-        stream, memory = device.stream(), device.memory(64)
-        kernel = device.module(b"").kernel("resize", "P")
+        stream, memory = Stream(device), DeviceMemory(device, 64)
+        kernel = Module(device, b"").kernel("resize", "P")
         with contextlib.suppress(DeviceLost):
             while True:
                 stream.launch(kernel, (1,), (1,), memory)

@@ -64,7 +64,7 @@ plan.write_bytes(b"none")
 tell(lambda: Engine(device, plan, None, "m"))
 plan.write_bytes(b"fake")
 engine = Engine(device, plan, None, "m")
-stream = device.stream()
+stream = Stream(device)
 with device.current():
     refuse("context")
     tell(lambda: Context(engine, stream, "m_0"))

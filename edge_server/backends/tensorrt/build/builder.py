@@ -4,8 +4,9 @@ Objects of TensorRT are annotated, so that the names used here can be checked ag
 version's classes (tests/tensorrt_api). Where versions differ, the difference stands behind
 `hasattr` or a comparison of `version`, with its reason.
 
-Only a process that may crash imports this: see `child`. Nothing here that loads a plan may be called
-without a CUDA driver: a Runtime made without one crashes at every call, even in its destructor.
+Only a process that may crash imports this: see `child`. Nothing here that loads a plan may be
+called without a CUDA driver: a Runtime made without one crashes at every call, and in its
+destructor.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from edge_server.backends.tensorrt.build.build_options import BuildOptions
     from edge_server.backends.tensorrt.build.events import OnEvent
     from edge_server.backends.tensorrt.build.process import BuildJob
-    from edge_server.gpu.bare_gpu import BareGpu
+    from edge_server.gpu.libcuda import BareGpu
 
 _REPORT_EVERY_S = 0.1
 
@@ -207,9 +208,7 @@ class EngineTensor(NamedTuple):
     format: str
 
 
-def _look(
-    plan: trt.IHostMemory, options: BuildOptions
-) -> tuple[Placed, dict[str, EngineTensor]]:
+def _look(plan: trt.IHostMemory, options: BuildOptions) -> tuple[Placed, dict[str, EngineTensor]]:
     engine: trt.ICudaEngine = _open_engine(plan, options.dla_core)
     names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
     # A dimension fixed by every profile is free in the network, and fixed in the engine.
