@@ -106,6 +106,7 @@ from edge_server.gpu.kernels.preprocess import (
     FrameAddress, FrameLayout, FramePreprocess, PixelFormat
 )
 from edge_server.gpu.kernels import kernel_image
+from edge_server.gpu.stream import Module, Stream
 from edge_server.errors import DeviceLost, InternalError
 
 devices = Devices()

@@ -22,6 +22,8 @@ import contextlib, sys, threading
 import edge_server.daemon.daemon
 from edge_server.cli.main import run_command
 from edge_server.errors import DeviceLost
+from edge_server.gpu.memory import DeviceMemory
+from edge_server.gpu.stream import Module, Stream
 
 class Daemon(edge_server.daemon.daemon.Daemon):
     def start(self, stop):

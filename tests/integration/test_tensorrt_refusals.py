@@ -50,6 +50,7 @@ from pathlib import Path
 from edge_server.backends.tensorrt.context import Context
 from edge_server.backends.tensorrt.engine import Engine
 from edge_server.gpu.device import open_device
+from edge_server.gpu.stream import Stream
 from edge_server.errors import EdgeServerError
 
 def refuse(what): os.environ["EDGE_FAKE_NVINFER"] = what
