@@ -5,7 +5,7 @@ version's classes (tests/tensorrt_api). Where versions differ, the difference st
 `hasattr` or a comparison of `version`, with its reason.
 
 Only a process that may crash imports this: see `child`. Nothing here that loads a plan may be
-called without a CUDA driver: a Runtime made without one crashes at every call, and in its
+called without a CUDA driver: a Runtime made without one crashes at every call, even in its
 destructor.
 """
 

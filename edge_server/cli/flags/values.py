@@ -1,4 +1,4 @@
-"""Parses the values of flags. Every parser raises ValueError with the right form."""
+"""Parses the values of flags. Every parser raises ValueError, whose text gives the right form."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from urllib.parse import urlsplit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+# The effect of a flag: the path (`table.key`) and the value of a setting, or why it has none.
+Effect = tuple[str, Any] | str
 
 _BOOLEANS = {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}
 
@@ -133,3 +136,69 @@ def address(given: str) -> dict[str, Any]:
     if not name or spelt != given.lower():
         raise ValueError("give it as HOST, HOST:PORT or [IPV6]:PORT")
     return {"host": name} if port is None else {"host": name, "port": port}
+
+
+# The flags of tritonserver whose effect depends on their value.
+
+_TRACE_LEVELS = {
+    "off": "OFF",
+    "false": "OFF",
+    "true": "TIMESTAMPS",
+    "on": "TIMESTAMPS",
+    "min": "TIMESTAMPS",
+    "max": "TIMESTAMPS",
+    "timestamps": "TIMESTAMPS",
+}
+
+
+def cache_config(given: str) -> Effect:
+    cache, setting, value = named_setting(given)
+    if cache != "local":
+        raise ValueError("the only cache is 'local': give --cache-config=local,size=<bytes>")
+    if setting != "size":
+        raise ValueError("the cache 'local' has no setting but size")
+    return "serving.cache_bytes", whole(value)
+
+
+def trace_level(given: str) -> Effect:
+    if given.lower() == "tensors":
+        raise ValueError("no tensors are written to traces; give TIMESTAMPS alone")
+    try:
+        return "trace.level", _TRACE_LEVELS[given.lower()]
+    except KeyError:
+        raise ValueError("give it as OFF or TIMESTAMPS") from None
+
+
+def trace_config(given: str) -> Effect:
+    mode, setting, value = named_setting(given)
+    if "opentelemetry" in (mode.lower(), value.lower()):
+        raise ValueError("traces are not sent to OpenTelemetry; the only mode is triton")
+    if mode.lower() not in ("", "triton"):
+        raise ValueError("give it as <setting>=<value> or triton,<setting>=<value>")
+    match setting:
+        case "level":
+            return trace_level(value)
+        case "rate" | "count":
+            return f"trace.{setting}", whole(value)
+        case "file":
+            return "trace.file", value
+        case "log-frequency":
+            return "trace.log_frequency", whole(value)
+        case "mode":
+            one_of("triton")(value)
+            return "triton is the only mode"
+        case _:
+            raise ValueError("its settings are level, rate, count, mode, file and log-frequency")
+
+
+def backend_config(given: str) -> Effect:
+    _, setting, value = named_setting(given)
+    if setting == "default-max-batch-size":
+        return "repository.default_max_batch_size", whole(value)
+    return "of backends only default-max-batch-size is set here; the rest per model"
+
+
+def compression_level(given: str) -> Effect:
+    if one_of("none", "low", "medium", "high")(given) == "none":
+        return "answers are not compressed in any case"
+    return "answers are not compressed: tensors gain little and cost much"

@@ -6,9 +6,8 @@ import math
 
 import numpy as np
 import pytest
+from lane_training.tusimple import ImageScore, lanes_at, score_image, summarise
 from numpy.typing import NDArray
-
-from edge_server.lanes.tusimple import ImageScore, lanes_at, score_image, summarise
 
 H_SAMPLES = np.arange(160.0, 720.0, 10.0)
 Lanes = NDArray[np.float64]

@@ -1,4 +1,4 @@
-"""Errors for a configured path that cannot be used: permanent or temporary."""
+"""Paths from outside: names that are not UTF-8, and places that cannot be used."""
 
 from __future__ import annotations
 
@@ -25,3 +25,8 @@ def error_of_place(error: OSError, text: str) -> SettingsError | Unavailable:
     """Return the error for a path, so that systemd restarts the daemon only where a restart may
     help."""
     return (SettingsError if error.errno in _STAYS else Unavailable)(text)
+
+
+def as_utf8(text: str) -> str:
+    """Return `text` with each non-UTF-8 byte of a file name as an escape like `\\udcff`."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
