@@ -184,7 +184,7 @@ def _show(
 
 def _leave_picture(lane_frame: LaneFrame, frame: Frame, people: Any) -> None:
     # Imported here: where OpenCV is missing, the camera has already raised a clear error.
-    from edge_server.cameras.images import draw_lanes, write_picture  # noqa: PLC0415
+    from edge_server.cameras.recordings import draw_lanes, write_picture  # noqa: PLC0415
 
     picture = free_name(PICTURE)
     try:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 import cv2
 import numpy as np
 
-from edge_server.cameras.frame import Pace
+from edge_server.cameras.frame import Recording
 from edge_server.cameras.synthetic.road_objects import draw_roadside, draw_vehicle
 from edge_server.cameras.synthetic.road_scene import TEXTURE_MIDDLE, TEXTURE_PX, RoadScene
 from edge_server.cameras.synthetic.road_view import fill_polygons, look, marks_ahead, scaled
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
+
     from numpy.typing import NDArray
 
     from edge_server.cameras.synthetic.road_scene import Line
@@ -33,54 +36,27 @@ TEXTURE_ALONG_M = 24.0
 TEXTURE_FADE_M = 70.0
 
 
-class SyntheticRoad:
-    """Drives along a road at `SPEED_M_S`; a FrameSource.
-
-    The same arguments always give the same images.
-
-    Attributes:
-        truth: the lanes of the last image, in the form of `render`: each (N, 2)
-            float32 x, y in pixels; empty before the first image.
+def synthetic_road(
+    *, seed: int = 0, fps: float | None = None, width: int = 1280, height: int = 720, frames: int = 0
+) -> Recording:
+    """Drive along a road at `SPEED_M_S`; the same arguments always give the same images.
 
     Args:
         seed: selects the road.
         fps: frames per second, `DEFAULT_FPS` if None; 0 renders at full speed, with the steps of
             `DEFAULT_FPS`.
-        width_px, height_px: of the images.
+        width, height: of the images in pixels.
         frames: number of frames until the drive ends; 0 never ends.
     """
+    rate = DEFAULT_FPS if fps is None else fps
+    step_m = SPEED_M_S / (rate or DEFAULT_FPS)
 
-    def __init__(
-        self,
-        *,
-        seed: int = 0,
-        fps: float | None = None,
-        width_px: int = 1280,
-        height_px: int = 720,
-        frames: int = 0,
-    ) -> None:
-        rate = DEFAULT_FPS if fps is None else fps
-        self.truth: list[NDArray[np.float32]] = []
-        self._scene = RoadScene.for_camera(seed)
-        self._step_m = SPEED_M_S / (rate or DEFAULT_FPS)
-        self._width_px = width_px
-        self._height_px = height_px
-        self._frames = frames
-        self._given = 0
-        self._pace = Pace(rate)
+    def images() -> Generator[NDArray[np.uint8], None, None]:
+        scene = RoadScene.for_camera(seed)
+        for number in range(frames) if frames else itertools.count():
+            yield render(scene, number * step_m, width, height)[0]
 
-    def read(self) -> NDArray[np.uint8] | None:
-        """Return the next image, (H, W, 3) uint8 BGR, when it is due; None at the end."""
-        if self._frames and self._given >= self._frames:
-            return None
-        distance_m = self._given * self._step_m
-        image, self.truth = render(self._scene, distance_m, self._width_px, self._height_px)
-        self._given += 1
-        self._pace.wait()
-        return image
-
-    def close(self) -> None:
-        """Do nothing: the source holds no resources."""
+    return Recording(images(), rate)
 
 
 def render(
