@@ -66,7 +66,9 @@ def open_video(path: Path, *, fps: float | None = None, loop: bool = False) -> R
         SourceError: no image can be decoded from the file.
     """
     capture, first = _open_capture(path)
-    return Recording(_video(path, capture, first, loop), _own_fps(path, capture) if fps is None else fps)
+    return Recording(
+        _video(path, capture, first, loop), _own_fps(path, capture) if fps is None else fps
+    )
 
 
 def _folder(path: Path, loop: bool) -> Generator[NDArray[np.uint8], None, None]:

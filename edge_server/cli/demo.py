@@ -27,7 +27,7 @@ from edge_server.mqtt import payloads
 from edge_server.mqtt.clients import LaneSubscriber
 from edge_server.mqtt.topics import Identity
 from edge_server.process.logs import set_up_logging
-from edge_server.settings import Settings, read_settings
+from edge_server.settings import LogSection, Settings, read_settings
 
 if TYPE_CHECKING:
     import threading
@@ -71,7 +71,7 @@ def run_demo(
     Raises:
         EdgeServerError: a part is missing or wrong; see `Daemon`.
     """
-    log_switches = set_up_logging(verbose=0, info=False)
+    log_switches = set_up_logging(LogSection(info=False))
     people = sys.stderr if as_json else sys.stdout
     inbox = Inbox()
     newest: deque[tuple[LaneFrame, Frame]] = deque(maxlen=1)

@@ -20,14 +20,12 @@ from edge_server.cli.flags.parser import add_settings_flags, choose, nearest
 from edge_server.cli.flags.values import address
 from edge_server.cli.models.verbs import add_verbs
 from edge_server.cli.plan.verbs import add_verbs as add_plan_verbs
-from edge_server.process.logs import journal_prefix, set_up_logging, writes_json
-from edge_server.process.paths import error_of_place
+from edge_server.process.logs import journal_prefix, logs_json, set_up_logging
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from edge_server.process.logs import LogSwitches
-    from edge_server.settings import LogSection, Settings
+    from edge_server.settings import Settings
 
 log = logging.getLogger(__name__)
 
@@ -93,9 +91,8 @@ def _discard_output() -> None:
 def _tell(error: errors.EdgeServerError) -> int:
     """Print `error`; return its exit code."""
     prefix = journal_prefix(logging.ERROR)
-    told_to_programs = any(writes_json(each.formatter) for each in logging.getLogger().handlers)
     for line in str(error).splitlines():
-        if told_to_programs:
+        if logs_json():
             log.error("%s", line)
         else:
             print(f"{prefix}edge-server: {line}", file=sys.stderr, flush=True)
@@ -180,24 +177,6 @@ def _settings(arguments: argparse.Namespace) -> tuple[Settings, list[str]]:
     return settings, chosen.notes + settings.without_effect()
 
 
-def _log_to(log: LogSection) -> LogSwitches:
-    try:
-        return set_up_logging(
-            log.verbose,
-            info=log.info,
-            warning=log.warning,
-            error=log.error,
-            iso8601=log.format == "ISO8601",
-            json=log.format == "json",
-            path=log.file,
-        )
-    except OSError as error:
-        # The file's disk may be mounted later, or have space again.
-        raise error_of_place(
-            error, f"log.file: {log.file}: cannot be written: {error.strerror}"
-        ) from error
-
-
 def _cameras(texts: Sequence[str]) -> dict[str, dict[str, str]]:
     cameras: dict[str, dict[str, str]] = {}
     for text in texts:
@@ -242,7 +221,7 @@ def _stop_on_signals() -> threading.Event:
 def _run(arguments: argparse.Namespace) -> NoReturn:
     stop = _stop_on_signals()
     settings, notes = _settings(arguments)
-    log_switches = _log_to(settings.log)
+    log_switches = set_up_logging(settings.log)
     for note in notes:
         log.warning("%s", note)
 
@@ -265,7 +244,9 @@ def _check(arguments: argparse.Namespace) -> int:
     from edge_server.cli.check import check  # noqa: PLC0415
 
     settings, notes = _settings(arguments)
-    set_up_logging(settings.log.verbose)
+    from edge_server.settings import LogSection  # noqa: PLC0415
+
+    set_up_logging(LogSection(verbose=settings.log.verbose))
     # The error itself reports the fault; the log would repeat it.
     logging.getLogger().setLevel(logging.CRITICAL)
     findings = check(settings)

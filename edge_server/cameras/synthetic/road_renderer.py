@@ -37,7 +37,12 @@ TEXTURE_FADE_M = 70.0
 
 
 def synthetic_road(
-    *, seed: int = 0, fps: float | None = None, width: int = 1280, height: int = 720, frames: int = 0
+    *,
+    seed: int = 0,
+    fps: float | None = None,
+    width: int = 1280,
+    height: int = 720,
+    frames: int = 0,
 ) -> Recording:
     """Drive along a road at `SPEED_M_S`; the same arguments always give the same images.
 
