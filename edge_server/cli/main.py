@@ -15,7 +15,7 @@ import threading
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from edge_server import errors
-from edge_server.cli.doctor.verb import add_doctor
+from edge_server.cli.doctor import add_doctor
 from edge_server.cli.flags.parser import add_settings_flags, choose, nearest
 from edge_server.cli.flags.values import address
 from edge_server.cli.models.verbs import add_verbs

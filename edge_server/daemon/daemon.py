@@ -10,10 +10,8 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from edge_server.api.grpc.server import GrpcServer
-from edge_server.api.http.lane_latency import LaneLatency
 from edge_server.api.http.metrics import MetricsServer
-from edge_server.api.http.processor_use import ProcessorUse
-from edge_server.api.http.sources import Sources
+from edge_server.api.http.sources import LaneLatency, ProcessorUse, Sources
 from edge_server.cameras.camera import Camera
 from edge_server.cameras.source import is_live
 from edge_server.daemon.model_parts import (
@@ -27,9 +25,8 @@ from edge_server.errors import EdgeServerError, SettingsError, SourceError, Stag
 from edge_server.gpu.devices import Devices
 from edge_server.inference.data_plane import MODEL_STUCK_S, DataPlane
 from edge_server.inference.registry import ModelRegistry
-from edge_server.inference.tracing.sampling import TraceRule
-from edge_server.inference.tracing.trace_file import TraceFile
-from edge_server.inference.tracing.trace_writer import TraceWriter
+from edge_server.inference.tracing.trace_file import TraceFile, TraceWriter
+from edge_server.inference.tracing.traced_request import TraceRule
 from edge_server.inference.tracing.tracer import Tracer
 from edge_server.lifecycle.poll_control import PollControl
 from edge_server.mqtt.broker import faults_of
