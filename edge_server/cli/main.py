@@ -55,7 +55,7 @@ EXIT_CODES: dict[type[BaseException], int] = {
     errors.EdgeServerError: FAILED,
 }
 
-_EPILOG = """exit codes: 0 ended as asked, 1 failed, 2 usage, 69 something required is unavailable,
+_EPILOG = """exit codes: 0 ended as requested, 1 failed, 2 usage, 69 something is unavailable,
 75 another daemon holds the socket or the copies of models,
 78 settings or files of a model are wrong and stay so, 86 a GPU is lost: restart me,
 87 a stage hung: restart me"""

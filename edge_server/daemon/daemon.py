@@ -253,7 +253,7 @@ class Daemon:
             self.data_plane.open()
 
     def _drain(self) -> None:
-        """Ask every part to stop before waiting for any of them."""
+        """Request every part to stop before waiting for any of them."""
         self._stop_by = time.monotonic() + self._exit_timeout_s
         self.data_plane.shut()
         self._grpc.drain()
