@@ -40,7 +40,6 @@ from reload import CONFIG, METHOD, Daemon
 from tritonclient.grpc import service_pb2 as pb
 
 from edge_server.cli.models.push import push
-from edge_server.repository.transfer.local import LocalRepository
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -105,7 +104,7 @@ class Pushes:
 
     def __init__(self, folder: Path, repository: Path) -> None:
         self._model = folder / "made" / "m"
-        self._repository = LocalRepository(repository)
+        self._repository = repository
         self._numbers = itertools.count(1)
 
     def push(self, kind: str) -> None:

@@ -21,9 +21,9 @@ from edge_server.cli.flags.parser import add_settings_flags
 from edge_server.cli.flags.texts import address
 from edge_server.cli.models.verbs import add_verbs
 from edge_server.cli.plan.verbs import add_verbs as add_plan_verbs
+from edge_server.process.disk import error_of_place
 from edge_server.process.log_formats import journal_prefix, writes_json
 from edge_server.process.logs import set_up_logging
-from edge_server.process.places import error_of_place
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -6,6 +6,8 @@ import logging
 import os
 import socket
 
+from edge_server.process.utf8 import as_utf8
+
 log = logging.getLogger(__name__)
 
 PATIENCE_S = 1.0
@@ -26,7 +28,7 @@ def notify(*assignments: str) -> None:
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
             sock.settimeout(PATIENCE_S)
-            sock.sendto("\n".join(assignments).encode(errors="backslashreplace"), address)
+            sock.sendto(as_utf8("\n".join(assignments)).encode(), address)
     except OSError as error:
         log.warning("systemd: cannot be told %s: %s", assignments[0], error)
 

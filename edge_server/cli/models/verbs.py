@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING
 from edge_server.cli.verbs import FAILED, OK, Verb, Verbs
 
 if TYPE_CHECKING:
-    from edge_server.cli.models.push import Delivery, Repository
-    from edge_server.repository.transfer.quarantine import Held
-    from edge_server.repository.verdicts import Verdict
+    from edge_server.cli.models.listing import Listing
 
 _ABOUT = """\
 Brings models into repositories so that a daemon which follows one never sees half of one: a copy
@@ -21,8 +19,8 @@ under a dot name, with a manifest of every file's size and sha256, then one rena
 before is kept for `rollback`. What editors and Python leave behind (.*, *~, *.tmp, __pycache__) is
 no part of a model and stays behind.
 
-A repository is a directory, or [USER@]HOST:DIRECTORY, reached with ssh; that host needs python3 and
-nothing else.
+A repository is a directory, or [USER@]HOST:DIRECTORY, reached with ssh; that host needs edge-server
+in the PATH of that user.
 """
 _CODES = """\
 exit codes: 0 done, 1 failed (verify: it is not what its manifest says, or not signed by that key;
@@ -60,17 +58,31 @@ def add_verbs(parser: argparse.ArgumentParser) -> None:
     _takes_waiting(push)
     _takes_ssh(push)
 
+    accept = verbs.add(
+        "accept", "put the model into a repository that comes as an archive on stdin", _accept
+    )
+    accept.takes("--to", type=_directory, required=True, metavar="DIR", help="where to")
+    _takes_waiting(accept)
+
     pull = verbs.add("pull", "fetch a model, held against its manifest", _pull)
     pull.takes("name", metavar="NAME")
     pull.takes("--from", dest="source", required=True, metavar="REPO", help="where from")
-    pull.takes("--to", type=Path, required=True, metavar="DIR", help="it becomes DIR/NAME")
+    pull.takes(
+        "--to",
+        type=_directory,
+        required=True,
+        metavar="DIR",
+        help="it becomes DIR/NAME; '-' writes an archive to stdout, as `accept` reads it",
+    )
     _takes_ssh(pull)
 
     listing = verbs.add("list", "what is in a repository, and whether it is as it was made", _list)
     listing.takes("repository", nargs="?", default="models", metavar="REPO", help="default: models")
     _takes_keys(listing, "check signatures with it; repeatable")
+    # All that this verb and `push --version` need of a repository on another machine.
+    listing.takes("--inventory", metavar="NAME", help=argparse.SUPPRESS)
     listing.takes("--json", action="store_true", help="a list of objects, with whole digests")
-    _takes_store(listing, "what it says of each model, and of quarantine, is told of")
+    _takes_store(listing, "its verdict on each model and its quarantine are")
     _takes_ssh(listing)
 
     verify = verbs.add("verify", "whether a model is what its manifest says", _verify)
@@ -121,7 +133,7 @@ def _takes_ssh(verb: Verb) -> None:
 def _takes_store(verb: Verb, text: str) -> None:
     verb.takes(
         "--store",
-        type=Path,
+        type=_directory,
         metavar="DIR",
         help=f"where the daemon keeps its copies of models, in which {text}; default: the "
         "installed daemon's, else yours",
@@ -132,8 +144,8 @@ def _takes_waiting(verb: Verb) -> None:
     verb.takes(
         "--wait",
         action="store_true",
-        help="fail where no daemon says what becomes of it; by default only one that follows REPO "
-        "is waited for, until it serves the model, refuses it or rolls it back",
+        help="fail where no daemon decides on it; by default only one that follows REPO is waited "
+        "for, until it serves the model, refuses it or rolls it back",
     )
     verb.takes("--no-wait", action="store_true", help="do not wait for a daemon")
     verb.takes(
@@ -148,7 +160,7 @@ def _takes_waiting(verb: Verb) -> None:
         metavar="S",
         help="how long; building a plan takes minutes (default: %(default)g)",
     )
-    _takes_store(verb, "it says what became of each model")
+    _takes_store(verb, "its verdict on each model is")
 
 
 def _takes_keys(verb: Verb, text: str) -> None:
@@ -158,56 +170,102 @@ def _takes_keys(verb: Verb, text: str) -> None:
 
 
 def _push(arguments: argparse.Namespace) -> int:
-    from edge_server.cli.models.hearing import hear  # noqa: PLC0415
-    from edge_server.cli.models.progress import Progress  # noqa: PLC0415
-    from edge_server.cli.models.push import model_tree, push, write_about  # noqa: PLC0415
-    from edge_server.repository.transfer.keys import SigningKey  # noqa: PLC0415
-    from edge_server.repository.transfer.remote import repository_at  # noqa: PLC0415
+    from edge_server.cli.models.listing import remote_listing  # noqa: PLC0415
+    from edge_server.cli.models.outcome import Progress, await_verdict, print_delivery  # noqa: PLC0415
+    from edge_server.cli.models.push import model_tree, pack, push, write_manifest  # noqa: PLC0415
+    from edge_server.repository.signature import SigningKey  # noqa: PLC0415
+    from edge_server.repository.transfer.ssh import repository_at  # noqa: PLC0415
 
     repository = repository_at(arguments.to, arguments.ssh)
+    directory, version = arguments.directory, arguments.version
+    allowed = arguments.allow_interface_change
     key = None if arguments.sign is None else SigningKey(arguments.sign)
     if arguments.in_place:
-        write_about(
-            arguments.directory, key, allow_interface_change=arguments.allow_interface_change
-        )
-    total_bytes = model_tree(arguments.directory).size_bytes
-    with Progress(total_bytes) as progress:
-        done = push(
-            arguments.directory,
-            repository,
-            version=arguments.version,
-            key=key,
-            progress=progress,
-            allow_interface_change=arguments.allow_interface_change,
-        )
-    _tell(done, str(repository))
-    return hear(repository, done.name, done.digest, done.placed_ns, arguments)
+        write_manifest(directory, key, allow_interface_change=allowed)
+    with Progress(model_tree(directory).size_bytes) as progress:
+        if isinstance(repository, Path):
+            done = push(
+                directory,
+                repository,
+                version=version,
+                key=key,
+                progress=progress,
+                allow_interface_change=allowed,
+            )
+        else:
+            package = pack(
+                directory,
+                version=version,
+                there=lambda name: remote_listing(repository, name=name).inventories[0],
+                key=key,
+                allow_interface_change=allowed,
+            )
+            waiting = _waiting(arguments)
+            entries = package.entries(progress)
+            repository.run("accept", "--to", repository.directory, *waiting, entries=entries)
+            if package.note:
+                print(f"note: {package.note}")
+            return OK
+    print_delivery(done, repository)
+    return await_verdict(repository, done.name, done.content.digest, done.placed_ns, arguments)
+
+
+def _accept(arguments: argparse.Namespace) -> int:
+    from edge_server.cli.models.outcome import await_verdict, print_delivery  # noqa: PLC0415
+    from edge_server.repository.transfer.entries import read_archive  # noqa: PLC0415
+    from edge_server.repository.transfer.incoming import receive  # noqa: PLC0415
+
+    done = receive(arguments.to, read_archive(sys.stdin.buffer))
+    print_delivery(done, arguments.to)
+    return await_verdict(arguments.to, done.name, done.content.digest, done.placed_ns, arguments)
+
+
+def _waiting(arguments: argparse.Namespace) -> list[str]:
+    """Return the arguments of `_takes_waiting` again, for the same verb on another machine."""
+    flags = {"--wait": arguments.wait, "--no-wait": arguments.no_wait}
+    flags["--until-passed"] = arguments.until_passed
+    given = [flag for flag, is_given in flags.items() if is_given]
+    store = [f"--store={arguments.store}"] if arguments.store else []
+    return [*given, f"--wait-secs={arguments.wait_secs:g}", *store]
 
 
 def _pull(arguments: argparse.Namespace) -> int:
-    from edge_server.cli.models.progress import Progress  # noqa: PLC0415
-    from edge_server.cli.models.push import pull  # noqa: PLC0415
-    from edge_server.repository.transfer.remote import repository_at  # noqa: PLC0415
+    from edge_server.cli.models.outcome import Progress, print_delivery  # noqa: PLC0415
+    from edge_server.cli.models.push import pull, sent_entries  # noqa: PLC0415
+    from edge_server.repository.transfer.entries import write_archive  # noqa: PLC0415
+    from edge_server.repository.transfer.ssh import repository_at  # noqa: PLC0415
 
     repository = repository_at(arguments.source, arguments.ssh)
+    name = arguments.name
+    if str(arguments.to) == "-":
+        write_archive(sys.stdout.buffer, sent_entries(name, repository))
+        return OK
     with Progress() as progress:
-        done = pull(arguments.name, repository, arguments.to, progress)
-    _tell(done, str(arguments.to))
+        done = pull(name, repository, arguments.to, progress)
+    print_delivery(done, arguments.to)
     return OK
 
 
 def _list(arguments: argparse.Namespace) -> int:
-    from edge_server.cli.models.inspection import Inspection, rows, table  # noqa: PLC0415
-    from edge_server.repository.transfer.local import LocalRepository  # noqa: PLC0415
-    from edge_server.repository.transfer.quarantine import held_back  # noqa: PLC0415
-    from edge_server.repository.transfer.remote import repository_at  # noqa: PLC0415
+    from edge_server.cli.models.listing import (  # noqa: PLC0415
+        local_listing,
+        remote_listing,
+        rows,
+        table,
+    )
+    from edge_server.repository.transfer.ssh import repository_at  # noqa: PLC0415
 
     repository = repository_at(arguments.repository, arguments.ssh)
-    # A daemon's store is on its own machine.
-    is_here = isinstance(repository, LocalRepository)
-    held = held_back(arguments.store) if arguments.store else _held_here() if is_here else []
-    inspection = Inspection(arguments.key, {each.digest: each.reason for each in held})
-    found = rows(repository, inspection, _told(repository, arguments.store))
+    name = arguments.inventory or ""
+    listing: Listing
+    if isinstance(repository, Path):
+        listing = local_listing(repository, arguments.store, name)
+    else:
+        listing = remote_listing(repository, arguments.store, name)
+    if arguments.inventory is not None:
+        sys.stdout.buffer.write(listing.encode())
+        return OK
+    found = rows(listing, arguments.key)
     if arguments.json:
         print(json.dumps(found, indent=2))
         return OK
@@ -215,38 +273,14 @@ def _list(arguments: argparse.Namespace) -> int:
         print("\n".join(table(found)))
     else:
         print(f"{arguments.repository}: no models", file=sys.stderr)
-    for each in held:
-        print(f"{each.name or 'quarantine'}: {each.digest[:12]} is in quarantine: {each.reason}")
+    for held in listing.quarantined:
+        print(f"{held.name or 'quarantine'}: {held.digest[:12]} is in quarantine: {held.reason}")
     return OK
 
 
-def _held_here() -> list[Held]:
-    """Return the models in quarantine on this machine, as far as this user may read the store."""
-    from edge_server.errors import SettingsError  # noqa: PLC0415
-    from edge_server.repository.store_place import installed_store  # noqa: PLC0415
-    from edge_server.repository.transfer.quarantine import held_back  # noqa: PLC0415
-
-    try:
-        return held_back(installed_store())
-    except SettingsError as error:
-        print(f"note: what is in quarantine is not known: {error}", file=sys.stderr)
-        return []
-
-
-def _told(repository: Repository, store: Path | None) -> dict[str, Verdict] | None:
-    """Return the verdicts of the daemon that follows `repository`; None if they are unreadable."""
-    from edge_server.errors import SettingsError  # noqa: PLC0415
-
-    try:
-        return repository.models_told(str(store or ""))
-    except SettingsError as error:
-        print(f"note: what the daemon says is not known: {error}", file=sys.stderr)
-        return None
-
-
 def _release(arguments: argparse.Namespace) -> int:
-    from edge_server.repository.store_place import installed_store  # noqa: PLC0415
-    from edge_server.repository.transfer.quarantine import release  # noqa: PLC0415
+    from edge_server.repository.state_file import installed_store  # noqa: PLC0415
+    from edge_server.repository.transfer.reports import release  # noqa: PLC0415
 
     store = arguments.store or installed_store()
     for digest, done in release(store, arguments.name, arguments.digest or "").items():
@@ -260,14 +294,13 @@ def _release(arguments: argparse.Namespace) -> int:
 
 
 def _verify(arguments: argparse.Namespace) -> int:
-    from edge_server.cli.models.inspection import Inspection  # noqa: PLC0415
+    from edge_server.cli.models.listing import Inspection  # noqa: PLC0415
     from edge_server.cli.models.push import model_tree  # noqa: PLC0415
     from edge_server.repository.transfer.inventory import take_inventory  # noqa: PLC0415
 
     inspection = Inspection(arguments.key)
     tree = model_tree(arguments.directory)
-    inventory = take_inventory(tree.repository, tree.name)
-    faults = inspection.faults(inventory)
+    faults = inspection.faults(take_inventory(tree.repository, tree.name))
     for fault in faults:
         print(f"edge-server: {tree.directory}: {fault}", file=sys.stderr)
     if faults:
@@ -278,33 +311,38 @@ def _verify(arguments: argparse.Namespace) -> int:
 
 
 def _back(arguments: argparse.Namespace) -> int:
-    from edge_server.cli.models.hearing import hear  # noqa: PLC0415
-    from edge_server.repository.transfer.inventory import digest_of  # noqa: PLC0415
-    from edge_server.repository.transfer.remote import repository_at  # noqa: PLC0415
+    from edge_server.cli.models.outcome import await_verdict  # noqa: PLC0415
+    from edge_server.repository.transfer.incoming import roll_back, to_last_good  # noqa: PLC0415
+    from edge_server.repository.transfer.inventory import take_inventory  # noqa: PLC0415
+    from edge_server.repository.transfer.ssh import repository_at  # noqa: PLC0415
 
-    repository = repository_at(arguments.to, arguments.ssh)
-    name, store = arguments.name, str(arguments.store or "")
+    repository, name = repository_at(arguments.to, arguments.ssh), arguments.name
+    if not isinstance(repository, Path):
+        last_good = ["--to-last-good"] if arguments.to_last_good else []
+        to = ["--to", repository.directory]
+        repository.run("rollback", name, *to, *last_good, *_waiting(arguments))
+        return OK
     if arguments.to_last_good:
-        placed_ns = repository.to_last_good(name, store)
+        placed_ns = to_last_good(repository, name, arguments.store)
         print(f"{name}: is what was last found good in {repository}")
     else:
-        placed_ns = repository.roll_back(name)
+        placed_ns = roll_back(repository, name)
         print(f"{name}: is what it was before in {repository}")
-    inventory = repository.inventory(name)
-    return hear(repository, name, digest_of(inventory.files, inventory.empty), placed_ns, arguments)
+    digest = take_inventory(repository, name).content.digest
+    return await_verdict(repository, name, digest, placed_ns, arguments)
 
 
 def _sign(arguments: argparse.Namespace) -> int:
-    from edge_server.cli.models.push import write_about  # noqa: PLC0415
-    from edge_server.repository.transfer.keys import SigningKey  # noqa: PLC0415
+    from edge_server.cli.models.push import write_manifest  # noqa: PLC0415
+    from edge_server.repository.signature import SigningKey  # noqa: PLC0415
 
-    done = write_about(arguments.directory, SigningKey(arguments.key))
-    print(f"{done.name}: signed, {done.digest[:12]}")
+    done = write_manifest(arguments.directory, SigningKey(arguments.key))
+    print(f"{done.tree.name}: signed, {done.content.digest[:12]}")
     return OK
 
 
 def _keygen(arguments: argparse.Namespace) -> int:
-    from edge_server.repository.transfer.keys import make_keys  # noqa: PLC0415
+    from edge_server.repository.signature import make_keys  # noqa: PLC0415
 
     public = make_keys(arguments.out)
     print(f"{arguments.out}: sign with it, and show it to nobody")
@@ -312,12 +350,8 @@ def _keygen(arguments: argparse.Namespace) -> int:
     return OK
 
 
-def _tell(done: Delivery, where: str) -> None:
-    told = {"new": "new", "replaced": "replaced, rollback brings the former one back"}
-    how = told.get(done.outcome, "was there already, nothing changed")
-    print(f"{done.name}: {done.digest[:12]} in {where}: {how}")
-    if done.note:
-        print(f"note: {done.note}")
+def _directory(text: str) -> Path:
+    return Path(text).expanduser()
 
 
 def _version(text: str) -> int:

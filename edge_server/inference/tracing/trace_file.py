@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
-from edge_server.process.places import error_of_place
+from edge_server.process.disk import error_of_place
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

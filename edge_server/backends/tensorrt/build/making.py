@@ -11,7 +11,7 @@ from edge_server.errors import InternalError, ModelConfigError
 from edge_server.backends.tensorrt.build.messages import BuildJob, PlanBuilt, Event
 from edge_server.backends.tensorrt.build.side_car import SideCar, encode, sha256_of, side_car_path
 from edge_server.backends.tensorrt.build.trtexec import trtexec_line
-from edge_server.backends.tensorrt.build.atomic_write import atomic_replace, atomic_write
+from edge_server.process.disk import atomic_replace, atomic_write
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edge_server.backends.tensorrt.build.atomic_write import atomic_write
+from edge_server.process.disk import atomic_write
 
 if TYPE_CHECKING:
     import tensorrt as trt

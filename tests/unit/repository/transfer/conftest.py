@@ -1,30 +1,37 @@
-"""Models to deliver, and an ssh that goes nowhere."""
+"""Models to deliver."""
 
 from __future__ import annotations
 
-import os
+import io
 from typing import TYPE_CHECKING, Protocol
 
 import pytest
 
-from edge_server.repository.transfer.remote import RemoteRepository
+from edge_server.cli.models.push import sent_entries
+from edge_server.repository.transfer.entries import read_archive, write_archive
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
     from pathlib import Path
+
+    from edge_server.repository.transfer.entries import Entry
 
 CONFIG = (
     'backend: "identity" input { name: "a" data_type: TYPE_FP32 dims: -1 } '
     'output { name: "b" data_type: TYPE_FP32 dims: -1 }'
 )
-# Takes what ssh takes, and runs the command as the login shell of a host would, here: a simulation,
-# which shows the far side but no connection.
-_SSH = """\
-#!/bin/sh
-while [ "$1" != -- ]; do shift; done
-shift 2
-%s
-PATH="/usr/bin:$PATH" exec sh -c "$*"
-"""
+
+
+class Archived:
+    """A repository that is reached by archives, as over ssh, but in this process."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def entries(self, name: str, progress: Callable[[int], None] | None = None) -> Generator[Entry]:
+        stream = io.BytesIO()
+        write_archive(stream, sent_entries(name, self.path))
+        return read_archive(io.BytesIO(stream.getvalue()), progress)
 
 
 class MakeModel(Protocol):
@@ -46,20 +53,3 @@ def make_model(tmp_path: Path) -> MakeModel:
         return directory
 
     return make
-
-
-class SimulatedSsh(Protocol):
-    def __call__(self, first: str = "") -> RemoteRepository: ...
-
-
-@pytest.fixture
-def over_ssh(tmp_path: Path, repository: Path) -> SimulatedSsh:
-    """`repository` as if it were elsewhere; `first` is shell text to run before the command."""
-
-    def reach(first: str = "") -> RemoteRepository:
-        command = tmp_path / "ssh"
-        command.write_text(_SSH % first)
-        command.chmod(0o755)
-        return RemoteRepository("host", os.fspath(repository), [os.fspath(command), "-q"])
-
-    return reach
