@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import pytest
 
 from edge_server.cli.models.listing import Inspection
-from edge_server.cli.models.push import pack, push
+from edge_server.cli.models.push import pack
 from edge_server.repository.transfer.entries import write_archive
-from edge_server.repository.transfer.incoming import roll_back
+from edge_server.repository.transfer.incoming import receive, roll_back
 from edge_server.repository.transfer.inventory import take_inventory
 
 if TYPE_CHECKING:
@@ -61,6 +61,10 @@ def make_model(folder: Path, text: str) -> Path:
     (directory / "config.pbtxt").write_text(CONFIG)
     (directory / "1" / "weights").write_text(text)
     return directory
+
+
+def push(model: Path, repository: Path) -> None:
+    receive(repository, pack(model).entries())
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@ from edge_server.repository.transfer.reports import (
     NOBODY,
     REPLACED,
     SILENT,
-    Wanted,
     wait_for,
 )
 from edge_server.repository.verdicts import GOOD, ON_TRIAL, WAITS
@@ -102,10 +101,17 @@ def await_verdict(
     if arguments.no_wait:
         return OK
     insists = arguments.wait or arguments.until_passed
-    passed, timeout_s = arguments.until_passed, arguments.wait_secs
-    wanted = Wanted(name, digest, since_ns, passed, timeout_s, arguments.store)
+    timeout_s = arguments.wait_secs
     try:
-        ended, verdict = wait_for(repository, wanted)
+        ended, verdict = wait_for(
+            repository,
+            name,
+            digest,
+            since_ns,
+            passed=arguments.until_passed,
+            timeout_s=timeout_s,
+            store=arguments.store,
+        )
     except SettingsError as error:
         if insists:
             raise

@@ -24,7 +24,7 @@ from edge_server.repository.manifest import (
 from edge_server.repository.scan import files_in
 from edge_server.repository.transfer.entries import Entry, entries_of
 from edge_server.repository.transfer.incoming import receive
-from edge_server.repository.transfer.inventory import take_inventory, usable_tree
+from edge_server.repository.transfer.inventory import usable_tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
@@ -135,26 +135,6 @@ def pack(
     if key is None and signature is not None:
         note = f"{SIGNATURE_NAME} was of other content and is left out; sign anew"
     return replace(package, manifest=new, signature=key.sign(new) if key else None, note=note)
-
-
-def push(
-    directory: Path,
-    repository: Path,
-    *,
-    version: int | None = None,
-    key: SigningKey | None = None,
-    progress: Progress | None = None,
-    allow_interface_change: bool = False,
-) -> Delivery:
-    """Copy the model in `directory` into a repository on this machine; see `pack` and `receive`."""
-    package = pack(
-        directory,
-        version=version,
-        there=lambda name: take_inventory(repository, name),
-        key=key,
-        allow_interface_change=allow_interface_change,
-    )
-    return replace(receive(repository, package.entries(progress)), note=package.note)
 
 
 def pull(

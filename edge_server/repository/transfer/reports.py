@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from edge_server.errors import InternalError, NotFound, SettingsError
@@ -25,27 +26,6 @@ NOBODY = "nobody"  # no running daemon watches that repository
 ENDED = "ended"  # the daemon ended during the wait
 SILENT = "silent"  # the daemon gave no final verdict in time
 REPLACED = "replaced"  # the repository holds other content of that name, or none
-
-
-class Wanted(NamedTuple):
-    """The content to wait for a verdict on.
-
-    Attributes:
-        name: the model.
-        digest: the digest of the content.
-        since_ns: the `time.monotonic_ns()` just before the placement; 0 if the content was there
-            already.
-        passed: True waits until the canary has ended, too.
-        timeout_s: the longest wait, in seconds.
-        store: the store of the daemon; None searches the usual places.
-    """
-
-    name: str
-    digest: str
-    since_ns: int
-    passed: bool
-    timeout_s: float
-    store: Path | None = None
 
 
 class Followed(NamedTuple):
@@ -119,74 +99,70 @@ def last_good_copy(repository: Path, name: str, store: Path | None) -> tuple[Pat
 
 
 def wait_for(
-    repository: Path, wanted: Wanted, sleep: Callable[[float], None] = time.sleep
+    repository: Path,
+    name: str,
+    digest: str,
+    since_ns: int = 0,
+    *,
+    passed: bool,
+    timeout_s: float,
+    store: Path | None = None,
+    sleep: Callable[[float], None] = time.sleep,
 ) -> tuple[str, Verdict]:
-    """Wait for the verdict on `wanted`; return how the wait ended, and the last verdict.
+    """Wait for the verdict on a model; return how the wait ended, and the last verdict.
+
+    Args:
+        repository: the directory of the repository.
+        name: the model.
+        digest: the digest of its content.
+        since_ns: the `time.monotonic_ns()` just before the placement; 0 if the content was there
+            already.
+        passed: True waits until the canary has ended, too.
+        timeout_s: the longest wait, in seconds.
+        store: the store of the daemon; None searches the usual places.
+        sleep: waits so many seconds.
 
     Raises:
         SettingsError: see `followed`.
+        ModelConfigError: the repository cannot be read.
     """
+
+    # A model whose directory is unchanged is not read again; a rename changes the second one.
+    @lru_cache(1)
+    def is_in(inode: int, ctime_ns: int) -> bool:  # noqa: ARG001
+        inventory = take_inventory(repository, name)
+        # The daemon reports a model that cannot be read.
+        return bool(inventory.fault) or inventory.content.digest == digest
+
+    def is_there() -> bool:
+        try:
+            status = (repository / name).lstat()
+        except OSError:
+            return False
+        return is_in(status.st_ino, status.st_ctime_ns)
+
     verdict = Verdict()
-    there = followed(repository, wanted.store)
+    there = followed(repository, store)
     if there is None or not there.report.runs:
         return NOBODY, verdict
-    until = time.monotonic() + wanted.timeout_s
-    content = _Content(repository, wanted)
+    until = time.monotonic() + timeout_s
+    undecided = {"", LOADING, ON_TRIAL} if passed else {"", LOADING}
     while True:
-        is_there = content.is_there()
+        holds_it = is_there()
         report = _read(there.store)
         if report is None or not report.runs:
             return ENDED, verdict
-        newest = report.models.get(wanted.name, Verdict())
+        newest = report.models.get(name, Verdict())
         # A verdict on unreadable content has no digest; the newest one is then about this content.
-        if newest.told_ns > wanted.since_ns and newest.digest in ("", wanted.digest):
+        if newest.told_ns > since_ns and newest.digest in ("", digest):
             verdict = newest
-            if _is_final(verdict, wanted):
+            if verdict.outcome not in undecided:
                 return DECIDED, verdict
-        if not is_there:
+        if not holds_it:
             return REPLACED, verdict
         if time.monotonic() > until:
             return SILENT, verdict
         sleep(_LOOK_S)
-
-
-class _Content:
-    """Checks whether a repository still holds the wanted content.
-
-    A model whose directory is unchanged is not read again.
-    """
-
-    def __init__(self, repository: Path, wanted: Wanted) -> None:
-        self._repository = repository
-        self._wanted = wanted
-        self._directory: tuple[int, int] | None = None
-        self._is_there = True
-
-    def is_there(self) -> bool:
-        """Return whether the repository still holds the wanted content.
-
-        Raises:
-            ModelConfigError: the repository cannot be read.
-        """
-        try:
-            status = (self._repository / self._wanted.name).lstat()
-        except OSError:
-            return False
-        directory = status.st_ino, status.st_ctime_ns  # a rename changes the latter
-        if directory != self._directory:
-            inventory = take_inventory(self._repository, self._wanted.name)
-            # The daemon reports a model that cannot be read.
-            self._is_there = (
-                bool(inventory.fault) or inventory.content.digest == self._wanted.digest
-            )
-            self._directory = directory
-        return self._is_there
-
-
-def _is_final(verdict: Verdict, wanted: Wanted) -> bool:
-    if verdict.outcome == ON_TRIAL:
-        return not wanted.passed
-    return verdict.outcome not in ("", LOADING)
 
 
 def quarantined_in(store: Path) -> list[Held]:

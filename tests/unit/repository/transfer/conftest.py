@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import io
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
 
-from edge_server.cli.models.push import sent_entries
+from edge_server.cli.models.push import pack, sent_entries
 from edge_server.repository.transfer.entries import read_archive, write_archive
+from edge_server.repository.transfer.incoming import receive
+from edge_server.repository.transfer.inventory import take_inventory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
-    from pathlib import Path
 
     from edge_server.repository.transfer.entries import Entry
+    from edge_server.repository.transfer.incoming import Delivery
 
 CONFIG = (
     'backend: "identity" input { name: "a" data_type: TYPE_FP32 dims: -1 } '
@@ -32,6 +36,24 @@ class Archived:
         stream = io.BytesIO()
         write_archive(stream, sent_entries(name, self.path))
         return read_archive(io.BytesIO(stream.getvalue()), progress)
+
+
+def push(
+    model: Path,
+    target: Path | Archived,
+    *,
+    progress: Callable[[int], None] | None = None,
+    **how: Any,
+) -> Delivery:
+    """What `models push` does, without waiting for a daemon."""
+    path = target if isinstance(target, Path) else target.path
+    package = pack(model, there=lambda name: take_inventory(path, name), **how)
+    entries = package.entries(progress)
+    if isinstance(target, Archived):
+        stream = io.BytesIO()
+        write_archive(stream, entries)
+        entries = read_archive(io.BytesIO(stream.getvalue()))
+    return replace(receive(path, entries), note=package.note)
 
 
 class MakeModel(Protocol):

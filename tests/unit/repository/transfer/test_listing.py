@@ -9,12 +9,12 @@ import pytest
 
 from edge_server.cli.main import run_command
 from edge_server.cli.models.listing import Inspection, local_listing, rows, size_text, table
-from edge_server.cli.models.push import push
 from edge_server.errors import ModelConfigError
 from edge_server.repository.manifest import NAME as MANIFEST
 from edge_server.repository.manifest import SIGNATURE_NAME as SIGNATURE
 from edge_server.repository.signature import SigningKey, make_keys
 from edge_server.repository.transfer.inventory import take_inventory
+from tests.unit.repository.transfer.conftest import push
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -2,53 +2,32 @@
 
 from __future__ import annotations
 
-import io
 import os
 import shutil
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from edge_server.cli.models.listing import Inspection
-from edge_server.cli.models.push import pack, pull, write_manifest
-from edge_server.cli.models.push import push as push_here
+from edge_server.cli.models.push import pull, write_manifest
 from edge_server.errors import ModelConfigError, NotFound
 from edge_server.repository.content import copy_model
 from edge_server.repository.manifest import NAME as MANIFEST
 from edge_server.repository.manifest import SIGNATURE_NAME as SIGNATURE
 from edge_server.repository.manifest import Manifest
 from edge_server.repository.signature import SigningKey, make_keys
-from edge_server.repository.transfer.entries import read_archive, write_archive
-from edge_server.repository.transfer.incoming import receive, roll_back
+from edge_server.repository.transfer.incoming import roll_back
 from edge_server.repository.transfer.inventory import take_inventory
 from edge_server.repository.tree import look, read_repositories
-from tests.unit.repository.transfer.conftest import Archived
+from tests.unit.repository.transfer.conftest import Archived, push
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from edge_server.repository.transfer.incoming import Delivery
     from tests.unit.repository.transfer.conftest import MakeModel
 
     Repository = Path | Archived
-
-
-def push(
-    model: Path,
-    target: Repository,
-    *,
-    progress: Callable[[int], None] | None = None,
-    **how: Any,
-) -> Delivery:
-    if isinstance(target, Path):
-        return push_here(model, target, progress=progress, **how)
-    package = pack(model, there=lambda name: take_inventory(target.path, name), **how)
-    stream = io.BytesIO()
-    write_archive(stream, package.entries(progress))
-    done = receive(target.path, read_archive(io.BytesIO(stream.getvalue())))
-    return replace(done, note=package.note)
 
 
 @pytest.fixture(params=["local", "as an archive"])

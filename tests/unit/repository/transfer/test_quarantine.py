@@ -9,11 +9,11 @@ import pytest
 
 from edge_server.cli.main import run_command
 from edge_server.cli.models.listing import local_listing, rows
-from edge_server.cli.models.push import push
 from edge_server.errors import InternalError, NotFound
 from edge_server.repository.store import ModelStore
 from edge_server.repository.transfer.reports import quarantined_in, release
 from edge_server.repository.tree import look
+from tests.unit.repository.transfer.conftest import push
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -20,12 +20,11 @@ from edge_server.repository.transfer.reports import (
     NOBODY,
     REPLACED,
     SILENT,
-    Wanted,
     followed,
     verdicts_on,
     wait_for,
 )
-from edge_server.repository.verdicts import GOOD, LOADING, REFUSED, Verdicts, read_report
+from edge_server.repository.verdicts import GOOD, LOADING, REFUSED, Verdict, Verdicts, read_report
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -50,8 +49,10 @@ def repository(tmp_path: Path) -> Path:
 D1 = Content({"config.pbtxt": ManifestFile(hashlib.sha256(b"").hexdigest(), 0)}).digest
 
 
-def wanted(store: Path, timeout_s: float, since_ns: int = 0, *, passed: bool = False) -> Wanted:
-    return Wanted("m", D1, since_ns, passed, timeout_s, store)
+def wait(
+    repository: Path, store: Path, timeout_s: float, since_ns: int = 0, *, passed: bool = False
+) -> tuple[str, Verdict]:
+    return wait_for(repository, "m", D1, since_ns, passed=passed, timeout_s=timeout_s, store=store)
 
 
 def test_what_was_told_is_read(store: Path, repository: Path) -> None:
@@ -84,7 +85,7 @@ def test_a_verdict_that_could_not_be_written_is_written_again(
 def test_another_repository_is_followed_by_nobody(store: Path, repository: Path) -> None:
     Verdicts(store, [repository / "other"])
     assert followed(repository, store) is None
-    assert wait_for(repository, wanted(store, 5.0))[0] == NOBODY
+    assert wait(repository, store, 5.0)[0] == NOBODY
 
 
 def test_a_process_that_ended_says_nothing_even_where_its_number_is_another_ones(
@@ -98,26 +99,26 @@ def test_a_process_that_ended_says_nothing_even_where_its_number_is_another_ones
     report = read_report(store)
     assert report is not None
     assert not report.runs
-    assert wait_for(repository, wanted(store, 5.0))[0] == NOBODY
+    assert wait(repository, store, 5.0)[0] == NOBODY
 
 
 def test_words_from_before_the_push_do_not_count(store: Path, repository: Path) -> None:
     verdicts = Verdicts(store, [repository])
     verdicts.tell("m", REFUSED, D1, "old")
     since_ns = time.monotonic_ns()
-    assert wait_for(repository, wanted(store, 0.3, since_ns))[0] == SILENT
-    assert wait_for(repository, wanted(store, 0.3))[0] == DECIDED
+    assert wait(repository, store, 0.3, since_ns)[0] == SILENT
+    assert wait(repository, store, 0.3)[0] == DECIDED
     verdicts.tell("m", LOADING, D1)
     timer = threading.Timer(0.2, verdicts.serves, ["m", D1], {"on_trial": True})
     timer.start()
-    ended, verdict = wait_for(repository, wanted(store, 60.0, since_ns))
+    ended, verdict = wait(repository, store, 60.0, since_ns)
     timer.join()
     assert (ended, verdict.serves) == (DECIDED, D1)
     # Of other content nothing is concluded.
-    ended, verdict = wait_for(repository, wanted(store, 0.3, since_ns, passed=True))
+    ended, verdict = wait(repository, store, 0.3, since_ns, passed=True)
     assert ended == SILENT
     verdicts.is_good("m", D1, store / "copies" / "key" / "m")
-    ended, verdict = wait_for(repository, wanted(store, 0.3, since_ns, passed=True))
+    ended, verdict = wait(repository, store, 0.3, since_ns, passed=True)
     assert (ended, verdict.outcome) == (DECIDED, GOOD)
 
 
@@ -137,12 +138,12 @@ def test_the_waiting_ends_where_the_repository_no_longer_holds_the_model(
 
     timer = threading.Timer(0.3, take)
     timer.start()
-    ended, verdict = wait_for(repository, wanted(store, 60.0))
+    ended, verdict = wait(repository, store, 60.0)
     timer.join()
     assert (ended, verdict.outcome) == (REPLACED, LOADING)
     # What the daemon said in time counts all the same.
     verdicts.tell("m", REFUSED, D1, "it is broken")
-    ended, verdict = wait_for(repository, wanted(store, 60.0))
+    ended, verdict = wait(repository, store, 60.0)
     assert (ended, verdict.reason) == (DECIDED, "it is broken")
 
 
@@ -150,7 +151,7 @@ def test_a_daemon_that_ends_meanwhile_is_told(store: Path, repository: Path) -> 
     Verdicts(store, [repository])
     timer = threading.Timer(0.2, (store / "verdicts.json").unlink)
     timer.start()
-    assert wait_for(repository, wanted(store, 60.0))[0] == ENDED
+    assert wait(repository, store, 60.0)[0] == ENDED
     timer.join()
 
 
