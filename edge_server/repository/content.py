@@ -96,19 +96,21 @@ def read_file(tree: ModelTree, seen: SeenFile, copy: BinaryIO | None = None) -> 
         OSError: `copy` cannot be written.
     """
     sha256 = hashlib.sha256()
-    with reading(tree, seen) as (read, mode):
+    with reading(tree, seen) as (read, status):
+        if copy is not None:
+            _outwait(status.st_ctime_ns)
         while piece := read(PIECE_BYTES):
             sha256.update(piece)
             if copy is not None:
                 copy.write(piece)
     if copy is not None:
-        os.fchmod(copy.fileno(), 0o555 if mode & stat.S_IXUSR else 0o444)
+        os.fchmod(copy.fileno(), 0o555 if status.st_mode & stat.S_IXUSR else 0o444)
     return ManifestFile(sha256.hexdigest(), seen.size)
 
 
 @contextmanager
-def reading(tree: ModelTree, seen: SeenFile) -> Iterator[tuple[Callable[[int], bytes], int]]:
-    """Open one file of `tree`; yield the function that reads its next bytes, and its mode.
+def reading(tree: ModelTree, seen: SeenFile) -> Iterator[tuple[Callable[[int], bytes], os.stat_result]]:
+    """Open one file of `tree`; yield the function that reads its next bytes, and its status.
 
     Raises:
         TornModel: the file differs from the scanned one, or changed before the end of the block.
@@ -138,8 +140,7 @@ def reading(tree: ModelTree, seen: SeenFile) -> Iterator[tuple[Callable[[int], b
         status = os.fstat(file)
         if SeenFile.of(seen.path, status) != seen:
             raise torn(tree, seen.path)
-        _outwait(status.st_ctime_ns)
-        yield read, status.st_mode
+        yield read, status
         if left or SeenFile.of(seen.path, os.fstat(file)) != seen:
             raise torn(tree, seen.path)
 

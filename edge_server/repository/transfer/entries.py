@@ -90,8 +90,8 @@ def entries_of(
     first = {NAME: 0, SIGNATURE_NAME: 1}
     for seen in sorted(tree.files, key=lambda file: first.get(file.path, 2)):
         if only(seen.path):
-            with reading(tree, seen) as (read, mode):
-                executable = bool(mode & stat.S_IXUSR)
+            with reading(tree, seen) as (read, status):
+                executable = bool(status.st_mode & stat.S_IXUSR)
                 source = read if progress is None else _counted(read, progress)
                 yield Entry(seen.path, source, seen.size, seen.mtime_ns, executable)
     for path in tree.directories:
