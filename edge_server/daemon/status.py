@@ -151,7 +151,7 @@ def notify(*assignments: str) -> None:
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
             sock.settimeout(NOTIFY_TIMEOUT_S)
-            sock.sendto("\n".join(assignments).encode(errors="backslashreplace"), address)
+            sock.sendto(as_utf8("\n".join(assignments)).encode(), address)
     except OSError as error:
         log.warning("systemd: cannot be notified of %s: %s", assignments[0], error)
 

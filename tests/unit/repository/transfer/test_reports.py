@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING
 import pytest
 
 from edge_server.errors import SettingsError
-from edge_server.repository.transfer.inventory import FileContent, digest_of
-from edge_server.repository.transfer.verdict import (
+from edge_server.repository.content import Content
+from edge_server.repository.manifest import ManifestFile
+from edge_server.repository.transfer.reports import (
+    DECIDED,
     ENDED,
     NOBODY,
     REPLACED,
     SILENT,
-    TOLD,
-    Wanted,
     followed,
-    models_told,
+    verdicts_on,
     wait_for,
 )
-from edge_server.repository.verdicts import GOOD, LOADING, REFUSED, Verdicts, read_report
+from edge_server.repository.verdicts import GOOD, LOADING, REFUSED, Verdict, Verdicts, read_report
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,23 +46,25 @@ def repository(tmp_path: Path) -> Path:
 
 
 # Of the model in `repository`.
-D1 = digest_of({"config.pbtxt": FileContent(hashlib.sha256(b"").hexdigest(), 0)}, ())
+D1 = Content({"config.pbtxt": ManifestFile(hashlib.sha256(b"").hexdigest(), 0)}).digest
 
 
-def wanted(store: Path, patience_s: float, since_ns: int = 0, *, passed: bool = False) -> Wanted:
-    return Wanted("m", D1, since_ns, passed, patience_s, str(store))
+def wait(
+    repository: Path, store: Path, timeout_s: float, since_ns: int = 0, *, passed: bool = False
+) -> tuple[str, Verdict]:
+    return wait_for(repository, "m", D1, since_ns, passed=passed, timeout_s=timeout_s, store=store)
 
 
 def test_what_was_told_is_read(store: Path, repository: Path) -> None:
     verdicts = Verdicts(store, [repository])
     verdicts.is_good("m", "d0", store / "copies" / "key" / "m")
     verdicts.tell("m", REFUSED, "d1", "it is broken")
-    told = models_told(repository, str(store))
-    assert told is not None
-    assert told["m"][:3] == (REFUSED, "d1", "it is broken")
-    assert told["m"][4:] == ("d0", "d0", "copies/key/m")
+    verdicts_now = verdicts_on(repository, store)
+    assert verdicts_now is not None
+    assert verdicts_now["m"][:3] == (REFUSED, "d1", "it is broken")
+    assert verdicts_now["m"][4:] == ("d0", "d0", "copies/key/m")
     verdicts.gone("m")
-    assert models_told(repository, str(store)) == {}
+    assert verdicts_on(repository, store) == {}
 
 
 def test_a_verdict_that_could_not_be_written_is_written_again(
@@ -72,18 +74,18 @@ def test_a_verdict_that_could_not_be_written_is_written_again(
     # What a full disk does: nothing can be written.
     (store / "verdicts.tmp").mkdir()
     verdicts.tell("m", REFUSED, "d1", "it is broken")
-    assert models_told(repository, str(store)) == {}
+    assert verdicts_on(repository, store) == {}
     (store / "verdicts.tmp").rmdir()
     verdicts.write_again()
-    told = models_told(repository, str(store))
-    assert told is not None
-    assert told["m"].reason == "it is broken"
+    verdicts_now = verdicts_on(repository, store)
+    assert verdicts_now is not None
+    assert verdicts_now["m"].reason == "it is broken"
 
 
 def test_another_repository_is_followed_by_nobody(store: Path, repository: Path) -> None:
     Verdicts(store, [repository / "other"])
-    assert followed(repository, str(store)) is None
-    assert wait_for(repository, wanted(store, 5.0))[0] == NOBODY
+    assert followed(repository, store) is None
+    assert wait(repository, store, 5.0)[0] == NOBODY
 
 
 def test_a_process_that_ended_says_nothing_even_where_its_number_is_another_ones(
@@ -97,27 +99,27 @@ def test_a_process_that_ended_says_nothing_even_where_its_number_is_another_ones
     report = read_report(store)
     assert report is not None
     assert not report.runs
-    assert wait_for(repository, wanted(store, 5.0))[0] == NOBODY
+    assert wait(repository, store, 5.0)[0] == NOBODY
 
 
 def test_words_from_before_the_push_do_not_count(store: Path, repository: Path) -> None:
     verdicts = Verdicts(store, [repository])
     verdicts.tell("m", REFUSED, D1, "old")
     since_ns = time.monotonic_ns()
-    assert wait_for(repository, wanted(store, 0.3, since_ns))[0] == SILENT
-    assert wait_for(repository, wanted(store, 0.3))[0] == TOLD
+    assert wait(repository, store, 0.3, since_ns)[0] == SILENT
+    assert wait(repository, store, 0.3)[0] == DECIDED
     verdicts.tell("m", LOADING, D1)
     timer = threading.Timer(0.2, verdicts.serves, ["m", D1], {"on_trial": True})
     timer.start()
-    ended, verdict = wait_for(repository, wanted(store, 60.0, since_ns))
+    ended, verdict = wait(repository, store, 60.0, since_ns)
     timer.join()
-    assert (ended, verdict.serves) == (TOLD, D1)
+    assert (ended, verdict.serves) == (DECIDED, D1)
     # Of other content nothing is concluded.
-    ended, verdict = wait_for(repository, wanted(store, 0.3, since_ns, passed=True))
+    ended, verdict = wait(repository, store, 0.3, since_ns, passed=True)
     assert ended == SILENT
     verdicts.is_good("m", D1, store / "copies" / "key" / "m")
-    ended, verdict = wait_for(repository, wanted(store, 0.3, since_ns, passed=True))
-    assert (ended, verdict.outcome) == (TOLD, GOOD)
+    ended, verdict = wait(repository, store, 0.3, since_ns, passed=True)
+    assert (ended, verdict.outcome) == (DECIDED, GOOD)
 
 
 @pytest.mark.parametrize("what", ["other content", "nothing"])
@@ -136,20 +138,20 @@ def test_the_waiting_ends_where_the_repository_no_longer_holds_the_model(
 
     timer = threading.Timer(0.3, take)
     timer.start()
-    ended, verdict = wait_for(repository, wanted(store, 60.0))
+    ended, verdict = wait(repository, store, 60.0)
     timer.join()
     assert (ended, verdict.outcome) == (REPLACED, LOADING)
     # What the daemon said in time counts all the same.
     verdicts.tell("m", REFUSED, D1, "it is broken")
-    ended, verdict = wait_for(repository, wanted(store, 60.0))
-    assert (ended, verdict.reason) == (TOLD, "it is broken")
+    ended, verdict = wait(repository, store, 60.0)
+    assert (ended, verdict.reason) == (DECIDED, "it is broken")
 
 
 def test_a_daemon_that_ends_meanwhile_is_told(store: Path, repository: Path) -> None:
     Verdicts(store, [repository])
     timer = threading.Timer(0.2, (store / "verdicts.json").unlink)
     timer.start()
-    assert wait_for(repository, wanted(store, 60.0))[0] == ENDED
+    assert wait(repository, store, 60.0)[0] == ENDED
     timer.join()
 
 
@@ -175,4 +177,4 @@ def test_a_store_that_may_not_be_read_is_told_with_the_remedy(
     # Also for root, who may read everything.
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     with pytest.raises(SettingsError, match="run this as root or the daemon's user"):
-        followed(repository, str(tmp_path / "loop"))
+        followed(repository, tmp_path / "loop")

@@ -7,7 +7,7 @@ import errno
 import pytest
 
 from edge_server.errors import SettingsError, Unavailable
-from edge_server.process.paths import error_of_place
+from edge_server.process.disk import error_of_place
 
 
 @pytest.mark.parametrize("number", [errno.ENOENT, errno.EACCES, errno.ENOSPC, errno.EIO])

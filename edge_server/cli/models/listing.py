@@ -1,26 +1,95 @@
-"""Inspection: checks the models of a repository against their manifests and signatures."""
+"""Lists the models of a repository, checked against their manifests, signatures and the daemon."""
 
 from __future__ import annotations
 
+import sys
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from edge_server.errors import ModelConfigError
-from edge_server.repository.manifest import NAME
+import msgspec
+
+from edge_server.errors import InternalError, ModelConfigError, SettingsError
+from edge_server.repository.manifest import ABOUT_CONTENT, NAME, unfit
 from edge_server.repository.signature import SignaturePolicy
-from edge_server.repository.transfer.content_list import unfit
-from edge_server.repository.transfer.inventory import digest_of
+from edge_server.repository.state_file import installed_store
+from edge_server.repository.transfer.inventory import Inventory, model_names, take_inventory
+from edge_server.repository.transfer.reports import Held, quarantined_in, verdicts_on
 from edge_server.repository.verdicts import GOOD, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from edge_server.repository.transfer.inventory import Inventory
-    from edge_server.repository.transfer.local import LocalRepository
-    from edge_server.repository.transfer.remote import RemoteRepository
+    from edge_server.repository.transfer.ssh import RemoteRepository
 
 _HEAD = ("MODEL", "VERSIONS", "SIZE", "DIGEST", "MANIFEST", "SIGNATURE", "PREVIOUS", "DAEMON")
+
+
+@dataclass(frozen=True)
+class Listing:
+    """All that a repository and its daemon's store tell of its models.
+
+    Attributes:
+        inventories: of each model.
+        verdicts: the daemon's verdicts, by model; None if no reachable daemon follows the
+            repository.
+        quarantined: the content in quarantine.
+    """
+
+    inventories: list[Inventory]
+    verdicts: dict[str, Verdict] | None
+    quarantined: list[Held]
+
+    def encode(self) -> bytes:
+        return msgspec.json.encode(self)
+
+
+def local_listing(repository: Path, store: Path | None = None, name: str = "") -> Listing:
+    """Return the listing of a repository on this machine.
+
+    Without `store`, a store that cannot be read is only noted on standard error.
+
+    Args:
+        repository: the directory of the repository.
+        store: the daemon's store; None for the usual places.
+        name: the only model; empty for all.
+
+    Raises:
+        ModelConfigError: the repository cannot be read.
+        SettingsError: `store` cannot be read.
+    """
+    names = [name] if name else model_names(repository)
+    inventories = [take_inventory(repository, each) for each in names]
+    held: list[Held] = []
+    try:
+        held = quarantined_in(store or installed_store())
+    except SettingsError as error:
+        if store is not None:
+            raise
+        print(f"note: what is in quarantine is not known: {error}", file=sys.stderr)
+    verdicts = None
+    try:
+        verdicts = verdicts_on(repository, store)
+    except SettingsError as error:
+        print(f"note: what the daemon reports is not known: {error}", file=sys.stderr)
+    return Listing(inventories, verdicts, held)
+
+
+def remote_listing(
+    repository: RemoteRepository, store: Path | None = None, name: str = ""
+) -> Listing:
+    """Return the listing of a repository on another machine; see `local_listing`.
+
+    Raises:
+        EdgeServerError: the repository cannot be read, or reached.
+    """
+    at = ["--store", str(store)] if store else []
+    output = repository.output("list", repository.directory, f"--inventory={name}", *at)
+    try:
+        return msgspec.json.decode(output, type=Listing)
+    except msgspec.MsgspecError as error:
+        raise InternalError(f"{repository}: replied with what is no list: {error}") from error
 
 
 class Inspection:
@@ -58,34 +127,32 @@ class Inspection:
         its fault; `quarantine` is the reason why no daemon with that store loads the model, or
         empty.
         """
+        name, previous = inventory.name, inventory.has_previous
         if inventory.fault:
-            return {
-                "name": inventory.name,
-                "fault": inventory.fault,
-                "previous": inventory.has_previous,
-            }
+            return {"name": name, "fault": inventory.fault, "previous": previous}
         manifest, signature = "none", "none"
         if inventory.manifest is not None:
             manifest = self._manifest_fault(inventory) or "fits"
         if inventory.signature is not None:
             good = "unchecked" if self._policy is None else "good"
             signature = self._signature_fault(inventory) or good
-        digest = digest_of(inventory.files, inventory.empty)
+        digest, files = inventory.content.digest, inventory.content.files
         return {
-            "name": inventory.name,
-            "versions": list(inventory.versions),
-            "bytes": sum(each.size for each in inventory.files.values()),
+            "name": name,
+            "versions": inventory.versions,
+            "bytes": sum(files[path].size for path in files.keys() - ABOUT_CONTENT),
             "digest": digest,
             "manifest": manifest,
             "signature": signature,
             "quarantine": self._quarantine.get(digest, ""),
-            "previous": inventory.has_previous,
+            "previous": previous,
         }
 
     def _manifest_fault(self, inventory: Inventory) -> str:
         if inventory.manifest is None:
             return f"it has no {NAME}; push it with `edge-server models push`"
-        return unfit(inventory.manifest, inventory.name, inventory.files, inventory.empty)
+        content = inventory.content
+        return unfit(inventory.manifest, inventory.name, content.files, content.empty)
 
     def _signature_fault(self, inventory: Inventory) -> str:
         if self._policy is None:
@@ -97,31 +164,25 @@ class Inspection:
         return ""
 
 
-def rows(
-    repository: LocalRepository | RemoteRepository,
-    inspection: Inspection,
-    told: Mapping[str, Verdict] | None = None,
-) -> list[dict[str, Any]]:
-    """Return a row for each model of `repository`, with the daemon's verdict as `daemon`.
+def rows(listing: Listing, keys: Sequence[Path] = ()) -> list[dict[str, Any]]:
+    """Return a row for each model, see `Inspection.row`, with the daemon's verdict as `daemon`.
 
-    Args:
-        told: the daemon's verdicts, by model; None if no reachable daemon follows the repository,
-            and the rows have no `daemon`.
+    Without verdicts the rows have no `daemon`.
 
     Raises:
-        EdgeServerError: the repository cannot be read, or reached.
+        SettingsError: a key is invalid.
     """
-    found = [inspection.row(repository.inventory(name)) for name in repository.names()]
-    if told is not None:
-        for row in found:
-            verdict = told.get(row["name"], Verdict())
-            seen = verdict.digest in ("", row.get("digest", ""))
-            row["daemon"] = {
-                "outcome": (verdict.outcome if seen else "") or "not seen yet",
-                "reason": verdict.reason if seen else "",
-                "serves": verdict.serves,
-                "last_good": verdict.last_good,
-            }
+    inspection = Inspection(keys, {held.digest: held.reason for held in listing.quarantined})
+    found = [inspection.row(inventory) for inventory in listing.inventories]
+    for row in found if listing.verdicts is not None else []:
+        verdict = (listing.verdicts or {}).get(row["name"], Verdict())
+        seen = verdict.digest in ("", row.get("digest", ""))
+        row["daemon"] = {
+            "outcome": (verdict.outcome if seen else "") or "not seen yet",
+            "reason": verdict.reason if seen else "",
+            "serves": verdict.serves,
+            "last_good": verdict.last_good,
+        }
     return found
 
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from edge_server.errors import ModelConfigError
-from edge_server.repository.staged_copy import remove
+from edge_server.repository.content import remove
 from edge_server.repository.store import ModelStore
-from edge_server.repository.transfer.local import LocalRepository
+from edge_server.repository.transfer.incoming import to_last_good
 from edge_server.repository.tree import look
 from edge_server.repository.verdicts import Verdicts
 
@@ -36,10 +36,9 @@ def good(make_model: MakeModel, repository: Path, tmp_path: Path) -> Iterator[St
 def test_the_last_good_copy_is_put_back(
     good: StagedModel, repository: Path, tmp_path: Path
 ) -> None:
-    there = LocalRepository(repository)
-    assert there.to_last_good("m", str(tmp_path / "store")) > 0
+    assert to_last_good(repository, "m", tmp_path / "store") > 0
     assert (repository / "m" / "1" / "weights").read_text() == "1"
-    assert there.to_last_good("m", str(tmp_path / "store")) == 0
+    assert to_last_good(repository, "m", tmp_path / "store") == 0
 
 
 def test_a_damaged_last_good_copy_is_refused(
@@ -49,7 +48,7 @@ def test_a_damaged_last_good_copy_is_refused(
     weights.chmod(0o644)
     weights.write_text("2")
     with pytest.raises(ModelConfigError, match="is damaged"):
-        LocalRepository(repository).to_last_good("m", str(tmp_path / "store"))
+        to_last_good(repository, "m", tmp_path / "store")
     assert list(repository.iterdir()) == []
 
 
@@ -62,5 +61,5 @@ def test_only_what_was_found_good_is_read_as_its_copy(
         "m", good.digest, tmp_path / "store" / ".." / "made" / secret.name
     )
     with pytest.raises(ModelConfigError, match="is damaged"):
-        LocalRepository(repository).to_last_good("m", str(tmp_path / "store"))
+        to_last_good(repository, "m", tmp_path / "store")
     assert list(repository.iterdir()) == []
