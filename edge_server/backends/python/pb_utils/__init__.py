@@ -1,38 +1,71 @@
-"""The module `triton_python_backend_utils` (`pb_utils`) of a model; names are Triton's."""
+"""The modules `triton_python_backend_utils` (`pb_utils`) and `c_python_backend_utils` of a model.
+
+Names are Triton's. The module's name in this package is free of them, so `PbTensor` is a model's
+`Tensor`, and `AutoCompleteConfig` its `ModelConfig`.
+"""
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from edge_server.backends.python.child.errors import TritonError, TritonModelException
-from edge_server.backends.python.child.inference import (
-    RELEASE_ALL,
-    InferenceRequest,
-    ResponseIterator,
-)
 from edge_server.backends.python.child.link import here
-from edge_server.backends.python.child.loading import is_model_ready, load_model, unload_model
-from edge_server.backends.python.child.logger import Logger
-from edge_server.backends.python.child.metrics import Metric, MetricFamily
-from edge_server.backends.python.child.model_config import ModelConfig
-from edge_server.backends.python.child.response import InferenceResponse
-from edge_server.backends.python.child.response_sender import (
-    COMPLETE_FINAL,
-    InferenceResponseSender,
+from edge_server.backends.python.messages import SEQUENCE_END, SEQUENCE_START
+from edge_server.backends.python.pb_utils.model_config import (
+    AutoCompleteConfig as ModelConfig,  # noqa: F401 - Triton's name
 )
-from edge_server.backends.python.child.tensor import DATA_TYPES, Tensor
-from edge_server.backends.python.packing import encode_bytes
+from edge_server.backends.python.pb_utils.requests import (
+    RELEASE_ALL,
+)
+from edge_server.backends.python.pb_utils.requests import (
+    InferenceRequest as InferenceRequest,
+)
+from edge_server.backends.python.pb_utils.requests import (
+    ResponseIterator as ResponseIterator,
+)
+from edge_server.backends.python.pb_utils.responses import (
+    COMPLETE_FINAL,
+)
+from edge_server.backends.python.pb_utils.responses import (
+    InferenceResponse as InferenceResponse,
+)
+from edge_server.backends.python.pb_utils.responses import (
+    InferenceResponseSender as InferenceResponseSender,
+)
+from edge_server.backends.python.pb_utils.server import (
+    Logger as Logger,
+)
+from edge_server.backends.python.pb_utils.server import (
+    Metric as Metric,
+)
+from edge_server.backends.python.pb_utils.server import (
+    MetricFamily as MetricFamily,
+)
+from edge_server.backends.python.pb_utils.server import (
+    is_model_ready as is_model_ready,
+)
+from edge_server.backends.python.pb_utils.server import (
+    load_model as load_model,
+)
+from edge_server.backends.python.pb_utils.server import (
+    unload_model as unload_model,
+)
+from edge_server.backends.python.pb_utils.tensor import DATA_TYPES, type_of
+from edge_server.backends.python.pb_utils.tensor import PbTensor as Tensor
+from edge_server.backends.python.pb_utils.values import TritonError as TritonError
+from edge_server.backends.python.pb_utils.values import (
+    TritonModelException as TritonModelException,
+)
+from edge_server.backends.python.shared_memory import bytes_elements, encode_bytes
 from edge_server.tensors import DataType
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-TRITONSERVER_REQUEST_FLAG_SEQUENCE_START = 1
-TRITONSERVER_REQUEST_FLAG_SEQUENCE_END = 2
+TRITONSERVER_REQUEST_FLAG_SEQUENCE_START = SEQUENCE_START
+TRITONSERVER_REQUEST_FLAG_SEQUENCE_END = SEQUENCE_END
 TRITONSERVER_RESPONSE_COMPLETE_FINAL = COMPLETE_FINAL
 TRITONSERVER_REQUEST_RELEASE_ALL = RELEASE_ALL
 TRITONSERVER_REQUEST_RELEASE_RESCHEDULE = 2
@@ -44,43 +77,6 @@ TRITON_STRING_TO_NUMPY = {
     for datatype in DATA_TYPES
     if datatype is not DataType.BF16
 }
-
-__all__ = [
-    "TRITONSERVER_MEMORY_CPU",
-    "TRITONSERVER_MEMORY_GPU",
-    "TRITONSERVER_REQUEST_FLAG_SEQUENCE_END",
-    "TRITONSERVER_REQUEST_FLAG_SEQUENCE_START",
-    "TRITONSERVER_REQUEST_RELEASE_ALL",
-    "TRITONSERVER_REQUEST_RELEASE_RESCHEDULE",
-    "TRITONSERVER_RESPONSE_COMPLETE_FINAL",
-    "TRITON_STRING_TO_NUMPY",
-    "InferenceRequest",
-    "InferenceResponse",
-    "InferenceResponseSender",
-    "Logger",
-    "Metric",
-    "MetricFamily",
-    "ModelConfig",
-    "PreferredMemory",
-    "ResponseIterator",
-    "Tensor",
-    "TritonError",
-    "TritonModelException",
-    "deserialize_bytes_tensor",
-    "get_input_config_by_name",
-    "get_input_tensor_by_name",
-    "get_model_dir",
-    "get_output_config_by_name",
-    "get_output_tensor_by_name",
-    "is_model_ready",
-    "load_model",
-    "numpy_to_triton_type",
-    "serialize_byte_tensor",
-    "triton_string_to_numpy",
-    "triton_to_numpy_type",
-    "unload_model",
-    "using_decoupled_model_transaction_policy",
-]
 
 
 @dataclass(frozen=True)
@@ -116,11 +112,7 @@ def triton_to_numpy_type(data_type: int) -> Any:
 
 
 def numpy_to_triton_type(data_type: Any) -> int:
-    dtype = np.dtype(data_type)
-    datatype = DataType.BYTES if dtype.type is np.bytes_ else DataType.from_numpy(dtype)
-    if datatype is None:
-        raise TritonModelException("NumPy dtype is not supported.")
-    return DATA_TYPES.index(datatype) + 1
+    return DATA_TYPES.index(type_of(np.dtype(data_type))) + 1
 
 
 def triton_string_to_numpy(triton_type_string: str) -> Any:
@@ -138,14 +130,12 @@ def serialize_byte_tensor(input_tensor: np.ndarray[Any, Any]) -> bytes | tuple[(
 
 
 def deserialize_bytes_tensor(encoded_tensor: bytes) -> np.ndarray[Any, Any]:
-    """Return a flat array of the `bytes` elements that `serialize_byte_tensor` wrote."""
-    elements = []
-    begin = 0
-    while begin < len(encoded_tensor):
-        (length,) = struct.unpack_from("<I", encoded_tensor, begin)
-        begin += 4
-        elements.append(bytes(encoded_tensor[begin : begin + length]))
-        begin += length
+    """Return a flat array of the `bytes` elements that `serialize_byte_tensor` wrote.
+
+    Raises:
+        ValueError: an element is cut short.
+    """
+    elements = list(bytes_elements(bytes(encoded_tensor)))
     array = np.empty(len(elements), np.object_)
     array[:] = elements
     return array

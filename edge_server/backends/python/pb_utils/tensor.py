@@ -1,38 +1,24 @@
-"""`pb_utils.Tensor`."""
+"""`pb_utils.Tensor`, and its exchange through DLPack, where numpy lacks BF16."""
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import numpy as np
 
-from edge_server.backends.python.child.dlpack import bfloat16_from, bfloat16_to, is_bfloat16
-from edge_server.backends.python.child.errors import TritonModelException
-from edge_server.backends.python.child.given import text
+from edge_server.backends.python.pb_utils.values import TritonModelException, text
 from edge_server.tensors import DataType
 
-# The protocol's types in the order of their numbers in Triton's C API, from 1.
-DATA_TYPES = (
-    DataType.BOOL,
-    DataType.UINT8,
-    DataType.UINT16,
-    DataType.UINT32,
-    DataType.UINT64,
-    DataType.INT8,
-    DataType.INT16,
-    DataType.INT32,
-    DataType.INT64,
-    DataType.FP16,
-    DataType.FP32,
-    DataType.FP64,
-    DataType.BYTES,
-    DataType.BF16,
-)
-_CPU = (1, 0)  # kDLCPU, device 0
+# Their numbers in Triton's C API are their places here, from 1.
+DATA_TYPES = tuple(DataType)
+# dlpack.h: kDLCPU, device 0; kDLUInt, kDLBfloat.
+_CPU = (1, 0)
+_UINT, _BFLOAT = 1, 4
 
 
-class Tensor:
-    """A named array on the host.
+class PbTensor:
+    """`pb_utils.Tensor`: a named array on the host.
 
     An input's array lies in memory that the daemon shares with this process. The model owns the
     array: it may be written to, and stays valid as long as it is referenced.
@@ -41,10 +27,8 @@ class Tensor:
     def __init__(self, name: str, numpy_array: np.ndarray[Any, Any]) -> None:
         if not isinstance(numpy_array, np.ndarray):
             raise TypeError(f"Tensor '{name}': expected a numpy array, got {type(numpy_array)}")
-        datatype = DataType.from_numpy(numpy_array.dtype)
-        if numpy_array.dtype.type is np.bytes_:
-            datatype = DataType.BYTES
-        if datatype is None or datatype is DataType.BF16:
+        datatype = type_of(numpy_array.dtype)
+        if datatype is DataType.BF16:
             raise TritonModelException("NumPy dtype is not supported.")
         if not name:
             raise TritonModelException("Tensor name cannot be an empty string.")
@@ -54,7 +38,7 @@ class Tensor:
         self._array = numpy_array.astype(numpy_array.dtype.newbyteorder("<"), copy=False)
 
     @classmethod
-    def over(cls, name: str, datatype: DataType, array: np.ndarray[Any, Any]) -> Tensor:
+    def over(cls, name: str, datatype: DataType, array: np.ndarray[Any, Any]) -> PbTensor:
         """Return a tensor of any type; the array has that type's form in numpy."""
         if datatype is not DataType.BF16:
             return cls(name, array)
@@ -95,12 +79,14 @@ class Tensor:
         """Return a DLPack capsule over the same memory."""
         if self._datatype is DataType.BYTES:
             raise TritonModelException("DLPack does not have support for string tensors.")
-        if self._datatype is DataType.BF16:
-            return bfloat16_to(self._array)
-        return self._array.__dlpack__()
+        if self._datatype is not DataType.BF16:
+            return self._array.__dlpack__()
+        capsule = self._array.view(np.uint16).__dlpack__()
+        _element_type(capsule).code = _BFLOAT
+        return capsule
 
     @staticmethod
-    def from_dlpack(name: str, tensor: Any) -> Tensor:
+    def from_dlpack(name: str, tensor: Any) -> PbTensor:
         """Return a tensor over the memory of `tensor`: a capsule, or an object with
         `__dlpack__`."""
         if hasattr(tensor, "__dlpack_device__"):
@@ -110,18 +96,70 @@ class Tensor:
                     f"Tensor '{name}' is not in host memory; move it there first"
                 )
         capsule = tensor.__dlpack__() if hasattr(tensor, "__dlpack__") else tensor
-        if is_bfloat16(capsule):
-            return Tensor.over(name, DataType.BF16, bfloat16_from(capsule))
+        element_type = _element_type(capsule)
+        is_bf16 = (element_type.code, element_type.bits, element_type.lanes) == (_BFLOAT, 16, 1)
+        if is_bf16:
+            element_type.code = _UINT
         array = np.from_dlpack(_Capsule(capsule))
-        # numpy treats memory from an unversioned capsule as read-only, and would refuse to export
-        # it.
-        return Tensor(name, array if array.flags.writeable else np.asarray(_Writable(array)))
+        if not array.flags.writeable:
+            # numpy treats memory from an unversioned capsule as read-only, and would refuse to
+            # export it.
+            array = np.asarray(_Writable(array))
+        if is_bf16:
+            return PbTensor.over(name, DataType.BF16, array.view(DataType.BF16.numpy))
+        return PbTensor(name, array)
 
     def __dlpack__(self, *, stream: Any = None, **_: Any) -> Any:
         return self.to_dlpack()
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return _CPU
+
+
+def type_of(dtype: np.dtype[Any]) -> DataType:
+    """Return the protocol's type of an array's elements.
+
+    Raises:
+        TritonModelException: the protocol has no such type.
+    """
+    datatype = DataType.BYTES if dtype.type is np.bytes_ else DataType.from_numpy(dtype)
+    if datatype is None:
+        raise TritonModelException("NumPy dtype is not supported.")
+    return datatype
+
+
+class _DLDataType(ctypes.Structure):
+    _fields_ = (("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16))
+
+
+class _DLTensor(ctypes.Structure):
+    """The beginning of dlpack.h's DLTensor, with which a capsule's memory begins."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("dtype", _DLDataType),
+    )
+
+
+_capsule_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
+
+
+def _element_type(capsule: Any) -> Any:
+    """Return the element type in the capsule's memory, for reading and writing.
+
+    Raises:
+        TypeError: `capsule` is no DLPack capsule, or has been consumed.
+    """
+    try:
+        address = _capsule_pointer(capsule, b"dltensor")
+    except ValueError:
+        raise TypeError(f"no DLPack capsule that is still unused: {capsule!r}") from None
+    return _DLTensor.from_address(address).dtype
 
 
 class _Capsule:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from google.protobuf import text_format
+from google.protobuf import json_format, text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
-from edge_server.backends.python.config_json import config_json, config_of
+from edge_server.backends.python.context import config_json
 
 TEXT = """
 name: "m" max_batch_size: 4
@@ -34,4 +34,4 @@ def test_shapes_and_times_are_numbers() -> None:
 
 def test_it_can_be_read_back() -> None:
     message = text_format.Parse(TEXT, pb.ModelConfig())
-    assert config_of(config_json(message)) == message
+    assert json_format.ParseDict(config_json(message), pb.ModelConfig()) == message

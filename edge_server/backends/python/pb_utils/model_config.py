@@ -6,15 +6,18 @@ from __future__ import annotations
 import json
 from typing import Any
 
-_TENSOR_PROPERTIES = ("name", "data_type", "dims")
-_LISTED = {
-    "input": "'name', 'data_type', 'dims' and 'optional'",
-    "output": "'name', 'data_type' and 'dims'",
+_PROPERTIES = {
+    "input": (
+        "'name', 'data_type', 'dims' and 'optional'",
+        {"name", "data_type", "dims", "optional"},
+    ),
+    "output": ("'name', 'data_type' and 'dims'", {"name", "data_type", "dims"}),
 }
 
 
-class ModelConfig:
-    """A configuration as a dict, in Triton's JSON form, with Triton's rules for its completion."""
+class AutoCompleteConfig:
+    """`pb_utils.ModelConfig`: a configuration as a dict, in Triton's JSON form, with Triton's rules
+    for its completion."""
 
     def __init__(self, model_config: str) -> None:
         self._model_config: dict[str, Any] = json.loads(model_config)
@@ -31,8 +34,7 @@ class ModelConfig:
         configured = self._model_config["max_batch_size"]
         if configured > max_batch_size:
             raise ValueError(
-                f"configuration specified max_batch_size {configured}, but in "
-                f"auto-complete-config function for model '{self._name}' specified "
+                f"configuration specified max_batch_size {configured}, but {self._where} specified "
                 f"max_batch_size {max_batch_size}"
             )
         self._model_config["max_batch_size"] = max_batch_size
@@ -47,8 +49,7 @@ class ModelConfig:
             if choice in self._model_config:
                 raise ValueError(
                     f"Configuration specified scheduling_choice as '{choice}', but "
-                    f"auto-complete-config function for model '{self._name}' tries to set "
-                    "scheduling_choice as 'dynamic_batching'"
+                    f"{self._where[3:]} tries to set scheduling_choice as 'dynamic_batching'"
                 )
         self._model_config.setdefault("dynamic_batching", {})
 
@@ -74,10 +75,10 @@ class ModelConfig:
         Raises:
             ValueError: the configuration has another policy.
         """
-        where = f"in auto-complete-config function for model '{self._name}'"
         if set(transaction_policy_dict) - {"decoupled"}:
             raise ValueError(
-                f"model transaction property {where} contains property other than 'decoupled'."
+                f"model transaction property {self._where} contains property other than "
+                "'decoupled'."
             )
         policy = self._model_config.setdefault("model_transaction_policy", {})
         if "decoupled" not in transaction_policy_dict:
@@ -93,20 +94,23 @@ class ModelConfig:
     def _name(self) -> str:
         return str(self._model_config["name"])
 
+    @property
+    def _where(self) -> str:
+        return f"in auto-complete-config function for model '{self._name}'"
+
     def _add(self, kind: str, tensor: dict[str, Any]) -> None:
-        function = f"in auto-complete-config function for model '{self._name}'"
-        known = {*_TENSOR_PROPERTIES, *(["optional"] if kind == "input" else [])}
+        names, known = _PROPERTIES[kind]
         if set(tensor) - known:
             raise ValueError(
-                f"{kind} '{tensor.get('name', '')}' {function} contains property other than "
-                f"{_LISTED[kind]}."
+                f"{kind} '{tensor.get('name', '')}' {self._where} contains property other than "
+                f"{names}."
             )
         if "name" not in tensor:
-            raise ValueError(f"{kind} {function} is missing 'name' property.")
+            raise ValueError(f"{kind} {self._where} is missing 'name' property.")
         for required in ("data_type", "dims"):
             if required not in tensor:
                 raise ValueError(
-                    f"{kind} '{tensor['name']}' {function} is missing '{required}' property."
+                    f"{kind} '{tensor['name']}' {self._where} is missing '{required}' property."
                 )
         for configured in self._model_config.setdefault(kind, []):
             if configured["name"] == tensor["name"]:
