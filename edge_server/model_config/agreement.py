@@ -14,7 +14,7 @@ from tritonclient.grpc import model_config_pb2 as pb
 from edge_server.errors import ModelConfigError
 from edge_server.model_config.completion import complete_scheduling
 from edge_server.model_config.config import ModelConfig
-from edge_server.model_config.shapes import unified
+from edge_server.model_config.interface import unified
 from edge_server.tensors import DataType, TensorSpec, shape_text
 
 if TYPE_CHECKING:

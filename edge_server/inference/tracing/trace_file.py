@@ -188,7 +188,8 @@ def _on_disk(size: int) -> int:
 class TraceWriter:
     """Takes finished traced requests from any thread and writes them in their order.
 
-    No request waits for a disk. The worker has no supervisor: a disk that hangs costs traces and nothing else.
+    No request waits for a disk. The worker has no supervisor: a disk that hangs costs traces and
+    nothing else.
     """
 
     def __init__(self, file: TraceFile) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edge_server.inference.sequence_strategy import Choice, DirectStrategy, Head, OldestStrategy
+from edge_server.inference.sequence_book import Choice, DirectStrategy, Head, OldestStrategy
 
 
 def heads(*slots: int, came_at: float = 0.0) -> list[Head]:

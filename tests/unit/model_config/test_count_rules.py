@@ -11,10 +11,9 @@ from tritonclient.grpc import model_config_pb2 as pb
 from edge_server.errors import ModelConfigError
 from edge_server.model_config.completion import complete
 from edge_server.model_config.config import ModelConfig
-from edge_server.model_config.count_rules import MOST_DIMS, MOST_ENTRIES
+from edge_server.model_config.fields import MOST_DIMS, MOST_ENTRIES
 from edge_server.model_config.files import ModelFiles
-from edge_server.model_config.instance_group_rules import MAX_INSTANCES
-from edge_server.model_config.validation import validate
+from edge_server.model_config.validation import MAX_INSTANCES, validate
 
 BACKENDS = frozenset({"identity", "python", "tensorrt"})
 IO = (
@@ -104,11 +103,11 @@ def state(dims: str, initial: str = "", data_type: str = "TYPE_FP32") -> str:
         ),
         (
             IO + f"instance_group {{ count: {MAX_INSTANCES} gpus: [0, 0] kind: KIND_GPU }}",
-            f"model m asks for {2 * MAX_INSTANCES} instances; at most {MAX_INSTANCES} can be",
+            f"model m has {2 * MAX_INSTANCES} instances; at most {MAX_INSTANCES} can be",
         ),
         (
             IO.replace("identity", "python") + "instance_group { count: 65 }",
-            "model m asks for 65 instances; at most 64 can be",
+            "model m has 65 instances; at most 64 can be",
         ),
         (
             'platform: "tensorrt_plan" instance_group { count: 1 profile: "' + "9" * 5000 + '" }',

@@ -8,8 +8,7 @@ import pytest
 from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.errors import ModelConfigError
-from edge_server.model_config.files import ModelFiles
-from edge_server.model_config.labels import MAX_LABEL_FILE_BYTES, read_labels
+from edge_server.model_config.files import MAX_LABEL_FILE_BYTES, ModelFiles, read_labels
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -12,15 +12,14 @@ from edge_server.errors import ModelConfigError, ModelLoadError
 from edge_server.model_config.completion import complete
 from edge_server.model_config.config import Completion, ModelConfig, Placement, RateLimitResource
 from edge_server.model_config.files import ModelFiles
-from edge_server.model_config.instance_group_rules import MAX_INSTANCES
 from edge_server.model_config.scheduling import (
     ControlKind,
-    InitialState,
-    OldestSequences,
     SequenceControl,
+    SequenceState,
+    Warmup,
+    WarmupInput,
 )
-from edge_server.model_config.validation import validate
-from edge_server.model_config.warmup import Warmup, WarmupData, WarmupInput
+from edge_server.model_config.validation import MAX_INSTANCES, validate
 from edge_server.tensors import DataType
 
 BACKENDS = frozenset({"identity", "onnxruntime", "tensorrt", "lane_decode"})
@@ -342,7 +341,7 @@ def test_the_oldest_strategy_has_a_typed_form() -> None:
     )
     sequences = ModelConfig.of(message).sequence_batching
     assert sequences is not None
-    assert sequences.oldest == OldestSequences(3, (2, 4), 0, preserve_ordering=False)
+    assert (sequences.max_candidate_sequences, sequences.preferred_batch_sizes) == (3, (2, 4))
     assert sequences.controls == (SequenceControl("c", ControlKind.CORRID, DataType.BYTES, None),)
 
 
@@ -357,7 +356,8 @@ def test_what_a_sequence_batcher_is_told_has_a_typed_form() -> None:
     sequences = ModelConfig.of(message).sequence_batching
     assert sequences is not None
     assert sequences.controls == (SequenceControl("s", ControlKind.START, DataType.INT32, (0, 1)),)
-    assert sequences.states[0].initial == InitialState("f", DataType.FP32, (3, 2), "z")
+    state = SequenceState("i", "o", DataType.FP32, (-1, 2), (3, 2), "z")
+    assert sequences.states == (state,)
 
 
 @pytest.mark.parametrize(
@@ -416,7 +416,7 @@ def test_instances_are_bounded_over_all_groups() -> None:
     half = f"instance_group {{ count: {MAX_INSTANCES // 2} }}"
     assert faults(IO + half + half) == []
     assert faults(IO + half + half + "instance_group {}") == [
-        f"model m asks for {MAX_INSTANCES + 1} instances; at most {MAX_INSTANCES} can be"
+        f"model m has {MAX_INSTANCES + 1} instances; at most {MAX_INSTANCES} can be"
     ]
 
 
@@ -479,7 +479,7 @@ def test_warmup(text: str, says: list[str]) -> None:
 def test_a_warmup_sample_has_a_typed_form_and_runs_once_by_default() -> None:
     text = 'name: "m"' + WARMUP % 'data_type: TYPE_STRING dims: [1, 2] input_data_file: "x"'
     (sample,) = ModelConfig.of(text_format.Parse(text, pb.ModelConfig())).warmups
-    tensor = WarmupInput(DataType.BYTES, (1, 2), WarmupData.FILE, "x")
+    tensor = WarmupInput(DataType.BYTES, (1, 2), file="x")
     assert sample == Warmup("w", 0, 1, {"a": tensor})
 
 

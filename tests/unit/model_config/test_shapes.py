@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edge_server.model_config.shapes import unified
+from edge_server.model_config.interface import unified
 
 
 @pytest.mark.parametrize(
