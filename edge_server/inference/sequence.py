@@ -108,17 +108,19 @@ class SequenceScheduler:
         job.outputs |= self._states.output_names
         place = self._place(job)
         now = time.monotonic()
-        with self._lock:
-            refused = self._expire(now)
-            restarts = place.start and self._book.is_live(place.id)
-            refusal = self._refusal(request, place)
-            if refusal is None:
+        refused: _Refused = []
+        try:
+            with self._lock:
+                refused = self._expire(now)
+                restarts = place.start and self._book.is_live(place.id)
+                self._check_room(request, place)
                 sequence = self._book.add(job, place, now, request.timeout_us / 1e6 or inf)
-                self._wake(sequence)
+                if sequence.slot is not None:
+                    self._threads[sequence.slot.instance].wake.notify()
+                # The watch enforces the time limit of a sequence without a slot.
                 self._watch.note_waiting()
-        self._refuse(refused)
-        if refusal is not None:
-            raise refusal
+        finally:
+            self._refuse(refused)
         if restarts:
             log.warning(
                 "model %s: sequence %s starts again before its END: its earlier requests run "
@@ -181,28 +183,18 @@ class SequenceScheduler:
         self._controls.check(place.id)
         return place
 
-    def _refusal(self, request: InferRequest, place: SequencePlace) -> EdgeServerError | None:
-        """The error of a request that the book cannot take."""
-        model = self._executor.config.name
+    def _check_room(self, request: InferRequest, place: SequencePlace) -> None:
+        """Raises: Unavailable, InvalidRequest: the book cannot take the request."""
         if self._stopping:
-            return _stopping(request)
+            raise _stopping(request)
         if self._book.waiting >= MOST_WAITING:
-            return Unavailable(f"{request.log_prefix}Exceeds maximum queue size")
+            raise Unavailable(f"{request.log_prefix}Exceeds maximum queue size")
         if not place.start and not self._book.is_live(place.id):
-            return InvalidRequest(
-                f"inference request for sequence {place.id} to model '{model}' must specify the "
-                "START flag on the first request of the sequence"
+            raise InvalidRequest(
+                f"inference request for sequence {place.id} to model "
+                f"'{self._executor.config.name}' must specify the START flag on the first request "
+                "of the sequence"
             )
-        return None
-
-    def _wake(self, sequence: BookedSequence[Job]) -> None:
-        """Wake the thread of `sequence`; without a slot, all threads if its wait is limited."""
-        if sequence.slot is not None:
-            self._threads[sequence.slot.instance].wake.notify()
-        elif sequence.expires_at != inf:
-            # Any idle thread can enforce the time limit of the waiting request.
-            for thread in self._threads:
-                thread.wake.notify()
 
     def _tick(self, index: int, now: float) -> None:
         thread = self._threads[index]
@@ -245,13 +237,13 @@ class SequenceScheduler:
         """Drop the dead requests that are next on the instance, with those behind them."""
         refused: _Refused = []
         # The request behind a dead one may be dead too.
-        while found := [
-            each
+        while dead := [
+            sequence
             for sequence in self._book.ready(index).values()
             if sequence.waiting[0].item.death() is not None
-            for each in self._drop_of(sequence)
         ]:
-            refused += found
+            for sequence in dead:
+                refused += self._drop_of(sequence)
         return refused
 
     def _drop_of(self, sequence: BookedSequence[Job]) -> _Refused:
@@ -270,17 +262,16 @@ class SequenceScheduler:
 
     def _choose(self, index: int, now: float) -> tuple[Sequence[BookedSequence[Job] | None], float]:
         """The rows of the next batch, or how long in s to wait for one."""
-        wait_s = min(_LONGEST_WAIT_S, max(0.0, self._book.next_expiry - now))
         ready = self._book.ready(index)
         if not ready:
-            return (), wait_s
+            return (), _LONGEST_WAIT_S
         heads = [
             Head(slot, sequence.waiting[0].item.queued_at_ns / 1e9, self._form(sequence))
             for slot, sequence in ready.items()
         ]
         choice = self._strategy.choose(heads, now)
         rows = [None if head is None else ready[head.slot] for head in choice.batch]
-        return rows, min(wait_s, choice.wait_s)
+        return rows, choice.wait_s
 
     def _form(self, sequence: BookedSequence[Job]) -> Hashable:
         waiting = sequence.waiting[0]
