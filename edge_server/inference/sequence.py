@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# An idle thread wakes now and then, so that its heartbeat tells waiting from hanging.
+# An idle thread wakes now and then, so that its heartbeat shows waiting, not hanging.
 _LONGEST_WAIT_S = 5.0
 
 

@@ -96,7 +96,7 @@ class _SignatureCheck:
         size = max(0, config.completion.default_max_batch_size)
         log.warning(
             "model %s: max_batch_size set to %d, since the model batches and the configuration "
-            "does not say; give it to batch more, or the tensors' dims in full to batch nothing",
+            "does not give it; set it to batch more, or the tensors' dims in full to batch nothing",
             config.name,
             size,
         )

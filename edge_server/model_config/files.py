@@ -96,7 +96,7 @@ def cannot_be_read(path: Path | str, error: OSError) -> ModelConfigError:
     # Our own error, for a link without a target, has no errno.
     if error.errno is None or error.errno in _STAYS:
         return ModelConfigError(f"{text}; the user that the daemon runs as must be able to read it")
-    return ModelLoadError(f"{text}; the kernel's log may tell what is wrong with the disk")
+    return ModelLoadError(f"{text}; the kernel's log may name the fault of the disk")
 
 
 def require_path(path: Path, model: str) -> None:

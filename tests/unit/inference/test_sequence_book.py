@@ -1,4 +1,4 @@
-"""Sequences keep their slot and their order; what waits is never lost, nor told twice."""
+"""Sequences keep their slot and their order; what waits is never lost, nor refused twice."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_an_id_may_begin_anew_while_its_ended_sequence_still_runs() -> None:
     assert book.add("b", START, 0) is not ended
 
 
-def test_idle_begins_when_the_last_answer_is_given() -> None:
+def test_idle_begins_when_the_last_response_is_given() -> None:
     book: SequenceBook[str] = SequenceBook(1, 1, IDLE_S)
     sequence = book.add("a", START, 0)
     book.expire(100)
@@ -147,7 +147,7 @@ def test_clear_takes_out_what_waits_and_leaves_what_runs() -> None:
     assert begun(book) == []
 
 
-def test_who_adds_to_a_sequence_that_is_not_live_is_told() -> None:
+def test_adding_to_a_sequence_that_is_not_live_is_an_error() -> None:
     with pytest.raises(AssertionError, match="7 is not live"):
         SequenceBook[str](1, 1, IDLE_S).add("a", NEXT, 0)
 

@@ -1,4 +1,4 @@
-"""Control inputs say where a request stands, in the type and shape that the model takes."""
+"""Control inputs hold the place of a request, in the type and shape that the model takes."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def test_a_file_of_strings_has_a_length_before_each(
 
 
 @pytest.mark.parametrize(
-    ("datatype", "content", "said"),
+    ("datatype", "content", "expected"),
     [
         (DataType.FP32, b"1234", "holds 4 bytes, TYPE_FP32 \\[2\\] needs 8"),
         (DataType.BYTES, b"\1\0\0\0a", r"holds 5 bytes, TYPE_STRING \[2\] needs 9"),
@@ -85,10 +85,10 @@ def test_a_file_of_another_size_is_refused_by_name(
     write: Callable[[bytes], None],
     datatype: DataType,
     content: bytes,
-    said: str,
+    expected: str,
 ) -> None:
     write(content)
-    with pytest.raises(ModelConfigError, match=f"begin: {said}"):
+    with pytest.raises(ModelConfigError, match=f"begin: {expected}"):
         states(tmp_path, (2,), "begin", datatype=datatype)
 
 
@@ -111,7 +111,7 @@ def test_a_state_does_not_keep_the_batch_that_it_was_a_row_of(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("made", "said"),
+    ("made", "expected"),
     [
         ({}, "is missing"),
         ({"out": Tensor(np.zeros(3, np.float32))}, r"is FP32 \[3\], expected FP32 \[2\]"),
@@ -119,7 +119,7 @@ def test_a_state_does_not_keep_the_batch_that_it_was_a_row_of(tmp_path: Path) ->
     ],
 )
 def test_a_state_that_is_no_state_is_an_error_by_name(
-    tmp_path: Path, made: dict[str, Tensor], said: str
+    tmp_path: Path, made: dict[str, Tensor], expected: str
 ) -> None:
-    with pytest.raises(InternalError, match=f"state output 'out' {said}"):
+    with pytest.raises(InternalError, match=f"state output 'out' {expected}"):
         states(tmp_path).after(made)

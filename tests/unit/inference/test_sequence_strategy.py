@@ -57,7 +57,7 @@ def test_a_batch_that_cannot_grow_does_not_wait() -> None:
     assert slots(strategy.choose(other, 0.5)) == [0]
 
 
-def test_nobody_waits_longer_than_the_delay() -> None:
+def test_no_request_waits_longer_than_the_delay() -> None:
     strategy = OldestStrategy(4, (4,), 2.0)
     assert strategy.choose(heads(0, came_at=1.0), 2.0) == Choice((), 1.0)
     assert slots(strategy.choose(heads(0, came_at=1.0), 3.0)) == [0]

@@ -51,7 +51,7 @@ def state(dims: str, initial: str = "", data_type: str = "TYPE_FP32") -> str:
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "expected"),
     [
         (
             f'backend: "identity" input {{ name: "a" data_type: TYPE_FP32 '
@@ -115,8 +115,8 @@ def state(dims: str, initial: str = "", data_type: str = "TYPE_FP32") -> str:
         ),
     ],
 )
-def test_what_is_too_much_is_refused_by_name(text: str, says: str) -> None:
-    assert any(says in fault for fault in faults(text)), faults(text)
+def test_what_is_too_much_is_refused_by_name(text: str, expected: str) -> None:
+    assert any(expected in fault for fault in faults(text)), faults(text)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_what_is_made_only_as_it_is_used_may_be_as_much_as_can_be_written(text: 
     assert faults(IO + text) == []
 
 
-def test_of_very_many_faults_the_first_are_told() -> None:
-    told = faults('backend: "identity" ' + "input { }" * 1000)
-    assert len(told) == 33
-    assert told[-1].endswith(" more faults of the same configuration")
+def test_of_very_many_faults_the_first_are_listed() -> None:
+    listed = faults('backend: "identity" ' + "input { }" * 1000)
+    assert len(listed) == 33
+    assert listed[-1].endswith(" more faults of the same configuration")
