@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from edge_server.cameras.camera import CameraState
 from edge_server.inference.snapshot import UNLOADED, ModelState
 from edge_server.lifecycle.poll_control import PollControl
+from edge_server.process.utf8 import as_utf8
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
