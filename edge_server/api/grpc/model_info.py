@@ -1,4 +1,4 @@
-"""ModelStatistics: the counters of loaded models as the protocol's messages."""
+"""What a client may know: the server's extensions, a model's tensors, the counters of models."""
 
 from __future__ import annotations
 
@@ -12,9 +12,13 @@ from edge_server.inference.snapshot import parse_version
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from edge_server.api.grpc.shared_memory import SharedMemory
+    from edge_server.inference.control import ModelControl
     from edge_server.inference.data_plane import DataPlane
     from edge_server.inference.snapshot import LoadedModel
-    from edge_server.inference.statistics import Duration
+    from edge_server.inference.tracing.tracer import Tracer
+    from edge_server.model_config.config import ModelConfig
+    from edge_server.tensors import TensorSpec
 
 _REQUEST_DURATIONS = (
     "success",
@@ -37,13 +41,44 @@ _RESPONSE_DURATIONS = (
 )
 
 
+def server_extensions(
+    control: ModelControl | None, shared_memory: SharedMemory | None, tracer: Tracer
+) -> tuple[str, ...]:
+    """Return the supported extensions, in Triton's order and spelling."""
+    offered = {
+        "classification": True,
+        "sequence": True,
+        "model_repository": control is not None,
+        "model_repository(unload_dependents)": control is not None,
+        "schedule_policy": True,
+        "model_configuration": True,
+        "system_shared_memory": shared_memory is not None,
+        "binary_tensor_data": True,
+        "parameters": True,
+        "statistics": True,
+        "trace": bool(tracer.file_name),
+        "logging": True,
+    }
+    return tuple(name for name, works in offered.items() if works)
+
+
+def tensor_metadata(config: ModelConfig, specs: Iterable[TensorSpec]) -> list[Any]:
+    """Return the metadata of a model's inputs or outputs, batch dimension included."""
+    return [
+        pb.ModelMetadataResponse.TensorMetadata(
+            name=spec.name, datatype=spec.datatype.value, shape=config.full_shape(spec)
+        )
+        for spec in specs
+    ]
+
+
 def statistics_message(data_plane: DataPlane, name: str, version: str) -> Any:
     """Return a `ModelStatisticsResponse` for all loaded models, one model, or one version.
 
     Raises:
         InvalidRequest: that model or version is not loaded (Triton's texts).
     """
-    asked_version = parse_version(version) if version else None
+    wanted_version = parse_version(version) if version else None
     found = [
         entry.loaded
         for entry in data_plane.index(only_ready=True)
@@ -51,8 +86,8 @@ def statistics_message(data_plane: DataPlane, name: str, version: str) -> Any:
     ]
     if name and not found:
         raise InvalidRequest(f"requested model '{name}' is not available")
-    if name and asked_version is not None:
-        found = [loaded for loaded in found if loaded.version == asked_version]
+    if name and wanted_version is not None:
+        found = [loaded for loaded in found if loaded.version == wanted_version]
         if not found:
             raise InvalidRequest(f"requested model version is not available for model '{name}'")
     response = pb.ModelStatisticsResponse()
@@ -73,12 +108,12 @@ def _add(response: Any, loaded: LoadedModel) -> None:
     _copy(model.inference_stats, counts, _REQUEST_DURATIONS)
     for batch_size, batch in sorted(counts.batches.items()):
         _copy(model.batch_stats.add(batch_size=batch_size), batch, _BATCH_DURATIONS)
-    for index, answered in counts.responses.items():
-        _copy(model.response_stats[index], answered, _RESPONSE_DURATIONS)
+    for index, counted in counts.responses.items():
+        _copy(model.response_stats[index], counted, _RESPONSE_DURATIONS)
 
 
 def _copy(message: Any, source: object, names: Iterable[str]) -> None:
     for name in names:
-        duration: Duration = getattr(source, name)
+        duration = getattr(source, name)
         target = getattr(message, name)
         target.count, target.ns = duration.count, duration.ns
