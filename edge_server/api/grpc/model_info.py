@@ -20,26 +20,6 @@ if TYPE_CHECKING:
     from edge_server.model_config.config import ModelConfig
     from edge_server.tensors import TensorSpec
 
-_REQUEST_DURATIONS = (
-    "success",
-    "fail",
-    "queue",
-    "compute_input",
-    "compute_infer",
-    "compute_output",
-    "cache_hit",
-    "cache_miss",
-)
-_BATCH_DURATIONS = ("compute_input", "compute_infer", "compute_output")
-_RESPONSE_DURATIONS = (
-    "compute_infer",
-    "compute_output",
-    "success",
-    "fail",
-    "empty_response",
-    "cancel",
-)
-
 
 def server_extensions(
     control: ModelControl | None, shared_memory: SharedMemory | None, tracer: Tracer
@@ -105,15 +85,16 @@ def _add(response: Any, loaded: LoadedModel) -> None:
         inference_count=counts.inference_count,
         execution_count=counts.execution_count,
     )
-    _copy(model.inference_stats, counts, _REQUEST_DURATIONS)
+    _copy_durations(model.inference_stats, counts)
     for batch_size, batch in sorted(counts.batches.items()):
-        _copy(model.batch_stats.add(batch_size=batch_size), batch, _BATCH_DURATIONS)
+        _copy_durations(model.batch_stats.add(batch_size=batch_size), batch)
     for index, counted in counts.responses.items():
-        _copy(model.response_stats[index], counted, _RESPONSE_DURATIONS)
+        _copy_durations(model.response_stats[index], counted)
 
 
-def _copy(message: Any, source: object, names: Iterable[str]) -> None:
-    for name in names:
-        duration = getattr(source, name)
-        target = getattr(message, name)
-        target.count, target.ns = duration.count, duration.ns
+def _copy_durations(message: Any, source: object) -> None:
+    """Copy each duration that the message has; `source` has them by the same names."""
+    for field in message.DESCRIPTOR.fields:
+        if field.message_type is not None:
+            duration, target = getattr(source, field.name), getattr(message, field.name)
+            target.count, target.ns = duration.count, duration.ns
