@@ -5,7 +5,8 @@ version's classes (tests/tensorrt_api). Where versions differ, the difference st
 `hasattr` or a comparison of `version`, with its reason.
 
 Only a process that may crash imports this: see `child`. Nothing here that loads a plan may be
-called without a CUDA driver: a Runtime made without one crashes at every call, even in its destructor.
+called without a CUDA driver: a Runtime made without one crashes at every call, even in its
+destructor.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from edge_server.backends.tensorrt.build.build_options import BuildOptions
     from edge_server.backends.tensorrt.build.events import OnEvent
     from edge_server.backends.tensorrt.build.process import BuildJob
-    from edge_server.gpu.bare_gpu import BareGpu
+    from edge_server.gpu.libcuda import BareGpu
 
 _REPORT_EVERY_S = 0.1
 
