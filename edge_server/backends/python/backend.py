@@ -24,13 +24,10 @@ and stays allocated until the process ends.
 
 from __future__ import annotations
 
-import json
 import logging
 from typing import TYPE_CHECKING
 
 import msgspec
-from google.protobuf import json_format
-from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.backends.python.channel import ChannelClosed
 from edge_server.backends.python.child.sandbox import offered
@@ -39,10 +36,11 @@ from edge_server.backends.python.messages import shortened
 from edge_server.backends.python.model import PythonModel
 from edge_server.backends.python.model_log import ModelLog
 from edge_server.backends.python.process import ChildProcess
-from edge_server.errors import ModelConfigError, ModelLoadError
+from edge_server.errors import InvalidRequest, ModelConfigError, ModelLoadError
 from edge_server.model_config.completion import complete_scheduling
 from edge_server.model_config.config import Completion, ModelConfig
 from edge_server.model_config.files import require_path
+from edge_server.model_config.parse import parse_model_config_json
 from edge_server.model_config.validation import validate
 from edge_server.settings.mistakes import value_mistake
 
@@ -179,12 +177,13 @@ def _auto_complete(directory: Path, config: ModelConfig, parameters: PythonParam
 def _merged(files: ModelFiles, config: ModelConfig, completed: str) -> ModelConfig:
     """Return the configuration merged with only those fields that a model may complete."""
     try:
-        theirs = json_format.ParseDict(json.loads(completed), pb.ModelConfig())
-    except (json_format.ParseError, ValueError) as error:
+        theirs = parse_model_config_json(completed, config.name)
+    except InvalidRequest as error:
+        reason = str(error).removeprefix("Invalid config override: ")
         raise ModelConfigError(
-            f"{files.config_path}: what auto_complete_config returned is no configuration: {error}"
+            f"{files.config_path}: what auto_complete_config returned is no configuration: {reason}"
         ) from error
-    message = pb.ModelConfig()
+    message = type(theirs)()
     message.CopyFrom(config.message)
     message.max_batch_size = theirs.max_batch_size
     for field in ("input", "output"):
