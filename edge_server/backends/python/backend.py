@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from edge_server.backends.python.channel import ChannelClosed
-from edge_server.backends.python.child.sandbox import offered
+from edge_server.backends.python.child import sandbox
 from edge_server.backends.python.context import ModelContext, PythonParameters, start_message
 from edge_server.backends.python.messages import shortened
 from edge_server.backends.python.model import PythonModel
@@ -93,28 +93,26 @@ def load(
 ) -> PythonModel:
     """Return the model; no process starts before its first instance is made."""
     del devices, tell
-    _check_offer(directory / config.default_model_filename, config)
-    for line in _lacking(config):
+    for line in _lacking_sandbox(directory / config.default_model_filename, config):
         log.warning("model %s: its sandbox is not whole: this kernel has %s", config.name, line)
     parameters = PythonParameters.of(config)
     return PythonModel(ModelContext(directory, config, parameters, server_context))
 
 
-def _check_offer(path: Path, config: ModelConfig) -> None:
-    """Check that the kernel offers the required sandbox.
+def _lacking_sandbox(path: Path, config: ModelConfig) -> list[str]:
+    """Return the restrictions that the kernel cannot enforce, a line for each.
 
     Raises:
-        ModelConfigError: the kernel offers less than the settings require.
+        ModelConfigError: the settings require them.
     """
-    if config.completion.python.sandbox == "require" and (lacking := _lacking(config)):
+    settings = config.completion.python
+    lacking = sandbox.lacking(sandbox.rules_of(settings))
+    if lacking and settings.sandbox == "require":
         raise ModelConfigError(
             f"{path}: a whole sandbox is required, and this kernel has {'; '.join(lacking)}; "
             '[python] sandbox = "auto" runs models with what there is'
         )
-
-
-def _lacking(config: ModelConfig) -> list[str]:
-    return [] if config.completion.python.sandbox == "off" else offered().lacks()
+    return lacking
 
 
 def _checked_parameters(files: ModelFiles, config: ModelConfig) -> PythonParameters:
@@ -150,7 +148,7 @@ def _checked_parameters(files: ModelFiles, config: ModelConfig) -> PythonParamet
 def _auto_complete(directory: Path, config: ModelConfig, parameters: PythonParameters) -> str:
     """Return the completed configuration as JSON; empty when the model does not complete it."""
     path = directory / config.default_model_filename
-    _check_offer(path, config)
+    _lacking_sandbox(path, config)
     within_s = parameters.initialize_timeout_s
     try:
         process = ChildProcess(config.name, parameters.arena_bytes, ModelLog(config.name))
