@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import Counter
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -64,7 +63,6 @@ class ModelCalls:
         self._callers = callers
         self._has_changed_models = False
         self._loading: list[str] = []
-        self._lock = threading.Lock()
         self._threads = NestedCallThreads(name)
         self._calls: dict[int, NestedCallCancellation] = {}
 
@@ -78,8 +76,8 @@ class ModelCalls:
             self._refuse(request.number, "BLS is only supported during the 'execute' function.")
             return
         if len(inputs) < len(request.inputs):
-            given = Counter(place.name for place in request.inputs)
-            twice = next(name for name, count in given.items() if count > 1)
+            names = [place.name for place in request.inputs]
+            twice = next(name for name in names if names.count(name) > 1)
             self._refuse(
                 request.number,
                 f"[request id: {request.id or '<id_unknown>'}] input '{twice}' already exists in "
@@ -87,8 +85,7 @@ class ModelCalls:
             )
             return
         cancellation = NestedCallCancellation(callers[0])
-        with self._lock:
-            self._calls[request.number] = cancellation
+        self._calls[request.number] = cancellation
         if not self._threads.run(lambda: self._submit(message, inputs, callers, cancellation)):
             self._refuse(request.number, _TOO_MANY)
 
@@ -126,17 +123,13 @@ class ModelCalls:
 
     def cancel(self, message: m.Cancel) -> None:
         """Cancel a call whose response the model no longer needs."""
-        with self._lock:
-            cancellation = self._calls.get(message.number)
-        if cancellation is not None:
+        if (cancellation := self._calls.get(message.number)) is not None:
             cancellation.cancel()
 
     def close(self) -> None:
         """Cancel every call; a thread that still runs a model ends when that model is done."""
         self._threads.close()
-        with self._lock:
-            cancellations = list(self._calls.values())
-        for cancellation in cancellations:
+        for cancellation in list(self._calls.values()):
             cancellation.cancel()
 
     def _resolver(
@@ -261,8 +254,7 @@ class ModelCalls:
 
     def _send_response(self, number: int, message: m.ChildResponse | None, *, final: bool) -> None:
         if final:
-            with self._lock:
-                self._calls.pop(number, None)
+            self._calls.pop(number, None)
         self._send(m.Responded(number, message, final))
 
     def _send(self, message: m.Responded | m.QueryResult) -> None:
