@@ -84,7 +84,7 @@ class Publisher:
         self._now_ns = now_ns
         self._topics = Topics(identity.device)
         self._outbox: Outbox[tuple[int, LaneFrame]] = Outbox()
-        self._outbox.put_state(self._topics.status, payloads.starting(identity))
+        self._outbox.put_state(self._topics.status, payloads.status(identity, "starting"))
         self._outbox.put_state(self._topics.meta, payloads.meta(identity))
         self._seq: dict[str, Iterator[int]] = defaultdict(itertools.count)
         self._models: set[str] = set()  # that have a topic
@@ -119,7 +119,7 @@ class Publisher:
         if not self.worker.alive:
             self._wake.close()
             return
-        self._outbox.put_state(self._topics.status, payloads.offline(self._identity))
+        self._outbox.put_state(self._topics.status, payloads.status(self._identity, "offline"))
         self._leave_by = time.monotonic() + _FAREWELL_S
         self._wake.ring()
         self._ended.wait(_FAREWELL_S + 0.1)
@@ -133,7 +133,8 @@ class Publisher:
         Args:
             no_lanes: the cameras without lanes at present.
         """
-        self._put_state(self._topics.status, payloads.online(self._identity, no_lanes))
+        payload = payloads.status(self._identity, "online", no_lanes=sorted(no_lanes))
+        self._put_state(self._topics.status, payload)
         self._online = True
 
     def publish_lanes(self, frame: LaneFrame) -> None:
@@ -212,7 +213,7 @@ class Publisher:
         connection = Connection(
             self._mqtt,
             self._identity.client_id,
-            will=(self._topics.status, payloads.offline(self._identity)),
+            will=(self._topics.status, payloads.status(self._identity, "offline")),
             keepalive_s=self._keepalive_s,
             on_live_sent=self._count,
         )

@@ -169,13 +169,19 @@ def test_an_old_frame_says_that_it_is_stale() -> None:
 
 
 def test_state_payloads() -> None:
-    assert json.loads(payloads.starting(IDENTITY)) == {"state": "starting", "version": "0.1.0"}
-    assert json.loads(payloads.online(IDENTITY, ["rear", "front"])) == {
+    assert json.loads(payloads.status(IDENTITY, "starting")) == {
+        "state": "starting",
+        "version": "0.1.0",
+    }
+    assert json.loads(payloads.status(IDENTITY, "online", no_lanes=["front", "rear"])) == {
         "state": "online",
         "version": "0.1.0",
         "no_lanes": ["front", "rear"],
     }
-    assert json.loads(payloads.offline(IDENTITY)) == {"state": "offline", "version": "0.1.0"}
+    assert json.loads(payloads.status(IDENTITY, "offline")) == {
+        "state": "offline",
+        "version": "0.1.0",
+    }
     assert json.loads(payloads.meta(IDENTITY)) == {
         "device": "truck-7",
         "version": "0.1.0",
