@@ -251,19 +251,17 @@ class Publisher:
         while connection.end is None and connection.in_flight < window:
             if (state := self._outbox.take_state()) is not None:
                 connection.publish_state(*state)
-            elif (live := self._outbox.take_live()) is not None:
-                topic, (seq, frame) = live
-                self._lost += not self._send(connection, topic, seq, frame)
-            else:
+                continue
+            if (live := self._outbox.take_live()) is None:
                 return
-
-    def _send(self, connection: Connection, topic: str, seq: int, frame: LaneFrame) -> bool:
-        """Return False where the frame is too old, or its message too large for the broker."""
-        now_ns = self._now_ns()
-        if frame.age_ns(now_ns) > LIVE_EXPIRY_S * 1_000_000_000:
-            return False
-        payload = payloads.lane_frame(frame, self._identity, seq, now_ns)
-        return connection.publish_live(topic, payload)
+            topic, (seq, frame) = live
+            now_ns = self._now_ns()
+            if frame.age_ns(now_ns) > LIVE_EXPIRY_S * 1_000_000_000:
+                self._lost += 1
+                continue
+            payload = payloads.lane_frame(frame, self._identity, seq, now_ns)
+            if not connection.publish_live(topic, payload):
+                self._lost += 1
 
     def _clear_leftovers(self, connection: Connection) -> None:
         """Clear the topics that an earlier run retained and that have no state now."""
