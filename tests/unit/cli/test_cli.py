@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,26 +12,6 @@ from edge_server.cli.flags.table import GROUPS
 from edge_server.cli.main import _report, run_command
 
 LANES = Path(__file__).parents[3] / "models/laneDetect_model"
-_HEAVY = "heavy = {'numpy', 'grpc', 'cv2', 'paho', 'msgspec', 'google'} & set(sys.modules)\n"
-
-
-def python(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
-    )
-
-
-def test_help_imports_neither_numpy_nor_grpc() -> None:
-    done = python(
-        "import sys\n"
-        "from edge_server.cli.main import run_command\n"
-        "try: run_command(['--help'])\n"
-        "except SystemExit: pass\n"
-        f"{_HEAVY}"
-        "sys.exit(f'imported: {heavy}' if heavy else 0)\n"
-    )
-    assert done.returncode == 0, done.stderr
-    assert "exit codes:" in done.stdout
 
 
 def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
@@ -41,36 +19,6 @@ def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
         run_command(["--version"])
     assert ended.value.code == 0
     assert re.fullmatch(r"edge-server \d+\.\d+\.\d+\S*\n", capsys.readouterr().out)
-
-
-@pytest.mark.parametrize("verb", ["run", "demo"])
-def test_a_signal_is_heeded_before_anything_heavy_is_imported(verb: str) -> None:
-    done = python(
-        "import signal, sys\n"
-        "from edge_server.cli.main import run_command\n"
-        "def see(*_):\n"
-        f"    {_HEAVY}"
-        "    sys.exit(f'imported: {heavy}' if heavy else 0)\n"
-        "signal.signal = see\n"
-        f"run_command(['{verb}'])\n"
-    )
-    assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
-def test_the_first_signal_asks_and_the_second_one_ends_the_process(name: str) -> None:
-    done = python(
-        "import os, signal\n"
-        "from edge_server.cli.main import _stop_on_signals\n"
-        "stop = _stop_on_signals()\n"
-        f"os.kill(os.getpid(), signal.{name})\n"
-        "assert stop.wait(10)\n"
-        "print('asked', flush=True)\n"
-        f"os.kill(os.getpid(), signal.{name})\n"
-        "signal.pause()\n"
-    )
-    assert (done.stdout, done.stderr) == ("asked\n", "")
-    assert done.returncode == -{"SIGTERM": 15, "SIGINT": 2}[name]
 
 
 def test_a_wrong_flag_is_a_usage_error_and_names_the_nearest(
