@@ -31,7 +31,7 @@ def test_help_imports_neither_numpy_nor_grpc() -> None:
 
 
 @pytest.mark.parametrize("verb", ["run", "demo"])
-def test_a_signal_is_heeded_before_anything_heavy_is_imported(verb: str) -> None:
+def test_a_signal_is_handled_before_anything_heavy_is_imported(verb: str) -> None:
     done = python(
         "import signal, sys\n"
         "from edge_server.cli.main import run_command\n"
@@ -45,7 +45,7 @@ def test_a_signal_is_heeded_before_anything_heavy_is_imported(verb: str) -> None
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
-def test_the_first_signal_asks_and_the_second_one_ends_the_process(name: str) -> None:
+def test_the_first_signal_requests_a_stop_and_the_second_one_ends_the_process(name: str) -> None:
     done = python(
         "import os, signal\n"
         "from edge_server.cli.main import _stop_on_signals\n"

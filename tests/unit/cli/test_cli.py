@@ -14,7 +14,7 @@ from edge_server.cli.main import _report, run_command
 LANES = Path(__file__).parents[3] / "models/laneDetect_model"
 
 
-def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         run_command(["--version"])
     assert ended.value.code == 0
@@ -24,7 +24,7 @@ def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_wrong_flag_is_a_usage_error_and_names_the_nearest(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    for arguments, says in (
+    for arguments, message in (
         (["run", "--grpc-prot", "1"], "did you mean --grpc-port?"),
         (["run", "--model-repo=/m"], "did you mean --model-repository?"),
         (["demo", "--fames", "1"], "did you mean --frames?"),
@@ -35,7 +35,7 @@ def test_a_wrong_flag_is_a_usage_error_and_names_the_nearest(
         with pytest.raises(SystemExit) as caught:
             run_command(arguments)
         assert caught.value.code == 2
-        assert says in capsys.readouterr().err
+        assert message in capsys.readouterr().err
 
 
 def help_of(verb: str, flag: str, capsys: pytest.CaptureFixture[str]) -> str:
@@ -51,8 +51,8 @@ def test_help_groups_what_can_be_chosen_with_defaults_and_an_example(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     text = help_of(verb, "--help", capsys)
-    for said in ("Model repository:", "gRPC:", "Metrics:", "(default: 8001)", "(default: none)"):
-        assert said in text
+    for output in ("Model repository:", "gRPC:", "Metrics:", "(default: 8001)", "(default: none)"):
+        assert output in text
     assert f"edge-server {verb} --model-repository models --camera front=road.mp4" in text
     assert "no effect: " not in text
     assert "--http-port" not in text
@@ -65,8 +65,8 @@ def test_the_rest_of_tritonservers_flags_has_a_help_of_its_own(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     text = help_of("run", "--help-triton", capsys)
-    for said in ("--http-port", "no effect: ", "refused: ", "Deprecated:", "(default: 8001)"):
-        assert said in text
+    for output in ("--http-port", "no effect: ", "refused: ", "Deprecated:", "(default: 8001)"):
+        assert output in text
     for flags in GROUPS.values():
         for flag in flags:
             assert f"--{flag.name}" in text
@@ -82,7 +82,7 @@ def test_check_reports_of_flags_without_effect(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "says"),
+    ("arguments", "code", "message"),
     [
         (["check", "--config", "/nowhere.toml"], 78, "/nowhere.toml: cannot be read"),
         (["check", "--model-repository", "/nowhere"], 69, "model repository cannot be read"),
@@ -105,10 +105,10 @@ def test_check_reports_of_flags_without_effect(
     ],
 )
 def test_each_kind_of_failure_has_its_exit_code(
-    arguments: list[str], code: int, says: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_command(arguments) == code
-    assert says in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 # systemd restarts the daemon after every code but 2 and 78.
@@ -186,7 +186,7 @@ def test_what_is_no_address_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "says"),
+    ("line", "message"),
     [
         ('device = "truck-7"', "device: "),
         ("repository = 5", "repository: "),
@@ -197,13 +197,13 @@ def test_what_is_no_address_is_refused(text: str) -> None:
 )
 @pytest.mark.parametrize("flags", [[], ["--device-id", "a", "--grpc-port", "1", "--camera", "a=b"]])
 def test_a_value_in_the_place_of_a_table_is_a_fault_whatever_the_flags(
-    tmp_path: Path, line: str, says: str, flags: list[str], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, line: str, message: str, flags: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "config.toml"
     path.write_text(line)
     arguments = ["check", "--config", str(path), "--model-repository", str(tmp_path), *flags]
     assert run_command(arguments) == 78
-    assert f"{path}: {says}expected a table" in capsys.readouterr().err
+    assert f"{path}: {message}expected a table" in capsys.readouterr().err
 
 
 def test_a_flag_is_not_blamed_on_the_file(
