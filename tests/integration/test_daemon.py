@@ -379,8 +379,8 @@ def test_a_grpc_server_that_responds_to_nobody_ends_the_daemon(tmp_path: Path) -
     try:
         daemon.start(threading.Event())
         timer.start()
-        for server in daemon._grpc._servers:
-            server.stop(None).wait()
+        for side in daemon._grpc._sides:
+            side.server.stop(None).wait()
         with pytest.raises(StageStuck, match="gRPC does not answer on unix:"):
             daemon.run(give_up)
     finally:
