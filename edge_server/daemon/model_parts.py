@@ -10,9 +10,8 @@ import msgspec
 
 from edge_server.board.state_directory import state_directory
 from edge_server.errors import SettingsError
-from edge_server.inference.bounded_control import BoundedControl
 from edge_server.inference.canary_monitor import CanaryTerms
-from edge_server.inference.live_models import LiveModels
+from edge_server.inference.control import BoundedControl, LiveModels
 from edge_server.inference.rate_limiter import RateLimiter, ResourceLimit
 from edge_server.inference.scheduling import Scheduling
 from edge_server.lifecycle.budget import MemoryBudget
@@ -23,7 +22,7 @@ from edge_server.lifecycle.loader import RepositoryLoader
 from edge_server.lifecycle.poll_control import PollControl
 from edge_server.model_config.config import Completion
 from edge_server.pipeline.lane_pipeline import LANE_TENSORS
-from edge_server.process.utf8 import is_utf8, shown
+from edge_server.process.paths import is_utf8, shown
 from edge_server.repository.private_copies import PrivateCopies, PrivateDirectory
 from edge_server.repository.signature import SignaturePolicy
 from edge_server.repository.source import AcceptedModels, Repositories

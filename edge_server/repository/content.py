@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from edge_server.errors import ModelConfigError, ModelLoadError
 from edge_server.model_config.files import cannot_be_read
-from edge_server.process.disk import sync
+from edge_server.process.paths import sync
 from edge_server.repository.manifest import (
     ABOUT_CONTENT,
     MOST_BYTES,
@@ -109,7 +109,9 @@ def read_file(tree: ModelTree, seen: SeenFile, copy: BinaryIO | None = None) -> 
 
 
 @contextmanager
-def reading(tree: ModelTree, seen: SeenFile) -> Iterator[tuple[Callable[[int], bytes], os.stat_result]]:
+def reading(
+    tree: ModelTree, seen: SeenFile
+) -> Iterator[tuple[Callable[[int], bytes], os.stat_result]]:
     """Open one file of `tree`; yield the function that reads its next bytes, and its status.
 
     Raises:
