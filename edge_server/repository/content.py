@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from edge_server.errors import ModelConfigError, ModelLoadError
 from edge_server.model_config.files import cannot_be_read
-from edge_server.process.paths import sync
+from edge_server.process.disk import sync
 from edge_server.repository.manifest import (
     ABOUT_CONTENT,
     MOST_BYTES,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge_server.errors import ModelConfigError
-from edge_server.process.paths import sync
+from edge_server.process.disk import sync
 from edge_server.repository.content import TornModel, content_of, remove
 from edge_server.repository.tree import look
 

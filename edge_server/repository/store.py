@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from edge_server.errors import InternalError, ModelConfigError
-from edge_server.process.paths import error_of_place
+from edge_server.process.disk import error_of_place
 from edge_server.repository.content import (
     content_of,
     copy_model,

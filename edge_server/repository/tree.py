@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from edge_server.process.paths import is_utf8, shown
+from edge_server.process.utf8 import is_utf8, shown
 from edge_server.repository.scan import APPEARS_TWICE, NAME_RULE, is_model_name
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from edge_server.errors import InternalError, ModelConfigError
 from edge_server.lifecycle.model_spec import ModelSpec
 from edge_server.model_config.config import Completion
-from edge_server.process.paths import atomic_write
+from edge_server.process.disk import atomic_write
 from edge_server.repository.content import Content, content_of
 from edge_server.repository.manifest import (
     ABOUT_CONTENT,

@@ -12,7 +12,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Literal
 
 from edge_server.errors import ModelConfigError, NotFound
-from edge_server.process.paths import sync
+from edge_server.process.disk import sync
 from edge_server.repository.content import Content
 from edge_server.repository.manifest import ABOUT_CONTENT, MOST_BYTES, NAME, Manifest, ManifestFile
 from edge_server.repository.scan import NAME_RULE, is_model_name

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from edge_server.errors import ModelConfigError
-from edge_server.process.paths import shown
+from edge_server.process.utf8 import shown
 from edge_server.repository.content import Content, content_of
 from edge_server.repository.manifest import NAME, SIGNATURE_NAME, read_about
 from edge_server.repository.scan import is_model_name
