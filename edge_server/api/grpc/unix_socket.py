@@ -46,11 +46,11 @@ class UnixSocket:
         """Open the socket to its group; call after listening, which applies the umask."""
         self.path.chmod(0o660)
 
-    def connect(self, patience_s: float) -> socket.socket:
+    def connect(self, timeout_s: float) -> socket.socket:
         """Raises: OSError: no server listens there, or the connection took too long."""
         connection = socket.socket(socket.AF_UNIX)
         try:
-            connection.settimeout(patience_s)
+            connection.settimeout(timeout_s)
             connection.connect(str(self.path))
         except BaseException:
             connection.close()

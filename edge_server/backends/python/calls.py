@@ -1,5 +1,5 @@
-"""What a model's process gets from the daemon: calls to other models (Triton's BLS), loads of models,
-and metrics."""
+"""What a model's process gets from the daemon: calls to other models (Triton's BLS), loads of
+models, and metrics."""
 
 from __future__ import annotations
 

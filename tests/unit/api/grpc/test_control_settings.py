@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from edge_server.api.grpc.log_settings import update_log_settings
-from edge_server.api.grpc.trace_settings import update_trace_settings
+from edge_server.api.grpc.control_calls import update_log_settings, update_trace_settings
 from edge_server.errors import EdgeServerError, InvalidRequest
 from edge_server.inference.tracing.traced_request import TraceRule
 from edge_server.inference.tracing.tracer import Tracer
@@ -26,7 +25,7 @@ def trace(**values: list[str]) -> object:
     return request.settings
 
 
-def told(response: pb.TraceSettingResponse, name: str) -> list[str]:
+def values_of(response: pb.TraceSettingResponse, name: str) -> list[str]:
     return list(response.settings[name].value)
 
 
@@ -34,12 +33,12 @@ def test_a_models_setting_goes_before_that_of_all_until_it_is_cleared() -> None:
     tracer = Tracer()
     update_trace_settings(tracer, "", trace(trace_rate=["5"]))
     response = update_trace_settings(tracer, "m", trace(trace_rate=["9"]))
-    assert told(response, "trace_rate") == ["9"]
-    assert told(update_trace_settings(tracer, "", trace()), "trace_rate") == ["5"]
+    assert values_of(response, "trace_rate") == ["9"]
+    assert values_of(update_trace_settings(tracer, "", trace()), "trace_rate") == ["5"]
     response = update_trace_settings(tracer, "m", trace(trace_rate=[]))
-    assert told(response, "trace_rate") == ["5"]
+    assert values_of(response, "trace_rate") == ["5"]
     response = update_trace_settings(tracer, "", trace(trace_rate=[]))
-    assert told(response, "trace_rate") == ["1000"]
+    assert values_of(response, "trace_rate") == ["1000"]
 
 
 def test_trace_settings_begin_as_they_were_chosen() -> None:

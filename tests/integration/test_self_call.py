@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from tests.conftest import Authority
 
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def serve(stack: ExitStack) -> Callable[[Grpc], GrpcServer]:
 
 
 def connects(port: int) -> Callable[[float], socket.socket]:
-    return lambda patience_s: socket.create_connection(("127.0.0.1", port), patience_s)
+    return lambda timeout_s: socket.create_connection(("127.0.0.1", port), timeout_s)
 
 
 def asked(call: SelfCall, times: int = MOST_FAILURES) -> SelfCall:
@@ -96,8 +96,8 @@ def test_a_server_that_was_stopped_is_dead(
         server = serve(settings)
         call = asked(own(server), 1)
         call.check()
-        for each in server._servers:
-            each.stop(None).wait()
+        for side in server._sides:
+            side.server.stop(None).wait()
         with pytest.raises(StageStuck, match=f"{MOST_FAILURES} calls in a row failed: UNAVAILABLE"):
             asked(call).check()
         call._close()
@@ -112,7 +112,7 @@ def test_a_port_that_nobody_serves_is_dead(speaks_tls: bool) -> None:
             connects(port),
             lambda: 0,
             speaks_tls=speaks_tls,
-            patience_s=0.2,
+            timeout_s=0.2,
         )
         asked(call, MOST_FAILURES - 1).check()
         with pytest.raises(StageStuck, match="gRPC does not answer on 127"):
@@ -132,10 +132,10 @@ def test_a_server_with_as_many_connections_as_there_may_be_is_well(
     serve: Callable[[Grpc], GrpcServer], stack: ExitStack
 ) -> None:
     server = serve(Grpc(port=0, max_connections=2))
-    end = time.monotonic() + PATIENCE_S
+    end = time.monotonic() + TIMEOUT_S
     while True:
         held = stack.enter_context(socket.create_connection(("127.0.0.1", server.port)))
-        held.settimeout(PATIENCE_S)
+        held.settimeout(TIMEOUT_S)
         try:
             if held.recv(1) == b"":
                 break
@@ -175,7 +175,7 @@ def test_a_server_is_well_that_is_full_for_the_call_and_has_room_a_moment_later(
 def test_a_server_whose_threads_are_all_taken_is_well(stack: ExitStack) -> None:
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         port = deaf.getsockname()[1]
-        call = SelfCall(f"127.0.0.1:{port}", connects(port), lambda: 1, patience_s=0.2)
+        call = SelfCall(f"127.0.0.1:{port}", connects(port), lambda: 1, timeout_s=0.2)
         asked(call).check()
         call._close()
 
@@ -187,9 +187,9 @@ def test_it_runs_as_long_as_the_server_does(serve: Callable[[Grpc], GrpcServer])
     really = server.self_call._unwell
     server.self_call._unwell = lambda: (really(), heard.set())[0]  # type: ignore[method-assign]
     server.start()
-    assert heard.wait(PATIENCE_S)
+    assert heard.wait(TIMEOUT_S)
     server.stop(0.0)
-    server.self_call.worker.stop(PATIENCE_S)
+    server.self_call.worker.stop(TIMEOUT_S)
     assert not server.self_call.worker.alive
     assert server.self_call.worker.failure is None
     with grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:

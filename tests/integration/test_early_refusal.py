@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import grpc
 import pytest
 
-from edge_server.api.grpc.early_refusal import refusable
-from edge_server.api.grpc.status import unary
+from edge_server.api.grpc.call_threads import CallThreads, refusable
+from edge_server.api.grpc.methods import unary
 from edge_server.errors import Unavailable
 
 if TYPE_CHECKING:
@@ -26,8 +25,8 @@ class Door:
         self.refusal: Unavailable | None = None
         self.answering = threading.Semaphore(0)
         self.go_on = threading.Event()
-        threads = ThreadPoolExecutor(1)
-        self._server = grpc.server(threads)
+        threads = CallThreads(1, "grpc")
+        self._server = grpc.server(threads)  # type: ignore[arg-type]
         handler = refusable(unary(self._answer, "s.m"), lambda: self.refusal, threads)
         self._server.add_registered_method_handlers("s", {"m": handler})
         port = self._server.add_insecure_port("127.0.0.1:0")

@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from edge_server import errors
-from edge_server.api.grpc.status import streaming, unary
+from edge_server.api.grpc.methods import streaming, unary
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
