@@ -43,8 +43,8 @@ class Copies:
         for left in self._incoming.iterdir():
             remove(left)
         # Keyed by the name in either directory.
-        names = (entry.name for entry in self._finished.iterdir())
-        self._sizes = {name: 0 for name in names if _KEY.match(name)}
+        finished = (entry for entry in self._finished.iterdir() if _KEY.match(entry.name))
+        self._sizes = {entry.name: _size_bytes(entry) for entry in finished}
 
     @property
     def keys(self) -> set[str]:
@@ -78,16 +78,6 @@ class Copies:
         except (OSError, ModelConfigError):
             return None
         return (content.key(name), content.digest) == (kept.key, kept.digest)
-
-    def weigh(self, kept: KeptCopy) -> None:
-        self._sizes[kept.key] = kept.size_bytes
-
-    def measure(self, key: str) -> None:
-        """Set the size of an unclaimed copy from its files on disk."""
-        folders = os.walk(self._finished / key)
-        files = (Path(folder, name) for folder, _, names in folders for name in names)
-        with suppress(OSError):
-            self._sizes[key] = sum(file.lstat().st_size for file in files)
 
     def begin(self, size_bytes: int) -> Path:
         """Create a directory for a new copy of `size_bytes`."""
@@ -140,3 +130,13 @@ class Copies:
             (self._finished / key).rename(aside)
         del self._sizes[key]
         remove(aside)
+
+
+def _size_bytes(directory: Path) -> int:
+    """Return the size of the files below `directory`, as far as they can be read."""
+    size_bytes = 0
+    for folder, _, names in os.walk(directory):
+        for name in names:
+            with suppress(OSError):
+                size_bytes += Path(folder, name).lstat().st_size
+    return size_bytes

@@ -284,10 +284,6 @@ class ModelStore:
                 len(state.unclaimed),
             )
         state = self._followed(state, repositories)
-        for kept in state.kept:
-            self._copies.weigh(kept)
-        for key in state.unclaimed:
-            self._copies.measure(key)
         self._note(lambda _: state)
         self._tidy()
 

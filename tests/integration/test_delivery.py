@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import pytest
 
-from edge_server.cli.models.listing import Inspection
+from edge_server.cli.models.listing import faults_of
 from edge_server.cli.models.push import pack
 from edge_server.repository.transfer.entries import write_archive
 from edge_server.repository.transfer.incoming import receive, roll_back
@@ -240,7 +240,7 @@ def accepting(strace: str, in_memory: Callable[[], Path]) -> Iterator[Accepting]
 
 
 def is_whole(repository: Path, name: str) -> bool:
-    return Inspection([]).faults(take_inventory(repository, name)) == []
+    return faults_of(take_inventory(repository, name)) == []
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from edge_server.cli.main import run_command
-from edge_server.cli.models.listing import Inspection, local_listing, rows, size_text, table
+from edge_server.cli.models.listing import faults_of, local_listing, rows, size_text, table
 from edge_server.errors import ModelConfigError
 from edge_server.repository.manifest import NAME as MANIFEST
 from edge_server.repository.manifest import SIGNATURE_NAME as SIGNATURE
@@ -80,7 +80,7 @@ def test_a_digest_is_of_content_alone(repository: Path, make_model: MakeModel) -
 
 def test_what_cannot_be_read_is_no_verdict(repository: Path) -> None:
     with pytest.raises(ModelConfigError, match="m: cannot be read: No such file"):
-        Inspection([]).faults(take_inventory(repository, "m"))
+        faults_of(take_inventory(repository, "m"))
 
 
 @pytest.mark.parametrize(
