@@ -20,6 +20,7 @@ import pytest
 
 from edge_server.cli.models.listing import faults_of
 from edge_server.cli.models.push import pack
+from edge_server.repository.signature import SigningKey, make_keys
 from edge_server.repository.transfer.entries import write_archive
 from edge_server.repository.transfer.incoming import receive, roll_back
 from edge_server.repository.transfer.inventory import take_inventory
@@ -159,6 +160,41 @@ def test_a_daemon_serves_what_was_pushed_and_sees_nothing_else(
         done("rollback", "m", "--to", repository)
     index = server.get_model_repository_index()
     assert [model.name for model in index.models] == ["m"]
+
+
+def test_help_imports_nothing_heavy() -> None:
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import sys\n"
+            "from edge_server.cli.main import run_command\n"
+            "try: run_command(['models', 'push', '--help'])\n"
+            "except SystemExit: pass\n"
+            "heavy = {'numpy', 'msgspec', 'google', 'cryptography', 'tarfile'} & set(sys.modules)\n"
+            "sys.exit(f'imported: {heavy}' if heavy else 0)\n",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_openssl_finds_the_same_signature_good(tmp_path: Path) -> None:
+    public = make_keys(tmp_path / "key")
+    (tmp_path / "text").write_bytes(b"text")
+    (tmp_path / "sig").write_bytes(SigningKey(tmp_path / "key").sign(b"text"))
+    files = ["-inkey", public, "-in", tmp_path / "text", "-sigfile", tmp_path / "sig"]
+    done = subprocess.run(
+        ["openssl", "pkeyutl", "-verify", "-rawin", "-pubin", *files],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Verified Successfully" in done.stdout
 
 
 # --- killed at each system call -------------------------------------------------------------------
