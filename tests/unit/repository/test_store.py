@@ -548,7 +548,7 @@ def test_a_state_that_cannot_be_read_costs_no_copy(
         store = reopened(most_bytes=40)
         assert store.last_good() == {}
         assert set(copies.iterdir()) == kept
-    assert "its 2 copies that nobody knows stay" in caplog.text
+    assert "its 2 copies of unknown models stay" in caplog.text
     # They are as good as they were, and make room before anything that is known.
     again = store.stage(write({"a": b"what serves"}))
     store.commit(again)
