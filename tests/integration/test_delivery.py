@@ -631,7 +631,7 @@ def test_a_key_can_be_for_pushes_alone(sshd: Sshd, repository: Path, tmp_path: P
     assert [path.name for path in repository.iterdir()] == ["m"]
 
 
-def test_an_sshd_that_is_not_there_or_lets_nobody_in_is_unavailable(
+def test_an_sshd_that_is_not_there_or_refuses_the_key_is_unavailable(
     sshd: Sshd, repository: Path, tmp_path: Path
 ) -> None:
     there = f"127.0.0.1:{repository}"

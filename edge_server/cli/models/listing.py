@@ -27,7 +27,7 @@ _HEAD = ("MODEL", "VERSIONS", "SIZE", "DIGEST", "MANIFEST", "SIGNATURE", "PREVIO
 
 @dataclass(frozen=True)
 class Listing:
-    """All that a repository and its daemon's store tell of its models.
+    """The models of a repository, with their state in its daemon's store.
 
     Attributes:
         inventories: of each model.

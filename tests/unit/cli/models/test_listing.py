@@ -63,7 +63,7 @@ def test_each_state_has_its_word(repository: Path, make_model: MakeModel, tmp_pa
     ]
 
 
-def test_versions_and_digest_are_told(repository: Path, make_model: MakeModel) -> None:
+def test_versions_and_digest_are_listed(repository: Path, make_model: MakeModel) -> None:
     done = push(make_model(**{"10/x": "", "2/x": "", "01/x": "", "configs/x": ""}), repository)
     (row,) = rows(local_listing(repository))
     assert row["versions"] == [1, 2, 10]
@@ -97,7 +97,7 @@ def test_sizes_are_for_people(size: int, text: str) -> None:
     assert size_text(size) == text
 
 
-def test_a_name_that_is_no_text_is_told_as_a_fault(
+def test_a_name_that_is_no_text_is_listed_as_a_fault(
     repository: Path, make_model: MakeModel, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     push(make_model("m"), repository)

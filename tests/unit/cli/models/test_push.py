@@ -220,7 +220,7 @@ def test_one_version_of_a_signed_model_needs_the_key_again(
     assert faults(repository, "m") == []
 
 
-def test_nobody_vouches_for_a_rest_that_nobody_vouched_for(
+def test_a_key_signs_no_rest_that_it_had_not_signed(
     local: Path, repository: Path, make_model: MakeModel, tmp_path: Path
 ) -> None:
     make_keys(tmp_path / "key")

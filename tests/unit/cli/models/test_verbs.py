@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_help_says_what_is_done_and_what_each_exit_code_means(
+def test_help_names_each_verb_and_exit_code(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with pytest.raises(SystemExit):

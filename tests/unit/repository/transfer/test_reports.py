@@ -96,7 +96,7 @@ def test_a_verdict_that_could_not_be_written_is_written_again(
     assert verdicts_now["m"].reason == "it is broken"
 
 
-def test_another_repository_is_followed_by_nobody(store: Path, repository: Path) -> None:
+def test_another_repository_is_followed_by_no_daemon(store: Path, repository: Path) -> None:
     Verdicts(store, [repository / "other"])
     assert followed(repository, store) is None
     assert wait(repository, store)[0] == NOBODY
