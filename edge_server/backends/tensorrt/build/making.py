@@ -12,6 +12,7 @@ from edge_server.backends.tensorrt.build.events import OnEvent
 from edge_server.backends.tensorrt.build.process import BuildJob, PlanBuilt
 from edge_server.backends.tensorrt.build.side_car import SideCar, encode, sha256_of, side_car_path
 from edge_server.errors import InternalError, ModelConfigError
+from edge_server.process.disk import atomic_replace
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -68,8 +69,8 @@ def make_plan(
             build_s=built.build_s,
         )
         beside.write_bytes(encode(side_car))
-        _replace(written, plan)
-        _replace(beside, side_car_path(plan))
+        atomic_replace(written, plan)
+        atomic_replace(beside, side_car_path(plan))
     except OSError as error:
         raise InternalError(
             f"{error.filename or plan}: cannot be written: {error.strerror or error}"
@@ -117,18 +118,3 @@ def trtexec_line(
 
 def _text(shape: Shape) -> str:
     return "x".join(map(str, shape))
-
-
-def _replace(written: Path, path: Path) -> None:
-    """Atomically and durably replace `path` by `written`, also across a power cut."""
-    _sync(written)
-    written.replace(path)
-    _sync(path.parent)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
