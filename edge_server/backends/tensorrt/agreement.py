@@ -15,7 +15,7 @@ from edge_server.tensors import DataType, TensorSpec
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from edge_server.backends.tensorrt.build.side_car import PlanTensor
+    from edge_server.backends.tensorrt.plan_build.side_car import PlanTensor
     from edge_server.backends.tensorrt.plan_io import PlanIO
     from edge_server.model_config.config import ModelConfig
     from edge_server.model_config.files import ModelFiles

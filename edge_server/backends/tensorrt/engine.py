@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import tensorrt as trt
 
-from edge_server.backends.tensorrt.build.profiles import Range
-from edge_server.backends.tensorrt.build.side_car import PlanTensor, datatype_name
+from edge_server.backends.tensorrt.plan_build.profiles import Range
+from edge_server.backends.tensorrt.plan_build.side_car import PlanTensor, datatype_name
 from edge_server.backends.tensorrt.plan_io import PlanIO
 from edge_server.backends.tensorrt.trt_log import trt_log, version_here
 from edge_server.board.jetson import NVDLA_SUPPORT

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorrt as trt
 
-from edge_server.backends.tensorrt.build.side_car import version_of
+from edge_server.backends.tensorrt.plan_build.side_car import version_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

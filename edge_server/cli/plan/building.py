@@ -7,11 +7,11 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, TextIO
 
-from edge_server.backends.tensorrt.build.build_options import given_profiles
-from edge_server.backends.tensorrt.build.cache import PlanCache, build_lock
-from edge_server.backends.tensorrt.build.events import Progressed, Step, TrtMessage
-from edge_server.backends.tensorrt.build.making import make_plan
-from edge_server.backends.tensorrt.build.process import BuildLimits, build
+from edge_server.backends.tensorrt.plan_build.build_options import given_profiles
+from edge_server.backends.tensorrt.plan_build.cache import PlanCache, build_lock
+from edge_server.backends.tensorrt.plan_build.events import Progressed, Step, TrtMessage
+from edge_server.backends.tensorrt.plan_build.making import make_plan
+from edge_server.backends.tensorrt.plan_build.process import build
 from edge_server.board.state_directory import state_directory
 from edge_server.cli.plan.target import require_onnx
 from edge_server.errors import InvalidRequest, Unavailable
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from edge_server.backends.tensorrt.build.build_options import BuildOptions
-    from edge_server.backends.tensorrt.build.events import BuildEvent, OnEvent
-    from edge_server.backends.tensorrt.build.process import BuildJob, PlanBuilt
-    from edge_server.backends.tensorrt.build.side_car import SideCar
+    from edge_server.backends.tensorrt.plan_build.build_options import BuildOptions
+    from edge_server.backends.tensorrt.plan_build.events import BuildEvent, OnEvent
+    from edge_server.backends.tensorrt.plan_build.process import BuildJob, PlanBuilt
+    from edge_server.backends.tensorrt.plan_build.side_car import SideCar
     from edge_server.cli.plan.target import Target
 
 _WIDTH = 24
@@ -40,14 +40,14 @@ def build_for_people(target: Target, arguments: argparse.Namespace) -> None:
     require_onnx(target)
     options = requested_options(target.options, arguments)
     plan: Path = arguments.out or target.plan
-    limits = BuildLimits(memory_bytes=(arguments.memory_limit or 0) << 20)
+    memory_limit_bytes = (arguments.memory_limit or 0) << 20
     timing_cache = None
     if not arguments.no_timing_cache:
         timing_cache = PlanCache(state_directory() / "plans").timing_cache
     bar = BuildBar(verbose=arguments.verbose)
 
     def run(job: BuildJob, on_event: OnEvent) -> PlanBuilt:
-        return build(job, on_event, limits)
+        return build(job, on_event, memory_limit_bytes)
 
     try:
         with build_lock(lambda: bar(Step("waiting for another build"))):

@@ -12,7 +12,7 @@ import pytest
 from edge_server.backends import find_backend
 from edge_server.backends.contract import no_progress
 from edge_server.backends.server_context import STANDALONE
-from edge_server.backends.tensorrt.build.side_car import (
+from edge_server.backends.tensorrt.plan_build.side_car import (
     encode,
     read_side_car,
     sha256_of,

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
-from edge_server.backends.tensorrt.build.build_options import BuildOptions  # noqa: TC001 - msgspec
-from edge_server.backends.tensorrt.build.events import BuildEvent, OnEvent, Working
-from edge_server.backends.tensorrt.build.layers import Placed  # noqa: TC001 - msgspec
-from edge_server.backends.tensorrt.build.profiles import Profile  # noqa: TC001 - msgspec
-from edge_server.backends.tensorrt.build.side_car import DeviceFacts, PlanTensor
+from edge_server.backends.tensorrt.plan_build.build_options import BuildOptions  # noqa: TC001 - msgspec
+from edge_server.backends.tensorrt.plan_build.events import BuildEvent, OnEvent, Working
+from edge_server.backends.tensorrt.plan_build.layers import Placed  # noqa: TC001 - msgspec
+from edge_server.backends.tensorrt.plan_build.profiles import Profile  # noqa: TC001 - msgspec
+from edge_server.backends.tensorrt.plan_build.side_car import DeviceFacts, PlanTensor
 from edge_server.board.resources import read_memory
-from edge_server.errors import Cancelled, InternalError, Unavailable
+from edge_server.errors import InternalError, Unavailable
 from edge_server.process.run_in_child import (
     ChildFailed,
     ChildOptions,
@@ -22,13 +21,13 @@ from edge_server.process.run_in_child import (
     run_in_child,
 )
 
-if TYPE_CHECKING:
-    import threading
-
 _WHO = "the process that works with TensorRT"
-_CHILD = "edge_server.backends.tensorrt.build.child:"
+_CHILD = "edge_server.backends.tensorrt.plan_build.child:"
 # CUDA and TensorRT take seconds to start, on a busy board many.
 _INSPECTION_TIMEOUT_S = 120.0
+# A build is killed when the board's available memory falls below this: on a Jetson the GPU
+# allocates from the same memory, which no process limit counts.
+LEAVE_FREE_BYTES = 256 << 20
 
 
 class BuildJob(msgspec.Struct, frozen=True):
@@ -56,55 +55,34 @@ class PlanBuilt(msgspec.Struct, frozen=True):
     build_s: float
 
 
-@dataclass(frozen=True)
-class BuildLimits:
-    """Memory limits of a build process.
-
-    Attributes:
-        memory_bytes: of the host's memory; 0 is unlimited.
-        leave_free_bytes: the process is killed when the board's available memory falls below this.
-            On a Jetson the GPU allocates from the same memory, which no process limit counts.
-    """
-
-    memory_bytes: int = 0
-    leave_free_bytes: int = 256 << 20
-
-
-USUAL_LIMITS = BuildLimits()
-
-
 def build(
     job: BuildJob,
     on_event: OnEvent,
-    limits: BuildLimits = USUAL_LIMITS,
-    stop: threading.Event | None = None,
+    memory_limit_bytes: int = 0,
 ) -> PlanBuilt:
     """Build a plan; takes minutes.
 
     Args:
         job: the plan to build.
         on_event: called with each event of the process, and about twice a second, on this thread.
-        limits: of the process's memory.
-        stop: kills the process when set.
+        memory_limit_bytes: of the host's memory for the process; 0 is unlimited.
 
     Raises:
         EdgeServerError: the failure that the process reported.
-        Cancelled: `stop` was set.
+        Unavailable: the board's available memory fell below `LEAVE_FREE_BYTES`.
     """
 
     def watch() -> None:
         on_event(Working())
-        if stop is not None and stop.is_set():
-            raise Cancelled("the build was ended before it was through")
         free_bytes = read_memory(Path("/")).available_bytes
-        if free_bytes is not None and free_bytes < limits.leave_free_bytes:
+        if free_bytes is not None and free_bytes < LEAVE_FREE_BYTES:
             raise Unavailable(
                 f"the build was ended: it left {free_bytes >> 20} MiB of the board's memory, "
-                f"and {limits.leave_free_bytes >> 20} shall stay free; end other programs, or "
+                f"and {LEAVE_FREE_BYTES >> 20} shall stay free; end other programs, or "
                 "give layers less with --workspace"
             )
 
-    options = ChildOptions(background=True, memory_bytes=limits.memory_bytes)
+    options = ChildOptions(background=True, memory_bytes=memory_limit_bytes)
     try:
         built = run_in_child(
             f"{_CHILD}build",

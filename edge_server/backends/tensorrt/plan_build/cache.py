@@ -10,30 +10,30 @@ import os
 import re
 import shutil
 import socket
-import threading
+import time
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edge_server.backends.tensorrt.build.events import Step
-from edge_server.backends.tensorrt.build.making import Build, make_plan
-from edge_server.backends.tensorrt.build.side_car import (
+from edge_server.backends.tensorrt.plan_build.events import Step
+from edge_server.backends.tensorrt.plan_build.making import Build, make_plan
+from edge_server.backends.tensorrt.plan_build.side_car import (
     compare,
-    compare_files,
     read_side_car,
     sha256_of,
+    side_car_faults,
     side_car_path,
 )
-from edge_server.errors import Cancelled, InternalError, ModelConfigError
+from edge_server.errors import InternalError, ModelConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     import tensorrt as trt
 
-    from edge_server.backends.tensorrt.build.build_options import BuildOptions
-    from edge_server.backends.tensorrt.build.events import OnEvent
-    from edge_server.backends.tensorrt.build.side_car import DeviceFacts
+    from edge_server.backends.tensorrt.plan_build.build_options import BuildOptions
+    from edge_server.backends.tensorrt.plan_build.events import OnEvent
+    from edge_server.backends.tensorrt.plan_build.side_car import DeviceFacts
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ class PlanCache:
             side_car = read_side_car(plan)
             if side_car is None or not plan.is_file():
                 return None
-            faults = compare(side_car, facts, model) + compare_files(side_car, plan, onnx, model)
+            faults = side_car_faults(side_car, plan, onnx, facts, model)
         except ModelConfigError as error:
             faults = [str(error)]
         for fault in faults:
@@ -117,18 +117,15 @@ class PlanCache:
 
 
 @contextmanager
-def build_lock(on_wait: Callable[[], None], stop: threading.Event | None = None) -> Iterator[None]:
+def build_lock(on_wait: Callable[[], None]) -> Iterator[None]:
     """Hold the device's build lock; wait while another build holds it.
 
     Args:
         on_wait: called once, if another process or thread holds the lock.
-        stop: ends the wait when set.
 
     Raises:
-        Cancelled: `stop` was set during the wait.
         InternalError: the kernel refuses the lock for a permanent reason.
     """
-    stop = stop or threading.Event()
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as lock:
         waited = False
         while True:
@@ -145,8 +142,7 @@ def build_lock(on_wait: Callable[[], None], stop: threading.Event | None = None)
                 if not waited:
                     on_wait()
                 waited = True
-                if stop.wait(_RETRY_S):
-                    raise Cancelled("the build was given up while another one ran") from None
+                time.sleep(_RETRY_S)
         yield
 
 
@@ -159,22 +155,21 @@ def ensure_plan(
     *,
     model: str,
     on_event: OnEvent,
-    stop: threading.Event | None = None,
-) -> Path:
-    """Return a plan of `onnx` for this device: from `cache`, or built into it, which takes minutes.
+) -> tuple[Path, bool]:
+    """Return a plan of `onnx` for this device, from `cache` or built into it, which takes minutes;
+    and whether it was built now.
 
     One plan is built at a time on a device; after the wait a caller takes the plan that the other
     build has cached, if it fits.
 
     Raises:
         EdgeServerError: no plan could be built.
-        Cancelled: `stop` was set while another build ran.
     """
     if (found := cache.find(onnx, options, facts, model)) is not None:
-        return found
-    with build_lock(lambda: on_event(Step("waiting for another build")), stop):
+        return found, False
+    with build_lock(lambda: on_event(Step("waiting for another build"))):
         if (found := cache.find(onnx, options, facts, model)) is not None:
-            return found
+            return found, False
         plan = cache.place(onnx, options, facts)
         try:
             plan.parent.mkdir(parents=True, exist_ok=True)
@@ -187,23 +182,7 @@ def ensure_plan(
                 "updated while this ran, start it anew"
             )
         cache.prune(keep=plan)
-    return plan
-
-
-def why_not(plan: Path, onnx: Path | None, facts: DeviceFacts, model: str) -> list[str]:
-    """Return the reasons why TensorRT may not load `plan`, each with the remedy; an empty list if
-    it may.
-
-    Raises:
-        ModelConfigError: a file cannot be read.
-    """
-    side_car = read_side_car(plan)
-    if side_car is None:
-        return [
-            f"{plan.name} has no {side_car_path(plan).name} beside it, so nobody knows what it was "
-            f"built of and for; run `edge-server plan build {model}`"
-        ]
-    return compare(side_car, facts, model) or compare_files(side_car, plan, onnx, model)
+    return plan, True
 
 
 def _size_bytes(folder: Path) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from edge_server.backends.tensorrt.build.build_options import BuildOptions, GivenShapes, Shape
+from edge_server.backends.tensorrt.plan_build.build_options import BuildOptions, GivenShapes, Shape
 from edge_server.errors import InvalidRequest
 from edge_server.tensors import shape_text
 

@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from edge_server.backends.tensorrt.build.events import TrtMessage
-from edge_server.backends.tensorrt.build.process import BuildJob
-from edge_server.backends.tensorrt.build.side_car import device_facts
+from edge_server.backends.tensorrt.plan_build.events import TrtMessage
+from edge_server.backends.tensorrt.plan_build.process import BuildJob
+from edge_server.backends.tensorrt.plan_build.side_car import device_facts
 from edge_server.errors import Unavailable
 from edge_server.gpu.libcuda import BareGpu
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from edge_server.backends.tensorrt.build.events import BuildEvent
-    from edge_server.backends.tensorrt.build.process import PlanBuilt
-    from edge_server.backends.tensorrt.build.side_car import DeviceFacts
+    from edge_server.backends.tensorrt.plan_build.events import BuildEvent
+    from edge_server.backends.tensorrt.plan_build.process import PlanBuilt
+    from edge_server.backends.tensorrt.plan_build.side_car import DeviceFacts
 
 
 def probe_device() -> DeviceFacts:
@@ -31,7 +31,7 @@ def build(send: Callable[[BuildEvent], None], job: dict[str, Any]) -> PlanBuilt:
     if not facts.tensorrt:
         raise Unavailable(facts.reason)
     # These modules import TensorRT.
-    from edge_server.backends.tensorrt.build.builder import build_plan  # noqa: PLC0415
+    from edge_server.backends.tensorrt.plan_build.builder import build_plan  # noqa: PLC0415
     from edge_server.backends.tensorrt.trt_log import trt_log  # noqa: PLC0415
 
     trt_log().on_message = lambda level, text: send(TrtMessage(level, text))
@@ -42,7 +42,7 @@ def read_layers(plan: str, dla_core: int | None) -> str:
     facts = probe_device()
     if facts.reason:
         raise Unavailable(facts.reason)
-    from edge_server.backends.tensorrt.build.builder import information  # noqa: PLC0415
+    from edge_server.backends.tensorrt.plan_build.builder import information  # noqa: PLC0415
 
     return information(Path(plan).read_bytes(), dla_core)
 

@@ -8,17 +8,22 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from edge_server.backends.tensorrt.build.events import OnEvent
-from edge_server.backends.tensorrt.build.process import BuildJob, PlanBuilt
-from edge_server.backends.tensorrt.build.side_car import SideCar, encode, sha256_of, side_car_path
+from edge_server.backends.tensorrt.plan_build.events import OnEvent
+from edge_server.backends.tensorrt.plan_build.process import BuildJob, PlanBuilt
+from edge_server.backends.tensorrt.plan_build.side_car import (
+    SideCar,
+    encode,
+    sha256_of,
+    side_car_path,
+)
 from edge_server.errors import InternalError, ModelConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from edge_server.backends.tensorrt.build.build_options import BuildOptions, Shape
-    from edge_server.backends.tensorrt.build.profiles import Profile
+    from edge_server.backends.tensorrt.plan_build.build_options import BuildOptions, Shape
+    from edge_server.backends.tensorrt.plan_build.profiles import Profile
 
 # Builds a plan: in production `process.build` with its limits.
 Build = Callable[[BuildJob, OnEvent], PlanBuilt]
