@@ -363,7 +363,7 @@ def test_a_driver_without_a_device_is_told(
     tensorrt("10.3")
     monkeypatch.setenv("SIMULATED_NO_DEVICE", "1")
     facts = process.probe_device()
-    assert "cuInit answers 100 (no CUDA-capable device is detected)" in (facts.reason)
+    assert "cuInit returns 100 (no CUDA-capable device is detected)" in (facts.reason)
 
 
 def test_without_tensorrt_the_device_is_told_all_the_same(

@@ -230,7 +230,7 @@ def test_the_verbs_build_and_inspect_and_say_what_verify_lacks(tmp_path: Path) -
     assert json.loads(_run("inspect", *here, "--json").stdout)["plan_sha256"] == sha256_of(plan)
     layers = _run("inspect", *here, "--layers")
     assert layers.returncode == 69
-    assert "the layers are TensorRT's to tell, on the device: no CUDA driver" in layers.stderr
+    assert "the layers are read by TensorRT, on the device: no CUDA driver" in layers.stderr
 
     verified = _run("verify", *here)
     assert verified.returncode == 69

@@ -107,15 +107,15 @@ class GpuPreprocess:
             return None
         begin = 0
         for request, shape in zip(requests, shapes, strict=True):
-            answer: dict[str, Tensor] = {}
+            response: dict[str, Tensor] = {}
             if planes is not None and wanted.planes.name in request.outputs:
                 rows = planes[begin : begin + shape.frames]
-                answer[wanted.planes.name] = _tensor(
+                response[wanted.planes.name] = _tensor(
                     rows if wanted.batched else rows.reshape(wanted.planes.shape)
                 )
             if wanted.size is not None and wanted.size in request.outputs:
-                answer[wanted.size] = wanted.size_tensor(shape)
-            request.respond(answer, True)
+                response[wanted.size] = wanted.size_tensor(shape)
+            request.respond(response, True)
             begin += shape.frames
         return Phases(staged_ns - began_ns, time.monotonic_ns() - staged_ns, 0)
 
@@ -227,7 +227,7 @@ def _geometry(
 
 
 def _tensor(array: CudaArray) -> Tensor:
-    # The struct says numpy's for who did not ask for arrays on a device.
+    # The struct's type is numpy's, for those that take no arrays on a device.
     return Tensor(array)  # type: ignore[arg-type]
 
 

@@ -77,7 +77,9 @@ def requested_options(configured: BuildOptions, arguments: argparse.Namespace) -
     if profiles := given_profiles(arguments.min, arguments.opt, arguments.max):
         options = replace(options, profiles=profiles)
     if arguments.gpu and arguments.dla_core is not None:
-        raise InvalidRequest("--gpu and --dla-core say where to build for; give one of the two")
+        raise InvalidRequest(
+            "--gpu and --dla-core name the target of the build; give one of the two"
+        )
     if arguments.gpu:
         options = replace(options, dla_core=None)
     if arguments.dla_core is not None:

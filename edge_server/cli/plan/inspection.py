@@ -86,7 +86,7 @@ def _fit(target: Target) -> Iterator[str]:
     try:
         facts = probe_device()
     except EdgeServerError as error:
-        yield f"here       cannot be told: {error}"
+        yield f"here       unknown: {error}"
         return
     if facts.reason:
         yield f"here       does not run: {facts.reason}"
@@ -104,7 +104,7 @@ def _fit(target: Target) -> Iterator[str]:
 def _layers(target: Target, side_car: SideCar) -> Iterator[str]:
     facts = probe_device()
     if facts.reason:
-        raise Unavailable(f"the layers are TensorRT's to tell, on the device: {facts.reason}")
+        raise Unavailable(f"the layers are read by TensorRT, on the device: {facts.reason}")
     print("reading the engine …", file=sys.stderr)
     information = read_layers(target.plan, side_car.dla_core)
     yield f"tensors    {', '.join(engine_layers.io_names(information))}"

@@ -15,9 +15,9 @@ the device that runs it, and again after an update. The ONNX file stays the trut
 MODEL is a model's name in the repository, its directory, or an ONNX file.
 """
 _CODES = """\
-exit codes: 0 done, 1 failed (verify: the plan answers otherwise than the ONNX file), 2 usage,
+exit codes: 0 done, 1 failed (verify: the plan's outputs differ from the ONNX file's), 2 usage,
 69 no GPU or no TensorRT here, 78 no such model, or it or a flag's value cannot be
-used; the text says why, 130 interrupted
+used; the text gives the reason, 130 interrupted
 """
 _INTERRUPTED = "\nedge-server: interrupted; what was there is as it was"
 
@@ -72,13 +72,13 @@ def add_verbs(parser: argparse.ArgumentParser) -> None:
         "--memory-limit", type=_positive, metavar="MIB", help="of the host's memory, for the build"
     )
     build.takes("--no-timing-cache", action="store_true", help="measure every layer anew")
-    build.takes("--verbose", action="store_true", help="show all that TensorRT says")
+    build.takes("--verbose", action="store_true", help="show all messages of TensorRT")
 
     inspect = _add(verbs, "inspect", "what a plan was built of and for", _inspect)
     inspect.takes("--layers", action="store_true", help="its layers, which takes the device")
     inspect.takes("--json", action="store_true", help="the side-car as it is")
 
-    verify = _add(verbs, "verify", "whether a plan answers as its ONNX file does", _verify)
+    verify = _add(verbs, "verify", "whether a plan's outputs are those of its ONNX file", _verify)
     verify.takes(
         "--tolerance",
         type=float,
@@ -101,7 +101,9 @@ def _add(verbs: Verbs, name: str, text: str, run: Run) -> Verb:
         metavar="DIR",
         help="where names are looked for; repeatable; default: models",
     )
-    verb.takes("--config", type=Path, metavar="FILE", help="or where the daemon's settings say")
+    verb.takes(
+        "--config", type=Path, metavar="FILE", help="or where the daemon's settings have them"
+    )
     verb.takes("--version", type=_positive, metavar="N", help="default: the latest")
     return verb
 
