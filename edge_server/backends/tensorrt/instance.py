@@ -18,7 +18,7 @@ from edge_server.gpu.stream import Event, PriorityStream, Stream
 from edge_server.tensors import Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
@@ -40,7 +40,7 @@ class PlanInstance:
     Args:
         profiles: the optimisation profiles that the instance may use.
         graphs: the runs to record.
-        after_close: called once.
+        owns_engine: the engine closes with the instance.
 
     Raises:
         Unavailable: the GPU has too little memory for the instance.
@@ -54,13 +54,13 @@ class PlanInstance:
         options: Options,
         *,
         graphs: Sequence[GraphShapes],
-        after_close: Callable[[], None],
+        owns_engine: bool,
     ) -> None:
         self._engine = engine
         self._device = engine.device
         self._name = name
         self._batched = options.batched
-        self._after_close = after_close
+        self._owns_engine = owns_engine
         self._profiles = ProfileChoice(engine.io, profiles, name)
         with self._device.current(f"make instance {name}"):
             self._stream = Stream(self._device)
@@ -109,7 +109,8 @@ class PlanInstance:
                 self._graphs.close()
                 self._close_context()
                 self._buffers.close()
-                self._after_close()
+                if self._owns_engine:
+                    self._engine.close()
 
     def _close_context(self) -> None:
         self._context.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from edge_server.backends.tensorrt.plan_build.build_options import given_profiles
 from edge_server.backends.tensorrt.plan_build.cache import PlanCache, build_lock
@@ -69,32 +69,23 @@ def requested_options(configured: BuildOptions, arguments: argparse.Namespace) -
     """
     if arguments.fp16 and arguments.int8:
         raise InvalidRequest("--int8 lets layers calculate in FP16 too; give one of the two")
-    options = configured
-    if arguments.fp16 or arguments.int8:
-        options = replace(options, precision="int8" if arguments.int8 else "fp16")
-    if arguments.strongly_typed:
-        options = replace(options, strongly_typed=True)
-    if profiles := given_profiles(arguments.min, arguments.opt, arguments.max):
-        options = replace(options, profiles=profiles)
     if arguments.gpu and arguments.dla_core is not None:
-        raise InvalidRequest(
-            "--gpu and --dla-core name the target of the build; give one of the two"
-        )
-    if arguments.gpu:
-        options = replace(options, dla_core=None)
-    if arguments.dla_core is not None:
-        options = replace(options, dla_core=arguments.dla_core)
-    if arguments.no_gpu_fallback:
-        options = replace(options, gpu_fallback=False)
-    if arguments.max_gpu_layers is not None:
-        options = replace(options, max_gpu_layers=arguments.max_gpu_layers)
-    if arguments.workspace is not None:
-        options = replace(options, workspace_mib=arguments.workspace)
-    if arguments.calibration is not None:
-        if not arguments.calibration.is_dir():
-            raise Unavailable(f"--calibration {arguments.calibration}: no such directory")
-        options = replace(options, calibration=str(arguments.calibration.absolute()))
-    return options
+        raise InvalidRequest("--gpu and --dla-core name where to build for; give one of the two")
+    samples = arguments.calibration
+    if samples is not None and not samples.is_dir():
+        raise Unavailable(f"--calibration {samples}: no such directory")
+    given: dict[str, Any] = {
+        "precision": "int8" if arguments.int8 else "fp16" if arguments.fp16 else None,
+        "strongly_typed": arguments.strongly_typed or None,
+        "profiles": given_profiles(arguments.min, arguments.opt, arguments.max) or None,
+        "dla_core": arguments.dla_core,
+        "gpu_fallback": False if arguments.no_gpu_fallback else None,
+        "max_gpu_layers": arguments.max_gpu_layers,
+        "workspace_mib": arguments.workspace,
+        "calibration": None if samples is None else str(samples.absolute()),
+    }
+    options = replace(configured, dla_core=None) if arguments.gpu else configured
+    return replace(options, **{name: value for name, value in given.items() if value is not None})
 
 
 def _summary(target: Target, plan: Path, side_car: SideCar, options: BuildOptions) -> Iterator[str]:

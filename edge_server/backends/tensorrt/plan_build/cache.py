@@ -25,6 +25,7 @@ from edge_server.backends.tensorrt.plan_build.side_car import (
     side_car_path,
 )
 from edge_server.errors import InternalError, ModelConfigError
+from edge_server.process.disk import atomic_write
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -219,9 +220,6 @@ def write_timings(config: trt.IBuilderConfig, folder: Path, facts: DeviceFacts) 
     data: trt.IHostMemory = cache.serialize()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        path = timing_path(folder, facts)
-        beside = path.with_suffix(".tmp")
-        beside.write_bytes(data)
-        beside.replace(path)
+        atomic_write(timing_path(folder, facts), bytes(data))
     except OSError:
         return

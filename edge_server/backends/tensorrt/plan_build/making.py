@@ -17,6 +17,7 @@ from edge_server.backends.tensorrt.plan_build.side_car import (
     side_car_path,
 )
 from edge_server.errors import InternalError, ModelConfigError
+from edge_server.process.disk import atomic_replace, atomic_write
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,7 +50,6 @@ def make_plan(
     """
     onnx, plan = onnx.absolute(), plan.absolute()
     written = plan.with_name(f".{plan.name}.{os.getpid()}.tmp")
-    beside = plan.with_name(f".{plan.name}.json.{os.getpid()}.tmp")
     onnx_sha256 = sha256_of(onnx)
     job = BuildJob(str(onnx), str(written), options, str(timing_cache or ""))
     try:
@@ -72,16 +72,14 @@ def make_plan(
             trtexec=trtexec_line(onnx, plan, options, built.profiles, built.facts.version),
             build_s=built.build_s,
         )
-        beside.write_bytes(encode(side_car))
-        _replace(written, plan)
-        _replace(beside, side_car_path(plan))
+        atomic_replace(written, plan)
+        atomic_write(side_car_path(plan), encode(side_car))
     except OSError as error:
         raise InternalError(
             f"{error.filename or plan}: cannot be written: {error.strerror or error}"
         ) from error
     finally:
         written.unlink(missing_ok=True)
-        beside.unlink(missing_ok=True)
     return side_car
 
 
@@ -122,18 +120,3 @@ def trtexec_line(
 
 def _text(shape: Shape) -> str:
     return "x".join(map(str, shape))
-
-
-def _replace(written: Path, path: Path) -> None:
-    """Atomically and durably replace `path` by `written`, also across a power cut."""
-    _sync(written)
-    written.replace(path)
-    _sync(path.parent)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
