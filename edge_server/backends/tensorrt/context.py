@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import tensorrt as trt
 
+from edge_server.backends.tensorrt.engine import trt_log
 from edge_server.backends.tensorrt.io_slots import Span
-from edge_server.backends.tensorrt.trt_log import trt_log
 from edge_server.errors import DeviceLost, EdgeServerError, InternalError, InvalidRequest
 from edge_server.gpu.memory import DeviceMemory
 
@@ -161,8 +161,8 @@ class Context:
         self._shapes_inferred = False
 
     def _infer_shapes(self, mark: int) -> None:
-        """Infer the outputs' shapes, without TensorRT's `infer_shapes`: up to 10.12 the bindings set
-        Python's error without the GIL in the calls that release it, which ends the process.
+        """Infer the outputs' shapes, without TensorRT's `infer_shapes`: up to 10.12 the bindings
+        set Python's error without the GIL in the calls that release it, which ends the process.
 
         Raises:
             InvalidRequest, InternalError: the outputs' shapes are not known.

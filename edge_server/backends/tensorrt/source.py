@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import tensorrt as trt
 
-from edge_server.backends.tensorrt.engine import no_such_core
+from edge_server.backends.tensorrt.engine import dla_cores, no_such_core
 from edge_server.backends.tensorrt.options import on_gpu_alone, plan_name
 from edge_server.backends.tensorrt.plan_build.build_options import build_options_of
 from edge_server.backends.tensorrt.plan_build.cache import PlanCache, ensure_plan
@@ -21,7 +21,6 @@ from edge_server.backends.tensorrt.plan_build.side_car import (
     read_side_car,
     side_car_faults,
 )
-from edge_server.backends.tensorrt.trt_log import dla_cores
 from edge_server.board.state_directory import state_directory
 from edge_server.errors import ModelConfigError, Unavailable
 from edge_server.gpu.libcuda import BareGpu

@@ -8,9 +8,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TextIO
 
 from edge_server.backends.tensorrt.plan_build.build_options import given_profiles
-from edge_server.backends.tensorrt.plan_build.cache import PlanCache, build_lock
+from edge_server.backends.tensorrt.plan_build.cache import PlanCache, build_lock, make_plan
 from edge_server.backends.tensorrt.plan_build.events import Progressed, Step, TrtMessage
-from edge_server.backends.tensorrt.plan_build.making import make_plan
 from edge_server.backends.tensorrt.plan_build.process import build
 from edge_server.board.state_directory import state_directory
 from edge_server.cli.plan.target import require_onnx

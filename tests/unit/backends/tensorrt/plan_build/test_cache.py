@@ -11,9 +11,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from edge_server.backends.tensorrt.plan_build.build_options import BuildOptions
-from edge_server.backends.tensorrt.plan_build.cache import PlanCache, build_lock, ensure_plan
+from edge_server.backends.tensorrt.plan_build.cache import (
+    PlanCache,
+    build_lock,
+    ensure_plan,
+    make_plan,
+)
 from edge_server.backends.tensorrt.plan_build.events import BuildEvent, Progressed, Step
-from edge_server.backends.tensorrt.plan_build.making import make_plan
 from edge_server.backends.tensorrt.plan_build.process import BuildJob, PlanBuilt
 from edge_server.backends.tensorrt.plan_build.side_car import (
     DeviceFacts,

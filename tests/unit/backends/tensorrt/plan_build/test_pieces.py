@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from edge_server.backends.tensorrt.plan_build.build_options import BuildOptions
-from edge_server.backends.tensorrt.plan_build.making import trtexec_line
+from edge_server.backends.tensorrt.plan_build.cache import trtexec_line
 from edge_server.backends.tensorrt.plan_build.profiles import Range
 from edge_server.backends.tensorrt.plan_build.side_car import (
     datatype_name,
