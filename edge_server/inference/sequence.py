@@ -249,6 +249,10 @@ class SequenceScheduler:
     def _drop_of(self, sequence: BookedSequence[Job]) -> _Refused:
         """Drop the dead requests of `sequence`, each with those behind it."""
         refused: _Refused = []
+        text = (
+            f"sequence {sequence.id} has ended: a request of it before this one was cancelled or "
+            "came too late; start it again"
+        )
         index = 0
         while index < len(sequence.waiting):
             death = sequence.waiting[index].item.death()
@@ -257,7 +261,7 @@ class SequenceScheduler:
                 continue
             first, *others = self._book.drop(sequence, index)
             refused.append((first, death))
-            refused += [(job, _ended_early(sequence)) for job in others]
+            refused += [(job, Cancelled(text)) for job in others]
         return refused
 
     def _choose(self, index: int, now: float) -> tuple[Sequence[BookedSequence[Job] | None], float]:
@@ -325,11 +329,4 @@ def _stopping(request: InferRequest) -> Unavailable:
     return Unavailable(
         f"{request.log_prefix}Server is stopping, scheduler for model has stopped accepting new "
         "inference requests"
-    )
-
-
-def _ended_early(sequence: BookedSequence[Job]) -> Cancelled:
-    return Cancelled(
-        f"sequence {sequence.id} has ended: a request of it before this one was cancelled or "
-        "came too late; start it again"
     )
