@@ -122,7 +122,8 @@ def from_contents(declared: Declared, contents: Any) -> NDArray[Any]:
         if other != field:
             raise InvalidRequest(
                 f"unexpected explicit tensor data for input tensor '{name}' for model '{model}' "
-                f"of type '{_CONTENTS_FIELDS[other][0].value}', expected datatype '{datatype.value}'"
+                f"of type '{_CONTENTS_FIELDS[other][0].value}', expected datatype "
+                f"'{datatype.value}'"
             )
     values = getattr(contents, field) if filled else ()
     if datatype is DataType.BYTES:

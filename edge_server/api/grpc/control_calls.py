@@ -14,7 +14,7 @@ from edge_server.inference.control import NOT_ALLOWED, path_in_model
 if TYPE_CHECKING:
     from edge_server.inference.control import ModelControl
     from edge_server.inference.tracing.tracer import Tracer
-    from edge_server.process.log_switches import LogSwitches
+    from edge_server.process.logs import LogSwitches
     from edge_server.requests import Cancellation
 
 log = logging.getLogger(__name__)

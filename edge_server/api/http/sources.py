@@ -11,7 +11,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from edge_server.board.limits import BoardMemory, read_memory
+from edge_server.board.resources import BoardMemory, read_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -11,7 +11,7 @@ import pytest
 
 from edge_server import errors
 from edge_server.cli.flags.table import GROUPS
-from edge_server.cli.main import _tell, run_command
+from edge_server.cli.main import _report, run_command
 
 LANES = Path(__file__).parents[3] / "models/laneDetect_model"
 _HEAVY = "heavy = {'numpy', 'grpc', 'cv2', 'paho', 'msgspec', 'google'} & set(sys.modules)\n"
@@ -124,7 +124,7 @@ def test_the_rest_of_tritonservers_flags_has_a_help_of_its_own(
             assert f"--{flag.name}" in text
 
 
-def test_check_tells_of_flags_without_effect(
+def test_check_reports_of_flags_without_effect(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ports = ["--grpc-port=0", "--metrics-port=0"]
@@ -187,7 +187,7 @@ CODES = {
 
 def test_every_kind_of_error_has_its_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
     kinds = {k: v for k, v in vars(errors).items() if isinstance(v, type)}
-    assert {name: _tell(kind("why")) for name, kind in kinds.items()} == CODES
+    assert {name: _report(kind("why")) for name, kind in kinds.items()} == CODES
     assert capsys.readouterr().err == "edge-server: why\n" * len(CODES)
 
 
@@ -201,7 +201,7 @@ def test_an_error_of_a_room_has_the_code_of_its_kind() -> None:
     class TornModel(errors.ModelLoadError):
         pass
 
-    assert _tell(TornModel("torn")) == 69
+    assert _report(TornModel("torn")) == 69
 
 
 def test_the_unit_restarts_after_every_code_but_those_that_stay() -> None:
@@ -224,17 +224,17 @@ def test_the_unit_restarts_after_every_code_but_those_that_stay() -> None:
     ],
 )
 def test_an_address_is_a_host_and_perhaps_a_port(text: str, address: dict[str, object]) -> None:
-    from edge_server.cli.flags import texts
+    from edge_server.cli.flags import values
 
-    assert texts.address(text) == address
+    assert values.address(text) == address
 
 
 @pytest.mark.parametrize("text", ["", ":1", "host:", "host:1:2", "[::1", "[]:1", "::1]:1", "[a]1"])
 def test_what_is_no_address_is_refused(text: str) -> None:
-    from edge_server.cli.flags import texts
+    from edge_server.cli.flags import values
 
     with pytest.raises(ValueError, match="give it as HOST, HOST:PORT or"):
-        texts.address(text)
+        values.address(text)
 
 
 @pytest.mark.parametrize(

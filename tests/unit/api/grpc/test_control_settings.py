@@ -10,9 +10,9 @@ from tritonclient.grpc import service_pb2 as pb
 
 from edge_server.api.grpc.control_calls import update_log_settings, update_trace_settings
 from edge_server.errors import EdgeServerError, InvalidRequest
-from edge_server.inference.tracing.sampling import TraceRule
+from edge_server.inference.tracing.traced_request import TraceRule
 from edge_server.inference.tracing.tracer import Tracer
-from edge_server.process.log_switches import LogSwitches
+from edge_server.process.logs import LogFormatter, LogSwitches
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -142,7 +142,7 @@ def test_log_settings_decide_what_is_written(
 def test_the_time_of_a_line_can_be_iso8601(root: logging.Logger) -> None:
     switches = LogSwitches()
     handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", datefmt="%H:%M:%S"))
+    handler.setFormatter(LogFormatter(switches))
     root.addHandler(handler)
     try:
         record = logging.makeLogRecord({"created": 0.0, "msg": "x", "levelname": "INFO"})

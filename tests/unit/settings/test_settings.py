@@ -1,0 +1,272 @@
+"""The daemon's configuration: an error names file, key and remedy; flags win over the file."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from edge_server.errors import SettingsError
+from edge_server.settings import read_settings
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "config.toml"
+
+
+def test_defaults_serve_the_loopback_and_publish_nowhere() -> None:
+    settings = read_settings(None, {})
+    assert (settings.grpc.host, settings.grpc.port) == ("127.0.0.1", 8001)
+    assert settings.mqtt is None
+    assert settings.cameras == {}
+
+
+def test_a_whole_file_is_read(path: Path) -> None:
+    path.write_text(
+        '[device]\nid = "truck-7"\n[repository]\npaths = ["a", "b"]\nmode = "none"\n'
+        '[grpc]\nhost = "::1"\nport = 9001\n[mqtt]\nhost = "broker"\n'
+        '[cameras.front]\nuri = "road.mp4"\n[cameras.rear]\nuri = "x"\nmodel = "other"\n'
+    )
+    settings = read_settings(path, {})
+    assert settings.device.id == "truck-7"
+    assert settings.repository.paths == ("a", "b")
+    assert settings.mqtt is not None
+    assert settings.mqtt.port == 1883
+    assert settings.cameras["front"].model == "lane_detection"
+    assert settings.cameras["rear"].model == "other"
+
+
+def test_the_command_line_wins_key_by_key(path: Path) -> None:
+    path.write_text('[grpc]\nhost = "::1"\nport = 9001\n[cameras.front]\nuri = "a"\n')
+    settings = read_settings(path, {"grpc": {"port": 1}, "cameras": {"rear": {"uri": "b"}}})
+    assert (settings.grpc.host, settings.grpc.port) == ("::1", 1)
+    assert settings.cameras.keys() == {"front", "rear"}
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[grpc]\nprot = 3", 'grpc.prot: unknown key; did you mean "port"?'),
+        ("[gprc]\nport = 3", 'gprc: unknown key; did you mean "grpc"?'),
+        ('[cameras.front]\nurl = "x"', 'cameras.front.url: unknown key; did you mean "uri"?'),
+        ('[cameras.Front]\nuri = "x"', "a name has at most 64 of a-z, 0-9, '_' and '-'; got: Fro"),
+        ('[grpc]\nport = "3"', 'grpc.port: expected a whole number; got "3"'),
+        ("[grpc]\nport = 99999", "grpc.port: expected a whole number <= 65535; got 99999"),
+        ('[grpc]\nhost = "0.0.0.0"', "grpc: 0.0.0.0 is beyond the loopback"),
+        ('[grpc]\nhost = "vehicle.local"', "set insecure = true (--grpc-insecure)"),
+        (
+            '[mqtt]\nhost = "broker"\nusername = "me"\npassword_file = "p"',
+            "mqtt: broker is beyond the loopback, and the password would cross the network in "
+            "plain text; encrypt it with ca_file, or set insecure = true",
+        ),
+        ('[mqtt]\nhost = "b"\ncert_file = "c"', "mqtt: cert_file and key_file belong together"),
+        ('[mqtt]\nhost = "b"\ncert_file = "c"\nkey_file = "k"', "mqtt: cert_file needs ca_file"),
+        ("[mqtt]\nport = 3", "mqtt.host: is missing, and has no default"),
+        (
+            '[repository]\nmode = "always"',
+            "repository.mode: expected one of none, explicit, poll; got 'always'",
+        ),
+        (
+            "[cameras.a]\nuri = 'x'\n[cameras.b]\nmodel = 'x'",
+            "cameras.b.uri: is missing, and has no default",
+        ),
+        ("cameras.a.uri = 'x'\ncameras.b = 3", "cameras.b: expected a table; got 3"),
+        (
+            '[device]\nid = "A b"',
+            "device.id: expected at most 64 of a-z, 0-9, '_' and '-'; got \"A b\"",
+        ),
+        ("grpc", "not TOML"),
+    ],
+)
+def test_each_mistake_names_the_file_and_the_key(path: Path, text: str, says: str) -> None:
+    path.write_text(text)
+    with pytest.raises(SettingsError) as caught:
+        read_settings(path, {})
+    assert str(caught.value).startswith(f"{path}: ")
+    assert says in str(caught.value)
+
+
+def test_a_file_that_is_not_there_is_named(path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"config\.toml: cannot be read: No such file"):
+        read_settings(path, {})
+
+
+def test_what_the_command_line_adds_may_complete_a_table_of_the_file(path: Path) -> None:
+    path.write_text('[mqtt]\nusername = "me"\n')
+    settings = read_settings(path, {"mqtt": {"host": "broker"}})
+    assert settings.mqtt is not None
+    assert (settings.mqtt.host, settings.mqtt.username) == ("broker", "me")
+
+
+def test_a_mistake_is_blamed_on_where_it_was_made(path: Path) -> None:
+    path.write_text("[grpc]\nport = 9001\n")
+    with pytest.raises(SettingsError, match=r"^command line: grpc\.port: "):
+        read_settings(path, {"grpc": {"port": -1}})
+    path.write_text('[cameras.Front]\nuri = "a"\n')
+    with pytest.raises(SettingsError, match=r"config\.toml: cameras: a name .*; got: Front$"):
+        read_settings(path, {"cameras": {"rear": {"uri": "b"}}})
+    path.write_text("[grpc]\nprot = 9001\n")
+    with pytest.raises(SettingsError, match=r"config\.toml: grpc\.prot: unknown key"):
+        read_settings(path, {"grpc": {"port": 1}})
+
+
+@pytest.mark.parametrize("table", ["device", "grpc", "cameras"])
+def test_flags_do_not_hide_a_value_in_the_place_of_a_table(path: Path, table: str) -> None:
+    path.write_text(f"{table} = 3\n")
+    with pytest.raises(SettingsError, match=f"{table}: expected a table"):
+        read_settings(path, {table: {}})
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.1", "::1", "localhost"])
+def test_the_loopback_needs_no_leave(host: str) -> None:
+    assert read_settings(None, {"grpc": {"host": host}}).grpc.host == host
+
+
+def test_plain_text_beyond_the_loopback_is_served_where_it_is_asked_for_by_name() -> None:
+    told = {"host": "0.0.0.0", "insecure": True, "control": "off"}  # noqa: S104
+    assert read_settings(None, {"grpc": told}).grpc.insecure
+
+
+@pytest.mark.parametrize("trust", [{"insecure": True}, {"tls": {"enabled": True}}])
+@pytest.mark.parametrize("control", [{}, {"control": "everywhere"}])
+def test_control_beyond_the_loopback_needs_clients_with_certificates(
+    trust: dict[str, Any], control: dict[str, str]
+) -> None:
+    files = {"certificate": "c", "key": "k", "client_ca": "a"}
+    grpc = {"host": "192.168.1.2", "socket": "/run/s", **control}
+    known = {"tls": {**files, "enabled": True}} if "tls" in trust else trust
+    with pytest.raises(SettingsError, match=r"control = \"unix\", --grpc-control=unix.*mutual in"):
+        read_settings(None, {"grpc": {**grpc, **known}})
+    for confined in ("unix", "off"):
+        read_settings(None, {"grpc": {**grpc, **known, "control": confined}})
+    read_settings(None, {"grpc": {**grpc, "tls": {**files, "mutual": True}}})
+    read_settings(None, {"grpc": {**grpc, "host": "127.0.0.1"}})
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[grpc.tls]\ncertificat = 'x'", 'grpc.tls.certificat: unknown key; did you mean "certi'),
+        ("[grpc.tls]\nenabled = true", "grpc.tls: TLS needs certificate (--grpc-server-cert)"),
+        (
+            "[grpc.tls]\nmutual = true\ncertificate = 'c'\nkey = 'k'",
+            "grpc.tls: mutual TLS needs client_ca (--grpc-root-cert)",
+        ),
+        ('[grpc]\ncontrol = "unix"', 'control = "unix" needs a socket (--grpc-socket)'),
+        (f'[grpc]\nsocket = "/{"x" * 107}"', "grpc: socket: the path must have 1 to 107 bytes"),
+        (
+            "[grpc]\nmax_connections = 0",
+            "max_connections: expected a whole number >= 1; got 0",
+        ),
+        (
+            '[[grpc.restricted]]\nprotocols = ["healt"]\nheader = "h"\nvalue = "v"',
+            "grpc.restricted[0].protocols[0]: expected one of health, metadata, inference, ",
+        ),
+        (
+            '[[grpc.restricted]]\nprotocols = ["health", "health"]\nheader = "h"\nvalue = "v"',
+            "restricted protocol 'health' can not be specified in multiple config groups",
+        ),
+        ('[[grpc.restricted]]\nprotocol = ["health"]', 'did you mean "protocols"?'),
+        ("[grpc]\nport = 8002", "grpc.port and metrics.port are both 8002"),
+        ('[trace]\nlevel = ["OFF", "TENSORS"]', "trace: Expect only one trace level 'OFF'"),
+        ('[metrics]\nhost = "0.0.0.0"', "metrics: 0.0.0.0 is beyond the loopback"),
+        ('[repository]\nload = ["*", "a"]', "repository: Wildcard model name '*' must be the ONLY"),
+        ('[trace]\nlevel = ["TENSORS"]', "trace: level TENSORS is not supported: no tensors are"),
+        (
+            '[serving]\nrate_limit = "on"',
+            "serving.rate_limit: expected one of off, execution_count; got 'on'",
+        ),
+        ('[[serving.rate_limit_resources]]\nnam = "x"', 'did you mean "name"?'),
+    ],
+)
+def test_settings_that_do_not_fit_together_are_told_by_name(
+    path: Path, text: str, says: str
+) -> None:
+    path.write_text(text)
+    with pytest.raises(SettingsError) as caught:
+        read_settings(path, {})
+    assert says in str(caught.value)
+
+
+def test_tls_needs_no_leave_beyond_the_loopback() -> None:
+    tls = {"enabled": True, "certificate": "c", "key": "k"}
+    told = {"host": "0.0.0.0", "tls": tls, "control": "off"}  # noqa: S104
+    assert read_settings(None, {"grpc": told}).grpc.tls.on
+
+
+def test_metrics_beyond_the_loopback_are_nobodys_fault_where_there_are_none() -> None:
+    metrics = {"enabled": False, "host": "0.0.0.0"}  # noqa: S104
+    assert not read_settings(None, {"metrics": metrics}).metrics.enabled
+
+
+@pytest.mark.parametrize(
+    ("chosen", "says"),
+    [
+        ({"repository": {"load": ["a"]}}, "repository.load: no effect"),
+        (
+            {"serving": {"rate_limit_resources": [{"name": "R", "count": 1}]}},
+            "serving.rate_limit_resources: no effect",
+        ),
+        ({"grpc": {"tls": {"certificate": "c"}}}, "grpc.tls: no effect"),
+        (
+            {"grpc": {"tls": {"enabled": True, "certificate": "c", "key": "k", "client_ca": "a"}}},
+            "grpc.tls.client_ca: no effect",
+        ),
+        ({"trace": {"level": ["TIMESTAMPS"]}}, "trace.level: no effect: no trace.file"),
+    ],
+)
+def test_what_means_nothing_beside_the_rest_is_told(chosen: dict, says: str) -> None:
+    (line,) = read_settings(None, chosen).without_effect()
+    assert line.startswith(says)
+
+
+def test_the_defaults_leave_nothing_to_tell() -> None:
+    assert read_settings(None, {}).without_effect() == []
+
+
+@pytest.mark.parametrize(
+    ("text", "hidden", "says"),
+    [
+        (
+            '[[grpc.restricted]]\nprotocols = ["health"]\nheader = "a"\nvalue = ["hunter2"]',
+            "hunter2",
+            "grpc.restricted[0].value: expected a text in quotes",
+        ),
+        ('grpc.restricted = "health:a=hunter2"', "hunter2", "grpc.restricted: expected a list"),
+        (
+            'cameras.front = "rtsp://me:hunter2@10.0.0.2/1"',
+            "hunter2",
+            'cameras.front: expected a table; got "rtsp://…@10.0.0.2/1"',
+        ),
+        (f'grpc.port = "{"x" * 1000}"', "x" * 100, "grpc.port: expected a whole number; got"),
+    ],
+)
+def test_a_secret_or_a_long_value_is_not_told_in_full(
+    tmp_path: Path, text: str, hidden: str, says: str
+) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text(text)
+    with pytest.raises(SettingsError) as caught:
+        read_settings(path, {})
+    assert says in str(caught.value)
+    assert hidden not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "mqtt",
+    [
+        {"host": "broker", "ca_file": "ca"},
+        {"host": "broker", "insecure": True},
+        {"host": "127.0.0.1"},
+        {"host": "localhost"},
+    ],
+)
+def test_a_password_goes_where_nobody_listens_or_where_somebody_said_so(
+    mqtt: dict[str, object],
+) -> None:
+    settings = read_settings(None, {"mqtt": {"username": "me", "password_file": "p", **mqtt}})
+    assert settings.mqtt is not None
