@@ -31,9 +31,9 @@ _CROWDED_S = 0.5
 # A stream's client reads one response after another, and may process each before the next.
 SLOW_READER_S = 10.0
 _LOG_EVERY_S = 60.0
-# After so many more bytes the allocator may hold some hundred MiB of free memory. It goes back to
-# the kernel after a quiet time, as a sequence of large requests uses it again; under load from time
-# to time, as that sequence uses some more.
+# After so many bytes in flight at once the allocator may hold some hundred MiB of free memory. It
+# goes back to the kernel after a quiet time, as a sequence of large requests uses it again; under
+# load from time to time, as that sequence uses some more.
 _MANY_BYTES = 8 * MIB
 _QUIET_S = 2.0
 _MOST_UNREST_S = 10.0
@@ -88,8 +88,9 @@ class Traffic:
         self._arriving: dict[grpc.ServicerContext, float] = {}
         self._leaving: dict[grpc.ServicerContext, tuple[float, float]] = {}
         self._resident_before = resident()
-        # Resident memory after free memory was returned in a quiet time, and the times of the last
-        # return and of the last message in flight.
+        # Whether large messages have been in flight since free memory was returned in a quiet time;
+        # resident memory after the last return; when that was, and the last message in flight.
+        self._is_much = False
         self._rest_bytes = self._resident_before
         self._returned_at = self._busy_at = time.monotonic()
         self._ended = 0
@@ -164,23 +165,25 @@ class Traffic:
             log.warning("grpc: %d calls were cut off, their messages got stuck", self._ended)
             self._ended, self._logged_at = 0, now
 
-    def wake(self) -> None:
-        """Look at the calls, and at the memory, until all is quiet."""
+    def wake(self, *, is_much: bool = False) -> None:
+        """Look at the calls until all is quiet; return memory then if `is_much` may be free."""
+        self._is_much = self._is_much or is_much
         if not self._awake.is_set():
             self._awake.set()
 
     def _return_memory(self, now: float) -> None:
-        in_flight = self._arriving or self._leaving or self._inferences()
-        if in_flight or self.budget.room_bytes < self.budget.limit_bytes:
+        used_bytes = self.budget.limit_bytes - self.budget.room_bytes
+        if self._arriving or self._leaving or self._inferences() or used_bytes:
             self._busy_at = now
+        grown_bytes = self._resident() - self._rest_bytes
+        self._is_much = self._is_much or max(used_bytes, grown_bytes) >= _MANY_BYTES
         is_quiet = now - self._busy_at > _QUIET_S
-        if not is_quiet and now - self._returned_at <= _MOST_UNREST_S:
-            return
-        self._returned_at = now
-        if self._resident() - self._rest_bytes > _MANY_BYTES:
-            self._give_back()
-            if is_quiet:  # otherwise messages in flight count in
+        if is_quiet or now - self._returned_at > _MOST_UNREST_S:
+            if self._is_much:
+                self._give_back()
                 self._rest_bytes = self._resident()
+            self._returned_at = now
+            self._is_much = self._is_much and not is_quiet
 
     def _end_late_requests(self, now: float) -> None:
         within_s, why = self._within_s, " (grpc.message_timeout_ms)"
@@ -206,6 +209,7 @@ class Traffic:
         self._leaving.pop(context, None)
         end_call(context, code, text)
         self._ended += 1
+        self._is_much = True
 
     def _watch(self) -> None:
         while self._awake.wait() and not self._closed.is_set():

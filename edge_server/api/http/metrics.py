@@ -62,7 +62,7 @@ class MetricsServer:
         except OSError as error:
             raise Unavailable(
                 f"metrics cannot listen on {settings.host}:{settings.port}: "
-                f"{remedy(error, '--metrics')}; or tell none with --allow-metrics=false"
+                f"{remedy(error, '--metrics')}; or serve none with --allow-metrics=false"
             ) from error
         self._listener.setblocking(False)
         self.port: int = self._listener.getsockname()[1]

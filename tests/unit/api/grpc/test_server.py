@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from edge_server.inference.snapshot import ModelEntry
 
-PATIENCE_S = 20.0
+TIMEOUT_S = 20.0
 
 LIMITS = {
     "max_message_bytes": "grpc.max_receive_message_length",
@@ -72,7 +72,7 @@ def test_what_a_model_made_is_sent_however_long_it_is() -> None:
 
 
 class Loads:
-    """A ModelControl whose loads go on until it is told that they are done."""
+    """A ModelControl whose loads go on until it is received that they are done."""
 
     def __init__(self) -> None:
         self.done = threading.Event()
@@ -86,7 +86,7 @@ class Loads:
         within: str = "",
         cancellation: object = None,
     ) -> None:
-        assert self.done.wait(PATIENCE_S)
+        assert self.done.wait(TIMEOUT_S)
 
     def unload(self, name: str, *, unload_dependents: bool = False) -> None: ...
 
@@ -94,7 +94,7 @@ class Loads:
         return []
 
 
-def test_however_many_loads_are_asked_for_the_server_tells_how_it_is() -> None:
+def test_however_many_loads_are_requested_the_server_reports_its_state() -> None:
     control = Loads()
     settings = Grpc(port=0, max_streams=200)
     server = GrpcServer(DataPlane(ModelRegistry()), settings, "triton", "1", control=control)
@@ -109,11 +109,11 @@ def test_however_many_loads_are_asked_for_the_server_tells_how_it_is() -> None:
             refused = threading.Event()
             for load in loads:
                 load.add_done_callback(lambda _: refused.set())
-            assert refused.wait(PATIENCE_S / 2)
-            assert stub.ServerLive(pb.ServerLiveRequest(), timeout=PATIENCE_S / 2).live
+            assert refused.wait(TIMEOUT_S / 2)
+            assert stub.ServerLive(pb.ServerLiveRequest(), timeout=TIMEOUT_S / 2).live
             control.done.set()
             codes = {load.code() for load in loads}
     finally:
         control.done.set()
-        server.stop(PATIENCE_S)
+        server.stop(TIMEOUT_S)
     assert codes == {grpc.StatusCode.OK, grpc.StatusCode.UNAVAILABLE}
