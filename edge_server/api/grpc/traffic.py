@@ -88,7 +88,7 @@ class Traffic:
         self._arriving: dict[grpc.ServicerContext, float] = {}
         self._leaving: dict[grpc.ServicerContext, tuple[float, float]] = {}
         self._resident_before = resident()
-        # Whether free memory is due to go back to the kernel; resident memory when it last went back,
+        # Whether free memory is due to go back to the kernel; resident memory when it last did,
         # that time, and the time of the last message in flight.
         self._is_due = False
         self._rest_bytes = self._resident_before
