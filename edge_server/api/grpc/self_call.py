@@ -95,13 +95,13 @@ class SelfCall:
 
     def _tick(self, now: float) -> None:
         del now
-        why = self._unwell()
+        why = self._fault()
         if why and not self._failures:
             log.warning("grpc: no response to the daemon's own call on %s: %s", self._target, why)
         self._failures, self._why = (self._failures + 1, why) if why else (0, "")
         self.worker.wait(self._period_s)
 
-    def _unwell(self) -> str:
+    def _fault(self) -> str:
         if self._speaks_tls:
             return self._greeted()[1]
         if self._channel is None:
