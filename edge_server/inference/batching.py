@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from edge_server.backends.contract import Tensors
-    from edge_server.inference.job import Job
+    from edge_server.inference.execution import Job
     from edge_server.model_config.config import ModelConfig
     from edge_server.model_config.scheduling import DynamicBatching
 

@@ -19,6 +19,7 @@ from edge_server.errors import (
     InvalidRequest,
     Unavailable,
 )
+from edge_server.inference.response_future import infer_by_submit
 from edge_server.requests import InferResponse
 from edge_server.tensors import is_finite
 
@@ -148,6 +149,11 @@ class WatchedScheduler:
         """The rows of all requests without a last response: an upper bound for any run."""
         tensors = [next(iter(r.inputs.values()), None) for _, r in list(self._running.values())]
         return sum(tensor.shape[0] for tensor in tensors if tensor is not None and tensor.shape)
+
+    def infer(self, request: InferRequest, snapshot: Snapshot) -> InferResponse:
+        if self._watch is None:
+            return self._scheduler.infer(request, snapshot)
+        return infer_by_submit(self, request, snapshot)
 
     def submit(self, request: InferRequest, snapshot: Snapshot, respond: Respond) -> None:
         watch = self._watch

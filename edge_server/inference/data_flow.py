@@ -6,10 +6,10 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from edge_server.inference.ensemble_plan import Plan, PlannedStep
-    from edge_server.requests import InferResponse, StepTiming
+    from edge_server.requests import StepTiming
     from edge_server.tensors import Tensor
 
     Timings = tuple[StepTiming, ...]
@@ -76,17 +76,18 @@ class DataFlow:
             if tensor in own or tensor in shared
         }
 
-    def write(self, data: DataSet, step: PlannedStep, response: InferResponse) -> list[Ready]:
-        """Store a response of `step`; return the steps it makes ready."""
-        made = {tensor: response.outputs[name] for name, tensor in step.outputs}
+    def write(
+        self, data: DataSet, step: PlannedStep, made: dict[str, Tensor], timings: Timings
+    ) -> list[Ready]:
+        """Store the tensors of a response of `step`; return the steps they make ready."""
         if step.decoupled:
             part = DataSet(data, made, [0] * len(data.missing))
-            part.timings[step.place] = response.timings
+            part.timings[step.place] = timings
             data.parts.append(part)
             self._parts.append(part)
             return list(self._begin(part))
         data.tensors.update(made)
-        data.timings[step.place] = response.timings
+        data.timings[step.place] = timings
         return list(self._follow(data, made))
 
     def next_complete(self) -> DataSet | None:
@@ -105,16 +106,14 @@ class DataFlow:
             return self.root.complete
         return self._first(self.root) is None and self.root.all_parts and not self.root.parts
 
-    def answer(self, data: DataSet, names: Iterable[str]) -> tuple[dict[str, Tensor], Timings]:
-        """The named tensors as `data` sees them, and the timings of the models behind them."""
-        own, shared = data.tensors, self.root.tensors
-        tensors = {name: own[name] if name in own else shared[name] for name in names}
+    def result(self, data: DataSet) -> tuple[Mapping[str, Tensor], Timings]:
+        """The tensors that `data` sees, and the timings of the models behind them."""
         timings: Timings = ()
         seen: DataSet | None = data
         while seen is not None:
             timings = sum(seen.timings, ()) + timings
             seen = seen.parent
-        return tensors, timings
+        return {**self.root.tensors, **data.tensors}, timings
 
     def _follow(self, data: DataSet, made: Iterable[str]) -> Iterator[Ready]:
         plan = self._plan
@@ -141,7 +140,7 @@ class DataFlow:
         data.missing[place] -= 1
         if data.missing[place]:
             return
-        if place == self._plan.answer:
+        if place == self._plan.response_place:
             data.complete = True
         else:
             yield data, self._plan.steps[place]

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 from edge_server.errors import DeadlineExceeded, EdgeServerError, InternalError, Unavailable
 from edge_server.inference.batching import BatchRule
+from edge_server.inference.execution import Job
 from edge_server.inference.expected_wait import ExpectedWait
-from edge_server.inference.job import Job
 from edge_server.inference.ordered_responses import OrderedResponses
 from edge_server.inference.policy_queue import PolicyQueue
+from edge_server.inference.response_future import infer_by_submit
 from edge_server.process.worker import Worker
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from edge_server.inference.policy_queue import DroppedJob
     from edge_server.inference.snapshot import Snapshot
     from edge_server.model_config.scheduling import DynamicBatching
-    from edge_server.requests import InferRequest, Respond
+    from edge_server.requests import InferRequest, InferResponse, Respond
 
 log = logging.getLogger(__name__)
 
@@ -84,6 +85,9 @@ class DynamicBatchScheduler:
         except RuntimeError as error:
             self.close()
             raise InternalError(f"model '{config.name}' gets no thread: {error}") from error
+
+    def infer(self, request: InferRequest, snapshot: Snapshot) -> InferResponse:
+        return infer_by_submit(self, request, snapshot)
 
     def submit(self, request: InferRequest, snapshot: Snapshot, respond: Respond) -> None:
         job = Job(self._executor.config, request, snapshot, respond)

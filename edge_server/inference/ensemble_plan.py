@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from edge_server.model_config.config import EnsembleStep, ModelConfig
 
@@ -56,6 +57,7 @@ class Plan:
         first: the steps that wait for nothing.
         readers: tensor → the places of the steps that wait for it; `len(steps)` is the response.
         given: the ensemble's inputs; an optional one may be absent.
+        is_chain: each step waits for the one before it, and there is one response.
     """
 
     steps: tuple[PlannedStep, ...]
@@ -65,17 +67,18 @@ class Plan:
     first: tuple[PlannedStep, ...]
     readers: Mapping[str, tuple[int, ...]]
     given: frozenset[str]
+    is_chain: bool
 
     @property
-    def answer(self) -> int:
+    def response_place(self) -> int:
         """The place of the response."""
         return len(self.steps)
 
     def reads(self, place: int) -> tuple[str, ...]:
-        return self.outputs if place == self.answer else self.steps[place].reads
+        return self.outputs if place == self.response_place else self.steps[place].reads
 
     def level_of(self, place: int) -> int:
-        return self.level if place == self.answer else self.steps[place].level
+        return self.level if place == self.response_place else self.steps[place].level
 
 
 def plan_of(config: ModelConfig, outputs: frozenset[str]) -> Plan:
@@ -106,6 +109,14 @@ def plan_of(config: ModelConfig, outputs: frozenset[str]) -> Plan:
         tuple(step for step, count in zip(steps, missing, strict=True) if not count),
         {tensor: tuple(places) for tensor, places in readers.items()},
         given,
+        _is_chain(steps),
+    )
+
+
+def _is_chain(steps: Sequence[PlannedStep]) -> bool:
+    return not any(step.decoupled for step in steps) and all(
+        any(tensor in step.reads for _, tensor in before.outputs)
+        for before, step in pairwise(steps)
     )
 
 

@@ -451,6 +451,10 @@ class _InNoWorld:
         self._scheduler = scheduler
         self._others = others
 
+    def infer(self, request: InferRequest, snapshot: Snapshot) -> InferResponse:
+        del snapshot
+        return self._scheduler.infer(request, self._others)
+
     def submit(self, request: InferRequest, snapshot: Snapshot, respond: Respond) -> None:
         del snapshot
         self._scheduler.submit(request, self._others, respond)

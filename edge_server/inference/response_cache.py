@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from msgspec.structs import replace
 
+from edge_server.inference.response_future import infer_by_submit
 from edge_server.requests import InferResponse
 from edge_server.tensors import DataType, Tensor
 
@@ -123,6 +124,9 @@ class CachingScheduler:
     @property
     def beneath(self) -> Scheduler:
         return self._scheduler
+
+    def infer(self, request: InferRequest, snapshot: Snapshot) -> InferResponse:
+        return infer_by_submit(self, request, snapshot)
 
     def submit(self, request: InferRequest, snapshot: Snapshot, respond: Respond) -> None:
         if any(tensor.on_device for tensor in request.inputs.values()):

@@ -1,4 +1,4 @@
-"""A caller that waits for its single response."""
+"""A caller that waits for the response of a scheduler that responds later."""
 
 from __future__ import annotations
 
@@ -9,59 +9,65 @@ from typing import TYPE_CHECKING
 from edge_server.errors import Cancelled, DeadlineExceeded, EdgeServerError, InternalError
 
 if TYPE_CHECKING:
+    from edge_server.inference.snapshot import RetainedSnapshot, Scheduler, Snapshot
     from edge_server.requests import InferRequest, InferResponse, ResponseCallback
 
 
-class ResponseFuture:
-    """A `Respond` that keeps the response, and a thread that waits for it.
+def infer_by_submit(
+    scheduler: Scheduler, request: InferRequest, snapshot: Snapshot
+) -> InferResponse:
+    """`Scheduler.infer` for a scheduler that queues: submit `request` and wait for its response.
 
-    Waiting costs nothing where the response is already there, as from a model that runs on the
-    caller's own thread.
+    A caller that leaves early, at its deadline or cancelled, leaves the request in the queue, or
+    running: the snapshot stays leased until the final response.
+
+    Raises:
+        EdgeServerError: see `Scheduler.infer`.
     """
+    future = ResponseFuture(snapshot.retain())
+    try:
+        scheduler.submit(request, snapshot, future)
+    except BaseException:
+        future.end()
+        raise
+    return future.wait(request)
 
-    __slots__ = ("_answer", "_over")
 
-    def __init__(self) -> None:
-        self._answer: ResponseCallback = None
-        self._over = threading.Lock()
-        self._over.acquire()
+class ResponseFuture:
+    """A `Respond` that keeps the last response, and a thread that waits for it."""
 
-    def __call__(self, answer: ResponseCallback, final: bool) -> None:
-        if answer is not None:
-            self._answer = answer
+    __slots__ = ("_lease", "_over", "_response")
+
+    def __init__(self, lease: RetainedSnapshot | None = None) -> None:
+        self._lease = lease
+        self._response: ResponseCallback = None
+        self._over = threading.Event()
+
+    def __call__(self, response: ResponseCallback, final: bool) -> None:
+        if response is not None:
+            self._response = response
         if final:
-            self._wake()
+            self.end()
+
+    def end(self) -> None:
+        """Release the lease and end the wait: no response comes any more."""
+        if self._lease is not None:
+            self._lease.release()
+        self._over.set()
 
     def wait(self, request: InferRequest) -> InferResponse:
-        """Wait for the response to `request` and return it.
-
-        Raises:
-            EdgeServerError: the model responded with it.
-            DeadlineExceeded: no response came before the request's deadline.
-            Cancelled: the caller cancelled meanwhile.
-        """
-        if not self._over.acquire(blocking=False):
-            self._wait(request)
-        answer = self._answer
-        if isinstance(answer, EdgeServerError):
-            raise answer
-        if answer is None:
-            raise InternalError(f"model '{request.model_name}' ended without an answer")
-        return answer
-
-    def _wait(self, request: InferRequest) -> None:
-        if request.cancellation is not None:
-            request.cancellation.when_cancelled(self._wake)
-        left_s = -1.0 if request.deadline is None else request.deadline - time.monotonic()
-        if (left_s != -1.0 and left_s <= 0) or not self._over.acquire(timeout=left_s):
+        """Return the response to `request`; raise as `Scheduler.infer`."""
+        if request.cancellation is not None and not self._over.is_set():
+            # Also called once the request has its response, and then without effect.
+            request.cancellation.when_cancelled(self._over.set)
+        left_s = None if request.deadline is None else request.deadline - time.monotonic()
+        if not self._over.wait(left_s):
             raise DeadlineExceeded("the request's deadline passed before it was answered")
-        if self._answer is None and request.cancelled:
+        response = self._response
+        if isinstance(response, EdgeServerError):
+            raise response
+        if response is not None:
+            return response
+        if request.cancelled:
             raise Cancelled("the caller took the request back")
-
-    def _wake(self) -> None:
-        # The response and the cancellation may both get here; the second finds the future done.
-        if self._over.locked():
-            try:
-                self._over.release()
-            except RuntimeError:
-                return
+        raise InternalError(f"model '{request.model_name}' ended without an answer")

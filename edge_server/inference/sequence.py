@@ -10,10 +10,11 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from edge_server.errors import Cancelled, InternalError, InvalidRequest, Unavailable
+from edge_server.inference.execution import Job
 from edge_server.inference.instance_pool import InstancePool
 from edge_server.inference.instance_thread import InstanceThread
-from edge_server.inference.job import Job
 from edge_server.inference.line_watch import MOST_WAITING
+from edge_server.inference.response_future import infer_by_submit
 from edge_server.inference.sequence_book import SequenceBook
 from edge_server.inference.sequence_controls import SequenceControls
 from edge_server.inference.sequence_state import SequenceStates, zeros
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from edge_server.inference.snapshot import Snapshot
     from edge_server.model_config.config import ModelConfig
     from edge_server.model_config.scheduling import SequenceBatching
-    from edge_server.requests import Respond, SequencePlace
+    from edge_server.requests import InferResponse, Respond, SequencePlace
 
     BookedSequence = sequence_book.Sequence[Job]
     _Begun = tuple[BookedSequence, WaitingRequest[Job]]
@@ -101,6 +102,9 @@ class SequenceScheduler:
         except RuntimeError as error:
             self.close()
             raise InternalError(f"model '{config.name}' gets no thread: {error}") from error
+
+    def infer(self, request: InferRequest, snapshot: Snapshot) -> InferResponse:
+        return infer_by_submit(self, request, snapshot)
 
     def submit(self, request: InferRequest, snapshot: Snapshot, respond: Respond) -> None:
         job = Job(self._executor.config, request, snapshot, respond)

@@ -36,19 +36,20 @@ from edge_server.process.log_switches import LogSwitches
 from edge_server.process.utf8 import as_utf8
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     import grpc
 
     from edge_server.api.grpc.admission import Admission
-    from edge_server.api.grpc.call_traces import UnaryTrace
+    from edge_server.api.grpc.convert import OutputForm
     from edge_server.api.grpc.methods import Handler
     from edge_server.api.grpc.shared_memory import SharedMemory
     from edge_server.api.grpc.stream_request import StreamRequest
     from edge_server.api.grpc.traffic import Traffic
     from edge_server.inference.control import ModelControl
     from edge_server.inference.data_plane import DataPlane
-    from edge_server.inference.snapshot import LoadedModel
+    from edge_server.inference.snapshot import LoadedModel, Snapshot
+    from edge_server.requests import InferRequest
 
 # Methods that parse and serialise their messages themselves.
 _OVER_BYTES = ("ModelInfer", "ModelStreamInfer", "RepositoryModelLoad")
@@ -136,48 +137,36 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
         with self._admission:
             trace = self._traces.unary() if self._tracer.on else None
             caller = CallCancellation(context)
-            asked = self._known_requests.recall(request, _patience_s(context), caller)
-            if asked is None:
-                return self._infer_read(request, context, caller, trace)
-            self._find_for_one_answer(asked.model_name, asked.model_version)
-            if trace is not None:
-                asked = trace.begin(asked, context.add_callback)
-            response = self._data_plane.infer(asked)
-        answer = self._known_responses.write(response) or write_response(
-            *to_response_message(response)
-        )
+            forms: Mapping[str, OutputForm] | None = None
+            with self._data_plane.lease() as snapshot:
+                asked = self._known_requests.recall(request, _patience_s(context), caller)
+                if asked is None:
+                    asked, forms = self._read(request, context, caller, snapshot)
+                else:
+                    _find_for_one_response(snapshot, asked.model_name, asked.model_version)
+                if trace is not None:
+                    asked = trace.begin(asked, context.add_callback)
+                response = snapshot.infer(asked)
+        answer = self._known_responses.write(response) if forms is None else None
+        if answer is None:
+            answer = write_response(*to_response_message(response, forms or AS_IT_IS))
         if trace is not None:
             trace.send()
         return answer
 
-    def _infer_read(
-        self, request: bytes, context: Any, caller: CallCancellation, trace: UnaryTrace | None
-    ) -> bytes:
-        """Return the response to a request that `KnownRequests` does not recognise."""
-        message, raw = read_request(request)
-        loaded = self._find_for_one_answer(message.model_name, message.model_version)
+    def _read(
+        self, data: bytes, context: Any, caller: CallCancellation, snapshot: Snapshot
+    ) -> tuple[InferRequest, Mapping[str, OutputForm]]:
+        """Read a request that `KnownRequests` does not recognise, and the forms of its outputs."""
+        message, raw = read_request(data)
+        loaded = _find_for_one_response(snapshot, message.model_name, message.model_version)
         shared_memory = self._shared_memory
-        asked = to_infer_request(
+        request = to_infer_request(
             message, raw, _patience_s(context), caller, shared_memory, config=loaded.config
         )
-        forms = output_forms(message, loaded, shared_memory) if asked.outputs else AS_IT_IS
-        self._known_requests.remember(request, message, asked)
-        if trace is not None:
-            asked = trace.begin(asked, context.add_callback)
-        response = self._data_plane.infer(asked)
-        answer = write_response(*to_response_message(response, forms))
-        if trace is not None:
-            trace.send()
-        return answer
-
-    def _find_for_one_answer(self, name: str, version: str) -> LoadedModel:
-        """Raises: NotFound, Unavailable, InvalidRequest; Unsupported: the model is decoupled."""
-        loaded = self._data_plane.find(name, version)
-        if loaded.config.decoupled:
-            raise Unsupported(
-                "ModelInfer RPC doesn't support models with decoupled transaction policy"
-            )
-        return loaded
+        forms = output_forms(message, loaded, shared_memory) if request.outputs else AS_IT_IS
+        self._known_requests.remember(data, message, request)
+        return request, forms
 
     def ModelStreamInfer(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         """Stream messages as bytes, as in ModelInfer; see `InferStream`."""
@@ -199,31 +188,36 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
         """Submit one of a stream's requests; see `Submit`."""
         message, raw = read_request(data)
         stream_request.id = message.id
-        loaded = self._data_plane.find(message.model_name, message.model_version)
-        self._admission.enter_from_stream()
-        stream_request.finally_ = self._admission.leave_from_stream
-        stream_request.forms = output_forms(message, loaded, self._shared_memory)
-        request = to_infer_request(
-            message,
-            raw,
-            _patience_s(context),
-            stream_request,
-            self._shared_memory,
-            config=loaded.config,
-        )
-        stream_request.model_name, stream_request.model_version = (
-            loaded.config.name,
-            str(loaded.version),
-        )
-        stream_request.decoupled = loaded.config.decoupled
-        stream_request.empty_final = (
-            EMPTY_FINAL_RESPONSE in message.parameters
-            and message.parameters[EMPTY_FINAL_RESPONSE].bool_param
-        )
-        stream_request.take_place()
-        if self._tracer.on:
-            request = self._traces.of_stream(request, requests)
-        self._data_plane.submit(request, stream_request.respond)
+        lease = self._data_plane.lease()
+        try:
+            loaded = lease.snapshot.find(message.model_name, message.model_version)
+            self._admission.enter_from_stream()
+            stream_request.finally_ = self._admission.leave_from_stream
+            stream_request.forms = output_forms(message, loaded, self._shared_memory)
+            request = to_infer_request(
+                message,
+                raw,
+                _patience_s(context),
+                stream_request,
+                self._shared_memory,
+                config=loaded.config,
+            )
+            stream_request.model_name, stream_request.model_version = (
+                loaded.config.name,
+                str(loaded.version),
+            )
+            stream_request.decoupled = loaded.config.decoupled
+            stream_request.empty_final = (
+                EMPTY_FINAL_RESPONSE in message.parameters
+                and message.parameters[EMPTY_FINAL_RESPONSE].bool_param
+            )
+            stream_request.take_place()
+            if self._tracer.on:
+                request = self._traces.of_stream(request, requests)
+        except BaseException:
+            lease.release()
+            raise
+        self._data_plane.submit(request, stream_request.respond, lease)
 
     def RepositoryIndex(self, request: Any, context: Any) -> Any:
         refuse_repository_name(request)
@@ -316,6 +310,14 @@ def answer_with(
     server.add_registered_method_handlers(service.full_name, infer)
     health = method_handlers(HEALTH, servicer.health, (), traffic)
     server.add_registered_method_handlers(HEALTH.full_name, health)
+
+
+def _find_for_one_response(snapshot: Snapshot, name: str, version: str) -> LoadedModel:
+    """Raises: NotFound, Unavailable, InvalidRequest; Unsupported: the model is decoupled."""
+    loaded = snapshot.find(name, version)
+    if loaded.config.decoupled:
+        raise Unsupported("ModelInfer RPC doesn't support models with decoupled transaction policy")
+    return loaded
 
 
 def _patience_s(context: grpc.ServicerContext) -> float | None:

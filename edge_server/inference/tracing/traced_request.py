@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from edge_server.inference.tracing.sampling import Sampler
-    from edge_server.requests import Respond, ResponseCallback
 
 # Limit per request: a decoupled member of an ensemble may start steps without end.
 _MOST_TRACES = 1000
@@ -81,7 +80,6 @@ class ModelTrace:
     """
 
     __slots__ = (
-        "_answered",
         "_ended",
         "_id",
         "_model_name",
@@ -89,6 +87,7 @@ class ModelTrace:
         "_moments",
         "_parent_id",
         "_request_id",
+        "_responded",
         "request",
     )
 
@@ -102,24 +101,20 @@ class ModelTrace:
         self._request_id = request_id
         self._parent_id = parent_id
         self._moments: list[tuple[str, int]] = []
-        self._answered = False
+        self._responded = False
         self._ended = False
 
-    def begin(self, model_version: int, respond: Respond) -> Respond:
+    def begin(self, model_version: int) -> None:
         self._model_version = model_version
         self.request.hold(self)
         self.mark("REQUEST_START")
 
-        def pass_on(answer: ResponseCallback, final: bool) -> None:
-            # Marked before `respond`, which may mark later timestamps itself.
-            if not self._answered and not self._parent_id:
-                self.mark("INFER_RESPONSE_COMPLETE")
-            self._answered = True
-            if final:
-                self.end()
-            respond(answer, final)
-
-        return pass_on
+    def responded(self, *, final: bool) -> None:
+        if not self._responded and not self._parent_id:
+            self.mark("INFER_RESPONSE_COMPLETE")
+        self._responded = True
+        if final:
+            self.end()
 
     def mark(self, name: str, at_ns: int | None = None) -> None:
         self._moments.append((name, time.monotonic_ns() if at_ns is None else at_ns))
