@@ -6,15 +6,15 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
 from edge_server.errors import EdgeServerError
+from edge_server.inference.data_flow import plan_of
 from edge_server.inference.ensemble_call import EnsembleCall
 from edge_server.inference.ensemble_limits import StepSlots
-from edge_server.inference.ensemble_plan import plan_of
 from edge_server.inference.ensemble_run import EnsembleRun
 from edge_server.inference.response_future import infer_by_submit
 
 if TYPE_CHECKING:
+    from edge_server.inference.data_flow import Plan
     from edge_server.inference.ensemble_limits import StepThreads
-    from edge_server.inference.ensemble_plan import Plan
     from edge_server.inference.line_watch import LineWatch
     from edge_server.inference.snapshot import Snapshot
     from edge_server.inference.statistics import ModelStatistics

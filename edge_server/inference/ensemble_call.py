@@ -15,7 +15,7 @@ from edge_server.requests import InferRequest, InferResponse
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from edge_server.inference.ensemble_plan import PlannedStep
+    from edge_server.inference.data_flow import PlannedStep
     from edge_server.inference.statistics import ModelStatistics
     from edge_server.model_config.config import ModelConfig
     from edge_server.requests import ResponseCallback, StepTiming

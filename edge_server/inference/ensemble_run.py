@@ -13,10 +13,9 @@ from edge_server.inference.data_flow import DataFlow
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from edge_server.inference.data_flow import DataSet
+    from edge_server.inference.data_flow import DataSet, Plan, PlannedStep
     from edge_server.inference.ensemble_call import EnsembleCall
     from edge_server.inference.ensemble_limits import StepSlots, StepThreads
-    from edge_server.inference.ensemble_plan import Plan, PlannedStep
     from edge_server.inference.snapshot import Snapshot
     from edge_server.model_config.config import ModelConfig
     from edge_server.requests import Respond, ResponseCallback
@@ -69,7 +68,7 @@ class EnsembleRun:
 
     def start(self) -> None:
         if self._plan.steps:
-            self.drive(StepTask(self, self._flow.root, step) for step in self._plan.first)
+            self.drive(StepTask(self, *ready) for ready in self._flow.first())
         else:
             self._send_complete()
 
