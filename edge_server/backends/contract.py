@@ -15,13 +15,13 @@ import msgspec
 import numpy as np
 
 from edge_server.errors import EdgeServerError, InternalError
-from edge_server.requests import NO_PARAMETERS, InferRequest, Parameters, Respond
+from edge_server.requests import NO_PARAMETERS, InferRequest, Parameters
 from edge_server.tensors import Tensor
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from edge_server.backends.server_context import ServerContext
+    from edge_server.backends.server_context import ModelResolver, ServerContext
     from edge_server.gpu.devices import Devices
     from edge_server.model_config.config import ModelConfig, Placement
     from edge_server.model_config.files import ModelFiles
@@ -73,26 +73,6 @@ class RespondTensors(Protocol):
         ...
 
 
-class ModelResolver(Protocol):
-    """The other loaded models, as one request may use them."""
-
-    def submit(self, request: InferRequest, respond: Respond) -> None:
-        """Submit a request to another model; `respond` is called before or after this returns.
-
-        Raises:
-            EdgeServerError: the request is refused; `respond` is not called.
-        """
-        ...
-
-    def model_ready(self, name: str, version: str) -> bool:
-        """Return whether that version of the model is ready.
-
-        Raises:
-            InvalidRequest: `version` is not a version number.
-        """
-        ...
-
-
 class ExecuteRequest(msgspec.Struct, frozen=True, eq=False):
     """One validated request as an instance receives it.
 
@@ -102,7 +82,7 @@ class ExecuteRequest(msgspec.Struct, frozen=True, eq=False):
         outputs: names of the requested outputs.
         respond: called with the outputs or an error, and whether that was the last response.
         request: the caller's request: id, parameters, sequence, deadline, cancellation.
-        world: resolves the other models, pinned for the life of this request.
+        models: the other models, pinned for the life of this request.
         copied: called for each copy between host and device, except those made by `host_inputs`.
     """
 
@@ -110,7 +90,7 @@ class ExecuteRequest(msgspec.Struct, frozen=True, eq=False):
     outputs: frozenset[str]
     respond: RespondTensors
     request: InferRequest
-    world: ModelResolver
+    models: ModelResolver
     copied: Copied = not_counted
 
     def host_inputs(self) -> Tensors:

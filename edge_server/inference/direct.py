@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from edge_server.errors import EdgeServerError
 from edge_server.inference.execution import Job
-from edge_server.inference.expected_wait import ExpectedWait
+from edge_server.inference.instance_pool import ExpectedWait
 from edge_server.inference.response_future import infer_by_submit
 
 if TYPE_CHECKING:
@@ -77,8 +77,7 @@ class DirectScheduler:
         request = job.request
         if request.deadline is not None:
             now = time.monotonic()
-            running_s = 0.0 if self._pool.any_idle else self._pool.longest_run_s(now)
-            ahead = self._pool.waiting()
+            ahead, running_s = self._pool.waiting(), self._pool.running_s(now)
             self._expected_wait.check(request, ahead=ahead, running_s=running_s, now=now)
         instance = self._pool.take(
             urgent=request.urgent, deadline=request.deadline, cancellation=request.cancellation

@@ -8,11 +8,10 @@ import time
 from typing import TYPE_CHECKING
 
 from edge_server.errors import DeadlineExceeded, EdgeServerError, InternalError, Unavailable
-from edge_server.inference.batching import BatchRule
 from edge_server.inference.execution import Job
-from edge_server.inference.expected_wait import ExpectedWait
+from edge_server.inference.instance_pool import ExpectedWait
 from edge_server.inference.ordered_responses import OrderedResponses
-from edge_server.inference.policy_queue import PolicyQueue
+from edge_server.inference.policy_queue import BatchRule, PolicyQueue
 from edge_server.inference.response_future import infer_by_submit
 from edge_server.process.worker import Worker
 
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from edge_server.inference.execution import Executor
     from edge_server.inference.instance_pool import InstancePool
     from edge_server.inference.line_watch import LineWatch
-    from edge_server.inference.policy_queue import DroppedJob
+    from edge_server.inference.policy_queue import RefusedJob
     from edge_server.inference.snapshot import Snapshot
     from edge_server.model_config.scheduling import DynamicBatching
     from edge_server.requests import InferRequest, InferResponse, Respond
@@ -64,9 +63,8 @@ class DynamicBatchScheduler:
         self._executor = executor
         self._pool = pool
         self._rule = BatchRule(config, batching)
-        self._queue = PolicyQueue[Job](batching)
+        self._queue = PolicyQueue(batching)
         self._expected_wait = ExpectedWait(len(pool), config.max_batch_size)
-        self._running = 0
         self._order = OrderedResponses() if batching.preserve_ordering else None
         lock = threading.Lock()
         self._work = threading.Condition(lock)
@@ -153,8 +151,7 @@ class DynamicBatchScheduler:
     def _check_wait(self, request: InferRequest) -> None:
         """Raises: DeadlineExceeded, Unavailable: the run would start too late."""
         now = time.monotonic()
-        running_s = self._pool.longest_run_s(now) if self._running == len(self._pool) else 0.0
-        ahead = self._queue.ahead_of(request)
+        ahead, running_s = self._queue.ahead_of(request), self._pool.running_s(now)
         self._expected_wait.check(request, ahead=ahead, running_s=running_s, now=now)
 
     def _serve(self, _now: float) -> bool:
@@ -194,21 +191,12 @@ class DynamicBatchScheduler:
                 self._end_gathering()
             self._refuse(refused)
             if jobs:
-                self._run(instance, jobs)
+                began = time.monotonic()
+                self._executor.run(instance, jobs)
+                self._expected_wait.ran(time.monotonic() - began)
         finally:
             if instance is not None:
                 self._pool.give_back(instance)
-
-    def _run(self, instance: Instance, jobs: list[Job]) -> None:
-        with self._work:
-            self._running += 1
-        began = time.monotonic()
-        try:
-            self._executor.run(instance, jobs)
-        finally:
-            with self._work:
-                self._running -= 1
-        self._expected_wait.ran(time.monotonic() - began)
 
     def _wait_until_due(self) -> None:
         """Return when the batch at the head of the queue is due, or the queue is empty."""
@@ -234,7 +222,7 @@ class DynamicBatchScheduler:
         soon = time.monotonic() + _LOOK_S
         return soon if expiry_ns is None else min(soon, expiry_ns / 1e9)
 
-    def _take_batch(self) -> tuple[list[Job], list[DroppedJob[Job]]]:
+    def _take_batch(self) -> tuple[list[Job], list[RefusedJob]]:
         with self._work:
             now_ns = time.monotonic_ns()
             self._queue.settle(now_ns)
@@ -247,9 +235,9 @@ class DynamicBatchScheduler:
             if self._queue:
                 self._work.notify()
 
-    def _refuse(self, refused: Iterable[DroppedJob[Job]]) -> None:
-        for each in refused:
-            self._executor.refuse(each.job, each.error)
+    def _refuse(self, refused: Iterable[RefusedJob]) -> None:
+        for job, error in refused:
+            self._executor.refuse(job, error)
 
 
 def _stopping(request: InferRequest) -> Unavailable:

@@ -30,9 +30,9 @@ from edge_server.tensors import Tensor
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from edge_server.backends.contract import ExecuteRequest, ModelResolver, Tensors
+    from edge_server.backends.contract import ExecuteRequest, Tensors
     from edge_server.backends.python.process import ChildProcess
-    from edge_server.backends.server_context import ServerContext
+    from edge_server.backends.server_context import ModelResolver, ServerContext
     from edge_server.requests import InferResponse, Trace
 
 log = logging.getLogger(__name__)
@@ -174,7 +174,7 @@ class ModelCalls:
         """
         worlds = [self._server_context.models]
         if callers and not self._has_changed_models:
-            worlds.insert(0, callers[0].world)
+            worlds.insert(0, callers[0].models)
         return next((world for world in worlds if world.model_ready(name, version)), None)
 
     def _run(self, call: int, work: Callable[[], float | None]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_server.inference.latencies import Latencies
+from edge_server.inference.statistics import Latencies
 
 
 @given(st.lists(st.integers(1 << 10, 10**13), min_size=1), st.sampled_from([0.5, 0.9, 0.99]))
