@@ -113,32 +113,6 @@ class Counts:
     )
 
 
-class Latencies:
-    """A histogram of durations in ns, in buckets a quarter wide; keeping it costs next to nothing.
-
-    The caller locks.
-    """
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._buckets = [0] * _BUCKETS
-
-    def add(self, ns: int) -> None:
-        self.count += 1
-        ns = max(ns, _LEAST_NS)
-        octave = ns.bit_length() - 1
-        self._buckets[octave << 2 | (ns >> (octave - 2)) & 3] += 1
-
-    def quantile_ns(self, share: float) -> int:
-        """An upper bound of the quantile `share`, at most a quarter too high; 0 without counts."""
-        above = self.count * (1 - share)
-        for index in reversed(range(_BUCKETS)):
-            above -= self._buckets[index]
-            if above < 0:
-                return (5 + (index & 3)) << (index >> 2) >> 2
-        return 0
-
-
 class ModelStatistics:
     """Counts of one loaded model version; every method may be called from any thread."""
 
@@ -229,3 +203,26 @@ class ModelStatistics:
             response.compute_infer.add(ns)
             response.compute_output.add(0)
             (response.fail if failed else response.success).add(ns)
+
+
+class Latencies:
+    """Counts of durations in ns, in buckets a quarter wide; the caller locks."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._buckets = [0] * _BUCKETS
+
+    def add(self, ns: int) -> None:
+        self.count += 1
+        ns = max(ns, _LEAST_NS)
+        octave = ns.bit_length() - 1
+        self._buckets[octave << 2 | (ns >> (octave - 2)) & 3] += 1
+
+    def quantile_ns(self, share: float) -> int:
+        """An upper bound of the quantile `share`, at most a quarter too high; 0 without counts."""
+        above = self.count * (1 - share)
+        for index in reversed(range(_BUCKETS)):
+            above -= self._buckets[index]
+            if above < 0:
+                return (5 + (index & 3)) << (index >> 2) >> 2
+        return 0

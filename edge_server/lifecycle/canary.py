@@ -210,7 +210,7 @@ class Canary:
 
     def _have_doubts(self) -> bool:
         with self._lock:
-            return any(trial.probation.has_doubts for trial in self._canary.values())
+            return any(trial.probation.is_comparing for trial in self._canary.values())
 
     def _changed(self, model_spec: ModelSpec) -> _Trial | None:
         trial = self._canary.get(model_spec.name)

@@ -6,7 +6,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, NamedTuple
 
 from edge_server.board.kernel_files import read_number, read_text
-from edge_server.board.limits import read_memory
+from edge_server.board.resources import read_memory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

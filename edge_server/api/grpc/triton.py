@@ -32,8 +32,8 @@ from edge_server.api.grpc.trace_settings import update_trace_settings
 from edge_server.api.grpc.wire import read_load_request, read_request, write_response
 from edge_server.errors import InvalidRequest, NotFound, Unavailable, Unsupported
 from edge_server.inference.tracing.tracer import Tracer
-from edge_server.process.log_switches import LogSwitches
-from edge_server.process.utf8 import as_utf8
+from edge_server.process.logs import LogSwitches
+from edge_server.process.paths import as_utf8
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -11,7 +11,7 @@ from prometheus_client.exposition import choose_encoder
 from edge_server.api.http.appliance_metrics import ApplianceMetrics
 from edge_server.api.http.custom_metrics import CustomMetrics
 from edge_server.api.http.model_metrics import ModelMetrics
-from edge_server.process.utf8 import as_utf8
+from edge_server.process.paths import as_utf8
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,12 +12,13 @@ import pytest
 
 from edge_server.errors import Cancelled, InternalError, ModelConfigError
 from edge_server.backends.tensorrt.build.cache import PlanCache, ensure_plan, why_not
-from edge_server.backends.tensorrt.build.facts import DeviceFacts
+from edge_server.backends.tensorrt.build.side_car import DeviceFacts
 from edge_server.backends.tensorrt.build.making import make_plan
-from edge_server.backends.tensorrt.build.messages import BuildJob, PlanBuilt, Event, Progressed, Step
+from edge_server.backends.tensorrt.build.events import BuildEvent, Progressed, Step
+from edge_server.backends.tensorrt.build.process import BuildJob, PlanBuilt
 from edge_server.backends.tensorrt.build.side_car import read_side_car, side_car_path
 from edge_server.backends.tensorrt.build import build_lock as build_lock_module
-from edge_server.backends.tensorrt.build.build_lock import build_lock
+from edge_server.backends.tensorrt.build.cache import build_lock
 from edge_server.backends.tensorrt.build.build_options import BuildOptions
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class Builds:
         self.fails = False
         self.on_build: Callable[[], None] = lambda: None
 
-    def __call__(self, job: BuildJob, on_event: Callable[[Event], None]) -> PlanBuilt:
+    def __call__(self, job: BuildJob, on_event: Callable[[BuildEvent], None]) -> PlanBuilt:
         self.jobs.append(job)
         on_event(Progressed(0.5, "Building engine"))
         Path(job.out).write_bytes(b"plan %d" % len(self.jobs))
@@ -58,7 +59,7 @@ def cache(tmp_path: Path) -> PlanCache:
     return PlanCache(tmp_path / "plans")
 
 
-def ignore(event: Event) -> None:
+def ignore(event: BuildEvent) -> None:
     del event
 
 
@@ -68,14 +69,14 @@ def ensure(
     build: Builds,
     options: BuildOptions = OPTIONS,
     *,
-    on_event: Callable[[Event], None] = ignore,
+    on_event: Callable[[BuildEvent], None] = ignore,
 ) -> Path:
     return ensure_plan(onnx, options, ORIN, cache, build, model="m", on_event=on_event)
 
 
 def test_a_plan_is_built_once(onnx: Path, cache: PlanCache) -> None:
     build = Builds()
-    events: list[Event] = []
+    events: list[BuildEvent] = []
     plan = ensure(onnx, cache, build, on_event=events.append)
     assert plan.read_bytes() == b"plan 1"
     assert events == [Progressed(0.5, "Building engine")]
@@ -210,7 +211,7 @@ def test_one_build_runs_at_a_time_and_who_waited_takes_its_plan(
     waiting = threading.Event()
     found: list[Path] = []
 
-    def on_event(event: Event) -> None:
+    def on_event(event: BuildEvent) -> None:
         if event == Step("waiting for another build"):
             waiting.set()
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from edge_server.errors import ModelConfigError
-from edge_server.backends.tensorrt.build.facts import DeviceFacts
+from edge_server.backends.tensorrt.build.side_car import DeviceFacts
 from edge_server.backends.tensorrt.build.layers import Placed
 from edge_server.backends.tensorrt.build.profiles import Range
 from edge_server.backends.tensorrt.build.side_car import (
