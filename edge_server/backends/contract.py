@@ -64,12 +64,13 @@ class RespondTensors(Protocol):
 
     def __call__(
         self,
-        answer: Tensors | EdgeServerError | None,
+        made: Tensors | EdgeServerError | None,
+        /,
         final: bool,
         parameters: Parameters = NO_PARAMETERS,
     ) -> None:
-        """Send one response. An error is always the last; None with `final` ends the request
-        without a further response."""
+        """Send one response: the tensors that the model has made, or an error, which is always the
+        last; None with `final` ends the request without a further response."""
         ...
 
 
@@ -232,12 +233,12 @@ class TensorInstance:
         if len(requests) > 1:
             return self._execute_batch(requests)
         (request,) = requests
-        answer: Tensors | EdgeServerError
+        made: Tensors | EdgeServerError
         try:
-            answer = self._run(request.host_inputs(), request.outputs)
+            made = self._run(request.host_inputs(), request.outputs)
         except EdgeServerError as error:
-            answer = error
-        request.respond(answer, True)
+            made = error
+        request.respond(made, True)
         return None
 
     def _execute_batch(self, requests: Sequence[ExecuteRequest]) -> Phases:
@@ -252,13 +253,13 @@ class TensorInstance:
             joined_at = time.monotonic_ns()
             made = self._run(joined, wanted)
             ran_at = time.monotonic_ns()
-            answers = _split(made, requests)
+            rows = _split(made, requests)
         except EdgeServerError as error:
             for request in requests:
                 request.respond(error, True)
             return Phases(joined_at - began, time.monotonic_ns() - joined_at, 0)
-        for request, answer in zip(requests, answers, strict=True):
-            request.respond(answer, True)
+        for request, own_rows in zip(requests, rows, strict=True):
+            request.respond(own_rows, True)
         return Phases(joined_at - began, ran_at - joined_at, time.monotonic_ns() - ran_at)
 
     def close(self) -> None:

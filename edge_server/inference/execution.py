@@ -190,7 +190,7 @@ class Executor:
             trace.mark("COMPUTE_END", at_ns + phases.output)
         made = execution.end()
         if made is None:
-            made = failure or InternalError(f"model '{self.config.name}' ended without an answer")
+            made = failure or InternalError(f"model '{self.config.name}' ended without a response")
         response = self.response(job, made, execution.parameters, phases.infer)
         if isinstance(response, EdgeServerError):
             self.count_failure(job, response)
@@ -271,15 +271,15 @@ class _Execution:
 
     def __call__(
         self,
-        answer: Tensors | EdgeServerError | None,
+        made: Tensors | EdgeServerError | None,
         final: bool,  # noqa: ARG002 - there is one response
         parameters: Parameters = NO_PARAMETERS,
     ) -> None:
         if self._over:
             if not self.job.padding:
                 log.warning("model %s: a response after the last one", self._model_name)
-        elif answer is not None:
-            self._made, self.parameters = answer, parameters
+        elif made is not None:
+            self._made, self.parameters = made, parameters
 
     def end(self) -> Tensors | EdgeServerError | None:
         """Take no further response; return the one that came."""
@@ -301,7 +301,7 @@ class _DecoupledExecution:
 
     def __call__(
         self,
-        answer: Tensors | EdgeServerError | None,
+        made: Tensors | EdgeServerError | None,
         final: bool,
         parameters: Parameters = NO_PARAMETERS,
     ) -> None:
@@ -313,21 +313,21 @@ class _DecoupledExecution:
             return
         now_ns = time.monotonic_ns()
         phases = Phases(0, now_ns - self._began_ns, 0)
-        failed = isinstance(answer, EdgeServerError)
+        failed = isinstance(made, EdgeServerError)
         self._over = final = final or failed
         if final and (trace := job.request.trace) is not None:
             trace.mark("COMPUTE_START", self._began_ns)
             trace.mark("COMPUTE_END", now_ns)
         executor.statistics.responded(
-            self._responses, now_ns - self._last_ns, empty=answer is None, failed=failed
+            self._responses, now_ns - self._last_ns, empty=made is None, failed=failed
         )
         self._responses += 1
         self._last_ns = now_ns
-        if answer is None and not final:
+        if made is None and not final:
             return
         response: ResponseCallback = None
-        if answer is not None:
-            response = executor.response(job, answer, parameters, phases.infer)
+        if made is not None:
+            response = executor.response(job, made, parameters, phases.infer)
         if isinstance(response, EdgeServerError):
             self._over = True
             executor.refuse(job, response)

@@ -155,7 +155,7 @@ class InstancePool:
                 # This caller's wake-up may have been meant for another one.
                 self._wake_next()
                 if gone.is_so:
-                    raise Cancelled("the caller took the request back")
+                    raise Cancelled("the caller cancelled the request")
                 raise DeadlineExceeded("the request's deadline passed before an instance was idle")
             instance = self._idle.pop()
             # Two instances may have been given back while only this caller was woken.
@@ -315,5 +315,5 @@ class ExpectedWait:
         if rest_s + runs * run_s > _FORESEEN * left_s:
             raise Unavailable(
                 f"{request.log_prefix}Exceeds maximum queue size: behind {ahead} others it would "
-                "not be answered before its deadline"
+                "have no response before its deadline"
             )

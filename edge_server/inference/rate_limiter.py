@@ -136,7 +136,7 @@ class RateLimiter:
                 # The resources reserved for this caller are free for those behind.
                 self._grant()
                 if waiter.gone:
-                    raise Cancelled("the caller took the request back")
+                    raise Cancelled("the caller cancelled the request")
                 raise DeadlineExceeded(
                     "the request's deadline passed before an instance had its resources"
                 )

@@ -62,12 +62,12 @@ class ResponseFuture:
             request.cancellation.when_cancelled(self._over.set)
         left_s = None if request.deadline is None else request.deadline - time.monotonic()
         if not self._over.wait(left_s):
-            raise DeadlineExceeded("the request's deadline passed before it was answered")
+            raise DeadlineExceeded("the request's deadline passed before its response")
         response = self._response
         if isinstance(response, EdgeServerError):
             raise response
         if response is not None:
             return response
         if request.cancelled:
-            raise Cancelled("the caller took the request back")
-        raise InternalError(f"model '{request.model_name}' ended without an answer")
+            raise Cancelled("the caller cancelled the request")
+        raise InternalError(f"model '{request.model_name}' ended without a response")

@@ -145,7 +145,7 @@ def _run(config: ModelConfig, instance: Instance, sample: WarmUpSample) -> None:
     request = InferRequest(config.name, sample.inputs, id=sample.name)
     instance.execute([ExecuteRequest(sample.inputs, outputs, answered, request, Snapshot({}))])
     if not answered.over.wait(PATIENCE_S if config.decoupled else 0.0):
-        raise InternalError("it ended without an answer")
+        raise InternalError("it ended without a response")
     if answered.error is not None:
         raise answered.error
 

@@ -277,4 +277,4 @@ class InferStream:
 
 
 def _without_answer(stream_request: StreamRequest) -> EdgeServerError:
-    return InternalError(f"model '{stream_request.model_name}' ended without an answer")
+    return InternalError(f"model '{stream_request.model_name}' ended without a response")

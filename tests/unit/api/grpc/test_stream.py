@@ -133,7 +133,7 @@ def test_a_model_that_ends_without_an_answer_is_an_error() -> None:
         stream_request.respond(None, True)
 
     (said,) = InferStream(submit).answers(iter([b"1"]))
-    assert "ended without an answer" in read(said)[1]
+    assert "ended without a response" in read(said)[1]
 
 
 def test_no_more_requests_are_read_than_may_wait(pool: ThreadPoolExecutor) -> None:
