@@ -10,10 +10,8 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Literal
 
 from edge_server.api.grpc.server import GrpcServer
-from edge_server.api.http.lane_latency import LaneLatency
 from edge_server.api.http.metrics import MetricsServer
-from edge_server.api.http.processor_use import ProcessorUse
-from edge_server.api.http.sources import Sources
+from edge_server.api.http.sources import LaneLatency, ProcessorUse, Sources
 from edge_server.cameras.camera import Camera, CameraState
 from edge_server.cameras.source import is_live
 from edge_server.daemon.model_parts import (

@@ -19,7 +19,6 @@ from edge_server.api.grpc.convert import (
 )
 from edge_server.api.grpc.health import SERVICE as HEALTH
 from edge_server.api.grpc.health import HealthServicer
-from edge_server.api.grpc.known_messages import KnownRequests, KnownResponses
 from edge_server.api.grpc.log_settings import update_log_settings
 from edge_server.api.grpc.metadata import server_extensions, tensor_metadata
 from edge_server.api.grpc.methods import method_handlers
@@ -36,20 +35,17 @@ from edge_server.process.logs import LogSwitches
 from edge_server.process.paths import as_utf8
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
 
     import grpc
 
     from edge_server.api.grpc.admission import Admission
-    from edge_server.api.grpc.convert import OutputForm
     from edge_server.api.grpc.methods import Handler
     from edge_server.api.grpc.shared_memory import SharedMemory
     from edge_server.api.grpc.stream_request import StreamRequest
     from edge_server.api.grpc.traffic import Traffic
     from edge_server.inference.control import ModelControl
     from edge_server.inference.data_plane import DataPlane
-    from edge_server.inference.snapshot import LoadedModel, Snapshot
-    from edge_server.requests import InferRequest
 
 # Methods that parse and serialise their messages themselves.
 _OVER_BYTES = ("ModelInfer", "ModelStreamInfer", "RepositoryModelLoad")
@@ -91,8 +87,6 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
         self._tracer = self._traces.tracer
         self._extensions = server_extensions(control, shared_memory, self._tracer)
         self._budget = budget or ByteBudget()
-        self._known_requests = KnownRequests()
-        self._known_responses = KnownResponses()
 
     @property
     def health(self) -> HealthServicer:
@@ -134,39 +128,31 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
 
     def ModelInfer(self, request: bytes, context: Any) -> bytes:
         """Parse and serialise bytes, so that tensors are not copied; see `wire`."""
-        with self._admission:
+        with self._admission, self._data_plane.lease() as snapshot:
             trace = self._traces.unary() if self._tracer.on else None
-            caller = CallCancellation(context)
-            forms: Mapping[str, OutputForm] | None = None
-            with self._data_plane.lease() as snapshot:
-                asked = self._known_requests.recall(request, _patience_s(context), caller)
-                if asked is None:
-                    asked, forms = self._read(request, context, caller, snapshot)
-                else:
-                    _find_for_one_response(snapshot, asked.model_name, asked.model_version)
-                if trace is not None:
-                    asked = trace.begin(asked, context.add_callback)
-                response = snapshot.infer(asked)
-        answer = self._known_responses.write(response) if forms is None else None
-        if answer is None:
-            answer = write_response(*to_response_message(response, forms or AS_IT_IS))
+            message, raw = read_request(request)
+            loaded = snapshot.find(message.model_name, message.model_version)
+            if loaded.config.decoupled:
+                raise Unsupported(
+                    "ModelInfer RPC doesn't support models with decoupled transaction policy"
+                )
+            shared_memory = self._shared_memory
+            read = to_infer_request(
+                message,
+                raw,
+                _timeout_s(context),
+                CallCancellation(context),
+                shared_memory,
+                config=loaded.config,
+            )
+            forms = output_forms(message, loaded, shared_memory) if read.outputs else AS_IT_IS
+            if trace is not None:
+                read = trace.begin(read, context.add_callback)
+            response = snapshot.infer(read)
+        written = write_response(*to_response_message(response, forms))
         if trace is not None:
             trace.send()
-        return answer
-
-    def _read(
-        self, data: bytes, context: Any, caller: CallCancellation, snapshot: Snapshot
-    ) -> tuple[InferRequest, Mapping[str, OutputForm]]:
-        """Read a request that `KnownRequests` does not recognise, and the forms of its outputs."""
-        message, raw = read_request(data)
-        loaded = _find_for_one_response(snapshot, message.model_name, message.model_version)
-        shared_memory = self._shared_memory
-        request = to_infer_request(
-            message, raw, _patience_s(context), caller, shared_memory, config=loaded.config
-        )
-        forms = output_forms(message, loaded, shared_memory) if request.outputs else AS_IT_IS
-        self._known_requests.remember(data, message, request)
-        return request, forms
+        return written
 
     def ModelStreamInfer(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         """Stream messages as bytes, as in ModelInfer; see `InferStream`."""
@@ -197,7 +183,7 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
             request = to_infer_request(
                 message,
                 raw,
-                _patience_s(context),
+                _timeout_s(context),
                 stream_request,
                 self._shared_memory,
                 config=loaded.config,
@@ -312,15 +298,7 @@ def answer_with(
     server.add_registered_method_handlers(HEALTH.full_name, health)
 
 
-def _find_for_one_response(snapshot: Snapshot, name: str, version: str) -> LoadedModel:
-    """Raises: NotFound, Unavailable, InvalidRequest; Unsupported: the model is decoupled."""
-    loaded = snapshot.find(name, version)
-    if loaded.config.decoupled:
-        raise Unsupported("ModelInfer RPC doesn't support models with decoupled transaction policy")
-    return loaded
-
-
-def _patience_s(context: grpc.ServicerContext) -> float | None:
+def _timeout_s(context: grpc.ServicerContext) -> float | None:
     """Seconds until the caller's deadline; grpc reports "never" as some hundred billion years."""
     left_s = context.time_remaining()
     return None if left_s is None or left_s > threading.TIMEOUT_MAX else left_s

@@ -4,8 +4,9 @@ Objects of TensorRT are annotated, so that the names used here can be checked ag
 version's classes (tests/tensorrt_api). Where versions differ, the difference stands behind
 `hasattr` or a comparison of `version`, with its reason.
 
-Only a process that may crash imports this: see `child`. Nothing here that loads a plan may be called
-without a CUDA driver: a Runtime made without one crashes at every call, even in its destructor.
+Only a process that may crash imports this: see `child`. Nothing here that loads a plan may be
+called without a CUDA driver: a Runtime made without one crashes at every call, even in its
+destructor.
 """
 
 from __future__ import annotations
@@ -207,9 +208,7 @@ class EngineTensor(NamedTuple):
     format: str
 
 
-def _look(
-    plan: trt.IHostMemory, options: BuildOptions
-) -> tuple[Placed, dict[str, EngineTensor]]:
+def _look(plan: trt.IHostMemory, options: BuildOptions) -> tuple[Placed, dict[str, EngineTensor]]:
     engine: trt.ICudaEngine = _open_engine(plan, options.dla_core)
     names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
     # A dimension fixed by every profile is free in the network, and fixed in the engine.

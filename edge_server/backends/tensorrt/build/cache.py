@@ -15,9 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edge_server.errors import Cancelled, InternalError, ModelConfigError
-from edge_server.backends.tensorrt.build.making import Build, make_plan
 from edge_server.backends.tensorrt.build.events import Step
+from edge_server.backends.tensorrt.build.making import Build, make_plan
 from edge_server.backends.tensorrt.build.side_car import (
     compare,
     compare_files,
@@ -25,15 +24,16 @@ from edge_server.backends.tensorrt.build.side_car import (
     sha256_of,
     side_car_path,
 )
+from edge_server.errors import Cancelled, InternalError, ModelConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     import tensorrt as trt
 
+    from edge_server.backends.tensorrt.build.build_options import BuildOptions
     from edge_server.backends.tensorrt.build.events import OnEvent
     from edge_server.backends.tensorrt.build.side_car import DeviceFacts
-    from edge_server.backends.tensorrt.build.build_options import BuildOptions
 
 log = logging.getLogger(__name__)
 

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from edge_server.errors import InternalError, ModelConfigError
 from edge_server.backends.tensorrt.build.events import OnEvent
 from edge_server.backends.tensorrt.build.process import BuildJob, PlanBuilt
 from edge_server.backends.tensorrt.build.side_car import SideCar, encode, sha256_of, side_car_path
+from edge_server.errors import InternalError, ModelConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -136,9 +136,7 @@ def probe_device(timeout_s: float = _INSPECTION_TIMEOUT_S) -> DeviceFacts:
     return msgspec.convert(_inspect("probe_device", timeout_s=timeout_s), DeviceFacts)
 
 
-def _inspect(
-    function: str, *arguments: object, timeout_s: float = _INSPECTION_TIMEOUT_S
-) -> Any:
+def _inspect(function: str, *arguments: object, timeout_s: float = _INSPECTION_TIMEOUT_S) -> Any:
     try:
         return run_in_child(_CHILD + function, *arguments, timeout_s=timeout_s)
     except ChildTimeout as error:

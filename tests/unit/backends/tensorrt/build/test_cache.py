@@ -10,16 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from edge_server.errors import Cancelled, InternalError, ModelConfigError
-from edge_server.backends.tensorrt.build.cache import PlanCache, ensure_plan, why_not
-from edge_server.backends.tensorrt.build.side_car import DeviceFacts
-from edge_server.backends.tensorrt.build.making import make_plan
-from edge_server.backends.tensorrt.build.events import BuildEvent, Progressed, Step
-from edge_server.backends.tensorrt.build.process import BuildJob, PlanBuilt
-from edge_server.backends.tensorrt.build.side_car import read_side_car, side_car_path
 from edge_server.backends.tensorrt.build import build_lock as build_lock_module
-from edge_server.backends.tensorrt.build.cache import build_lock
 from edge_server.backends.tensorrt.build.build_options import BuildOptions
+from edge_server.backends.tensorrt.build.cache import PlanCache, build_lock, ensure_plan, why_not
+from edge_server.backends.tensorrt.build.events import BuildEvent, Progressed, Step
+from edge_server.backends.tensorrt.build.making import make_plan
+from edge_server.backends.tensorrt.build.process import BuildJob, PlanBuilt
+from edge_server.backends.tensorrt.build.side_car import DeviceFacts, read_side_car, side_car_path
+from edge_server.errors import Cancelled, InternalError, ModelConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -98,7 +96,9 @@ def test_a_plan_is_built_once(onnx: Path, cache: PlanCache) -> None:
 def test_another_wish_or_device_is_another_plan(
     options: BuildOptions, facts: DeviceFacts, onnx: Path, cache: PlanCache
 ) -> None:
-    before = cache.place(onnx, replace(options, precision="fp32") if options != OPTIONS else OPTIONS, ORIN)
+    before = cache.place(
+        onnx, replace(options, precision="fp32") if options != OPTIONS else OPTIONS, ORIN
+    )
     assert cache.place(onnx, options, facts) != before
 
 
@@ -180,7 +180,9 @@ def test_the_plans_of_longest_ago_go_first(onnx: Path, tmp_path: Path) -> None:
     build = Builds()
     plans = []
     for index in range(3):
-        plan = ensure(onnx, PlanCache(tmp_path / "plans"), build, BuildOptions(workspace_mib=index + 1))
+        plan = ensure(
+            onnx, PlanCache(tmp_path / "plans"), build, BuildOptions(workspace_mib=index + 1)
+        )
         os.utime(plan.parent, (index, index))
         plans.append(plan)
     two_bytes = 2 * sum(file.stat().st_size for file in plans[0].parent.iterdir())
@@ -246,7 +248,7 @@ def test_a_lock_that_the_kernel_refuses_is_an_error_and_no_wait(
     # Refused, but not because another build holds it: as under a security profile.
     monkeypatch.setattr(build_lock_module, "LOCK_NAME", str(tmp_path / "none" / "lock"))
     with (
-        pytest.raises(InternalError, match="the lock of plan builds.*No such file"),
+        pytest.raises(InternalError, match=r"the lock of plan builds.*No such file"),
         build_lock(lambda: pytest.fail("no build holds it")),
     ):
         pass

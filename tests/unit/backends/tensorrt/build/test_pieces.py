@@ -32,7 +32,9 @@ X = {"x": Range((1, 3), (2, 3), (4, 3)), "y:0": Range((1,), (1,), (1,))}
 WANTED = {"x": ((1, 3), np.dtype("<f4"))}
 
 
-def words(options: BuildOptions, version: tuple[int, int], *profiles: dict[str, Range]) -> list[str]:
+def words(
+    options: BuildOptions, version: tuple[int, int], *profiles: dict[str, Range]
+) -> list[str]:
     line = trtexec_line(Path("a b.onnx"), Path("p.plan"), options, profiles, version)
     return shlex.split(line)
 
@@ -63,7 +65,9 @@ def test_the_line_is_of_the_version() -> None:
     assert "--profile=1" in words(BuildOptions(), (10, 3), X, X)
 
 
-def test_samples_are_read_in_order_and_get_their_batch_dimension(tmp_path: Path, samples_of: Any) -> None:
+def test_samples_are_read_in_order_and_get_their_batch_dimension(
+    tmp_path: Path, samples_of: Any
+) -> None:
     np.save(tmp_path / "b.npy", np.array([[2.0, 2.0, 2.0]]))
     np.save(tmp_path / "a.npy", np.array([1, 1, 1]))
     found = [sample["x"] for sample in samples_of(tmp_path, WANTED)]

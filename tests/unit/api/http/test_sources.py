@@ -1,15 +1,20 @@
-"""Latencies are counted in buckets, by camera and stage."""
+"""Latencies are counted in buckets; the kernel gives the board's numbers, or none."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_server.api.http.lane_latency import BOUNDS_S, LaneLatency
+from edge_server.api.http.sources import BOUNDS_S, LaneLatency, ProcessorUse
+from edge_server.board.limits import BoardMemory
 from edge_server.lanes.types import LaneFrame, StageLatency
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def lane_frame(capture_ns: int = 0, **stages: int) -> LaneFrame:
@@ -45,7 +50,7 @@ def test_a_stage_is_counted_in_each_bucket_that_is_long_enough() -> None:
 def test_end_to_end_is_the_age_when_the_lanes_are_known() -> None:
     latency = LaneLatency(lambda: 50_000_000)
     latency(lane_frame(capture_ns=10_000_000), NO_FRAME)
-    assert latency.end_to_end()["front"].sum_s == 0.04
+    assert latency.end_to_end()["front",].sum_s == 0.04
 
 
 @given(st.lists(st.integers(0, 2_000_000), max_size=50))
@@ -63,3 +68,35 @@ def test_a_frame_that_the_model_failed_at_counts_nowhere() -> None:
     latency(replace(lane_frame(), failure="broken"), NO_FRAME)
     assert not latency.stages()
     assert not latency.end_to_end()
+
+
+def write_stat(root: Path, busy: int, idle: int, iowait: int = 0) -> None:
+    (root / "proc").mkdir(exist_ok=True)
+    (root / "proc/stat").write_text(f"cpu  {busy} 0 0 {idle} {iowait} 0 0 0 99 99\ncpu0 1 2\n")
+
+
+def test_utilization_is_the_busy_share_since_the_last_call(tmp_path: Path) -> None:
+    write_stat(tmp_path, busy=100, idle=1000)
+    use = ProcessorUse(tmp_path)
+    write_stat(tmp_path, busy=125, idle=1050, iowait=25)
+    assert use.utilization() == pytest.approx(0.25)
+    assert use.utilization() == 0.0
+
+
+def test_memory_is_in_bytes(tmp_path: Path) -> None:
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/meminfo").write_text(
+        "MemTotal: 1000 kB\nMemFree: 1 kB\nMemAvailable: 400 kB\n"
+    )
+    assert ProcessorUse(tmp_path).memory() == BoardMemory(1_024_000, 409_600)
+
+
+@pytest.mark.parametrize("text", [None, "", "nothing here", "MemTotal: x kB"])
+def test_a_value_that_the_kernel_does_not_report_is_none(tmp_path: Path, text: str | None) -> None:
+    (tmp_path / "proc").mkdir()
+    if text is not None:
+        for name in ("stat", "meminfo"):
+            (tmp_path / "proc" / name).write_text(text)
+    use = ProcessorUse(tmp_path)
+    assert use.utilization() is None
+    assert use.memory().total_bytes is None
