@@ -14,8 +14,7 @@ from msgspec.structs import replace
 from edge_server.errors import EdgeServerError, InvalidRequest
 from edge_server.inference.mirror import Mirror, Pairs
 from edge_server.inference.predecessor import WITHOUT_VERDICT, Fault, all_finite, has_non_finite
-from edge_server.inference.response_future import infer_by_submit
-from edge_server.inference.snapshot import SchedulerWrapper
+from edge_server.inference.schedulers import SchedulerWrapper, infer_by_submit
 from edge_server.inference.statistics import FailureReason
 from edge_server.requests import InferResponse
 

@@ -6,9 +6,9 @@ import time
 from typing import TYPE_CHECKING
 
 from edge_server.errors import EdgeServerError
-from edge_server.inference.execution import Job
 from edge_server.inference.instance_pool import ExpectedWait
-from edge_server.inference.response_future import infer_by_submit
+from edge_server.inference.job import Job
+from edge_server.inference.schedulers import infer_by_submit
 
 if TYPE_CHECKING:
     from edge_server.backends.contract import Instance

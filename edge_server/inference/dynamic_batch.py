@@ -8,11 +8,11 @@ import time
 from typing import TYPE_CHECKING
 
 from edge_server.errors import DeadlineExceeded, EdgeServerError, InternalError, Unavailable
-from edge_server.inference.execution import Job
 from edge_server.inference.instance_pool import ExpectedWait
+from edge_server.inference.job import Job
 from edge_server.inference.ordered_responses import OrderedResponses
 from edge_server.inference.policy_queue import BatchRule, PolicyQueue
-from edge_server.inference.response_future import infer_by_submit
+from edge_server.inference.schedulers import infer_by_submit
 from edge_server.process.worker import Worker
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from edge_server.inference.data_flow import plan_of
 from edge_server.inference.ensemble_call import EnsembleCall
 from edge_server.inference.ensemble_limits import StepSlots
 from edge_server.inference.ensemble_run import EnsembleRun
-from edge_server.inference.response_future import infer_by_submit
+from edge_server.inference.schedulers import infer_by_submit
 
 if TYPE_CHECKING:
     from edge_server.inference.data_flow import Plan

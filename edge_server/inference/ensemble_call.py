@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from edge_server.backends.contract import Phases
 from edge_server.errors import Cancelled, DeadlineExceeded, EdgeServerError, InternalError
-from edge_server.inference.execution import batch_size_of, in_shape, to_host
+from edge_server.inference.job import batch_size_of, in_shape, to_host
 from edge_server.inference.statistics import FailureReason
 from edge_server.requests import InferRequest, InferResponse
 

@@ -1,4 +1,4 @@
-"""Jobs, and how an executor runs them on an instance: counted, and each with its response."""
+"""The executor: runs jobs on an instance, counts them and gives each its response."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from edge_server.backends.contract import ExecuteRequest, Phases, on_host
+from edge_server.backends.contract import ExecuteRequest, Phases
 from edge_server.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -14,78 +14,20 @@ from edge_server.errors import (
     InternalError,
     Unavailable,
 )
+from edge_server.inference.job import in_shape, to_host
 from edge_server.inference.statistics import FailureReason
 from edge_server.requests import NO_PARAMETERS, InferResponse, StepTiming
-from edge_server.tensors import Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from edge_server.backends.contract import Instance, RespondTensors, Tensors
-    from edge_server.inference.snapshot import Snapshot
+    from edge_server.inference.job import Job
     from edge_server.inference.statistics import ModelStatistics
     from edge_server.model_config.config import ModelConfig
-    from edge_server.requests import InferRequest, Parameters, Respond, ResponseCallback
+    from edge_server.requests import Parameters, ResponseCallback
 
 log = logging.getLogger(__name__)
-
-
-def no_respond(response: ResponseCallback, final: bool) -> None:
-    """The `respond` of a job that has none: `Executor.infer` returns its response."""
-
-
-class Job:
-    """One checked request on its way to an instance.
-
-    Attributes:
-        inputs: the model's inputs; a scheduler may add its own tensors to the request's.
-        outputs: names of the outputs wanted from the model; a scheduler may add its own.
-        batch_size: 0 where the model does not batch.
-        queued_at_ns: `time.monotonic_ns()`.
-        made: called with all outputs of the model before the caller gets its response; an
-            `EdgeServerError` that it raises becomes the response.
-        padding: the job only fills a row of a batch: it has no response and is not counted.
-    """
-
-    __slots__ = (
-        "batch_size",
-        "inputs",
-        "made",
-        "outputs",
-        "padding",
-        "queued_at_ns",
-        "request",
-        "respond",
-        "snapshot",
-    )
-
-    def __init__(
-        self,
-        config: ModelConfig,
-        request: InferRequest,
-        snapshot: Snapshot,
-        respond: Respond = no_respond,
-    ) -> None:
-        self.request = request
-        self.snapshot = snapshot
-        self.respond = respond
-        self.inputs: Tensors = request.inputs
-        self.outputs = frozenset(request.outputs) if request.outputs else config.output_names
-        self.batch_size = batch_size_of(config, request)
-        self.queued_at_ns = time.monotonic_ns()
-        if request.trace is not None:
-            request.trace.mark("QUEUE_START", self.queued_at_ns)
-        self.made: Callable[[Tensors], None] | None = None
-        self.padding = False
-
-    def death(self) -> EdgeServerError | None:
-        """Return the error of a cancelled or overdue request; None while the caller waits."""
-        if self.request.cancelled:
-            return Cancelled("")
-        deadline = self.request.deadline
-        if deadline is not None and time.monotonic() >= deadline:
-            return DeadlineExceeded("the request's deadline passed before an instance was idle")
-        return None
 
 
 class Executor:
@@ -343,31 +285,9 @@ class _DecoupledExecution:
             self._executor.refuse(self._job, failure)
 
 
-def batch_size_of(config: ModelConfig, request: InferRequest) -> int:
-    """Return the number of rows of a checked request; 0 where the model does not batch."""
-    batched = config.max_batch_size > 0 and request.inputs
-    return next(iter(request.inputs.values())).shape[0] if batched else 0
-
-
-def to_host(tensors: Tensors, statistics: ModelStatistics) -> dict[str, Tensor]:
-    """Raises: EdgeServerError: the device that holds a tensor failed."""
-    return {name: on_host(tensor, statistics.copied) for name, tensor in tensors.items()}
-
-
 def _reason(error: EdgeServerError) -> FailureReason:
     if isinstance(error, Cancelled):
         return FailureReason.CANCELED
     if isinstance(error, (Unavailable, DeadlineExceeded)):
         return FailureReason.REJECTED
     return FailureReason.BACKEND
-
-
-def in_shape(tensor: Tensor, shape: tuple[int, ...] | None, batch_size: int) -> Tensor:
-    """`tensor` reshaped to the same number of elements; one -1 in `shape` is inferred."""
-    if shape is None:
-        return tensor
-    full = (batch_size, *shape) if batch_size else shape
-    try:
-        return Tensor(tensor.array.reshape(full))  # a DeviceArray has `reshape`, too
-    except ValueError as error:
-        raise InternalError(f"a tensor of shape {tensor.shape} is no {list(full)}") from error

@@ -11,8 +11,9 @@ from edge_server.process.worker import Worker
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from edge_server.inference.execution import Executor, Job
+    from edge_server.inference.execution import Executor
     from edge_server.inference.instance_pool import InstancePool
+    from edge_server.inference.job import Job
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from edge_server.backends.contract import Tensors
     from edge_server.errors import EdgeServerError
-    from edge_server.inference.execution import Job
+    from edge_server.inference.job import Job
     from edge_server.model_config.config import ModelConfig
     from edge_server.model_config.scheduling import DynamicBatching, QueuePolicy
     from edge_server.requests import InferRequest

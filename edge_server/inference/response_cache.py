@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from msgspec.structs import replace
 
-from edge_server.inference.response_future import infer_by_submit
-from edge_server.inference.snapshot import SchedulerWrapper
+from edge_server.inference.schedulers import SchedulerWrapper, infer_by_submit
 from edge_server.requests import InferResponse
 from edge_server.tensors import DataType, Tensor
 

@@ -10,11 +10,11 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from edge_server.errors import Cancelled, InternalError, InvalidRequest, Unavailable
-from edge_server.inference.execution import Job
 from edge_server.inference.instance_pool import InstancePool
 from edge_server.inference.instance_thread import InstanceThread
+from edge_server.inference.job import Job
 from edge_server.inference.line_watch import MOST_WAITING
-from edge_server.inference.response_future import infer_by_submit
+from edge_server.inference.schedulers import infer_by_submit
 from edge_server.inference.sequence_book import SequenceBook
 from edge_server.inference.sequence_controls import SequenceControls
 from edge_server.inference.sequence_state import SequenceStates, zeros

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import threading
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -10,7 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
 from edge_server.errors import InvalidRequest, NotFound, Unavailable
-from edge_server.inference.request_check import check_request
+from edge_server.inference.request_check import check_request, parse_version
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
         Trace,
     )
 
-_VERSION = re.compile(r"-?[0-9]{1,18}\Z")
 
 # The reason of an unloaded model that is UNAVAILABLE: Triton's text; readiness ignores it.
 UNLOADED = "unloaded"
@@ -328,56 +326,3 @@ def _traced(trace: Trace, respond: Respond) -> Respond:
         respond(response, final)
 
     return pass_on
-
-
-def parse_version(text: str) -> int:
-    """Parse a version as the protocol spells it: decimal digits that fit 64 bits.
-
-    Raises:
-        InvalidRequest: not an integral value > 0 (Triton's texts).
-    """
-    if not _VERSION.match(text):
-        raise InvalidRequest(
-            f"failed to get model version from specified version string '{text[:32]}' (details: "
-            "stol), version should be an integral value > 0"
-        )
-    if text.startswith(("-", "0")):
-        raise InvalidRequest(
-            f"invalid model version specified '{text}' , version should be an integral value > 0"
-        )
-    return int(text)
-
-
-class SchedulerWrapper:
-    """A scheduler that does something before or after the scheduler `beneath` it.
-
-    Attributes:
-        beneath: closed with the wrapper.
-    """
-
-    def __init__(self, beneath: Scheduler) -> None:
-        self.beneath = beneath
-
-    def infer(self, request: InferRequest, snapshot: Snapshot) -> InferResponse:
-        """See `Scheduler.infer`."""
-        return self.beneath.infer(request, snapshot)
-
-    def submit(self, request: InferRequest, snapshot: Snapshot, respond: Respond) -> None:
-        """See `Scheduler.submit`."""
-        self.beneath.submit(request, snapshot, respond)
-
-    def pending(self) -> int:
-        return self.beneath.pending()
-
-    def longest_run_s(self, now: float) -> float:
-        return self.beneath.longest_run_s(now)
-
-    def close(self) -> None:
-        self.beneath.close()
-
-
-def innermost(scheduler: Scheduler) -> Scheduler:
-    """The scheduler that runs the model, beneath the wrappers that watch and cache."""
-    while isinstance(scheduler, SchedulerWrapper):
-        scheduler = scheduler.beneath
-    return scheduler

@@ -15,7 +15,7 @@ from edge_server.backends.contract import TensorModel
 from edge_server.errors import EdgeServerError
 from edge_server.inference.ensemble import EnsembleScheduler
 from edge_server.inference.ensemble_limits import StepThreads
-from edge_server.inference.response_future import infer_by_submit
+from edge_server.inference.schedulers import infer_by_submit
 from edge_server.inference.scheduling import Scheduling
 from edge_server.inference.snapshot import LoadedModel, ModelEntry, ModelState, Snapshot
 from edge_server.inference.statistics import ModelStatistics

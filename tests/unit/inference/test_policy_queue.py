@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.errors import Cancelled, EdgeServerError, Unavailable
-from edge_server.inference.execution import Job
+from edge_server.inference.job import Job
 from edge_server.inference.policy_queue import PolicyQueue
 from edge_server.inference.snapshot import Snapshot
 from edge_server.model_config.config import ModelConfig

@@ -1,4 +1,4 @@
-"""A caller that waits for the response of a scheduler that responds later."""
+"""What schedulers share: waiting for a response that comes later, and wrapping a scheduler."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from edge_server.errors import Cancelled, DeadlineExceeded, EdgeServerError, Int
 
 if TYPE_CHECKING:
     from edge_server.inference.snapshot import RetainedSnapshot, Scheduler, Snapshot
-    from edge_server.requests import InferRequest, InferResponse, ResponseCallback
+    from edge_server.requests import InferRequest, InferResponse, Respond, ResponseCallback
 
 
 def infer_by_submit(
@@ -71,3 +71,38 @@ class ResponseFuture:
         if request.cancelled:
             raise Cancelled("the caller cancelled the request")
         raise InternalError(f"model '{request.model_name}' ended without a response")
+
+
+class SchedulerWrapper:
+    """A scheduler that does something before or after the scheduler `beneath` it.
+
+    Attributes:
+        beneath: closed with the wrapper.
+    """
+
+    def __init__(self, beneath: Scheduler) -> None:
+        self.beneath = beneath
+
+    def infer(self, request: InferRequest, snapshot: Snapshot) -> InferResponse:
+        """See `Scheduler.infer`."""
+        return self.beneath.infer(request, snapshot)
+
+    def submit(self, request: InferRequest, snapshot: Snapshot, respond: Respond) -> None:
+        """See `Scheduler.submit`."""
+        self.beneath.submit(request, snapshot, respond)
+
+    def pending(self) -> int:
+        return self.beneath.pending()
+
+    def longest_run_s(self, now: float) -> float:
+        return self.beneath.longest_run_s(now)
+
+    def close(self) -> None:
+        self.beneath.close()
+
+
+def innermost(scheduler: Scheduler) -> Scheduler:
+    """The scheduler that runs the model, beneath the wrappers that watch and cache."""
+    while isinstance(scheduler, SchedulerWrapper):
+        scheduler = scheduler.beneath
+    return scheduler
