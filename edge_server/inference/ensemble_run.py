@@ -72,13 +72,27 @@ class EnsembleRun:
         else:
             self._send_complete()
 
-    def drive(self, tasks: Iterable[StepTask]) -> None:
-        """Submit `tasks`, and those made ready by their responses on this very thread."""
+    def drive(self, tasks: Iterable[StepTask], *, may_run: bool = True) -> None:
+        """Start `tasks`, and those that responses on this very thread make ready.
+
+        Args:
+            may_run: whether this thread may run a model; else a step thread does.
+        """
         ready = deque(tasks)
-        while ready:
-            if len(ready) > 1:
-                self._share(ready)
-            self._submit(ready.popleft(), ready)
+        to_run = deque[StepTask]()
+        while ready or to_run:
+            if ready:
+                task = ready.popleft()
+                if self._queues(task.step):
+                    self._submit(task, ready)
+                else:
+                    to_run.append(task)
+            elif not may_run:
+                self.drive_later(to_run.popleft())
+            elif len(to_run) > 1 and self._threads.try_run(to_run[0]):
+                to_run.popleft()
+            else:
+                self._submit(to_run.popleft(), ready)
 
     def drive_later(self, task: StepTask) -> None:
         """Run `task` on another thread, unless its request has ended by then."""
@@ -114,21 +128,9 @@ class EnsembleRun:
         elif step_call.submits_here():
             step_call.ready.extend(ready)
         else:
-            for task in ready:
-                self._hand_on(task)
+            self.drive(ready, may_run=False)
         if not ready or self._plan.level:
             self._send_complete()
-
-    def _share(self, ready: deque[StepTask]) -> None:
-        """Keep the steps that only queue, in front, and those that run without another thread."""
-        queueing, running = list[StepTask](), deque[StepTask]()
-        for task in ready:
-            (queueing if self._queues(task.step) else running).append(task)
-        while len(running) > 1 and self._threads.try_run(running[0]):
-            running.popleft()
-        ready.clear()
-        ready.extend(queueing)
-        ready.extend(running)
 
     def _queues(self, step: PlannedStep) -> bool:
         """Whether the step's model queues a request instead of running it on the submitter."""
@@ -143,16 +145,6 @@ class EnsembleRun:
             return self._snapshot.find(step.model_name, step.version).config
         except EdgeServerError:
             return None
-
-    def _hand_on(self, task: StepTask) -> None:
-        """Run `task` soon on some thread, and return at once."""
-        if not self._queues(task.step):
-            self.drive_later(task)
-            return
-        ready = deque[StepTask]()
-        self._submit(task, ready)
-        for other in ready:
-            self._hand_on(other)
 
     def _submit(self, task: StepTask, ready: deque[StepTask]) -> None:
         """Submit `task` to its model; `ready` gets the tasks that a response here makes ready."""
@@ -214,7 +206,7 @@ class EnsembleRun:
                     return
                 task.has_slot = True
             if self._queues(task.step):
-                self._hand_on(task)
+                self.drive((task,), may_run=False)
             elif not self._threads.try_run(task):
                 # A task that waits for a thread holds no slot: tasks with a slot must finish.
                 if slots is not None:
@@ -223,7 +215,7 @@ class EnsembleRun:
                 if step_call.submits_here():
                     step_call.ready.append(task)
                 else:
-                    self._hand_on(task)
+                    self.drive_later(task)
 
     def _may_hold(self, step: PlannedStep) -> bool:
         """Whether the responding thread belongs to the step's model, and not to a member of a
