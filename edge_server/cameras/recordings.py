@@ -1,0 +1,233 @@
+"""Videos and folders of images as sources of frames, and pictures with lanes drawn in."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import TYPE_CHECKING
+
+import cv2
+import numpy as np
+
+from edge_server.cameras.frame import FASTEST_FPS, IMAGE_SUFFIXES, SLOWEST_FPS, Recording
+from edge_server.errors import SourceError
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from edge_server.lanes.types import Lane
+
+log = logging.getLogger(__name__)
+
+FOLDER_FPS = 10.0
+# The rate of a video that does not state its own.
+VIDEO_FPS = 25.0
+_FFMPEG_QUIET = "-8"  # AV_LOG_QUIET
+# FFmpeg plays any .txt file as ANSI art, which is never the user's intention.
+ANSI_ART = int.from_bytes(b"ansi", "little")
+
+# BGR, by rank: the lane with the highest score first.
+_COLOURS = ((80, 220, 60), (60, 160, 255), (255, 160, 60), (220, 80, 220), (60, 220, 220))
+_SUBPIXEL_BITS = 4
+
+
+def open_images(path: Path, *, fps: float | None = None, loop: bool = False) -> Recording:
+    """Play the images of a folder in the order of their names, or one image.
+
+    An image that cannot be decoded completely is skipped, and logged once, however often the folder
+    loops.
+
+    Args:
+        path: a folder, or one image, which is played as a folder of one.
+        fps: frames per second, `FOLDER_FPS` if None; 0 plays at the reading speed.
+        loop: restart at the end.
+
+    Raises:
+        SourceError: the folder has no image that can be decoded.
+    """
+    return Recording(_folder(path, loop), FOLDER_FPS if fps is None else fps)
+
+
+def open_video(path: Path, *, fps: float | None = None, loop: bool = False) -> Recording:
+    """Play a video at its own frame rate.
+
+    A file that breaks off in the middle ends there. Each round of a loop reopens the file, so a
+    replaced file is played in its new form.
+
+    Args:
+        path: a regular file.
+        fps: frames per second instead of the file's own rate; 0 plays at the reading speed.
+        loop: restart at the end.
+
+    Raises:
+        SourceError: no image can be decoded from the file.
+    """
+    capture, first = _open_capture(path)
+    return Recording(
+        _video(path, capture, first, loop), _own_fps(path, capture) if fps is None else fps
+    )
+
+
+def _folder(path: Path, loop: bool) -> Generator[NDArray[np.uint8], None, None]:
+    images = _images_of(path)
+    while True:
+        for each in tuple(images):
+            image = _decode_or_skip(each)
+            if image is None:
+                images.remove(each)
+            else:
+                yield image
+        if not images:
+            raise SourceError(
+                f"{path}: none of its images can be read; they are damaged or no JPEG or PNG"
+            )
+        if not loop:
+            return
+
+
+def _video(
+    path: Path, capture: cv2.VideoCapture, first: NDArray[np.uint8], loop: bool
+) -> Generator[NDArray[np.uint8], None, None]:
+    expected = int(capture.get(cv2.CAP_PROP_FRAME_COUNT))
+    image: NDArray[np.uint8] | None = first
+    played = 0
+    try:
+        while image is not None:
+            yield image
+            played += 1
+            image = capture.read()[1]
+            if image is None and played + 1 < expected:  # containers may count one too many
+                log.warning("video %s: broke off after %d of %d frames", path, played, expected)
+                expected = 0
+            if image is None and loop:
+                capture.release()
+                capture, image = _open_capture(path)
+    finally:
+        capture.release()
+
+
+def _own_fps(path: Path, capture: cv2.VideoCapture) -> float:
+    fps = float(capture.get(cv2.CAP_PROP_FPS))
+    if SLOWEST_FPS <= fps <= FASTEST_FPS:
+        return fps
+    log.warning("video %s: has no usable frame rate, playing %g fps", path, VIDEO_FPS)
+    return VIDEO_FPS
+
+
+def _open_capture(path: Path) -> tuple[cv2.VideoCapture, NDArray[np.uint8]]:
+    """Return the opened file and its first image."""
+    # FFmpeg's lines on stderr must not mix with the log: with --log-format json each line is an
+    # object.
+    os.environ.setdefault("OPENCV_FFMPEG_LOGLEVEL", _FFMPEG_QUIET)
+    capture = cv2.VideoCapture(str(path))
+    image = None
+    if capture.isOpened() and int(capture.get(cv2.CAP_PROP_FOURCC)) != ANSI_ART:
+        image = capture.read()[1]
+    if image is None:
+        capture.release()
+        raise SourceError(
+            f"{path}: no video can be read from this file; it is damaged, incomplete or of an "
+            "unknown format: play it elsewhere, or convert it to MP4 (H.264)"
+        )
+    return capture, image
+
+
+def _images_of(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path]
+    images = sorted(
+        entry
+        for entry in path.iterdir()
+        if entry.suffix.lower() in IMAGE_SUFFIXES and entry.is_file()
+    )
+    if not images:
+        wanted = ", ".join(sorted(IMAGE_SUFFIXES))
+        raise SourceError(f"{path}: has no images in it; put {wanted} files there")
+    return images
+
+
+def _decode_or_skip(path: Path) -> NDArray[np.uint8] | None:
+    try:
+        return _decode_whole(path)
+    except (OSError, ValueError) as error:
+        log.warning("image %s: skipped: %s", path, error)
+        return None
+
+
+def _decode_whole(path: Path) -> NDArray[np.uint8]:
+    """Decode one image; raise for an incomplete file, which OpenCV would decode half grey.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: the file is damaged, incomplete or no image.
+    """
+    data = path.read_bytes()
+    if data[:2] == b"\xff\xd8" and not _jpeg_is_complete(data):
+        raise ValueError("the JPEG is cut off")
+    try:
+        buffer = np.frombuffer(data, np.uint8)
+        image: NDArray[np.uint8] | None = cv2.imdecode(buffer, cv2.IMREAD_COLOR)
+    except cv2.error as error:  # empty, or larger than OpenCV's limit
+        raise ValueError(error.err) from error
+    if image is None:
+        raise ValueError("it is damaged or no image")
+    return image
+
+
+def _jpeg_is_complete(data: bytes) -> bool:
+    """Return whether the scan has an end marker; OpenCV 4.8 decodes a scan without one and reports
+    no error.
+
+    The walk skips the segments before the scan by their lengths (ITU-T T.81, B.1.1.4), as a segment
+    may hold a thumbnail with its own end marker.
+    """
+    at = 2
+    while data[at : at + 1] == b"\xff" and data[at + 1 : at + 2] != b"\xda":
+        at += 2 + int.from_bytes(data[at + 2 : at + 4], "big")
+    return data.find(b"\xff\xd9", at) >= 0
+
+
+def draw_lanes(image: NDArray[np.uint8], lanes: Sequence[Lane]) -> NDArray[np.uint8]:
+    """Return a copy of `image`, (H, W, 3) uint8 BGR, with each finite lane drawn as a line with its
+    score."""
+    picture: NDArray[np.uint8] = image.copy()
+    thickness = max(2, image.shape[1] // 320)
+    for rank, lane in enumerate(lanes):
+        if not np.isfinite(lane.points).all():
+            continue
+        colour = _COLOURS[rank % len(_COLOURS)]
+        points = np.rint(lane.points * (1 << _SUBPIXEL_BITS)).astype(np.int32)
+        cv2.polylines(
+            picture, [points], False, colour, thickness, cv2.LINE_AA, shift=_SUBPIXEL_BITS
+        )
+        x, y = lane.points[len(lane.points) // 3]
+        text = f"{lane.score:.2f}"
+        place = (int(x) + 2 * thickness, int(y))
+        scale = image.shape[1] / 1600
+        cv2.putText(picture, text, place, cv2.FONT_HERSHEY_SIMPLEX, scale, (0, 0, 0), 4)
+        cv2.putText(picture, text, place, cv2.FONT_HERSHEY_SIMPLEX, scale, colour, 1, cv2.LINE_AA)
+    return picture
+
+
+def write_picture(path: Path, image: NDArray[np.uint8]) -> None:
+    """Write `image`, (H, W, 3) uint8 BGR, in the format of `path`'s suffix.
+
+    Raises:
+        SourceError: the image cannot be encoded in that format, or not be written to `path`.
+    """
+    try:
+        encoded, data = cv2.imencode(path.suffix, image)
+    except cv2.error:
+        encoded = False
+    if not encoded:
+        raise SourceError(
+            f"{path}: cannot be encoded: {image.shape} image, format {path.suffix!r}; "
+            "use .png or .jpg"
+        )
+    try:
+        path.write_bytes(data.tobytes())
+    except OSError as error:
+        raise SourceError(f"{path}: cannot be written: {error.strerror}") from error
