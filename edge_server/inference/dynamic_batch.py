@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from edge_server.errors import DeadlineExceeded, EdgeServerError, InternalError, Unavailable
 from edge_server.inference.instance_pool import ExpectedWait
-from edge_server.inference.job import Job
+from edge_server.inference.job import Job, stopping
 from edge_server.inference.ordered_responses import OrderedResponses
 from edge_server.inference.policy_queue import BatchRule, PolicyQueue
 from edge_server.inference.schedulers import infer_by_submit
@@ -126,7 +126,7 @@ class DynamicBatchScheduler:
             self._work.notify_all()
             self._company.notify_all()
         for job in waiting:
-            self._executor.refuse(job, _stopping(job.request))
+            self._executor.refuse(job, stopping(job.request))
         self._refuse(refused)
         until = time.monotonic() + _STOP_S
         for worker in self._workers:
@@ -136,7 +136,7 @@ class DynamicBatchScheduler:
     def _enqueue(self, job: Job) -> EdgeServerError | None:
         """Queue `job` and wake the worker it concerns; return the error where it is refused."""
         if self._closed:
-            return _stopping(job.request)
+            return stopping(job.request)
         try:
             self._check_wait(job.request)
             self._queue.add(job, job.queued_at_ns)
@@ -238,10 +238,3 @@ class DynamicBatchScheduler:
     def _refuse(self, refused: Iterable[RefusedJob]) -> None:
         for job, error in refused:
             self._executor.refuse(job, error)
-
-
-def _stopping(request: InferRequest) -> Unavailable:
-    return Unavailable(
-        f"{request.log_prefix}Server is stopping, scheduler for model has stopped accepting new "
-        "inference requests"
-    )

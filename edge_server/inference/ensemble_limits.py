@@ -89,20 +89,9 @@ class StepThreads:
 
     def drop_dead(self) -> bool:
         """See `WatchedLine.drop_dead`."""
-        with self._changed:
-            tasks = list(self._tasks)
-        # Outside the lock, because `is_over` may respond to a caller.
-        over = [task for task in tasks if task.is_over()]
-        dropped = []
-        with self._changed:
-            for task in over:
-                with suppress(ValueError):
-                    self._tasks.remove(task)
-                    dropped.append(task)
-            others_wait = bool(self._tasks)
-        for task in dropped:
+        for task in _drop_over(self._tasks, self._changed):
             task.dropped()
-        return others_wait
+        return bool(self._tasks)
 
     def close(self, timeout_s: float = 1.0) -> None:
         """Refuse new tasks, wait `timeout_s` for the threads at most; queued tasks still run."""
@@ -214,17 +203,10 @@ class StepSlots:
 
     def drop_dead(self) -> bool:
         """Drop the tasks of ended requests; whether any others are parked or held."""
-        with self._changed:
-            parked, held = list(self._parked), list(self._held)
-        for each in held:
-            each.is_over()
-        # Outside the lock, because `is_over` may respond to a caller.
-        over = [each for each in parked if each.is_over()]
-        with self._changed:
-            for each in over:
-                with suppress(ValueError):
-                    self._parked.remove(each)
-            return bool(self._parked or self._held)
+        for task in tuple(self._held):
+            task.is_over()
+        _drop_over(self._parked, self._changed)
+        return bool(self._parked or self._held)
 
     def give_back(self) -> None:
         with self._changed:
@@ -244,6 +226,21 @@ class StepSlots:
         """Wake all waiting threads to check whether they have given up."""
         with self._changed:
             self._changed.notify_all()
+
+
+def _drop_over(tasks: deque[Task], lock: threading.Condition) -> list[Task]:
+    """Remove the tasks of ended requests from `tasks`, and return them."""
+    with lock:
+        waiting = tuple(tasks)
+    # Outside the lock, because `is_over` may respond to a caller.
+    over = [task for task in waiting if task.is_over()]
+    dropped = []
+    with lock:
+        for task in over:
+            with suppress(ValueError):
+                tasks.remove(task)
+                dropped.append(task)
+    return dropped
 
 
 def _started(thread: threading.Thread) -> None:

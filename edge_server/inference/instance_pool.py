@@ -117,10 +117,10 @@ class InstancePool:
         """
         instance = self._take_now(urgent=urgent, deadline=deadline)
         if instance is None:
-            gone = _CancelWaiter(self._lock, self._for_urgent if urgent else self._for_others)
+            waiter = _CancelWaiter(self._lock, self._for_urgent if urgent else self._for_others)
             if cancellation is not None:
-                cancellation.when_cancelled(gone)
-            instance = self._take_idle(gone, urgent=urgent, deadline=deadline)
+                cancellation.when_cancelled(waiter)
+            instance = self._take_idle(waiter, urgent=urgent, deadline=deadline)
         if self._limiter is not None:
             instance = self._take_limited(self._limiter, instance, deadline, cancellation)
         self._started_at[id(instance)] = time.monotonic()
@@ -138,23 +138,25 @@ class InstancePool:
                 return self._idle.pop()
         return None
 
-    def _take_idle(self, gone: _CancelWaiter, *, urgent: bool, deadline: float | None) -> Instance:
+    def _take_idle(
+        self, waiter: _CancelWaiter, *, urgent: bool, deadline: float | None
+    ) -> Instance:
         with self._lock:
             self._urgent_waiting += urgent
             self._waiting += 1
             try:
-                mine = gone.turn.wait_for(
-                    lambda: gone.is_so or (self._idle and self._may_take(urgent=urgent)),
+                may_take = waiter.turn.wait_for(
+                    lambda: waiter.cancelled or (self._idle and self._may_take(urgent=urgent)),
                     _left_s(deadline),
                 )
             finally:
-                gone.waits = False
+                waiter.waits = False
                 self._waiting -= 1
                 self._urgent_waiting -= urgent
-            if gone.is_so or not mine or _left_s(deadline) == 0.0:
+            if waiter.cancelled or not may_take or _left_s(deadline) == 0.0:
                 # This caller's wake-up may have been meant for another one.
                 self._wake_next()
-                if gone.is_so:
+                if waiter.cancelled:
                     raise Cancelled("the caller cancelled the request")
                 raise DeadlineExceeded("the request's deadline passed before an instance was idle")
             instance = self._idle.pop()
@@ -198,19 +200,19 @@ class InstancePool:
 class _CancelWaiter:
     """Wakes a caller that waits for its `turn` once the caller has cancelled."""
 
-    __slots__ = ("_lock", "is_so", "turn", "waits")
+    __slots__ = ("_lock", "cancelled", "turn", "waits")
 
     def __init__(self, lock: threading.Lock, turn: threading.Condition) -> None:
         self._lock = lock
         self.turn = turn
         self.waits = True
-        self.is_so = False
+        self.cancelled = False
 
     def __call__(self) -> None:
         # Also called after a call with a response, when no caller waits any more.
         with self._lock:
             if self.waits:
-                self.is_so = True
+                self.cancelled = True
                 self.turn.notify_all()
 
 

@@ -6,7 +6,13 @@ import time
 from typing import TYPE_CHECKING
 
 from edge_server.backends.contract import on_host
-from edge_server.errors import Cancelled, DeadlineExceeded, EdgeServerError, InternalError
+from edge_server.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    EdgeServerError,
+    InternalError,
+    Unavailable,
+)
 from edge_server.tensors import Tensor
 
 if TYPE_CHECKING:
@@ -97,3 +103,11 @@ def in_shape(tensor: Tensor, shape: tuple[int, ...] | None, batch_size: int) -> 
         return Tensor(tensor.array.reshape(full))  # a DeviceArray has `reshape`, too
     except ValueError as error:
         raise InternalError(f"a tensor of shape {tensor.shape} is no {list(full)}") from error
+
+
+def stopping(request: InferRequest) -> Unavailable:
+    """Return the error of a request to a scheduler that is closed (Triton's text)."""
+    return Unavailable(
+        f"{request.log_prefix}Server is stopping, scheduler for model has stopped accepting new "
+        "inference requests"
+    )
