@@ -36,7 +36,7 @@ _STOP_S = 5.0
 
 
 class DynamicBatchScheduler:
-    """A queue of requests, and at least as many workers as instances that run them in batches.
+    """A queue of requests, and as many workers as instances that run them in batches.
 
     One worker at a time gathers: it waits until a batch is due, takes an instance, and only then
     selects the requests, so that a batch grows while every instance is busy or the rate limiter
@@ -46,7 +46,7 @@ class DynamicBatchScheduler:
     The workers have no supervisor: a model that hangs shows in `longest_run_s`.
 
     Args:
-        watch: checks the queue while every worker runs a model.
+        watch: applies the time limits of the queue, also while every worker runs a model.
 
     Raises:
         InternalError: the system gives no thread; the pool is closed.
@@ -71,10 +71,7 @@ class DynamicBatchScheduler:
         self._company = threading.Condition(lock)
         self._gathering = False
         self._closed = False
-        # With time limits in the queue, one more worker gathers while all instances are busy and
-        # refuses overdue requests. Without them it would only cost a hop between threads.
-        workers = len(pool) + batching.has_timeouts
-        self._workers = [Worker(f"{config.name}-{i}", self._serve) for i in range(workers)]
+        self._workers = [Worker(f"{config.name}-{i}", self._serve) for i in range(len(pool))]
         self._watch = watch
         try:
             for worker in self._workers:
@@ -183,7 +180,8 @@ class DynamicBatchScheduler:
         try:
             try:
                 self._wait_until_due()
-                instance = self._pool.take(urgent=False, deadline=self._next_look())
+                soon = time.monotonic() + _LOOK_S
+                instance = self._pool.take(urgent=False, deadline=soon)
                 jobs, refused = self._take_batch()
             except DeadlineExceeded:
                 return
@@ -209,18 +207,9 @@ class DynamicBatchScheduler:
                 refused = self._queue.take_refused()
                 due = due_ns <= now_ns or self._closed or not self._queue
                 if not due and not refused:
-                    expiry_ns = self._queue.next_expiry_ns()
-                    wake_ns = due_ns if expiry_ns is None else min(due_ns, expiry_ns)
                     # A delay may exceed the longest timeout of a thread's wait.
-                    self._company.wait(min(_LOOK_S, (wake_ns - now_ns) / 1e9))
+                    self._company.wait(min(_LOOK_S, (due_ns - now_ns) / 1e9))
             self._refuse(refused)
-
-    def _next_look(self) -> float:
-        """When to check the queue next without an idle instance (`time.monotonic()`)."""
-        with self._work:
-            expiry_ns = self._queue.next_expiry_ns()
-        soon = time.monotonic() + _LOOK_S
-        return soon if expiry_ns is None else min(soon, expiry_ns / 1e9)
 
     def _take_batch(self) -> tuple[list[Job], list[RefusedJob]]:
         with self._work:

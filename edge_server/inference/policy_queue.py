@@ -105,11 +105,6 @@ class PolicyQueue:
             level.search(now_ns, self._refused)
         self._forget_empty()
 
-    def next_expiry_ns(self) -> int | None:
-        """The earliest expiry of the jobs at the heads of their levels; None without any."""
-        expiries = [level.head_expires_ns for level in self._levels.values()]
-        return min((at for at in expiries if at is not None), default=None)
-
     def take_refused(self) -> list[RefusedJob]:
         """Return the jobs that died in the queue, each of them once."""
         refused, self._refused = self._refused, []
@@ -157,10 +152,6 @@ class _Level:
     @property
     def full(self) -> bool:
         return len(self) >= (self._policy.max_queue_size or MOST_WAITING)
-
-    @property
-    def head_expires_ns(self) -> int | None:
-        return self._line[0][1] if self._line else None
 
     def add(self, job: Job, now_ns: int) -> None:
         policy = self._policy

@@ -103,7 +103,7 @@ def test_the_dead_at_the_head_of_a_full_level_make_room() -> None:
 
 
 @pytest.mark.parametrize(
-    ("default_us", "override", "wish_us", "lasts_us"),
+    ("default_us", "override", "request_us", "lasts_us"),
     [
         (0, True, 5, None),
         (10, False, 5, 10),
@@ -114,12 +114,16 @@ def test_the_dead_at_the_head_of_a_full_level_make_room() -> None:
     ],
 )
 def test_a_request_may_shorten_its_time_and_never_lengthen_it(
-    default_us: int, override: bool, wish_us: int, lasts_us: int | None
+    default_us: int, override: bool, request_us: int, lasts_us: int | None
 ) -> None:
     policy = QueuePolicy(default_timeout_us=default_us, allow_timeout_override=override)
     queue = PolicyQueue(DynamicBatching(default_queue_policy=policy))
-    queue.add(ticket(timeout_us=wish_us), now_ns=7)
-    assert queue.next_expiry_ns() == (None if lasts_us is None else 7 + lasts_us * US)
+    queue.add(ticket(timeout_us=request_us), now_ns=7)
+    expiry_ns = 7 + (10**9 if lasts_us is None else lasts_us) * US
+    queue.settle(expiry_ns - 1)
+    assert len(queue) == 1
+    queue.settle(expiry_ns)
+    assert len(queue) == (1 if lasts_us is None else 0)
 
 
 def test_what_has_waited_too_long_is_refused_in_tritons_words() -> None:
