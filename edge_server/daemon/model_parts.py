@@ -22,9 +22,8 @@ from edge_server.lifecycle.loader import RepositoryLoader
 from edge_server.lifecycle.poll_control import PollControl
 from edge_server.model_config.config import Completion
 from edge_server.pipeline.lane_pipeline import LANE_TENSORS
-from edge_server.repository.private_copies import PrivateCopies
-from edge_server.repository.private_directory import PrivateDirectory
-from edge_server.repository.scan import is_utf8, shown
+from edge_server.process.utf8 import is_utf8, shown
+from edge_server.repository.private_copies import PrivateCopies, PrivateDirectory
 from edge_server.repository.signature import SignaturePolicy
 from edge_server.repository.source import AcceptedModels, Repositories
 from edge_server.repository.store import ModelStore

@@ -11,7 +11,7 @@ from edge_server.inference.snapshot import ModelEntry, ModelState
 from edge_server.lifecycle.build import LoadedVersions, LoadFailure
 from edge_server.lifecycle.desired_state import DesiredState
 from edge_server.lifecycle.fit import Fit, Part, fit
-from edge_server.model_config.validation import without_effect
+from edge_server.model_config.fields import without_effect
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

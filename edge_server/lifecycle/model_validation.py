@@ -20,8 +20,10 @@ from edge_server.errors import (
     may_pass,
 )
 from edge_server.inference.request_check import check_request
-from edge_server.inference.snapshot import Snapshot, innermost
-from edge_server.inference.warm_up import PATIENCE_S, random_data, zeros
+from edge_server.inference.schedulers import innermost
+from edge_server.inference.snapshot import Snapshot
+from edge_server.inference.tensor_data import random_data, zeros
+from edge_server.inference.warm_up import RESPONSE_TIMEOUT_S
 from edge_server.lifecycle.comparison import TOLERANCES, difference, not_finite
 from edge_server.lifecycle.golden import golden_pairs
 from edge_server.model_config.scheduling import ControlKind
@@ -160,9 +162,9 @@ class _Running:
         self._got_on()
         began_s = time.monotonic()
         self._scheduler.submit(request, Snapshot({}), answers)
-        while not answers.over.wait(PATIENCE_S):
+        while not answers.over.wait(RESPONSE_TIMEOUT_S):
             if not self._scheduler.longest_run_s(time.monotonic()):
-                raise InternalError(f"no answer within {PATIENCE_S:g} s")
+                raise InternalError(f"no answer within {RESPONSE_TIMEOUT_S:g} s")
         outputs = answers.outputs()
         self.took_s.append(time.monotonic() - began_s)
         return outputs

@@ -11,7 +11,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from edge_server import errors
 from edge_server.api.grpc.traffic import Traffic
-from edge_server.process.paths import as_utf8
+from edge_server.process.utf8 import as_utf8
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator

@@ -19,12 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from edge_server.requests import ResponseCallback
 
 REQUEST = InferRequest("m", {})
-
-
-def nobody(answer: ResponseCallback, final: bool) -> None: ...
 
 
 class Call:
@@ -70,7 +66,8 @@ def written(tmp_path: Path) -> Written:
 
 def run(request: InferRequest) -> None:
     assert request.trace is not None
-    request.trace.begin(1, nobody)(None, True)
+    request.trace.begin(1)
+    request.trace.responded(final=True)
 
 
 def test_a_response_is_sent_from_its_handover_until_the_end_of_the_call(

@@ -154,5 +154,39 @@ def test_a_stream_responds_to_each_request_once(
     ]
     assert len(responses) == len(several)
     for response in responses:
-        # An unforeseen one would be received by the name of its type.
+        # An unforeseen one would have the name of its type.
         assert "Error: " not in response.error_message
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_request_runs_on_the_version_whose_configuration_it_was_read_with(
+    streamed: bool,
+) -> None:
+    config = ModelConfig.of(text_format.Parse(CONFIG, model_config_pb2.ModelConfig()))
+    model = TensorModel(lambda inputs, outputs: {"b": inputs["a"], "u": inputs["t"]})
+    registry = ModelRegistry()
+
+    def publish(version: int) -> None:
+        loaded = Scheduling().model(config, version, model)
+        registry.replace("m", [ModelEntry("m", version, ModelState.READY, loaded=loaded)])
+
+    class Swaps(Context):
+        """A call whose deadline is read while another version takes over."""
+
+        def time_remaining(self) -> None:
+            publish(2)
+
+    publish(1)
+    servicer = TritonServicer(DataPlane(registry), "triton", "1", Admission(2))
+    request = pb.ModelInferRequest(model_name="m", raw_input_contents=[b"1", b"\1\0\0\0x"])
+    for name, datatype in (("a", "UINT8"), ("t", "BYTES")):
+        request.inputs.add(name=name, datatype=datatype, shape=[1, 1])
+    data = request.SerializeToString()
+    if streamed:
+        (written,) = servicer.ModelStreamInfer(iter([data]), Swaps())
+        response = pb.ModelStreamInferResponse.FromString(written).infer_response
+    else:
+        response = pb.ModelInferResponse.FromString(servicer.ModelInfer(data, Swaps()))
+    assert response.model_version == "1"
+    assert registry.snapshot.ready_versions("m") == [2]
+    assert registry.wait_closed(30.0)
