@@ -199,7 +199,7 @@ def _close_one(model: LoadedModel) -> None:
 
 
 class Lease:
-    """The right to use one snapshot, from any thread, until `release`."""
+    """The right to use one snapshot, from any thread, until `release` or the end of a `with`."""
 
     __slots__ = ("_registry", "pinned", "snapshot")
 
@@ -207,6 +207,12 @@ class Lease:
         self._registry = registry
         self.pinned: _PinnedSnapshot | None = pinned
         self.snapshot = pinned.snapshot
+
+    def __enter__(self) -> Snapshot:
+        return self.snapshot
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
 
     def release(self) -> None:
         """Release the snapshot; further calls have no effect on the snapshot's other leases."""

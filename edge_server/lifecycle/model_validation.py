@@ -20,7 +20,8 @@ from edge_server.errors import (
     may_pass,
 )
 from edge_server.inference.request_check import check_request
-from edge_server.inference.snapshot import Snapshot, innermost
+from edge_server.inference.schedulers import innermost
+from edge_server.inference.snapshot import Snapshot
 from edge_server.inference.tensor_data import random_data, zeros
 from edge_server.inference.warm_up import RESPONSE_TIMEOUT_S
 from edge_server.lifecycle.comparison import TOLERANCES, difference, not_finite

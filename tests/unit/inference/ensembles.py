@@ -12,11 +12,13 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.backends.contract import TensorModel
+from edge_server.errors import EdgeServerError
 from edge_server.inference.ensemble import EnsembleScheduler
+from edge_server.inference.ensemble_limits import StepThreads
+from edge_server.inference.schedulers import infer_by_submit
 from edge_server.inference.scheduling import Scheduling
 from edge_server.inference.snapshot import LoadedModel, ModelEntry, ModelState, Snapshot
 from edge_server.inference.statistics import ModelStatistics
-from edge_server.inference.step_threads import StepThreads
 from edge_server.model_config.config import ModelConfig
 from edge_server.model_config.ensemble_graph import resolve_graph
 from edge_server.requests import InferResponse, StepTiming
@@ -94,6 +96,9 @@ class Queueing:
         self.came = threading.Semaphore(0)
         self.closed = threading.Event()
 
+    def infer(self, request: InferRequest, snapshot: Snapshot) -> InferResponse:
+        return infer_by_submit(self, request, snapshot)
+
     def submit(self, request: InferRequest, snapshot: Snapshot, respond: Respond) -> None:
         self.jobs.append((request, respond))
         self.came.release()
@@ -119,6 +124,9 @@ class Streaming:
 
     def __init__(self, tell: Callable[[InferRequest, Respond], None]) -> None:
         self._tell = tell
+
+    def infer(self, request: InferRequest, snapshot: Snapshot) -> InferResponse:
+        return infer_by_submit(self, request, snapshot)
 
     def submit(self, request: InferRequest, snapshot: Snapshot, respond: Respond) -> None:
         self._tell(request, respond)
@@ -223,6 +231,20 @@ class Heard:
             for answer in self.wait()
             if isinstance(answer, InferResponse)
         ]
+
+
+def inferred(snapshot_of: World, request: InferRequest) -> Heard:
+    """As `submitted`, by `infer` on a thread of its own."""
+    heard = Heard()
+
+    def infer() -> None:
+        try:
+            heard(snapshot_of.snapshot.infer(request), True)
+        except EdgeServerError as error:
+            heard(error, True)
+
+    threading.Thread(target=infer, daemon=True).start()
+    return heard
 
 
 def submitted(snapshot_of: World, request: InferRequest) -> Heard:

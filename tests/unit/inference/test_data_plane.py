@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import time
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
-from edge_server.errors import InvalidRequest, NotFound
+from edge_server.errors import Cancelled, DeadlineExceeded, InvalidRequest, NotFound
 from edge_server.inference.data_plane import DataPlane
 from edge_server.inference.registry import ModelRegistry
 from edge_server.inference.snapshot import LoadedModel, ModelEntry, ModelState, Snapshot
 from edge_server.inference.statistics import ModelStatistics
 from edge_server.model_config.config import ModelConfig
 from edge_server.requests import InferRequest, InferResponse, Respond, ResponseCallback
+from tests.unit.inference.ensembles import Queueing, queueing, value
 
 CONFIG = ModelConfig.of(text_format.Parse('name: "m" backend: "identity"', pb.ModelConfig()))
 
@@ -24,6 +27,9 @@ class RunsFor:
 
     def __init__(self, seconds: float = 0.0) -> None:
         self._seconds = seconds
+
+    def infer(self, request: InferRequest, snapshot: Snapshot) -> InferResponse:
+        return InferResponse(request.model_name, "1", request.id, {})
 
     def submit(self, request: InferRequest, snapshot: Snapshot, respond: Respond) -> None:
         respond(InferResponse(request.model_name, "1", request.id, {}), True)
@@ -148,3 +154,29 @@ def test_a_caller_who_raises_ends_neither_the_model_nor_another_s_lease(
     assert not registry.wait_closed(0.0)
     lease.release()
     assert registry.wait_closed(30.0)
+
+
+@pytest.mark.parametrize("model", ["m", "unknown"])
+def test_a_request_that_brings_its_own_lease_ends_it(registry: ModelRegistry, model: str) -> None:
+    data_plane = DataPlane(registry)
+    registry.replace("m", [ready("m")])
+    with suppress(NotFound):
+        data_plane.submit(InferRequest(model, {}), lambda *_: None, data_plane.lease())
+    registry.replace("m", [])
+    assert registry.wait_closed(30.0)
+
+
+def test_a_queued_request_keeps_its_model_open_when_its_caller_has_left_at_the_deadline(
+    registry: ModelRegistry,
+) -> None:
+    queue = Queueing()
+    registry.replace("q", [queueing("q", queue)])
+    request = InferRequest("q", {"a": value(1)}, deadline=time.monotonic() + 0.01)
+    with pytest.raises(DeadlineExceeded):
+        DataPlane(registry).infer(request)
+    registry.replace("q", [])
+    assert not registry.wait_closed(0.0)
+    _, respond = queue.next()
+    respond(Cancelled(""), True)
+    assert registry.wait_closed(30.0)
+    assert queue.closed.is_set()

@@ -92,7 +92,7 @@ def test_who_would_be_answered_too_late_is_turned_away_while_the_model_runs() ->
     busy.start()
     assert begun.acquire(timeout=5)
     hurried = InferRequest("m", {"a": VALUE}, deadline=time.monotonic() + 0.25)
-    with pytest.raises(Unavailable, match="would not be answered before its deadline"):
+    with pytest.raises(Unavailable, match="would have no response before its deadline"):
         snapshot.infer(hurried)
     release.set()
     busy.join(5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -13,9 +14,9 @@ from hypothesis import strategies as st
 
 from edge_server.errors import Cancelled, DeadlineExceeded, InternalError, NotFound, Unavailable
 from edge_server.inference.data_plane import DataPlane
+from edge_server.inference.ensemble_limits import StepThreads
 from edge_server.inference.registry import ModelRegistry
 from edge_server.inference.statistics import FailureReason
-from edge_server.inference.step_threads import StepThreads
 from edge_server.requests import InferRequest, InferResponse, SequencePlace
 from edge_server.tensors import Tensor
 from tests.unit.inference.ensembles import (
@@ -25,6 +26,7 @@ from tests.unit.inference.ensembles import (
     World,
     answer_to,
     ensemble_config,
+    inferred,
     plus,
     queueing,
     running,
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
 
     from edge_server.backends.contract import Run, Tensors
     from edge_server.requests import Respond
+
+    Begin = Callable[[World, InferRequest], Heard]
 
 VALUE = value(0, 1, 2)
 
@@ -245,7 +249,7 @@ def test_what_a_scheduler_raises_unforeseen_is_an_internal_error_by_name(
     assert "model m raised" in caplog.text
 
 
-def test_a_step_that_ends_without_its_one_answer_is_a_deadlock_in_the_contracts_words() -> None:
+def test_a_step_without_the_output_that_others_wait_for_is_a_deadlock_in_tritons_words() -> None:
     queue = Queueing()
     models = world(ensemble_config("e", "x", "y", "m a=x > b=y"), queueing("m", queue))
     heard = submitted(models, InferRequest("e", {"x": VALUE}, id="7"))
@@ -262,8 +266,9 @@ def test_a_step_that_leaves_an_output_out_is_a_deadlock_only_where_that_is_neede
     ensemble = ensemble_config("e", "x", "y z", "m a=x > b=s c=z", "n a=s > b=y")
     members = (queueing("m", queue, outputs="b c"), running("n", plus(1)))
     models = world(ensemble, *members)
-    for outputs, over in ((("z",), False), (("y",), True), ((), True)):
-        heard = submitted(models, InferRequest("e", {"x": VALUE}, outputs=outputs))
+    cases = [(("z",), False), (("y",), True), ((), True)]
+    for (outputs, over), begin in itertools.product(cases, (submitted, inferred)):
+        heard = begin(models, InferRequest("e", {"x": VALUE}, outputs=outputs))
         request, respond = queue.next()
         respond(answer_to(request, c=VALUE), True)
         (answer,) = heard.wait()
@@ -311,7 +316,8 @@ def test_steps_know_all_of_the_request_but_its_tensors() -> None:
     assert step.cancellation is switch
 
 
-def test_work_that_nobody_waits_for_is_not_begun() -> None:
+@pytest.mark.parametrize("begin", [submitted, inferred])
+def test_a_step_of_a_cancelled_request_is_not_begun(begin: Begin) -> None:
     switch, calls = Switch(), list[int]()
 
     def run(inputs: Tensors, outputs: frozenset[str]) -> Tensors:
@@ -319,10 +325,24 @@ def test_work_that_nobody_waits_for_is_not_begun() -> None:
         switch.cancelled = True
         return {"b": inputs["a"]}
 
-    heard = submitted(chain(3, run), InferRequest("e", {"t0": VALUE}, cancellation=switch))
+    heard = begin(chain(3, run), InferRequest("e", {"t0": VALUE}, cancellation=switch))
     (answer,) = heard.wait()
     assert isinstance(answer, Cancelled)
     assert calls == [1]
+
+
+def test_in_a_chain_too_a_deadline_that_has_passed_names_the_step_that_did_not_begin() -> None:
+    deadline = time.monotonic() + 0.05
+
+    def run(inputs: Tensors, outputs: frozenset[str]) -> Tensors:
+        threading.Event().wait(max(0.0, deadline - time.monotonic()))
+        return {"b": inputs["a"]}
+
+    models = chain(2, run)
+    with pytest.raises(DeadlineExceeded, match="before model 'm' of ensemble 'e' began"):
+        models.snapshot.infer(InferRequest("e", {"t0": VALUE}, deadline=deadline))
+    counts = models.statistics("e").counts()
+    assert (counts.failures[FailureReason.OTHER], counts.success.count) == (1, 0)
 
 
 def test_a_deadline_that_has_passed_names_the_step_that_did_not_begin() -> None:
@@ -411,7 +431,8 @@ def test_any_graph_gives_what_its_steps_say_in_whatever_order_they_answer(
     steps = [f"m{i} {maps[i]} > b=t{i + 1}" for i in data.draw(st.permutations(range(count)))]
     ensemble = ensemble_config("e", "t0", " ".join(f"t{n}" for n in outputs), *steps)
     models = world(ensemble, *members, threads=StepThreads(data.draw(st.integers(1, 2))))
-    heard = submitted(
+    begin = data.draw(st.sampled_from([submitted, inferred]))
+    heard = begin(
         models, InferRequest("e", {"t0": value(1)}, outputs=tuple(f"t{n}" for n in wanted))
     )
     while not heard.over.is_set():

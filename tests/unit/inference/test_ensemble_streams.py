@@ -16,7 +16,7 @@ from edge_server.errors import (
     InternalError,
     Unavailable,
 )
-from edge_server.inference.step_threads import StepThreads
+from edge_server.inference.ensemble_limits import StepThreads
 from edge_server.requests import InferRequest
 from edge_server.tensors import Tensor
 from tests.unit.inference.ensembles import (

@@ -11,10 +11,9 @@ import pytest
 
 from edge_server.errors import NotFound
 from edge_server.inference.rate_limiter import RateLimiter, ResourceLimit
-from edge_server.inference.ref_count import RefCount
 from edge_server.inference.registry import ModelRegistry
 from edge_server.inference.scheduling import Scheduling
-from edge_server.inference.snapshot import ModelState
+from edge_server.inference.snapshot import ModelState, RefCount
 from edge_server.lifecycle.budget import MemoryBudget
 from edge_server.lifecycle.build import Build, LoadedVersions, LoadFailure
 from edge_server.lifecycle.loader import RepositoryLoader
