@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from edge_server.backends import find_backend
-from edge_server.backends.contract import no_progress
+from edge_server.backends.contract import LoadContext, no_progress
 from edge_server.backends.server_context import STANDALONE
 from edge_server.errors import EdgeServerError, InternalError, ModelLoadError
 from edge_server.gpu.devices import Devices
@@ -236,9 +236,10 @@ class Build:
         backend = find_backend(model_spec.config.backend)
         completed = backend.complete(files, version, model_spec.config)
         config = replace(completed, labels=model_spec.config.labels)
-        model = backend.load(
+        context = LoadContext(
             files.versions[version], config, self._devices, tell, self._server_context
         )
+        model = backend.load(context)
         try:
             loaded = self._scheduling.model(config, version, model, files.directory, statistics)
         except BaseException:

@@ -21,11 +21,8 @@ from edge_server.tensors import Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
-    from edge_server.backends.contract import ProgressCallback, Tensors
-    from edge_server.backends.server_context import ServerContext
-    from edge_server.gpu.devices import Devices
+    from edge_server.backends.contract import LoadContext, Tensors
     from edge_server.model_config.config import ModelConfig
     from edge_server.model_config.files import ModelFiles
     from tests.unit.conftest import WriteModel
@@ -48,14 +45,7 @@ class HangingBackend:
     def complete(self, files: ModelFiles, version: int, config: ModelConfig) -> ModelConfig:
         return config
 
-    def load(
-        self,
-        directory: Path,
-        config: ModelConfig,
-        devices: Devices,
-        tell: ProgressCallback,
-        server_context: ServerContext,
-    ) -> TensorModel:
+    def load(self, context: LoadContext) -> TensorModel:
         model = TensorModel(self._run)
         model.close = self.closed.set  # type: ignore[method-assign]
         return model
