@@ -26,6 +26,7 @@ from edge_server.inference.data_plane import DataPlane
 from edge_server.inference.registry import ModelRegistry
 from edge_server.lanes.tusimple import ImageScore, lanes_at, score_image, summarise
 from edge_server.lifecycle.loader import RepositoryLoader
+from edge_server.lifecycle.records import ModelTable
 from edge_server.model_config.config import Completion
 from edge_server.repository.source import Repositories
 from edge_server.requests import InferRequest
@@ -95,7 +96,7 @@ def line_range(text: str) -> range:
 def load_models(repository: Path, devices: Devices) -> DataPlane:
     registry = ModelRegistry()
     loader = RepositoryLoader(
-        registry,
+        ModelTable(registry),
         Repositories([repository]),
         completion=Completion(gpus=devices.count, no_gpu=devices.reason),
         devices=devices,

@@ -146,7 +146,7 @@ class Daemon:
         if self._metrics is not None:
             workers.append(self._metrics.worker)
         if isinstance(self.control, PollControl):
-            workers.append(self.control.watcher.worker)
+            workers.append(self.control.worker)
         if self._grpc.self_call is not None:
             workers.append(self._grpc.self_call.worker)
         self._supervisor = Supervisor(workers)

@@ -8,7 +8,7 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, NamedTuple
 
 from edge_server.errors import Cancelled, DeadlineExceeded, ModelConfigError
-from edge_server.process.side_by_side import side_by_side
+from edge_server.process.threads import side_by_side
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from edge_server.inference.snapshot import UNLOADED, ModelEntry, ModelState, Snapshot
-from edge_server.process.side_by_side import side_by_side
+from edge_server.process.threads import side_by_side
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from edge_server.backends import find_backend
 from edge_server.backends.contract import LoadContext, no_progress
 from edge_server.backends.server_context import STANDALONE
-from edge_server.errors import EdgeServerError, InternalError, ModelLoadError
+from edge_server.errors import EdgeServerError, ModelLoadError
 from edge_server.gpu.devices import Devices
-from edge_server.lifecycle.fit import Part
+from edge_server.lifecycle.model_spec import LoadedVersions, LoadFailure
 from edge_server.lifecycle.model_validation import prove
 from edge_server.lifecycle.reuse import Reuse, renewed, reuse
 from edge_server.lifecycle.timeouts import Hangs, run_with_timeout
@@ -27,75 +27,12 @@ if TYPE_CHECKING:
     from edge_server.inference.snapshot import LoadedModel
     from edge_server.inference.statistics import ModelStatistics
     from edge_server.lifecycle.budget import MemoryBudget
-    from edge_server.lifecycle.model_spec import ModelSpec
+    from edge_server.lifecycle.model_spec import ModelSpec, Part
 
 log = logging.getLogger(__name__)
 
 # Longer than the validation itself waits for the response of a model that no longer executes.
 PROOF_PATIENCE_S = 90.0
-
-
-@dataclass(frozen=True)
-class LoadFailure:
-    """The failure of one model's load.
-
-    Attributes:
-        error: the error to report.
-        version: the version that failed; 0 if the failure is of no single version.
-        model_spec: the spec; None if the spec could not be read.
-        misfit: True if the model loaded but does not fit the ensembles.
-    """
-
-    error: EdgeServerError
-    version: int = 0
-    model_spec: ModelSpec | None = None
-    misfit: bool = False
-
-    @staticmethod
-    def of(
-        error: BaseException, name: str, version: int = 0, model_spec: ModelSpec | None = None
-    ) -> LoadFailure:
-        """Return the failure for any `error` of the load of `name`; log an unexpected one."""
-        if isinstance(error, EdgeServerError):
-            return LoadFailure(error, version, model_spec)
-        text = f"model '{name}': unexpected {type(error).__name__}: {error}; see the log"
-        log.error("model %s: loading failed", name, exc_info=error)
-        return LoadFailure(InternalError(text), version, model_spec)
-
-
-@dataclass(frozen=True, eq=False)
-class LoadedVersions:
-    """All versions of a model that its spec selects, loaded and not yet published.
-
-    The versions of an ensemble are made only after the ensemble fits its members.
-
-    Attributes:
-        model_spec: the spec of the model.
-        models: the loaded versions.
-        took_s: the duration of the load in seconds.
-        kept: the versions reused from the predecessor, apart from a change of instances.
-    """
-
-    model_spec: ModelSpec
-    models: tuple[LoadedModel, ...] = ()
-    took_s: float = 0.0
-    kept: frozenset[int] = frozenset()
-
-    def as_part(self) -> Part:
-        """Return the model as ensembles see it."""
-        if self.model_spec.is_ensemble:
-            return Part(
-                self.model_spec, dict.fromkeys(self.model_spec.versions, self.model_spec.config)
-            )
-        return Part(self.model_spec, {model.version: model.config for model in self.models})
-
-    def close(self) -> None:
-        """Close all versions; used when they are not published."""
-        for model in self.models:
-            try:
-                model.close()
-            except Exception:
-                log.exception("model %s: closing version %d failed", model.name, model.version)
 
 
 class Build:

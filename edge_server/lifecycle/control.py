@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from edge_server.inference.registry import ModelRegistry
-    from edge_server.lifecycle.build import LoadFailure
     from edge_server.lifecycle.loader import RepositoryLoader
+    from edge_server.lifecycle.model_spec import LoadFailure
     from edge_server.requests import Cancellation
 
 log = logging.getLogger(__name__)

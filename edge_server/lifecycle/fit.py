@@ -6,21 +6,14 @@ from graphlib import TopologicalSorter
 from typing import TYPE_CHECKING, NamedTuple
 
 from edge_server.errors import ModelConfigError, ModelLoadError
-from edge_server.lifecycle.dependency_cycle import circle_through
+from edge_server.lifecycle.model_spec import Part
 from edge_server.model_config.ensemble_graph import resolve_graph
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Mapping, Sequence
 
     from edge_server.lifecycle.model_spec import ModelSpec
     from edge_server.model_config.config import EnsembleStep, ModelConfig
-
-
-class Part(NamedTuple):
-    """A model as ensembles see it: its spec, and the configuration of each version."""
-
-    model_spec: ModelSpec
-    configs: Mapping[int, ModelConfig]
 
 
 class Fit(NamedTuple):
@@ -156,3 +149,19 @@ def _find_member(
             f"{version} is not loaded."
         )
     return configs[version]
+
+
+def circle_through(name: str, members: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return the shortest cycle from `name` through members back to `name`, both ends included.
+
+    The list is empty if there is no cycle.
+    """
+    ways, seen = [[name]], set[str]()
+    for way in ways:  # grows while it is walked
+        for member in members.get(way[-1], ()):
+            if member == name:
+                return [*way, name]
+            if member not in seen:
+                seen.add(member)
+                ways.append([*way, member])
+    return []

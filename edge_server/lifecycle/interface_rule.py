@@ -16,8 +16,7 @@ from edge_server.repository.manifest import NAME, says_interface_change
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
 
-    from edge_server.lifecycle.build import LoadedVersions
-    from edge_server.lifecycle.model_spec import ModelSpec
+    from edge_server.lifecycle.model_spec import LoadedVersions, ModelSpec
     from edge_server.model_config.config import ModelConfig
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -12,12 +11,13 @@ from edge_server.backends.server_context import STANDALONE
 from edge_server.errors import ModelConfigError, NotFound
 from edge_server.inference.scheduling import Scheduling
 from edge_server.inference.snapshot import ModelState
-from edge_server.lifecycle.build import Build, LoadedVersions, LoadFailure
+from edge_server.lifecycle.build import Build
 from edge_server.lifecycle.interface_rule import USUAL_INTERFACE_RULE
 from edge_server.lifecycle.lifecycle import ModelLifecycle
 from edge_server.lifecycle.model_locks import ModelLocks
-from edge_server.lifecycle.model_spec import ModelSpec
+from edge_server.lifecycle.model_spec import LoadedVersions, LoadFailure, ModelSpec
 from edge_server.model_config.config import USUAL_COMPLETION
+from edge_server.process.threads import run_parallel
 from edge_server.repository.scan import NAME_RULE, files_in, is_model_name
 from edge_server.repository.staged_copy import what_came_with
 
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from edge_server.errors import EdgeServerError
     from edge_server.gpu.devices import Devices
     from edge_server.inference.canary_monitor import CanaryTerms
-    from edge_server.inference.registry import ModelRegistry
     from edge_server.inference.snapshot import ModelEntry
     from edge_server.lifecycle.budget import MemoryBudget
     from edge_server.lifecycle.interface_rule import InterfaceRule
     from edge_server.lifecycle.model_spec import Override
+    from edge_server.lifecycle.records import ModelTable
     from edge_server.model_config.config import Completion
     from edge_server.model_config.files import ModelFiles
     from edge_server.repository.signature import SignaturePolicy
@@ -56,7 +56,7 @@ class RepositoryLoader:
     Calls for the same model run one after another, calls for different models in parallel.
 
     Args:
-        registry: the registry to publish to; the loader is its only writer.
+        table: the records of all models, and the registry that the loader publishes to.
         source: finds the files of the models.
         scheduling: the resources that the models' schedulers share.
         completion: the fields that a configuration may leave out.
@@ -69,7 +69,7 @@ class RepositoryLoader:
 
     def __init__(
         self,
-        registry: ModelRegistry,
+        table: ModelTable,
         source: ModelSource,
         *,
         scheduling: Scheduling | None = None,
@@ -86,13 +86,13 @@ class RepositoryLoader:
         interface: InterfaceRule = USUAL_INTERFACE_RULE,
     ) -> None:
         self._signatures = signatures
-        self._registry = registry
+        self._table = table
         self._source = source
         self._completion = completion
         self._load_threads = load_threads
         self._build = Build(scheduling or Scheduling(), budget, devices, server_context)
         self._lifecycle = ModelLifecycle(
-            registry,
+            table,
             self._build,
             probation,
             on_rolled_back,
@@ -161,10 +161,8 @@ class RepositoryLoader:
                     raise self._absent(name)
                 if found.keys() <= names:
                     due = self._lifecycle.begin(found, {name})
-                    with ThreadPoolExecutor(self._load_threads, "load") as pool:
-                        results = pool.map(self._make, due.values())
-                        built = dict(zip(due, results, strict=True))
-                    return self._lifecycle.publish(built)
+                    built = run_parallel("load", self._load_threads, self._make, due.values())
+                    return self._lifecycle.publish(dict(zip(due, built, strict=True)))
             # Other calls may hold the members: lock those too, then read again.
             names |= found.keys()
 
@@ -180,14 +178,6 @@ class RepositoryLoader:
         """
         with self._model_locks.hold({name}):
             self._lifecycle.publish({name: LoadFailure(error)})
-
-    def serves(self, name: str) -> ModelSpec | None:
-        """Return the spec of the READY versions of `name`; None if no version is READY."""
-        return self._lifecycle.serves(name)
-
-    def on_trial(self, name: str) -> bool:
-        """Return whether the serving versions of `name` are in a canary."""
-        return self._lifecycle.on_trial(name)
 
     def roll_back(self, model_spec: ModelSpec, reason: str) -> bool:
         """See `ModelLifecycle.roll_back`."""
@@ -222,11 +212,10 @@ class RepositoryLoader:
                 if stop is None or not stop.is_set():
                     publish({model_spec.name: self._make(model_spec)})
 
-            with ThreadPoolExecutor(self._load_threads, "load") as pool:
-                list(pool.map(load, models))
+            run_parallel("load", self._load_threads, load, models)
             # Last, the ensembles that none of these models has published.
             publish({})
-        entries = self._registry.snapshot.entries.values()
+        entries = self._table.registry.snapshot.entries.values()
         failed = {
             entry.name: entry
             for entry in entries
@@ -249,7 +238,7 @@ class RepositoryLoader:
         return found
 
     def _find_member(self, name: str) -> ModelSpec | LoadFailure | None:
-        serving = self._lifecycle.serves(name)
+        serving = self._table.serves(name)
         if serving is not None and serving.is_overridden:
             # An override ends only when the model itself is loaded again from disk.
             return serving
@@ -269,8 +258,8 @@ class RepositoryLoader:
         try:
             if self._signatures is not None:
                 # An override carries no signature, so the signature on disk cannot cover it.
-                said = what_came_with(files.directory) if override is None else None
-                self._signatures.check_loaded(name, said)
+                signed = what_came_with(files.directory) if override is None else None
+                self._signatures.check_loaded(name, signed)
             return ModelSpec.read(files, override, self._completion)
         except ModelConfigError as error:
             return LoadFailure(type(error)(files.as_shown(str(error))))
@@ -282,8 +271,8 @@ class RepositoryLoader:
             return read
         if read.is_ensemble:
             return LoadedVersions(read)
-        tell = partial(self._lifecycle.tell, read.name)
-        return self._build.model(read, self._lifecycle.serving(read.name), tell)
+        progress = partial(self._lifecycle.report_progress, read.name)
+        return self._build.model(read, self._table.serving(read.name), progress)
 
     def _absent(self, name: str) -> NotFound:
         if not is_model_name(name):

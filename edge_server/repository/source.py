@@ -1,12 +1,10 @@
-"""Model sources for the loader: the repositories on disk, or the accepted copies."""
+"""Model sources for the loader, and the repositories on disk as one."""
 
 from __future__ import annotations
 
-import threading
-from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
-from edge_server.repository.scan import files_in, find_model, model_names, scan_repositories
+from edge_server.repository.scan import find_model, model_names, scan_repositories
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -15,7 +13,6 @@ if TYPE_CHECKING:
     from edge_server.errors import ModelConfigError
     from edge_server.model_config.files import ModelFiles
     from edge_server.repository.scan import ReadModel
-    from edge_server.repository.store import StagedModel
 
     Found = ModelFiles | ModelConfigError
 
@@ -74,53 +71,3 @@ class Repositories:
     @property
     def where(self) -> str:
         return ", ".join(map(str, self._paths))
-
-
-class AcceptedModels:
-    """The accepted private copies of models, held until they are replaced. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._models: dict[str, StagedModel] = {}
-        self._shown: dict[str, Path] = {}
-
-    def show(self, name: str, directory: Path) -> None:
-        """Name this directory, not the copy's, in texts about the model's files."""
-        with self._lock:
-            self._shown[name] = directory
-
-    def put(self, name: str, staged: StagedModel | None) -> StagedModel | None:
-        """Make `staged` the accepted copy of `name`; None removes the model.
-
-        Returns:
-            The copy accepted before.
-        """
-        with self._lock:
-            before = self._models.pop(name, None)
-            if staged is not None:
-                self._models[name] = staged
-            return before
-
-    def all(self) -> Mapping[str, Found]:
-        with self._lock:
-            models = dict(sorted(self._models.items()))
-            shown = dict(self._shown)
-        return {name: _files(staged, shown.get(name)) for name, staged in models.items()}
-
-    def find(self, name: str) -> Found | None:
-        with self._lock:
-            staged, shown = self._models.get(name), self._shown.get(name)
-        return None if staged is None else _files(staged, shown)
-
-    def names(self) -> Mapping[str, int]:
-        with self._lock:
-            return dict.fromkeys(sorted(self._models), 1)
-
-    @property
-    def where(self) -> str:
-        return "what was accepted of the model repositories"
-
-
-def _files(staged: StagedModel, shown: Path | None) -> ModelFiles:
-    found = files_in(staged.directory)
-    return replace(found, fingerprint=staged.fingerprint, holder=staged, shown=shown)

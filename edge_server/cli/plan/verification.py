@@ -25,6 +25,7 @@ from edge_server.inference.registry import ModelRegistry
 from edge_server.lifecycle.comparison import not_finite
 from edge_server.lifecycle.golden import golden_pairs
 from edge_server.lifecycle.loader import RepositoryLoader
+from edge_server.lifecycle.records import ModelTable
 from edge_server.model_config.config import Completion
 from edge_server.repository.source import Repositories
 from edge_server.requests import InferRequest
@@ -153,7 +154,7 @@ def load_models(repository: Path, stack: ExitStack) -> DataPlane:
     stack.callback(registry.clear)
     completion = Completion(gpus=devices.count, no_gpu=devices.reason)
     loader = RepositoryLoader(
-        registry, Repositories([repository]), completion=completion, devices=devices
+        ModelTable(registry), Repositories([repository]), completion=completion, devices=devices
     )
     if failed := loader.load_all():
         raise ModelConfigError("; ".join(f"{entry.name}: {entry.reason}" for entry in failed))

@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING
 
 from edge_server.inference.registry import ModelRegistry
 from edge_server.lifecycle.budget import MemoryBudget
-from edge_server.lifecycle.deployment_state import DeploymentState
+from edge_server.lifecycle.deployments import Deployments
 from edge_server.lifecycle.interface_rule import InterfaceRule
 from edge_server.lifecycle.loader import RepositoryLoader
+from edge_server.lifecycle.records import ModelTable
 from edge_server.lifecycle.updates import Updates
 from edge_server.repository.change_detector import Change
-from edge_server.repository.source import AcceptedModels
 from edge_server.repository.store import ModelStore
 from edge_server.repository.tree import look
-from edge_server.repository.verdicts import Verdicts
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,19 +41,17 @@ class Board:
 
     def open(self) -> None:
         self.registry = ModelRegistry()
-        accepted = AcceptedModels()
         self.store = ModelStore(self.folder / "store")
-        self.deployment_state = DeploymentState(
-            accepted, self.store, Verdicts(self.store.directory, [])
-        )
+        self.table = ModelTable(self.registry)
+        self.deployments = Deployments(self.table, self.store, [])
         self.budget = MemoryBudget(0, self.folder)
         self.loader = RepositoryLoader(
-            self.registry,
-            accepted,
+            self.table,
+            self.deployments,
             budget=self.budget,
-            interface=InterfaceRule(has_served=self.deployment_state.has_served),
+            interface=InterfaceRule(has_served=self.deployments.has_served),
         )
-        self.updates = Updates(self.loader, self.deployment_state, self.store, budget=self.budget)
+        self.updates = Updates(self.loader, self.deployments, budget=self.budget)
         self.updates.load_last_good(None)
 
     def close(self) -> None:

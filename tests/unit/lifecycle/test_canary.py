@@ -17,6 +17,7 @@ from edge_server.inference.canary_window import WatchedScheduler
 from edge_server.inference.registry import ModelRegistry
 from edge_server.inference.snapshot import ModelState
 from edge_server.lifecycle.loader import RepositoryLoader
+from edge_server.lifecycle.records import ModelTable
 from edge_server.repository.source import Repositories
 from edge_server.requests import InferRequest
 from edge_server.tensors import Tensor
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from edge_server.inference.canary_monitor import CanaryMonitor
     from edge_server.lifecycle.model_spec import ModelSpec
     from tests.unit.conftest import WriteModel
     from tests.unit.lifecycle.conftest import CountedBackend, Gate
@@ -67,15 +69,24 @@ class World:
         self.write_model = write_model
         self.counted = counted
         self.registry = ModelRegistry()
+        self.table = ModelTable(self.registry)
         self.rolled_back: list[tuple[ModelSpec, str]] = []
         self.back = threading.Event()
         self.loader = RepositoryLoader(
-            self.registry,
+            self.table,
             Repositories([repository]),
             probation=terms,
             on_rolled_back=self._heard,
             take_down=take_down,
         )
+
+    def on_trial(self, name: str) -> bool:
+        return self.table.get(name).canary is not None
+
+    def monitor(self, name: str) -> CanaryMonitor:
+        run = self.table.get(name).canary
+        assert run is not None
+        return run.monitor
 
     def _heard(self, model_spec: ModelSpec, reason: str) -> None:
         self.rolled_back.append((model_spec, reason))
@@ -179,7 +190,7 @@ def test_a_client_that_sends_what_no_version_makes_sense_of_takes_nothing_back(
             for _ in range(10):
                 with contextlib.suppress(InternalError):
                     assert not np.isfinite(world.ask(name, value=value))
-    canary = [world.loader._lifecycle._canary._canary[name].probation for name in "me"]
+    canary = [world.monitor(name) for name in "me"]
     while any(trial.has_doubts for trial in canary):
         time.sleep(0.01)
     assert [trial.fault() for trial in canary] == ["", ""]
@@ -190,14 +201,14 @@ def test_a_client_that_sends_what_no_version_makes_sense_of_takes_nothing_back(
 def test_what_is_known_of_one_that_serves_is_on_the_index(world: World) -> None:
     world.load(10)
     world.load(20)
-    lifecycle, model_spec = world.loader._lifecycle, world.loader.serves("m")
+    lifecycle, model_spec = world.loader._lifecycle, world.table.serves("m")
     assert model_spec is not None
-    lifecycle._tell_of_trial(model_spec, "version 1 is slower")
+    lifecycle.report_canary(model_spec, "version 1 is slower")
     assert world.state() == {1: (ModelState.READY, "version 1 is slower")}
-    lifecycle._tell_of_trial(model_spec, "")
+    lifecycle.report_canary(model_spec, "")
     assert world.state() == {1: (ModelState.READY, "")}
     world.load(30)
-    lifecycle._tell_of_trial(model_spec, "version 1 is slower")
+    lifecycle.report_canary(model_spec, "version 1 is slower")
     assert world.state() == {1: (ModelState.READY, "")}
 
 
@@ -300,14 +311,14 @@ def test_an_ensemble_that_alone_changes_is_watched_and_goes_back_alone(world: Wo
     world.load_model("n", NAN)
     world.load_ensemble("m")
     world.load_ensemble("n")
-    assert world.loader.on_trial("e")
+    assert world.on_trial("e")
     world.ask_ensemble_until_back()
     assert world.ask("e") == 10
     ((model_spec, reason),) = world.rolled_back
     assert (model_spec.name, model_spec.members) == ("e", {"n"})
     assert reason == f"version 1: 3 of 3 answers were not finite; {BETTER}"
     assert world.state("e") == {1: (ModelState.READY, f"rolled back: {reason}")}
-    assert not world.loader.on_trial("e")
+    assert not world.on_trial("e")
     assert world.closed() == [1, 1]
 
 
@@ -366,11 +377,11 @@ def test_an_ensemble_and_a_member_that_changed_one_after_the_other_are_told_apar
     world.ask_ensemble_until_back()
     assert world.told() == ["e"]
     assert world.ask("e") == 20
-    assert world.loader.on_trial("m")
+    assert world.on_trial("m")
     # So is the ensemble as it was before, with the new member.
-    assert world.loader.on_trial("e")
+    assert world.on_trial("e")
     world.load_model("m", 3e38)
-    assert world.loader.on_trial("e")
+    assert world.on_trial("e")
 
 
 def test_an_ensemble_that_only_shows_what_is_wrong_with_a_member_stays_on_probation(
@@ -386,7 +397,7 @@ def test_an_ensemble_that_only_shows_what_is_wrong_with_a_member_stays_on_probat
     world.ask_ensemble_until_back()
     assert world.told() == ["m"]
     assert world.ask("e") == 11
-    assert world.loader.on_trial("e")
+    assert world.on_trial("e")
     world.loader.close(PATIENCE_S)
     assert world.told() == ["m"]
 
@@ -394,15 +405,15 @@ def test_an_ensemble_that_only_shows_what_is_wrong_with_a_member_stays_on_probat
 def test_an_ensemble_is_watched_no_longer_than_what_it_uses_is_new(world: World) -> None:
     world.load_model("m", 10)
     world.load_ensemble("m")
-    assert not world.loader.on_trial("e")
+    assert not world.on_trial("e")
     world.load_model("m", 20)
-    model_spec = world.loader.serves("m")
+    model_spec = world.table.serves("m")
     assert model_spec is not None
-    assert world.loader.on_trial("e")
+    assert world.on_trial("e")
     assert world.loader.roll_back(model_spec, "slow")
-    assert not world.loader.on_trial("e")
+    assert not world.on_trial("e")
     # What it is and what it uses are as they were: there is nothing to go back to.
-    of_e = world.loader.serves("e")
+    of_e = world.table.serves("e")
     assert of_e is not None
     assert not world.loader.roll_back(of_e, "slow")
 
@@ -424,7 +435,7 @@ def test_an_ensemble_that_was_as_bad_before_is_not_held_against_its_member(
     ask()
     world.load_model("m", 0.9 * than)
     ask()
-    assert world.loader._lifecycle._canary._canary["e"].probation.fault() == ""
+    assert world.monitor("e").fault() == ""
     world.loader.close(PATIENCE_S)
     assert world.told() == []
 
@@ -455,7 +466,7 @@ def test_going_back_takes_down_an_ensemble_that_came_later_where_that_is_asked_f
 ) -> None:
     yielding.load(10, dims="1")
     yielding.load(20, dims="2")
-    model_spec = yielding.loader.serves("m")
+    model_spec = yielding.table.serves("m")
     assert model_spec is not None
     yielding.write_model("e", ENSEMBLE.format(2))
     assert yielding.loader.load("e") == {}
@@ -469,7 +480,7 @@ def test_what_would_break_an_ensemble_that_came_later_is_not_gone_back_to(
 ) -> None:
     world.load(10, dims="1")
     world.load(20, dims="2")
-    model_spec = world.loader.serves("m")
+    model_spec = world.table.serves("m")
     assert model_spec is not None
     world.write_model("e", ENSEMBLE.format(2))
     assert world.loader.load("e") == {}
@@ -483,7 +494,7 @@ def test_what_would_break_an_ensemble_that_came_later_is_not_gone_back_to(
 
 def test_what_is_not_on_probation_cannot_be_gone_back_from(world: World) -> None:
     world.load(10)
-    first = world.loader.serves("m")
+    first = world.table.serves("m")
     assert first is not None
     assert not world.loader.roll_back(first, "slow")
     world.load(20)
@@ -496,7 +507,7 @@ def test_a_load_that_is_under_way_survives_a_roll_back(
 ) -> None:
     world.load(10)
     world.load(NAN)
-    model_spec = world.loader.serves("m")
+    model_spec = world.table.serves("m")
     assert model_spec is not None
     held = gate("m")
     loading = threading.Thread(target=world.load, args=(30,))
@@ -523,7 +534,7 @@ def test_without_terms_nothing_is_watched_nor_kept(
     repository: Path, write_model: WriteModel, counted: CountedBackend, caplog: object
 ) -> None:
     registry = ModelRegistry()
-    loader = RepositoryLoader(registry, Repositories([repository]))
+    loader = RepositoryLoader(ModelTable(registry), Repositories([repository]))
     for add in ("1", "2"):
         (write_model("m", CONFIG.format(1, "")) / "1" / "add").write_text(add + "." + add)
         assert loader.load("m") == {}

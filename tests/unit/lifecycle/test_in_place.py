@@ -16,9 +16,10 @@ from edge_server.inference.registry import ModelRegistry
 from edge_server.inference.scheduling import Scheduling
 from edge_server.inference.snapshot import ModelState
 from edge_server.lifecycle.budget import MemoryBudget
-from edge_server.lifecycle.build import Build, LoadedVersions, LoadFailure
+from edge_server.lifecycle.build import Build
 from edge_server.lifecycle.loader import RepositoryLoader
-from edge_server.lifecycle.model_spec import ModelSpec
+from edge_server.lifecycle.model_spec import LoadedVersions, LoadFailure, ModelSpec
+from edge_server.lifecycle.records import ModelTable
 from edge_server.repository.scan import files_in
 from edge_server.repository.source import Repositories
 from edge_server.requests import InferRequest
@@ -52,7 +53,7 @@ class World:
         self.registry = ModelRegistry()
         limiter = RateLimiter([ResourceLimit("r", 1)])
         self.loader = RepositoryLoader(
-            self.registry, Repositories([repository]), scheduling=Scheduling(limiter)
+            ModelTable(self.registry), Repositories([repository]), scheduling=Scheduling(limiter)
         )
         self._write = write_model
 

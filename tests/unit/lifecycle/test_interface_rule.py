@@ -13,6 +13,7 @@ from edge_server.errors import ModelConfigError
 from edge_server.inference.registry import ModelRegistry
 from edge_server.lifecycle.interface_rule import InterfaceRule
 from edge_server.lifecycle.loader import RepositoryLoader
+from edge_server.lifecycle.records import ModelTable
 from edge_server.repository.change_detector import Change
 from edge_server.repository.content import content_of
 from edge_server.repository.manifest import Manifest
@@ -185,7 +186,9 @@ def test_what_a_camera_needs_of_its_model_stays_whatever_is_said(
     repository: Path, write_model: WriteModel, counted: CountedBackend
 ) -> None:
     rule = InterfaceRule({"m": {"a", "b"}})
-    loader = RepositoryLoader(ModelRegistry(), Repositories([repository]), interface=rule)
+    loader = RepositoryLoader(
+        ModelTable(ModelRegistry()), Repositories([repository]), interface=rule
+    )
 
     def load(config: str) -> str:
         write_model("m", config)

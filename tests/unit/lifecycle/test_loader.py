@@ -14,6 +14,7 @@ from edge_server.inference.registry import ModelRegistry
 from edge_server.inference.snapshot import ModelState
 from edge_server.lifecycle.loader import RepositoryLoader
 from edge_server.lifecycle.model_spec import Override
+from edge_server.lifecycle.records import ModelTable
 from edge_server.model_config.config import Completion
 from edge_server.model_config.parse import parse_model_config_json
 from edge_server.repository.signature import SignaturePolicy
@@ -46,7 +47,7 @@ ENSEMBLE = (
 def load(repository: Path) -> tuple[ModelRegistry, dict[str, str]]:
     """The registry, and model → reason for those that failed."""
     registry = ModelRegistry()
-    failed = RepositoryLoader(registry, Repositories([repository])).load_all()
+    failed = RepositoryLoader(ModelTable(registry), Repositories([repository])).load_all()
     return registry, {entry.name: entry.reason for entry in failed}
 
 
@@ -155,7 +156,7 @@ def test_a_model_in_two_repositories_is_unavailable_without_a_version(tmp_path: 
         (tmp_path / directory / "config.pbtxt").write_text(IDENTITY)
     registry = ModelRegistry()
     (failed,) = RepositoryLoader(
-        registry, Repositories([tmp_path / "one", tmp_path / "two"])
+        ModelTable(registry), Repositories([tmp_path / "one", tmp_path / "two"])
     ).load_all()
     assert (failed.name, failed.version) == ("m", 0)
     assert "model appears in two or more repositories" in failed.reason
@@ -221,7 +222,7 @@ def test_loading_ends_between_two_models_once_stop_is_set(
     write_model("odd", "nonsense: 1")
     registry, stop = ModelRegistry(), threading.Event()
     stop.set()
-    failed = RepositoryLoader(registry, Repositories([repository])).load_all(stop)
+    failed = RepositoryLoader(ModelTable(registry), Repositories([repository])).load_all(stop)
     assert [entry.name for entry in failed] == ["odd"]
     assert registry.snapshot.entries["good", 1].state is ModelState.LOADING
 
@@ -232,7 +233,7 @@ def test_without_completion_a_configuration_says_it_all(
     write_onnx(repository / "m" / "1" / "model.onnx")
     registry = ModelRegistry()
     loader = RepositoryLoader(
-        registry, Repositories([repository]), completion=Completion(auto=False)
+        ModelTable(registry), Repositories([repository]), completion=Completion(auto=False)
     )
     (failed,) = loader.load_all()
     assert "must specify" in failed.reason or "missing or empty" in failed.reason
@@ -254,7 +255,7 @@ def test_every_model_passes_the_gate_before_anything_of_it_is_read(
     write_model("broken", "no such field")
     registry = ModelRegistry()
     loader = RepositoryLoader(
-        registry,
+        ModelTable(registry),
         Repositories([repository]),
         signatures=SignaturePolicy("require", [public]),
     )

@@ -9,12 +9,11 @@ import pytest
 
 from edge_server.errors import ModelConfigError
 from edge_server.inference.registry import ModelRegistry
-from edge_server.lifecycle.deployment_state import DeploymentState
+from edge_server.lifecycle.deployments import Deployments
 from edge_server.lifecycle.loader import RepositoryLoader
 from edge_server.lifecycle.poll_control import PollControl
-from edge_server.repository.source import AcceptedModels
+from edge_server.lifecycle.records import ModelTable
 from edge_server.repository.store import ModelStore
-from edge_server.repository.verdicts import Verdicts
 from tests.unit.lifecycle.board import CONFIG, PATIENCE_S
 
 if TYPE_CHECKING:
@@ -27,14 +26,11 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def control(repository: Path, tmp_path: Path, counted: CountedBackend) -> Iterator[PollControl]:
-    registry, accepted = ModelRegistry(), AcceptedModels()
-    store = ModelStore(tmp_path / "store")
-    deployment_state = DeploymentState(accepted, store, Verdicts(store.directory, [repository]))
+    table = ModelTable(ModelRegistry())
+    deployments = Deployments(table, ModelStore(tmp_path / "store"), [repository])
     control = PollControl(
-        RepositoryLoader(registry, accepted),
-        deployment_state,
-        store,
-        registry,
+        RepositoryLoader(table, deployments),
+        deployments,
         [repository],
         poll_s=0.2,
         settle_s=0.2,

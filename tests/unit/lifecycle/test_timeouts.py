@@ -13,8 +13,8 @@ from edge_server.backends import BACKENDS
 from edge_server.backends.contract import TensorModel
 from edge_server.errors import ModelConfigError
 from edge_server.inference.scheduling import Scheduling
-from edge_server.lifecycle.build import Build, LoadedVersions, LoadFailure
-from edge_server.lifecycle.model_spec import ModelSpec
+from edge_server.lifecycle.build import Build
+from edge_server.lifecycle.model_spec import LoadedVersions, LoadFailure, ModelSpec
 from edge_server.lifecycle.timeouts import Hangs, run_with_timeout
 from edge_server.repository.scan import files_in
 from edge_server.tensors import Tensor

@@ -13,14 +13,13 @@ import pytest
 from edge_server.inference.canary_monitor import CanaryTerms
 from edge_server.inference.data_plane import DataPlane
 from edge_server.inference.registry import ModelRegistry
-from edge_server.lifecycle.deployment_state import DeploymentState
+from edge_server.lifecycle.deployments import Deployments
 from edge_server.lifecycle.loader import RepositoryLoader
+from edge_server.lifecycle.records import ModelTable
 from edge_server.lifecycle.updates import Updates
 from edge_server.repository.change_detector import Change
-from edge_server.repository.source import AcceptedModels
 from edge_server.repository.store import ModelStore
 from edge_server.repository.tree import look
-from edge_server.repository.verdicts import Verdicts
 from edge_server.requests import InferRequest
 from edge_server.tensors import Tensor
 
@@ -49,22 +48,23 @@ class Bench:
     def __init__(self, folder: Path) -> None:
         self.repository = folder / "repository"
         self.store = ModelStore(folder / "store", boot="1")
-        registry, accepted = ModelRegistry(), AcceptedModels()
-        deployment_state = DeploymentState(accepted, self.store, Verdicts(self.store.directory, []))
+        registry = ModelRegistry()
+        table = ModelTable(registry)
+        deployments = Deployments(table, self.store, [])
         self.passed = threading.Event()
 
         def pass_on(model_spec: ModelSpec) -> None:
-            deployment_state.passed(model_spec)
+            deployments.passed(model_spec)
             self.passed.set()
 
         self.loader = RepositoryLoader(
-            registry,
-            accepted,
+            table,
+            deployments,
             probation=CanaryTerms(requests=10, least_s=0.0),
-            on_rolled_back=deployment_state.rolled_back,
+            on_rolled_back=deployments.rolled_back,
             on_passed=pass_on,
         )
-        self.updates = Updates(self.loader, deployment_state, self.store)
+        self.updates = Updates(self.loader, deployments)
         self._plane = DataPlane(registry)
 
     def change(self, name: str, config: str, number: str) -> None:

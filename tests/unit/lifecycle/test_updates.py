@@ -10,6 +10,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from edge_server.errors import EdgeServerError, InternalError, ModelConfigError
+from edge_server.inference.registry import ModelRegistry
+from edge_server.lifecycle.records import ModelTable
 from edge_server.lifecycle.updates import LoadSlot, Updates
 from edge_server.repository.change_detector import Change
 from edge_server.repository.tree import ModelTree
@@ -75,9 +77,14 @@ def test_what_the_store_could_not_take_is_staged_again_and_a_broken_model_is_not
 
     # Nothing comes as far as to be loaded.
     loader: Any = SimpleNamespace(refuse=lambda name, error: None)
-    deployment_state: Any = SimpleNamespace(count=lambda outcome: None, failed=fail)
-    store: Any = SimpleNamespace(stage=stage)
-    updates = Updates(loader, deployment_state, store)
+    deployments: Any = SimpleNamespace(
+        table=ModelTable(ModelRegistry()),
+        store=None,
+        stage=stage,
+        count=lambda outcome: None,
+        failed=fail,
+    )
+    updates = Updates(loader, deployments)
     changes = [Change("m", ModelTree("m", tmp_path))]
     for _ in range(3):
         began = time.monotonic()

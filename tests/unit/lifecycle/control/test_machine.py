@@ -20,6 +20,7 @@ from edge_server.inference.registry import ModelRegistry
 from edge_server.inference.snapshot import ModelState
 from edge_server.lifecycle.control import RepositoryControl
 from edge_server.lifecycle.loader import RepositoryLoader
+from edge_server.lifecycle.records import ModelTable
 from edge_server.repository.source import Repositories
 from edge_server.requests import InferRequest
 from edge_server.tensors import Tensor
@@ -62,9 +63,8 @@ class Machine(RuleBasedStateMachine):
         self.backend = backend
         backend.made.clear()
         self.registry = ModelRegistry()
-        self.loader = RepositoryLoader(
-            self.registry, Repositories([repository]), take_down=take_down
-        )
+        self.table = ModelTable(self.registry)
+        self.loader = RepositoryLoader(self.table, Repositories([repository]), take_down=take_down)
         self.control = RepositoryControl(self.loader, self.registry, explicit=True)
         self.leases: list[Lease] = []
         # What a plain load would make of the disk; None is broken.
@@ -145,7 +145,7 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def an_ensemble_waits_only_for_what_it_does_not_fit(self) -> None:
-        wish = self.loader._lifecycle._model_states.desired_state["e"]
+        wish = self.table.get("e")
         if wish.serving is None and wish.coming is not None:
             datatype = wish.coming.config.inputs[0].datatype
             found = [self.registry.snapshot.ready_versions(m) for m in MODELS]

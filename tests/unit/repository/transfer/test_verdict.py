@@ -24,7 +24,8 @@ from edge_server.repository.transfer.verdict import (
     models_told,
     wait_for,
 )
-from edge_server.repository.verdicts import GOOD, LOADING, REFUSED, Verdicts, read_report
+from edge_server.repository.verdicts import GOOD, LOADING, REFUSED, read_report
+from tests.unit.repository.verdict_writer import Verdicts
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from edge_server.process.side_by_side import side_by_side
+from edge_server.process.threads import side_by_side
 
 if TYPE_CHECKING:
     import pytest

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edge_server.lifecycle.dependency_cycle import circle_through
+from edge_server.lifecycle.fit import circle_through
 
 
 @pytest.mark.parametrize(
