@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
+from concurrent.futures import Future, wait
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from edge_server.backends import find_backend
 from edge_server.backends.contract import LoadContext, no_progress
@@ -16,7 +17,7 @@ from edge_server.gpu.devices import Devices
 from edge_server.lifecycle.model_spec import LoadedVersions, LoadFailure
 from edge_server.lifecycle.model_validation import prove
 from edge_server.lifecycle.reuse import Reuse, renewed, reuse
-from edge_server.lifecycle.timeouts import Hangs, run_with_timeout
+from edge_server.process.threads import start_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,8 +32,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 # Longer than the validation itself waits for the response of a model that no longer executes.
-PROOF_PATIENCE_S = 90.0
+VALIDATION_TIMEOUT_S = 90.0
 
 
 class Build:
@@ -43,7 +46,7 @@ class Build:
         budget: checked before a model is loaded; None checks nothing.
         devices: the GPUs that models may use.
         server_context: the other resources of the daemon that models may use.
-        patience_s: the longest time, in seconds, for one request of a model's validation. A model
+        timeout_s: the longest time, in seconds, for one request of a model's validation. A model
             that hangs is refused and left open: its thread cannot be ended, and the resources that
             it uses must not be closed.
     """
@@ -55,13 +58,13 @@ class Build:
         devices: Devices | None = None,
         server_context: ServerContext = STANDALONE,
         *,
-        patience_s: float = PROOF_PATIENCE_S,
+        timeout_s: float = VALIDATION_TIMEOUT_S,
     ) -> None:
         self._scheduling = scheduling
         self._budget = budget
         self._devices = devices or Devices()
         self._server_context = server_context
-        self._patience_s = patience_s
+        self._timeout_s = timeout_s
 
     def model(
         self,
@@ -146,7 +149,7 @@ class Build:
             run_with_timeout(
                 f"prove-{model_spec.name}",
                 partial(prove, loaded, model_spec.files.directory),
-                self._patience_s,
+                self._timeout_s,
                 late=loaded.close,
             )
         except Hangs as error:
@@ -183,20 +186,17 @@ class Build:
             model.close()
             raise
         loaded = replace(loaded, load_s=time.monotonic() - began)
-        if model_spec.staged is not None:
-            model_spec.staged.hold()
-            return replace(loaded, after_close=model_spec.staged.let_go)
         return replace(loaded, after_close=_holding(files.holder))
 
 
 def _holding(held: object) -> Callable[[], None]:
     """Return a function that keeps `held` alive until the function is called."""
 
-    def let_go() -> None:
+    def release() -> None:
         nonlocal held
         held = None
 
-    return let_go
+    return release
 
 
 def _reuse(
@@ -208,3 +208,62 @@ def _reuse(
     like = next((model for model in serving.models if model.version == version), None)
     what = Reuse.NOTHING if like is None else reuse(model_spec, serving.model_spec, version)
     return what, like if what is not Reuse.NOTHING else None
+
+
+class Hangs(ModelLoadError):
+    """The work made no progress for too long; the resources that it holds are still in use."""
+
+
+def run_with_timeout(
+    name: str,
+    work: Callable[[Callable[[], None]], T],
+    timeout_s: float,
+    *,
+    late: Callable[[], None],
+) -> T:
+    """Run `work` on a thread of its own; return its result or raise its exception.
+
+    Args:
+        name: the name of the thread.
+        work: receives a function to call at each sign of progress.
+        timeout_s: the longest time between two signs of progress, in seconds.
+        late: called on that thread if the work ends after the timeout.
+
+    Raises:
+        Hangs: the work made no progress in time. A thread cannot be ended, so the work keeps
+            running with all resources that it holds.
+        ModelLoadError: the system refuses a thread.
+    """
+    progress_s = time.monotonic()
+    outcome: Future[T] = Future()
+
+    def note_progress() -> None:
+        nonlocal progress_s
+        progress_s = time.monotonic()
+
+    def run() -> None:
+        result: T | None = None
+        raised: BaseException | None = None
+        try:
+            result = work(note_progress)
+        # The waiting caller raises it, even a SystemExit of a model.
+        except BaseException as error:  # noqa: BLE001
+            raised = error
+        # False where the caller has given up.
+        if outcome.set_running_or_notify_cancel():
+            if raised is None:
+                outcome.set_result(cast("T", result))
+            else:
+                outcome.set_exception(raised)
+            return
+        try:
+            late()
+        except Exception:
+            log.exception("%s: ended after its timeout, and closing its model failed", name)
+
+    if not start_thread(name, run):
+        raise ModelLoadError("the system has no thread left for it")
+    while (left_s := progress_s + timeout_s - time.monotonic()) > 0 or not outcome.cancel():
+        if wait([outcome], max(0.0, left_s)).done:
+            return outcome.result()
+    raise Hangs(f"it hangs: no progress for {timeout_s:g} s")

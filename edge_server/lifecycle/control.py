@@ -189,12 +189,14 @@ class RepositoryControl:
             raise InternalError(
                 f"file parameters cannot be kept: {error}; name another directory in TMPDIR"
             ) from error
-        staged = StagedFiles(root, name, files)
+        staged, failures = StagedFiles(root, name, files), None
         try:
-            return load(Override(message, staged))
+            failures = load(Override(message, staged))
+            return failures
         finally:
-            # The loaded models hold the files that they need.
-            staged.let_go()
+            # A loaded model holds the files that it needs.
+            if failures is None or name in failures:
+                staged.remove()
 
     def _require_explicit(self) -> None:
         if not self._explicit:

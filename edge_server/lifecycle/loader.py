@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -246,7 +247,8 @@ class RepositoryLoader:
 
     def _find(self, name: str, override: Override | None) -> ModelSpec | LoadFailure | None:
         if override is not None and override.staged is not None:
-            return self._read(name, files_in(override.staged.directory), override)
+            sent = replace(files_in(override.staged.directory), holder=override.staged)
+            return self._read(name, sent, override)
         files = self._source.find(name)
         return None if files is None else self._read(name, files, override)
 

@@ -57,14 +57,12 @@ class ModelSpec:
         versions: the versions that the version policy selects, ascending, at least one.
         fingerprint: the fingerprint of the files, taken before the first is read; None for an
             override.
-        staged: the holder of the files that a client sent.
     """
 
     files: ModelFiles
     config: ModelConfig
     versions: tuple[int, ...]
     fingerprint: Fingerprint | None
-    staged: StagedFiles | None = None
 
     @staticmethod
     def read(
@@ -86,13 +84,13 @@ class ModelSpec:
             message = pb.ModelConfig()
             message.CopyFrom(override.message)
             try:
-                return _completed(files, message, completion, None, override.staged)
+                return _completed(files, message, completion, None)
             except ModelConfigError as error:
                 # The error is in the override, so the text must not name the file.
                 text = str(error).replace(str(files.config_path), "config override")
                 raise type(error)(text) from error
         seen = fingerprint(files.directory) if files.fingerprint is None else files.fingerprint
-        return _completed(files, read_model_config(files.config_path), completion, seen, None)
+        return _completed(files, read_model_config(files.config_path), completion, seen)
 
     @property
     def name(self) -> str:
@@ -126,12 +124,11 @@ def _completed(
     message: Any,
     completion: Completion,
     seen: Fingerprint | None,
-    staged: StagedFiles | None,
 ) -> ModelSpec:
     complete(message, files, completion)
     validate(message, files, frozenset(BACKENDS), completion)
     config = replace(ModelConfig.of(message, completion), labels=read_labels(message, files))
-    return ModelSpec(files, config, select_versions(message, files), seen, staged)
+    return ModelSpec(files, config, select_versions(message, files), seen)
 
 
 class Part(NamedTuple):

@@ -23,8 +23,7 @@ from edge_server.inference.request_check import check_request
 from edge_server.inference.response_cache import uncached
 from edge_server.inference.snapshot import Snapshot
 from edge_server.inference.warm_up import PATIENCE_S, random_data, zeros
-from edge_server.lifecycle.comparison import TOLERANCES, difference, not_finite
-from edge_server.lifecycle.golden import golden_pairs
+from edge_server.lifecycle.golden import TOLERANCES, difference, golden_pairs, not_finite
 from edge_server.model_config.scheduling import ControlKind
 from edge_server.requests import InferRequest, InferResponse, SequencePlace
 from edge_server.tensors import DataType, Tensor, as_floats, shape_fits, shape_text

@@ -24,8 +24,7 @@ def start_thread(name: str, work: Callable[[], object]) -> bool:
     """Start `work` on a daemon thread of its own; return False if the system refuses a thread."""
     try:
         threading.Thread(target=work, name=name, daemon=True).start()
-    except RuntimeError as error:
-        log.warning("no thread is left for %s: %s", name, error)
+    except RuntimeError:
         return False
     return True
 

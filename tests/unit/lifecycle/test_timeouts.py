@@ -13,9 +13,8 @@ from edge_server.backends import BACKENDS
 from edge_server.backends.contract import TensorModel
 from edge_server.errors import ModelConfigError
 from edge_server.inference.scheduling import Scheduling
-from edge_server.lifecycle.build import Build
+from edge_server.lifecycle.build import Build, Hangs, run_with_timeout
 from edge_server.lifecycle.model_spec import LoadedVersions, LoadFailure, ModelSpec
-from edge_server.lifecycle.timeouts import Hangs, run_with_timeout
 from edge_server.repository.scan import files_in
 from edge_server.tensors import Tensor
 
@@ -66,12 +65,12 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> HangingBackend:
 
 @pytest.fixture
 def build(write_model: WriteModel) -> Callable[..., LoadedVersions | LoadFailure]:
-    def build(patience_s: float, extra: str = "") -> LoadedVersions | LoadFailure:
+    def build(timeout_s: float, extra: str = "") -> LoadedVersions | LoadFailure:
         directory = write_model("m", CONFIG + extra)
         (directory / "golden").mkdir(exist_ok=True)
         one = np.zeros((1, 1) if extra else 1, "<f4")
         np.savez(directory / "golden" / "x.npz", **{"input.a": one, "output.b": one})
-        return Build(Scheduling(), patience_s=patience_s).model(ModelSpec.read(files_in(directory)))
+        return Build(Scheduling(), timeout_s=timeout_s).model(ModelSpec.read(files_in(directory)))
 
     return build
 
@@ -84,7 +83,7 @@ def test_a_proof_that_hangs_fails_its_load_and_the_model_is_closed_when_it_comes
     assert isinstance(failure, LoadFailure)
     assert isinstance(failure.error, ModelConfigError)
     assert str(failure.error) == (
-        "model 'm': its check before it serves: it hangs: nothing came of it for 0.05 s; mend the "
+        "model 'm': its check before it serves: it hangs: no progress for 0.05 s; mend the "
         "model, or record a golden pair that it answers"
     )
     assert not backend.closed.is_set()
@@ -143,4 +142,4 @@ def test_what_goes_wrong_too_late_is_logged(caplog: pytest.LogCaptureFixture) ->
     for thread in threading.enumerate():
         if thread.name == "prove-m":
             thread.join(PATIENCE_S)
-    assert "prove-m: came back late, and went wrong" in caplog.text
+    assert "prove-m: ended after its timeout, and closing its model failed" in caplog.text
