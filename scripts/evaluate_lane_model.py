@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 import cv2
 import numpy as np
+from lane_training.tusimple import ImageScore, lanes_at, score_image, summarise
 
 from edge_server.errors import EdgeServerError, ModelConfigError
 from edge_server.gpu.devices import Devices
 from edge_server.inference.data_plane import DataPlane
 from edge_server.inference.registry import ModelRegistry
-from edge_server.lanes.tusimple import ImageScore, lanes_at, score_image, summarise
 from edge_server.lifecycle.loader import RepositoryLoader
 from edge_server.lifecycle.records import ModelTable
 from edge_server.model_config.config import Completion

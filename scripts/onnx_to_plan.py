@@ -4,7 +4,7 @@
     python3 scripts/onnx_to_plan.py model.onnx model.plan --shape input 1x3x360x640 4x3x360x640
 
 Run it on the device that shall run the plan: a plan belongs to one GPU with one TensorRT. It needs
-TensorRT 8.5 or newer (on a Jetson: apt install python3-libnvinfer) and nothing else, not even
+TensorRT 8.6 or newer (on a Jetson: apt install python3-libnvinfer) and nothing else, not even
 edge-server. `edge-server plan build` does the same with a side-car that the daemon checks, NVDLA's
 report, INT8, a timing cache and a progress bar.
 """

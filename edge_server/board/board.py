@@ -3,21 +3,40 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge_server.board.account import Account, find_account, this_account
-from edge_server.board.clock_rates import ClockRate, read_clock_rates
-from edge_server.board.device_nodes import DeviceNode, read_cameras, read_gpu_nodes
-from edge_server.board.heat import Heat, read_heat
-from edge_server.board.jetpack import JetPack, L4tRelease, jetpack_of
-from edge_server.board.jetson_module import OrinModule, chip_of, module_of
-from edge_server.board.kernel_files import is_there, listed, read_text
-from edge_server.board.limits import BoardMemory, GroupLimits, read_group_limits, read_memory
-from edge_server.board.power_mode import PowerModes, read_power_modes
-from edge_server.board.unit_file import UnitFile, find_unit_file, systemd_runs
-from edge_server.board.wall_clock import WallClock, read_wall_clock
+from edge_server.board.device_nodes import (
+    Account,
+    DeviceNode,
+    find_account,
+    read_cameras,
+    read_gpu_nodes,
+    this_account,
+)
+from edge_server.board.jetson import (
+    JetPack,
+    L4tRelease,
+    OrinModule,
+    chip_of,
+    jetpack_of,
+    module_of,
+    read_l4t,
+)
+from edge_server.board.kernel_files import is_directory, is_there, listed, read_text
+from edge_server.board.operating_state import (
+    ClockRate,
+    Heat,
+    PowerModes,
+    WallClock,
+    read_clock_rates,
+    read_heat,
+    read_power_modes,
+    read_wall_clock,
+)
+from edge_server.board.resources import BoardMemory, GroupLimits, read_group_limits, read_memory
 
 # /proc/device-tree is a link to the second path, and leaves a root that is not the system's own.
 _DEVICE_TREES = ("proc/device-tree", "sys/firmware/devicetree/base")
@@ -26,6 +45,20 @@ _NVDLA_COMPILERS = (
     "usr/lib/aarch64-linux-gnu/tegra",
     "usr/lib/aarch64-linux-gnu",
 )
+
+
+UNIT = "edge-server.service"
+# In systemd's order: the first unit hides the others.
+_DIRECTORIES = ("etc/systemd/system", "run/systemd/system", "usr/lib/systemd/system")
+_USER = re.compile(r"^User=(\S+)\s*$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class UnitFile:
+    """The daemon's unit; `user` is None where it runs as root."""
+
+    path: str
+    user: str | None
 
 
 @dataclass(frozen=True)
@@ -82,12 +115,12 @@ def read_board(root: Path = Path("/"), now_s: float | None = None) -> BoardFacts
         root: the root directory of the files.
         now_s: Unix time; by default that of the clock.
     """
-    unit = find_unit_file(root)
+    unit = _find_unit_file(root)
     account = None if unit is None else find_account(root, unit.user or "root")
     account = account or this_account(root)
     compatible = tuple((_device_tree(root, "compatible") or "").split("\0"))
     chip = chip_of(compatible)
-    l4t = L4tRelease.parse(read_text(root / "etc/nv_tegra_release") or "")
+    l4t = read_l4t(root)
     return BoardFacts(
         account=account,
         model=_device_tree(root, "model"),
@@ -107,9 +140,20 @@ def read_board(root: Path = Path("/"), now_s: float | None = None) -> BoardFacts
         cameras=read_cameras(root, account),
         argus=is_there(root / "tmp/argus_socket"),
         wall_clock=read_wall_clock(root, time.time() if now_s is None else now_s),
-        systemd=systemd_runs(root),
+        # The test of sd_booted(3).
+        systemd=is_directory(root / "run/systemd/system"),
         unit=unit,
     )
+
+
+def _find_unit_file(root: Path) -> UnitFile | None:
+    """Return the daemon's unit below `root`; drop-ins are not read."""
+    for directory in _DIRECTORIES:
+        text = read_text(root / directory / UNIT)
+        if text is not None:
+            user = _USER.findall(text)
+            return UnitFile(f"/{directory}/{UNIT}", user[-1] if user else None)
+    return None
 
 
 def _is_jetson(chip: str | None, l4t: L4tRelease | None) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -11,7 +12,6 @@ from edge_server.cameras.frame import Frame
 from edge_server.cameras.source import SourceKind, is_live, open_source
 from edge_server.errors import SourceError
 from edge_server.process.backoff import Backoff
-from edge_server.process.mailbox import Mailbox
 from edge_server.process.worker import Worker
 
 if TYPE_CHECKING:
@@ -42,8 +42,16 @@ class CameraState(Enum):
 class Camera:
     """Captures one source on its own thread and delivers only the newest frame.
 
-    A frame that a newer frame replaces before delivery counts in `dropped`. The camera reopens a
-    broken source after delays that double; frame ids continue across a reopen.
+    Each frame is delivered at most once. The camera reopens a broken source after delays that
+    double; frame ids continue across a reopen.
+
+    Attributes:
+        state: see `CameraState`.
+        failure: why no frames arrive; None while frames arrive.
+        captured: number of frames that the source has delivered, dropped ones included.
+        dropped: number of frames that a newer frame replaced before delivery, or that came after
+            `stop`.
+        reconnects: number of times that frames resumed after the source was lost.
 
     Args:
         name: the camera's name in topics and logs, and the thread's name.
@@ -65,17 +73,20 @@ class Camera:
     ) -> None:
         self.name = name
         self.source_uri = source_uri
+        self.state = CameraState.STARTING
+        self.failure: str | None = None
+        self.captured = 0
+        self.dropped = 0
+        self.reconnects = 0
         self.worker = Worker(f"camera-{name}", self._tick, on_end=self._on_end)
         self._kinds = kinds
         self._source: FrameSource | None = None
-        self._mailbox: Mailbox[Frame] = Mailbox()
+        self._newest: Frame | None = None
+        self._closed = False
+        self._changed = threading.Condition()
         self._backoff = Backoff(retry_first_s, retry_longest_s)
         self._retry_at = 0.0
         self._opened_at = 0.0
-        self._state = CameraState.STARTING
-        self._failure: str | None = None
-        self._captured = 0
-        self._reconnects = 0
         self._last_mono_ns: int | None = None
 
     def open(self) -> None:
@@ -109,7 +120,7 @@ class Camera:
         self.worker.stop(timeout_s)
         if not self.worker.alive:
             self._on_end()
-        self._mailbox.close()
+        self._close()
 
     def next_frame(self, timeout_s: float) -> Frame | None:
         """Return the newest frame, each frame at most once; wait up to `timeout_s` for a newer
@@ -119,36 +130,15 @@ class Camera:
             None when no frame arrived within `timeout_s`, and at once when the camera has ended or
             stopped.
         """
-        return self._mailbox.take(timeout_s)
-
-    @property
-    def state(self) -> CameraState:
-        return self._state
-
-    @property
-    def failure(self) -> str | None:
-        """The reason why no frames arrive, as text; None while frames arrive."""
-        return self._failure
+        with self._changed:
+            self._changed.wait_for(lambda: self._newest or self._closed, timeout_s)
+            frame, self._newest = self._newest, None
+            return frame
 
     @property
     def ended(self) -> bool:
         """The source has ended and its last frame has been delivered."""
-        return self._state is CameraState.ENDED and self._mailbox.drained
-
-    @property
-    def captured(self) -> int:
-        """Number of frames that the source has delivered, dropped ones included."""
-        return self._captured
-
-    @property
-    def dropped(self) -> int:
-        """Number of frames that a newer frame replaced before delivery."""
-        return self._mailbox.dropped
-
-    @property
-    def reconnects(self) -> int:
-        """Number of times that frames resumed after the source was lost."""
-        return self._reconnects
+        return self.state is CameraState.ENDED and self._newest is None
 
     def last_frame_age_s(self, now: float) -> float | None:
         """Return the seconds from the last capture to `now` (`time.monotonic()`); None before the
@@ -168,10 +158,10 @@ class Camera:
             self._lose(error)
             return True
         if image is None:
-            self._state = CameraState.ENDED
-            log.info("camera %s: ended after %d frames", self.name, self._captured)
+            self.state = CameraState.ENDED
+            log.info("camera %s: ended after %d frames", self.name, self.captured)
             return False
-        self._hand_on(image)
+        self._deliver(image)
         return True
 
     def _open_source(self) -> FrameSource:
@@ -179,20 +169,28 @@ class Camera:
         self._opened_at = time.monotonic()
         return self._source
 
-    def _hand_on(self, image: NDArray[np.uint8]) -> None:
-        frame = Frame(self._captured, image, time.monotonic_ns(), time.time_ns())
-        if self._state is not CameraState.LIVE:
-            self._come_alive(image)
-        self._captured += 1
+    def _deliver(self, image: NDArray[np.uint8]) -> None:
+        frame = Frame(self.captured, image, time.monotonic_ns(), time.time_ns())
+        if self.state is not CameraState.LIVE:
+            height_px, width_px = image.shape[:2]
+            log.info("camera %s: live, %d x %d", self.name, width_px, height_px)
+            self.reconnects += self.captured > 0
+            self.failure = None
+            self.state = CameraState.LIVE
+        self.captured += 1
         self._last_mono_ns = frame.capture_mono_ns
-        self._mailbox.put(frame)
+        with self._changed:
+            if self._closed or self._newest is not None:
+                self.dropped += 1
+            if not self._closed:
+                self._newest = frame
+            self._changed.notify()
 
-    def _come_alive(self, image: NDArray[np.uint8]) -> None:
-        height_px, width_px = image.shape[:2]
-        log.info("camera %s: live, %d x %d", self.name, width_px, height_px)
-        self._reconnects += self._captured > 0
-        self._failure = None
-        self._state = CameraState.LIVE
+    def _close(self) -> None:
+        """Wake the callers of `next_frame`; a waiting frame can still be taken."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
 
     def _lose(self, error: SourceError) -> None:
         now = time.monotonic()
@@ -200,10 +198,10 @@ class Camera:
             self._backoff.reset()
         self._release()
         self._retry_at = now + self._backoff.next_s()
-        self._state = CameraState.LOST
+        self.state = CameraState.LOST
         # The state changes, and is logged, only when the reason changes.
-        if str(error) != self._failure:
-            self._failure = str(error)
+        if str(error) != self.failure:
+            self.failure = str(error)
             log.warning("camera %s: lost, trying to open it again: %s", self.name, error)
 
     def _on_end(self) -> None:
@@ -211,12 +209,12 @@ class Camera:
         if self.worker.failure is not None:
             # Callers of `next_frame` keep waiting: the supervisor decides how to react to a dead
             # thread.
-            self._failure = f"the capture thread died: {self.worker.failure!r}"
-            self._state = CameraState.LOST
+            self.failure = f"the capture thread died: {self.worker.failure!r}"
+            self.state = CameraState.LOST
             return
-        if self._state is not CameraState.ENDED:
-            self._state = CameraState.STOPPED
-        self._mailbox.close()
+        if self.state is not CameraState.ENDED:
+            self.state = CameraState.STOPPED
+        self._close()
 
     def _release(self) -> None:
         source, self._source = self._source, None

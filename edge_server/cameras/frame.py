@@ -1,13 +1,27 @@
-"""Frames, and the sources that produce them."""
+"""Frames, the sources that produce them, and the pace of recordings."""
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy as np
     from numpy.typing import NDArray
+
+# Below 1 Hz, a recording cannot be distinguished from a stalled camera.
+SLOWEST_FPS = 1.0
+FASTEST_FPS = 1000.0
+
+# Suffixes of image files, alone or in a folder.
+IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png"})
+
+# A delay by the disk or the scheduler up to this long is caught up. After a longer delay, playback
+# continues from its current frame, as a camera never sends a burst of late frames.
+CATCH_UP_S = 0.25
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,3 +57,39 @@ class FrameSource(Protocol):
     def close(self) -> None:
         """Release the device or file; a second call does nothing."""
         ...
+
+
+class Pace:
+    """Paces its caller at `fps` calls a second, without drift.
+
+    The first `wait` returns at once; each later wait is due one period after the previous one was
+    due, however late the caller came. A caller more than `CATCH_UP_S` late starts a new schedule.
+
+    Args:
+        fps: frames per second; 0 never waits.
+        clock: returns monotonic time in seconds.
+        sleep: blocks for the given seconds.
+    """
+
+    def __init__(
+        self,
+        fps: float,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._period_s = 1.0 / fps if fps else 0.0
+        self._clock = clock
+        self._sleep = sleep
+        self._due: float | None = None
+
+    def wait(self) -> None:
+        """Block until the next frame is due."""
+        if not self._period_s:
+            return
+        now = self._clock()
+        if self._due is None or now - self._due > CATCH_UP_S:
+            self._due = now
+        if now < self._due:
+            self._sleep(self._due - now)
+        self._due += self._period_s

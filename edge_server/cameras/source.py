@@ -1,24 +1,128 @@
-"""The table of source kinds, and `open_source`, the only function that opens a source."""
+"""Source URIs, the table of source kinds, and `open_source`, the only function that opens one."""
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
+from urllib.parse import parse_qsl, unquote, urlsplit
 
-from edge_server.cameras.source_uri import (
-    IMAGE_SUFFIXES,
-    SourceUri,
-    did_you_mean,
-    parse_source_uri,
-)
+from edge_server.cameras.frame import FASTEST_FPS, IMAGE_SUFFIXES, SLOWEST_FPS
 from edge_server.errors import SourceError, SourceUriError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from edge_server.cameras.frame import FrameSource
+
+
+@dataclass(frozen=True)
+class SourceUri:
+    """A parsed `scheme://host/path?key=value`, or a plain path as scheme `file` without a query.
+
+    Attributes:
+        scheme: lower case.
+        host: without user and port, lower case; "" if the URI has none.
+        path: percent-decoded.
+        query: percent-decoded, every key once.
+        label: the source's name in messages, without user and password.
+    """
+
+    scheme: str
+    host: str
+    path: str
+    query: Mapping[str, str]
+    label: str
+
+    def allow(self, *known: str) -> None:
+        """Reject unknown query keys.
+
+        Raises:
+            SourceUriError: a key is not in `known`; the text has the nearest match.
+        """
+        for key in self.query:
+            if key not in known:
+                raise SourceUriError(f"{self.label}: unknown option {did_you_mean(key, known)}")
+
+    def flag(self, key: str, *, default: bool = False) -> bool:
+        """Return the value of `key=true|false`.
+
+        Raises:
+            SourceUriError: the value is neither `true` nor `false`.
+        """
+        text = self.query.get(key, str(default).lower())
+        if text not in {"true", "false"}:
+            raise SourceUriError(f"{self.label}: {key} is {text!r}; write true or false")
+        return text == "true"
+
+    def whole(self, key: str, default: int, low: int, high: int) -> int:
+        """Return the value of `key`, a whole number from `low` to `high`.
+
+        Raises:
+            SourceUriError: the value is no such number.
+        """
+        text = self.query.get(key, str(default))
+        if not (text.isdecimal() and len(text) <= 10 and low <= int(text) <= high):
+            raise SourceUriError(f"{self.label}: {key} is {text!r}; write a number {low} to {high}")
+        return int(text)
+
+    def fps(self) -> float | None:
+        """Return the value of `fps`: frames per second, 0 for as fast as possible, None if absent.
+
+        Raises:
+            SourceUriError: the value is neither 0 nor within `SLOWEST_FPS` to `FASTEST_FPS`.
+        """
+        text = self.query.get("fps")
+        if text is None:
+            return None
+        try:
+            fps = float(text)
+        except ValueError:
+            fps = -1.0
+        if fps != 0 and not SLOWEST_FPS <= fps <= FASTEST_FPS:
+            raise SourceUriError(
+                f"{self.label}: fps is {text!r}; write {SLOWEST_FPS:g} to {FASTEST_FPS:g} frames "
+                "per second, or 0 for as fast as it can be read"
+            )
+        return fps
+
+
+def parse_source_uri(text: str) -> SourceUri:
+    """Parse `text`; a text without `://` is a path, whatever characters the text has.
+
+    Raises:
+        SourceUriError: `text` is empty, is no URI, or repeats a key.
+    """
+    if not text.strip():
+        raise SourceUriError("the source is empty; name a video file, a folder of images or a URI")
+    if "://" not in text:
+        return SourceUri(scheme="file", host="", path=text, query={}, label=text)
+    try:
+        parts = urlsplit(text, allow_fragments=False)
+        host = parts.hostname or ""
+        pairs = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
+    except ValueError:
+        # Both the text and the error may hold a password, so the message quotes neither.
+        scheme = text.partition("://")[0]
+        raise SourceUriError(
+            f"a {scheme}:// source is malformed; write {scheme}://host/path?key=value&key=value"
+        ) from None
+    path = unquote(parts.path)
+    label = f"{parts.scheme}://{host}{path}"
+    query = dict(pairs)
+    if len(query) < len(pairs):
+        raise SourceUriError(f"{label}: an option is given twice; write each once")
+    return SourceUri(parts.scheme, host, path, query, label)
+
+
+def did_you_mean(word: str, known: tuple[str, ...]) -> str:
+    """Return `word`, quoted, with its nearest match in `known`, or with all of `known`."""
+    nearest = difflib.get_close_matches(word, known, n=1)
+    if nearest:
+        return f"{word!r}; did you mean {nearest[0]!r}?"
+    return f"{word!r}; known: {', '.join(known)}"
 
 
 @dataclass(frozen=True)
@@ -97,7 +201,7 @@ def _open_file(uri: SourceUri) -> FrameSource:
             # OpenCV reports an unreadable file and a damaged file alike.
             path.open("rb").close()
         if path.is_dir() or (path.is_file() and path.suffix.lower() in IMAGE_SUFFIXES):
-            from edge_server.cameras.image_folder import ImageFolder  # noqa: PLC0415
+            from edge_server.cameras.images import ImageFolder  # noqa: PLC0415
 
             return ImageFolder(path, fps=fps, loop=loop)
         if path.is_file():
@@ -118,7 +222,7 @@ def _open_synthetic(uri: SourceUri) -> FrameSource:
         scene = uri.host + uri.path
         raise SourceUriError(f"{uri.label}: unknown scene {did_you_mean(scene, ('road',))}")
     uri.allow("seed", "fps", "width", "height", "frames")
-    from edge_server.cameras.synthetic.synthetic_road import SyntheticRoad  # noqa: PLC0415
+    from edge_server.cameras.synthetic.road_renderer import SyntheticRoad  # noqa: PLC0415
 
     return SyntheticRoad(
         seed=uri.whole("seed", 0, 0, 2**32 - 1),

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import cv2
 
-from edge_server.cameras.pace import Pace
-from edge_server.cameras.source_uri import FASTEST_FPS, SLOWEST_FPS
+from edge_server.cameras.frame import FASTEST_FPS, SLOWEST_FPS, Pace
 from edge_server.errors import SourceError
 
 if TYPE_CHECKING:

@@ -32,9 +32,9 @@ from edge_server.gpu.devices import Devices
 from edge_server.inference.data_plane import DataPlane
 from edge_server.inference.registry import ModelRegistry
 from edge_server.inference.tracing.trace_file import TraceFile
-from edge_server.mqtt.broker_address import BrokerAddress
-from edge_server.mqtt.identity import Identity
-from edge_server.mqtt.trial import try_broker
+from edge_server.mqtt.broker import address_of, faults_of
+from edge_server.mqtt.clients import try_broker
+from edge_server.mqtt.topics import Identity
 from edge_server.pipeline.lane_pipeline import LanePipeline
 
 if TYPE_CHECKING:
@@ -187,7 +187,7 @@ def _check_camera(
     is_well = faulty_models is not None and settings.model not in faulty_models
     if is_well:
         try:
-            LanePipeline(camera, data_plane, settings.model, ()).prove()
+            LanePipeline(camera, data_plane, settings.model, ()).validate()
         except (SettingsError, Unavailable) as error:
             findings.note(error)
             is_well = False
@@ -203,24 +203,20 @@ def _check_camera(
 
 
 def _check_broker(mqtt: chosen.Mqtt, device: str, findings: Findings) -> None:
-    try:
-        address = BrokerAddress.of(mqtt)
-    except SettingsError as error:
-        findings.faults.append(str(error))
-        return
-    if faults := address.file_faults():
+    if faults := faults_of(mqtt):
         findings.faults += faults
         return
+    address = address_of(mqtt)
     client_id = f"{Identity.of_this_host(device, '').client_id}-check"
-    trial = try_broker(address, client_id)
-    if not trial.trouble:
+    tested = try_broker(mqtt, client_id)
+    if not tested.fault:
         findings.well.append(f"mqtt {address}: lets us in; lanes and status go there")
-    elif trial.stays:
+    elif tested.permanent:
         findings.faults.append(
-            f"mqtt {address}: the broker refuses us: {trial.trouble}; mend username and "
+            f"mqtt {address}: the broker refuses us: {tested.fault}; mend username and "
             "password_file of [mqtt], or ca_file, or what the broker lets in"
         )
     else:
         findings.well.append(
-            f"warning: mqtt {address}: {trial.trouble}; the daemon goes on, and tries again"
+            f"warning: mqtt {address}: {tested.fault}; the daemon goes on, and tries again"
         )

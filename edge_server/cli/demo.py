@@ -24,8 +24,8 @@ import msgspec
 from edge_server.daemon.daemon import VERSION, Daemon
 from edge_server.errors import SourceError, Unavailable
 from edge_server.mqtt import payloads
-from edge_server.mqtt.identity import Identity
-from edge_server.mqtt.subscriber import LaneSubscriber
+from edge_server.mqtt.clients import LaneSubscriber
+from edge_server.mqtt.topics import Identity
 from edge_server.process.logs import set_up_logging
 from edge_server.settings import Settings, read_settings
 
@@ -82,8 +82,7 @@ def run_demo(
             listeners.append(_put_directly(inbox))
         daemon = Daemon(settings, listeners, log_switches)
         if settings.mqtt is not None and not stop.is_set():
-            mqtt = settings.mqtt
-            subscriber = LaneSubscriber(mqtt.host, mqtt.port, DEVICE, inbox.put)
+            subscriber = LaneSubscriber(settings.mqtt, DEVICE, inbox.put)
             running.callback(subscriber.close)
         daemon.start(stop)
         running.callback(daemon.stop)
@@ -185,7 +184,7 @@ def _show(
 
 def _leave_picture(lane_frame: LaneFrame, frame: Frame, people: Any) -> None:
     # Imported here: where OpenCV is missing, the camera has already raised a clear error.
-    from edge_server.cameras.picture import draw_lanes, write_picture  # noqa: PLC0415
+    from edge_server.cameras.images import draw_lanes, write_picture  # noqa: PLC0415
 
     picture = free_name(PICTURE)
     try:

@@ -15,20 +15,18 @@ import threading
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from edge_server import errors
-from edge_server.cli.doctor.verb import add_doctor
-from edge_server.cli.flags.chosen import choose, nearest
-from edge_server.cli.flags.parser import add_settings_flags
-from edge_server.cli.flags.texts import address
+from edge_server.cli.doctor import add_doctor
+from edge_server.cli.flags.parser import add_settings_flags, choose, nearest
+from edge_server.cli.flags.values import address
 from edge_server.cli.models.verbs import add_verbs
 from edge_server.cli.plan.verbs import add_verbs as add_plan_verbs
-from edge_server.process.log_formats import journal_prefix, writes_json
-from edge_server.process.logs import set_up_logging
-from edge_server.process.places import error_of_place
+from edge_server.process.logs import journal_prefix, set_up_logging, writes_json
+from edge_server.process.paths import error_of_place
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from edge_server.process.log_switches import LogSwitches
+    from edge_server.process.logs import LogSwitches
     from edge_server.settings import LogSection, Settings
 
 log = logging.getLogger(__name__)

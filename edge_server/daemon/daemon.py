@@ -10,10 +10,8 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Literal
 
 from edge_server.api.grpc.server import GrpcServer
-from edge_server.api.http.lane_latency import LaneLatency
 from edge_server.api.http.metrics import MetricsServer
-from edge_server.api.http.processor_use import ProcessorUse
-from edge_server.api.http.sources import Sources
+from edge_server.api.http.sources import LaneLatency, ProcessorUse, Sources
 from edge_server.cameras.camera import Camera, CameraState
 from edge_server.cameras.source import is_live
 from edge_server.daemon.model_parts import (
@@ -27,19 +25,17 @@ from edge_server.gpu.devices import Devices
 from edge_server.inference.data_plane import MODEL_STUCK_S, DataPlane
 from edge_server.inference.registry import ModelRegistry
 from edge_server.inference.snapshot import UNLOADED, ModelState
-from edge_server.inference.tracing.sampling import TraceRule
-from edge_server.inference.tracing.trace_file import TraceFile
-from edge_server.inference.tracing.trace_writer import TraceWriter
+from edge_server.inference.tracing.trace_file import TraceFile, TraceWriter
+from edge_server.inference.tracing.traced_request import TraceRule
 from edge_server.inference.tracing.tracer import Tracer
 from edge_server.lifecycle.poll_control import PollControl
-from edge_server.mqtt.broker_address import BrokerAddress
-from edge_server.mqtt.identity import Identity
+from edge_server.mqtt.broker import faults_of
 from edge_server.mqtt.publisher import Publisher
+from edge_server.mqtt.topics import Identity
 from edge_server.pipeline.lane_pipeline import LanePipeline
 from edge_server.process.allocator import keep_large_buffers
 from edge_server.process.sd_notify import notify, watchdog_period_s
-from edge_server.process.supervisor import Supervisor
-from edge_server.process.worker import Worker
+from edge_server.process.worker import Worker, check_progress
 
 if TYPE_CHECKING:
     import threading
@@ -47,7 +43,7 @@ if TYPE_CHECKING:
 
     from edge_server.lifecycle.control import RepositoryControl
     from edge_server.pipeline.lane_pipeline import Listener
-    from edge_server.process.log_switches import LogSwitches
+    from edge_server.process.logs import LogSwitches
     from edge_server.settings import Settings, TraceSection
 
 log = logging.getLogger(__name__)
@@ -126,11 +122,10 @@ class Daemon:
         self._publisher: Publisher | None = None
         if settings.mqtt is not None:
             identity = Identity.of_this_host(settings.device.id, VERSION)
-            address = BrokerAddress.of(settings.mqtt)
             # Later a file may be absent while it is replaced; at the start that is a mistake.
-            if faults := address.file_faults():
+            if faults := faults_of(settings.mqtt):
                 raise SettingsError("\n".join(faults))
-            publisher = self._publisher = Publisher(address, identity)
+            publisher = self._publisher = Publisher(settings.mqtt, identity)
             listeners = (*listeners, lambda lane_frame, _frame: publisher.publish_lanes(lane_frame))
         latency = LaneLatency()
         self.pipelines = [
@@ -149,7 +144,7 @@ class Daemon:
             workers.append(self.control.worker)
         if self._grpc.self_call is not None:
             workers.append(self._grpc.self_call.worker)
-        self._supervisor = Supervisor(workers)
+        self._workers = workers
         self._running = ExitStack()
         self._told: dict[str, tuple[str, str]] = {}
         self._untold: dict[str, str] = {}
@@ -227,7 +222,7 @@ class Daemon:
             # First, as a lost device may be the reason why a worker died.
             self.devices.check()
             now = time.monotonic()
-            self._supervisor.check(now)
+            check_progress(self._workers, now)
             if self._grpc.self_call is not None:
                 self._grpc.self_call.check()
             model, running_s = self.data_plane.longest_run(now)
@@ -276,7 +271,7 @@ class Daemon:
             for pipeline in self.pipelines:
                 if stop.is_set():
                     break
-                pipeline.prove()
+                pipeline.validate()
                 try:
                     pipeline.camera.open()
                 except SourceError as error:

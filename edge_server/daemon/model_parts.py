@@ -10,9 +10,8 @@ import msgspec
 
 from edge_server.board.state_directory import state_directory
 from edge_server.errors import SettingsError
-from edge_server.inference.bounded_control import BoundedControl
 from edge_server.inference.canary_monitor import CanaryTerms
-from edge_server.inference.live_models import LiveModels
+from edge_server.inference.control import BoundedControl, LiveModels
 from edge_server.inference.rate_limiter import RateLimiter, ResourceLimit
 from edge_server.inference.scheduling import Scheduling
 from edge_server.lifecycle.budget import MemoryBudget

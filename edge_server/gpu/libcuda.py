@@ -7,7 +7,7 @@ import ctypes
 
 from edge_server.errors import Unavailable
 
-# JetPack 5, the oldest supported release.
+# The kernels that are shipped were compiled for this driver or newer ones.
 OLDEST_DRIVER = 11040
 
 # On a Jetson, cuInit returns 100, 801 or 999, depending on the JetPack, to a user who may not open

@@ -1,161 +1,118 @@
-"""The canary window: checks and counts the first responses of a new model version."""
+"""The canary window: the first responses of a new version, beside those of its predecessor."""
 
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
-from collections import deque
-from enum import Enum
+from collections import Counter, deque
 from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
 
-from edge_server.backends.contract import not_counted, on_host
-from edge_server.errors import (
-    Cancelled,
-    DeadlineExceeded,
-    EdgeServerError,
-    InvalidRequest,
-    Unavailable,
-)
+from edge_server.errors import EdgeServerError, InvalidRequest
+from edge_server.inference.mirror import Mirror, Pairs
+from edge_server.inference.predecessor import WITHOUT_VERDICT, Fault, all_finite, has_non_finite
+from edge_server.inference.snapshot import SchedulerWrapper
+from edge_server.inference.statistics import FailureReason
 from edge_server.requests import InferResponse
-from edge_server.tensors import is_finite
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
-    from edge_server.inference.mirror import Mirror
-    from edge_server.inference.snapshot import Scheduler, Snapshot
+    from edge_server.inference.snapshot import LoadedModel, Scheduler, Snapshot
     from edge_server.model_config.config import ModelConfig
     from edge_server.requests import InferRequest, Respond, ResponseCallback
 
 log = logging.getLogger(__name__)
 
-# A cancelled, late or refused request reveals nothing about the version, and many of them must not
-# hide the failures of others.
-_WITHOUT_VERDICT = (Cancelled, DeadlineExceeded, Unavailable)
-
+# One or two bad requests may be chance.
+_LEAST_BAD = 3
+# The tolerated shares of bad requests, beside three times those of the predecessor, and the words
+# of a verdict.
+_TOLERATED = {
+    Fault.FAILED: (0.05, "requests failed", "did"),
+    Fault.NOT_FINITE: (0.01, "responses were not finite", "were not"),
+}
+# The minimum number of pairs for a comparison of times. A version is slower where this share of its
+# requests is, not slower where at most half are; between the two the canary goes on.
+_LEAST_PAIRS = 30
+_SLOWER_SHARE = 0.75
+_UNCLEAR_SHARE = 0.5
+# After this many replays of requests with a fault a version passes without more of them.
+_ENOUGH_REPLAYS = 20
+# A run, or an absence of the model, of this length counts as a hang for any request.
+HANGS_S = 1.0
+# Without a replay on the predecessor, a run hangs when it exceeds both this (more than a busy
+# machine needs) and 30 times the predecessor's p99, taken over at least _LEAST_FOR_P99 requests.
+_HANGS_UNCOMPARED_S = 5.0
+_LEAST_FOR_P99 = 50
 # How many sequences with non-finite inputs are remembered.
 _MOST_SPOILT = 1024
 
 
-class Fault(Enum):
-    """The possible faults of a response."""
+class WatchedScheduler(SchedulerWrapper):
+    """Passes requests on to `scheduler` and counts their responses, until `end`.
 
-    FAILED = "failed"
-    NOT_FINITE = "not finite"
-
-
-class WindowCounts(NamedTuple):
-    """The number of requests, and of their responses by fault."""
-
-    requests: int = 0
-    failed: int = 0
-    not_finite: int = 0
-
-    def plus(self, other: WindowCounts, times: int = 1) -> WindowCounts:
-        return WindowCounts(*(a + times * b for a, b in zip(self, other, strict=True)))
-
-
-class CanaryWindow:
-    """Counts the responses of one model version; every method may be called from any thread.
+    Until then responses are on the host, where they can be checked. A `mirror` gets the requests
+    whose response has a fault and a sample of the others. Without a mirror, a non-finite response
+    counts only where the request, and with it its sequence, held finite numbers alone.
 
     Args:
         window: how many requests `recent` covers.
-        most: requests after this many are not counted; None is unlimited.
-        changed: called after each request with a fault.
-    """
-
-    def __init__(
-        self, window: int, *, most: int | None = None, changed: Callable[[], None] = lambda: None
-    ) -> None:
-        self._most = most
-        self._changed = changed
-        self._lock = threading.Lock()
-        self._last: deque[WindowCounts] = deque(maxlen=window)
-        self._recent = self._all = WindowCounts()
-
-    @property
-    def recent(self) -> WindowCounts:
-        return self._recent
-
-    @property
-    def all(self) -> WindowCounts:
-        return self._all
-
-    @property
-    def is_full(self) -> bool:
-        return self._most is not None and self._all.requests >= self._most
-
-    def note(self, fault: Fault | None) -> None:
-        """Count a request that has had its last response; None is a good response."""
-        seen = WindowCounts(1, int(fault is Fault.FAILED), int(fault is Fault.NOT_FINITE))
-        with self._lock:
-            if self.is_full:
-                return
-            self._all = self._all.plus(seen)
-            if len(self._last) == self._last.maxlen:
-                self._recent = self._recent.plus(self._last[0], -1)
-            self._recent = self._recent.plus(seen)
-            self._last.append(seen)
-        if fault is not None:
-            self._changed()
-
-
-class WatchedScheduler:
-    """Passes requests on to `scheduler` and counts their responses in `watch`, until `end`.
-
-    Until then responses are on the host, where they can be checked. A `mirror` gets the doubtful
-    requests and a sample of the others. Without a mirror, a non-finite response counts only where
-    the request, and with it its sequence, held finite numbers alone.
+        most: counting ends by itself after so many requests; None is unlimited.
+        wake: called after each request with a fault.
     """
 
     def __init__(
         self,
         scheduler: Scheduler,
-        watch: CanaryWindow,
         config: ModelConfig,
+        window: int,
         mirror: Mirror | None = None,
+        *,
+        most: int | None = None,
+        wake: Callable[[], None] = lambda: None,
     ) -> None:
-        self._scheduler = scheduler
-        self._watch: CanaryWindow | None = watch
-        self._counted = watch
+        super().__init__(scheduler)
         self._mirror = mirror
+        self._most = most
+        self._wake = wake
         self._spoilt = None if config.sequence_batching is None else _SpoiltSequences()
-        # The arrival time of each request, and the request; only with a mirror.
+        self._lock = threading.Lock()
+        self._ended = False
+        self._last: deque[Fault | None] = deque(maxlen=window)
+        self._seen: Counter[Fault | None] = Counter()
+        # The arrival time of each request without a last response, and the request.
         self._running: dict[int, tuple[float, InferRequest]] = {}
 
     @property
-    def beneath(self) -> Scheduler:
-        return self._scheduler
+    def recent(self) -> Counter[Fault | None]:
+        """The last requests by fault; None is a good response."""
+        with self._lock:
+            return Counter(self._last)
 
     @property
-    def seen(self) -> WindowCounts:
-        """The counts so far; after `end`, those of the whole canary."""
-        return self._counted.all
+    def seen(self) -> Counter[Fault | None]:
+        """All requests so far by fault; after `end`, those of the whole canary."""
+        with self._lock:
+            return self._seen.copy()
 
     def end(self) -> None:
         """Stop counting responses."""
-        self._watch = self._mirror = None
+        self._ended = True
+        self._mirror = None
 
     def oldest(self) -> InferRequest | None:
-        """The request that has waited longest for its last response."""
+        """The request that has waited longest for its last response; only with a mirror."""
         running = list(self._running.values())
         return min(running, key=lambda each: each[0])[1] if running else None
 
-    def rows(self) -> int:
-        """The rows of all requests without a last response: an upper bound for any run."""
-        tensors = [next(iter(r.inputs.values()), None) for _, r in list(self._running.values())]
-        return sum(tensor.shape[0] for tensor in tensors if tensor is not None and tensor.shape)
-
     def submit(self, request: InferRequest, snapshot: Snapshot, respond: Respond) -> None:
-        watch = self._watch
-        if watch is None:
-            self._scheduler.submit(request, snapshot, respond)
+        if self._ended:
+            self.beneath.submit(request, snapshot, respond)
             return
-        if watch.is_full:
-            self.end()
         if request.on_device:
             request = replace(request, on_device=False)
         if self._mirror is not None:
@@ -163,58 +120,54 @@ class WatchedScheduler:
         spoilt = self._spoilt is not None and self._spoilt.has(request)
         finite = True
 
-        def look(response: ResponseCallback, final: bool) -> None:
+        def check(response: ResponseCallback, final: bool) -> None:
             nonlocal finite
             if final:
                 self._running.pop(id(request), None)
             try:
-                if isinstance(response, InferResponse):
-                    finite = finite and all(is_finite(each) for each in response.outputs.values())
+                finite = finite and not has_non_finite(response)
                 if final:
                     # Before `respond`: afterwards the caller may write into the inputs.
-                    fault = _fault(response, finite=finite)
-                    self._note(watch, request, response, None if spoilt else fault)
+                    fault = None if finite else Fault.NOT_FINITE
+                    if isinstance(response, EdgeServerError):
+                        fault = Fault.FAILED
+                    self._note(request, response, None if spoilt else fault)
             except Exception:
                 # The check may run out of memory; the caller gets the response even so.
-                log.exception("model %s: a response could not be looked at", request.model_name)
+                log.exception("model %s: a response could not be checked", request.model_name)
             respond(response, final)
 
         try:
-            self._scheduler.submit(request, snapshot, look)
+            self.beneath.submit(request, snapshot, check)
         except BaseException:
             self._running.pop(id(request), None)
             raise
 
-    def pending(self) -> int:
-        return self._scheduler.pending()
-
-    def longest_run_s(self, now: float) -> float:
-        return self._scheduler.longest_run_s(now)
-
-    def close(self) -> None:
-        self._scheduler.close()
-
-    def _note(
-        self,
-        watch: CanaryWindow,
-        request: InferRequest,
-        response: ResponseCallback,
-        fault: Fault | None,
-    ) -> None:
-        mirror = self._mirror if self._mirror is not None and self._mirror.comparable else None
-        if isinstance(response, _WITHOUT_VERDICT):
+    def _note(self, request: InferRequest, response: ResponseCallback, fault: Fault | None) -> None:
+        if isinstance(response, WITHOUT_VERDICT):
             return
-        if mirror is None:
+        mirror = self._mirror
+        if mirror is None or not mirror.comparable:
             if isinstance(response, InvalidRequest):
                 # Only the predecessor could show that the request was not at fault.
                 return
             if fault is Fault.NOT_FINITE and not all_finite(request):
                 fault = None
         elif fault is not None:
-            mirror.doubt(request, fault)
+            mirror.compare(request, fault)
         elif isinstance(response, InferResponse) and mirror.wants_sample():
             mirror.sample(request, response)
-        watch.note(fault)
+        self._count(fault)
+
+    def _count(self, fault: Fault | None) -> None:
+        with self._lock:
+            if self._ended:
+                return
+            self._last.append(fault)
+            self._seen[fault] += 1
+            self._ended = self._seen.total() == self._most
+        if fault is not None:
+            self._wake()
 
 
 class _SpoiltSequences:
@@ -239,16 +192,127 @@ class _SpoiltSequences:
         return spoilt
 
 
-def all_finite(request: InferRequest) -> bool:
-    """Whether the inputs of `request` hold neither infinity nor NaN; False where a failed device
-    holds them."""
-    try:
-        return all(is_finite(on_host(tensor, not_counted)) for tensor in request.inputs.values())
-    except EdgeServerError:
-        return False
+class WatchedVersion(NamedTuple):
+    """One new version, and the figures of its predecessor.
+
+    Attributes:
+        mirror: None where the predecessor cannot replay the version's requests.
+        shares: of the predecessor's own requests with each fault.
+        hangs_s: 30 times the p99 of the predecessor; 0 where that has too few requests.
+    """
+
+    model: LoadedModel
+    scheduler: WatchedScheduler
+    mirror: Mirror | None
+    shares: Mapping[Fault, float]
+    hangs_s: float
+
+    @staticmethod
+    def of(
+        model: LoadedModel,
+        scheduler: WatchedScheduler,
+        mirror: Mirror | None,
+        predecessor: LoadedModel,
+    ) -> WatchedVersion:
+        hangs_s = 30 * predecessor.statistics.p99_ns(_LEAST_FOR_P99) / 1e9
+        return WatchedVersion(model, scheduler, mirror, _shares(predecessor), hangs_s)
+
+    @property
+    def compared(self) -> Mirror | None:
+        """The mirror, while the mirror can compare."""
+        return self.mirror if self.mirror is not None and self.mirror.comparable else None
+
+    def fault(self) -> str:
+        """Why the responses show that the version is worse; empty where they do not."""
+        recent, mirror = self.scheduler.recent, self.compared
+        requests = recent.total()
+        for fault, (tolerated, what, did) in _TOLERATED.items():
+            bad = better = replayed = recent[fault]
+            share = self.shares[fault]
+            evidence = f"before it {share:.1%} {did}"
+            if mirror is not None:
+                better, replayed = mirror.better(fault)
+                share = mirror.worse_share(fault) if mirror.predecessor.calculates else share
+                evidence = (
+                    f"its predecessor, given {replayed} of these requests, responded well to "
+                    f"{better}"
+                )
+            # Requests without a replay are assumed to resemble the replayed ones.
+            if (
+                better >= _LEAST_BAD
+                and bad * better / replayed > (tolerated + 3 * share) * requests
+            ):
+                return f"{bad} of {requests} {what}; {evidence}"
+        return ""
+
+    def unclear(self) -> str:
+        """Why the version needs more requests before it can pass; empty where it needs none."""
+        mirror = self.compared
+        if mirror is None:
+            return ""
+        replayed = sum(mirror.better(fault)[1] for fault in Fault)
+        # A client may send requests for ever that every version fails.
+        if mirror.is_comparing and replayed < _ENOUGH_REPLAYS:
+            return "its predecessor is still to be given the requests that it failed"
+        if not mirror.timed or self.scheduler.seen[None] < _LEAST_PAIRS:
+            return ""
+        # A cached response took no time, so it counts as a sample and not as a pair.
+        sampled, pairs = mirror.sampled, mirror.pairs()
+        if sampled < _LEAST_PAIRS:
+            return f"its predecessor was given {sampled} of {_LEAST_PAIRS} requests so far"
+        if _UNCLEAR_SHARE * pairs.requests < pairs.slower < _SLOWER_SHARE * pairs.requests:
+            return "whether it is slower than its predecessor is not clear"
+        return ""
+
+    def slower(self) -> str:
+        """How much slower the version is in the same minutes; empty where it is not slower."""
+        mirror = self.compared
+        pairs = Pairs() if mirror is None or not mirror.timed else mirror.pairs()
+        if pairs.requests < _LEAST_PAIRS or pairs.slower < _SLOWER_SHARE * pairs.requests:
+            return ""
+        return (
+            f"slower than its predecessor: {pairs.new_ms:.1f} ms beside {pairs.old_ms:.1f} ms, the "
+            f"medians of {pairs.requests} requests that both were given"
+        )
+
+    def hang(self, now: float) -> str:
+        """The run that hangs; on the monitor's thread, which replays the request at once."""
+        run_s = self.scheduler.longest_run_s(now)
+        mirror, oldest = self.compared, self.scheduler.oldest()
+        least_s = math.inf
+        if mirror is None:
+            if self.hangs_s:
+                least_s = max(_HANGS_UNCOMPARED_S, self.hangs_s)
+        elif run_s >= HANGS_S and oldest is not None:
+            old_s = mirror.time_s(oldest)
+            if old_s is not None:
+                # The run may be a batch, of which the predecessor replayed a single request.
+                least_s = max(HANGS_S, 10 * mirror.predecessor.batch_size * old_s)
+        if run_s < least_s:
+            return ""
+        return f"version {self.model.version}: a run takes {run_s:.1f} s and does not end"
+
+    def absence(self) -> str:
+        """Why the model is away, where the version is at fault; empty otherwise."""
+        reason, mirror = self.model.not_ready_reason(), self.compared
+        if not reason or mirror is None:
+            return reason
+        better, replayed = mirror.better(Fault.FAILED)
+        # A request that also ends the predecessor's process is the caller's fault.
+        callers_fault = not better if replayed else mirror.is_comparing
+        return "" if callers_fault or mirror.predecessor.not_ready_reason() else reason
 
 
-def _fault(response: ResponseCallback, *, finite: bool) -> Fault | None:
-    if isinstance(response, EdgeServerError):
-        return Fault.FAILED
-    return None if finite else Fault.NOT_FINITE
+def _shares(model: LoadedModel) -> Mapping[Fault, float]:
+    """The shares of a model's requests with each fault."""
+    scheduler = model.scheduler
+    shares = dict.fromkeys(Fault, 0.0)
+    if isinstance(scheduler, WatchedScheduler):
+        seen = scheduler.seen
+        shares = {fault: seen[fault] / max(1, seen.total()) for fault in Fault}
+    # The statistics of an ensemble mix failures of members with those of callers.
+    if not model.config.is_ensemble:
+        counts = model.statistics.counts()
+        failed = counts.failures[FailureReason.BACKEND]
+        shares[Fault.FAILED] = failed / (failed + counts.success.count) if failed else 0.0
+    return shares

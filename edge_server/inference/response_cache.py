@@ -3,39 +3,29 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import threading
 import time
 from collections import OrderedDict
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 from msgspec.structs import replace
 
+from edge_server.inference.snapshot import SchedulerWrapper
 from edge_server.requests import InferResponse
 from edge_server.tensors import DataType, Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from edge_server.inference.snapshot import Scheduler, Snapshot
     from edge_server.inference.statistics import ModelStatistics
     from edge_server.model_config.config import ModelConfig
-    from edge_server.requests import InferRequest, Parameters, Respond, ResponseCallback
+    from edge_server.requests import InferRequest, Respond, ResponseCallback
 
 # The approximate size of an entry, and of each of its tensors, beside the elements.
 _ENTRY_BYTES = 400
 _TENSOR_BYTES = 300
 # A Python object of `bytes` and the reference to it.
 _ELEMENT_BYTES = 41
-
-
-@dataclass(frozen=True)
-class _Entry:
-    outputs: Mapping[str, Tensor]
-    parameters: Parameters
-    size_bytes: int
 
 
 class ResponseCache:
@@ -48,56 +38,51 @@ class ResponseCache:
         self._capacity_bytes = capacity_bytes
         self._lock = threading.Lock()
         # The most recently used entry is last.
-        self._entries: OrderedDict[tuple[int, bytes], _Entry] = OrderedDict()
+        self._entries: OrderedDict[tuple[object, bytes], tuple[InferResponse, int]] = OrderedDict()
         self._used_bytes = 0
-        self._owners = itertools.count()
-
-    def owner(self) -> int:
-        """A number for one loaded model: no other model, or version, shares its responses."""
-        with self._lock:
-            return next(self._owners)
 
     @property
     def used_bytes(self) -> int:
         return self._used_bytes
 
-    def get(self, owner: int, key: bytes) -> _Entry | None:
+    def get(self, owner: object, key: bytes) -> InferResponse | None:
+        """The response stored by `owner`, one loaded model; no other one shares its responses."""
         with self._lock:
             entry = self._entries.get((owner, key))
-            if entry is not None:
-                self._entries.move_to_end((owner, key))
-            return entry
+            if entry is None:
+                return None
+            self._entries.move_to_end((owner, key))
+            return entry[0]
 
-    def put(self, owner: int, key: bytes, response: InferResponse) -> None:
+    def put(self, owner: object, key: bytes, response: InferResponse) -> None:
         """Store a copy of `response`, in place of the least recently used entries.
 
         A response larger than the whole cache is not stored.
         """
-        size_bytes = _ENTRY_BYTES + sum(_size_bytes(t) for t in response.outputs.values())
-        if size_bytes > self._capacity_bytes:
+        entry_bytes = _ENTRY_BYTES + sum(map(size_bytes, response.outputs.values()))
+        if entry_bytes > self._capacity_bytes:
             return
-        outputs = {name: _own(tensor) for name, tensor in response.outputs.items()}
-        entry = _Entry(outputs, dict(response.parameters), size_bytes)
+        outputs = {name: _read_only_copy(tensor) for name, tensor in response.outputs.items()}
+        copy = replace(response, outputs=outputs, timings=(), parameters=dict(response.parameters))
         with self._lock:
             self._drop((owner, key))
-            while self._used_bytes + size_bytes > self._capacity_bytes:
+            while self._used_bytes + entry_bytes > self._capacity_bytes:
                 self._drop(next(iter(self._entries)))
-            self._entries[owner, key] = entry
-            self._used_bytes += size_bytes
+            self._entries[owner, key] = (copy, entry_bytes)
+            self._used_bytes += entry_bytes
 
-    def forget(self, owner: int) -> None:
+    def forget(self, owner: object) -> None:
         """Drop all entries of `owner`."""
         with self._lock:
-            for key in [key for key in self._entries if key[0] == owner]:
+            for key in [key for key in self._entries if key[0] is owner]:
                 self._drop(key)
 
-    def _drop(self, key: tuple[int, bytes]) -> None:
-        entry = self._entries.pop(key, None)
-        if entry is not None:
-            self._used_bytes -= entry.size_bytes
+    def _drop(self, key: tuple[object, bytes]) -> None:
+        if key in self._entries:
+            self._used_bytes -= self._entries.pop(key)[1]
 
 
-class CachingScheduler:
+class CachingScheduler(SchedulerWrapper):
     """Responds from the cache where it can, and passes all other requests on to `scheduler`.
 
     Only for models that send one response per request, which depends on nothing but the request.
@@ -109,69 +94,45 @@ class CachingScheduler:
         scheduler: Scheduler,
         cache: ResponseCache,
         config: ModelConfig,
-        version: int,
         statistics: ModelStatistics,
     ) -> None:
-        self._scheduler = scheduler
+        super().__init__(scheduler)
         self._cache = cache
-        self._owner = cache.owner()
-        self._name = config.name
-        self._version = str(version)
         self._output_names = tuple(spec.name for spec in config.outputs)
         self._statistics = statistics
 
-    @property
-    def beneath(self) -> Scheduler:
-        return self._scheduler
-
     def submit(self, request: InferRequest, snapshot: Snapshot, respond: Respond) -> None:
         if any(tensor.on_device for tensor in request.inputs.values()):
-            self._scheduler.submit(request, snapshot, respond)
+            self.beneath.submit(request, snapshot, respond)
             return
         if request.on_device:
             request = replace(request, on_device=False)
         began_ns = time.monotonic_ns()
         names = request.outputs or self._output_names
         key = key_of(request, names)
-        entry = self._cache.get(self._owner, key)
+        cached = self._cache.get(self, key)
         looked_up_ns = time.monotonic_ns() - began_ns
-        if entry is not None:
-            outputs = {name: entry.outputs[name] for name in names if name in entry.outputs}
+        if cached is not None:
+            outputs = {name: cached.outputs[name] for name in names if name in cached.outputs}
             self._statistics.hit(looked_up_ns)
-            respond(
-                InferResponse(
-                    self._name, self._version, request.id, outputs, parameters=entry.parameters
-                ),
-                True,
-            )
+            respond(replace(cached, id=request.id, outputs=outputs), True)
             return
 
-        def keep(answer: ResponseCallback, final: bool) -> None:
+        def store(response: ResponseCallback, final: bool) -> None:
             try:
-                if isinstance(answer, InferResponse):
+                if isinstance(response, InferResponse):
                     insert_ns = time.monotonic_ns()
-                    self._cache.put(self._owner, key, answer)
+                    self._cache.put(self, key, response)
                     self._statistics.missed(looked_up_ns + time.monotonic_ns() - insert_ns)
             finally:
                 # Also where there is no memory for the copy.
-                respond(answer, final)
+                respond(response, final)
 
-        self._scheduler.submit(request, snapshot, keep)
-
-    def pending(self) -> int:
-        return self._scheduler.pending()
-
-    def longest_run_s(self, now: float) -> float:
-        return self._scheduler.longest_run_s(now)
+        self.beneath.submit(request, snapshot, store)
 
     def close(self) -> None:
-        self._scheduler.close()
-        self._cache.forget(self._owner)
-
-
-def uncached(scheduler: Scheduler) -> Scheduler:
-    """The scheduler beneath the cache."""
-    return scheduler.beneath if isinstance(scheduler, CachingScheduler) else scheduler
+        super().close()
+        self._cache.forget(self)
 
 
 def is_cacheable(config: ModelConfig) -> bool:
@@ -186,8 +147,10 @@ def key_of(request: InferRequest, names: tuple[str, ...]) -> bytes:
     The order of inputs and outputs makes no difference.
     """
     digest = hashlib.blake2b(digest_size=16)
-    said = sorted((name, type(value).__name__, value) for name, value in request.parameters.items())
-    digest.update(repr((sorted(names), said)).encode())
+    parameters = sorted(
+        (name, type(value).__name__, value) for name, value in request.parameters.items()
+    )
+    digest.update(repr((sorted(names), parameters)).encode())
     for name in sorted(request.inputs):
         tensor = request.inputs[name]
         # `repr` quotes, so no name can pass for the end of another; the shape gives the number of
@@ -201,14 +164,15 @@ def key_of(request: InferRequest, names: tuple[str, ...]) -> bytes:
     return digest.digest()
 
 
-def _own(tensor: Tensor) -> Tensor:
+def _read_only_copy(tensor: Tensor) -> Tensor:
     array = tensor.array.copy()
     array.flags.writeable = False
     return Tensor(array)
 
 
-def _size_bytes(tensor: Tensor) -> int:
-    size_bytes = _TENSOR_BYTES + tensor.array.nbytes
+def size_bytes(tensor: Tensor) -> int:
+    """The approximate memory of a tensor, with its elements where they are Python objects."""
+    total_bytes: int = _TENSOR_BYTES + tensor.array.nbytes
     if tensor.array.dtype.hasobject:
-        size_bytes += sum(_ELEMENT_BYTES + len(element) for element in tensor.array.flat)
-    return size_bytes
+        total_bytes += sum(_ELEMENT_BYTES + len(element) for element in tensor.array.flat)
+    return total_bytes

@@ -57,7 +57,7 @@ class Scheduling:
         """Make a loaded model of an ensemble whose graph has been resolved."""
         statistics = ModelStatistics()
         ensemble = EnsembleScheduler(config, version, statistics, self._step_threads, self._watch)
-        scheduler = self._cached(config, version, ensemble, statistics)
+        scheduler = self._cached(config, ensemble, statistics)
         return LoadedModel(config, version, scheduler, statistics)
 
     def model(
@@ -122,14 +122,14 @@ class Scheduling:
             log.warning(_NO_EFFECT, config.name, "rate_limiter", "--rate-limit=execution_count")
         executor = Executor(config, version, statistics)
         scheduler = self._scheduler(executor, warmed_up(config, model, directory), directory)
-        return self._cached(config, version, scheduler, statistics)
+        return self._cached(config, scheduler, statistics)
 
     def _cached(
-        self, config: ModelConfig, version: int, scheduler: Scheduler, statistics: ModelStatistics
+        self, config: ModelConfig, scheduler: Scheduler, statistics: ModelStatistics
     ) -> Scheduler:
         if self._cache is None or not is_cacheable(config):
             return scheduler
-        return CachingScheduler(scheduler, self._cache, config, version, statistics)
+        return CachingScheduler(scheduler, self._cache, config, statistics)
 
     def _scheduler(self, executor: Executor, model: Model, directory: Path) -> Scheduler:
         config = executor.config

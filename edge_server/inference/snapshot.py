@@ -272,3 +272,34 @@ def parse_version(text: str) -> int:
             f"invalid model version specified '{text}' , version should be an integral value > 0"
         )
     return int(text)
+
+
+class SchedulerWrapper:
+    """A scheduler that does something before or after the scheduler `beneath` it.
+
+    Attributes:
+        beneath: closed with the wrapper.
+    """
+
+    def __init__(self, beneath: Scheduler) -> None:
+        self.beneath = beneath
+
+    def submit(self, request: InferRequest, snapshot: Snapshot, respond: Respond) -> None:
+        """See `Scheduler.submit`."""
+        self.beneath.submit(request, snapshot, respond)
+
+    def pending(self) -> int:
+        return self.beneath.pending()
+
+    def longest_run_s(self, now: float) -> float:
+        return self.beneath.longest_run_s(now)
+
+    def close(self) -> None:
+        self.beneath.close()
+
+
+def innermost(scheduler: Scheduler) -> Scheduler:
+    """The scheduler that runs the model, beneath the wrappers that watch and cache."""
+    while isinstance(scheduler, SchedulerWrapper):
+        scheduler = scheduler.beneath
+    return scheduler

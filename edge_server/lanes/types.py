@@ -1,4 +1,4 @@
-"""Lane types: one frozen value from decode to MQTT, gRPC and the web page."""
+"""Lanes: one frozen value from decode to MQTT, gRPC and the web page."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+ABSENT_X = -2.0  # TuSimple's mark for "no lane on this row"
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,10 +30,10 @@ class Lane:
 class StageLatency:
     """The latency of each stage of one frame, in microseconds; `queue` is the wait for the loop."""
 
-    queue: int
-    preprocess: int
-    infer: int
-    postprocess: int
+    queue: int = 0
+    preprocess: int = 0
+    infer: int = 0
+    postprocess: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,12 +65,28 @@ class LaneFrame:
     width: int
     height: int
     model_name: str
-    model_version: str
-    latency_us: StageLatency
-    lanes: tuple[Lane, ...]
+    model_version: str = ""
+    latency_us: StageLatency = StageLatency()
+    lanes: tuple[Lane, ...] = ()
     failure: str = ""
 
     def age_ns(self, now_mono_ns: int) -> int:
         """Return the time since capture, in ns; `now_mono_ns` is `time.monotonic_ns()` of this
         host."""
         return now_mono_ns - self.capture_mono_ns
+
+
+def lanes_from_rows(points: NDArray[np.float32], scores: NDArray[np.float32]) -> tuple[Lane, ...]:
+    """Return lanes as polylines, without the rows on which the lane has no point.
+
+    Args:
+        points: (K, 72, 2) float32, (x, y) in px, bottom row first, x < 0 where absent.
+        scores: (K,) float32, 0..1.
+    """
+    # A NaN coordinate stays: the payload reports such a lane and leaves it out.
+    present = ~(points[..., 0] < 0)
+    return tuple(
+        Lane(rows[mask], float(score))
+        for rows, mask, score in zip(points, present, scores, strict=True)
+        if mask.sum() > 1
+    )

@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, NamedTuple
 
 from edge_server.board.kernel_files import read_number, read_text
-from edge_server.board.limits import read_memory
+from edge_server.board.resources import read_memory
 from edge_server.errors import Unavailable
 from edge_server.model_config.files import reading
 

@@ -187,7 +187,7 @@ class Canary:
     def _have_doubts(self) -> bool:
         with self._table.lock:
             running = [record.canary for record in self._table if record.canary is not None]
-        return any(run.monitor.has_doubts for run in running)
+        return any(run.monitor.is_comparing for run in running)
 
     def _changed(self, model_spec: ModelSpec) -> CanaryRun | None:
         run = self._table.get(model_spec.name).canary

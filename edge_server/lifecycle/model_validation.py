@@ -20,8 +20,7 @@ from edge_server.errors import (
     may_pass,
 )
 from edge_server.inference.request_check import check_request
-from edge_server.inference.response_cache import uncached
-from edge_server.inference.snapshot import Snapshot
+from edge_server.inference.snapshot import Snapshot, innermost
 from edge_server.inference.warm_up import PATIENCE_S, random_data, zeros
 from edge_server.lifecycle.golden import TOLERANCES, difference, golden_pairs, not_finite
 from edge_server.model_config.scheduling import ControlKind
@@ -142,7 +141,7 @@ class _Running:
         self.version = model.version
         self.took_s: list[float] = []
         # A cached response would hide the latency of the model.
-        self._scheduler = uncached(model.scheduler)
+        self._scheduler = innermost(model.scheduler)
         self._sequences = 0
         self._last: Mapping[str, Tensor] = {}
 

@@ -15,6 +15,7 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
+from edge_server.mqtt.broker import address_of, password_of, tls_of
 from edge_server.mqtt.payloads import CONTENT_TYPE
 
 if TYPE_CHECKING:
@@ -22,17 +23,23 @@ if TYPE_CHECKING:
 
     from paho.mqtt.reasoncodes import ReasonCode
 
-    from edge_server.mqtt.broker_address import BrokerAddress
-    from edge_server.mqtt.wake import Wake
+    from edge_server.mqtt.outbox import Wake
+    from edge_server.settings import Mqtt
 
 log = logging.getLogger(__name__)
 
 LIVE_EXPIRY_S: Final = 1
+# A broker that is silent for two of these intervals counts as lost.
+KEEPALIVE_S: Final = 5
+# For TCP and again for TLS.
+CONNECT_TIMEOUT_S: Final = 3.0
 
 # Unread messages in our socket are stale when a frozen broker resumes; this is some 10 frames.
 _SEND_BUFFER_BYTES: Final = 32 * 1024
 # The broker only sends back the states of this device.
-_MOST_PACKET_BYTES: Final = 64 * 1024
+_MAX_PACKET_BYTES: Final = 64 * 1024
+# No device has so many models and cameras; a broker may retain any number.
+_MAX_RETAINED: Final = 1024
 
 # MQTT 5's default for a broker that sends no receive maximum.
 _MQTT_RECEIVE_MAXIMUM: Final = 65535
@@ -41,7 +48,7 @@ _PUBLISH_HEADER_BYTES: Final = 5 + 2 + 2
 
 # Temporary CONNACK codes of MQTT 5: unavailable, busy, quota, rate. Every other refusal is
 # permanent until an operator changes the configuration.
-_PASSING: Final = frozenset({0x88, 0x89, 0x97, 0x9F})
+_TEMPORARY: Final = frozenset({0x88, 0x89, 0x97, 0x9F})
 
 
 class Connection:
@@ -57,32 +64,36 @@ class Connection:
         receive_maximum: number of QoS 1 messages that the broker takes before it acknowledges one.
         end: the reason why the connection ended, for the log; None while it lasts.
         refused: the broker refused this client and will again until an operator intervenes.
+        live_in_flight: number of live messages that paho has not yet written to the socket.
+        retained: the topics found by `watch`, a bounded number.
 
     Args:
-        address: of the broker.
+        mqtt: the broker and the credentials for it.
         client_id: the MQTT client id.
         will: topic and payload that the broker retains if the client vanishes; None sets no will.
+        keepalive_s: see `KEEPALIVE_S`.
         on_live_sent: called by `step` or `publish_live` for each live message that is written.
-        on_retained: called by `step` with the topics that `watch` finds.
     """
 
     def __init__(
         self,
-        address: BrokerAddress,
+        mqtt: Mqtt,
         client_id: str,
-        will: tuple[str, bytes] | None,
-        on_live_sent: Callable[[], None],
-        on_retained: Callable[[str], None] = lambda _: None,
+        will: tuple[str, bytes] | None = None,
+        *,
+        keepalive_s: int = KEEPALIVE_S,
+        on_live_sent: Callable[[], None] = lambda: None,
     ) -> None:
         self.ready = False
         self.end: str | None = None
         self.refused = False
         self.receive_maximum = _MQTT_RECEIVE_MAXIMUM
-        self._packet_limit_bytes: int | None = None
-        self._address = address
+        self.live_in_flight = 0
+        self.retained: set[str] = set()
+        self._mqtt = mqtt
+        self._keepalive_s = keepalive_s
         self._on_live_sent = on_live_sent
-        self._on_retained = on_retained
-        self._live_in_flight = 0
+        self._packet_limit_bytes: int | None = None
         self._unacknowledged: dict[int, tuple[str, float]] = {}  # mid: topic, sent at
         self._denied: set[str] = set()
         self._client = client = paho.Client(
@@ -91,7 +102,7 @@ class Connection:
             protocol=paho.MQTTv5,
             reconnect_on_failure=False,
         )
-        client.connect_timeout = address.connect_timeout_s
+        client.connect_timeout = CONNECT_TIMEOUT_S
         client.on_socket_open = _tune
         client.on_connect = self._on_connect
         client.on_disconnect = self._on_disconnect
@@ -106,42 +117,32 @@ class Connection:
         self._live_properties.MessageExpiryInterval = LIVE_EXPIRY_S
 
     @property
-    def live_in_flight(self) -> int:
-        """Number of live messages that paho has not yet written to the socket."""
-        return self._live_in_flight
-
-    @property
     def in_flight(self) -> int:
         """Number of unfinished messages: live ones not written, states not acknowledged."""
-        return self._live_in_flight + len(self._unacknowledged)
+        return self.live_in_flight + len(self._unacknowledged)
 
     def open(self) -> None:
-        """Connect and send CONNECT; blocks for up to `connect_timeout_s` for each address of the
+        """Connect and send CONNECT; blocks for up to `CONNECT_TIMEOUT_S` for each address of the
         host and for TLS, plus the time of the name servers.
 
         Raises:
             OSError: the broker is unreachable or untrusted, or a file cannot be read.
             ValueError: an invalid host name or file.
         """
-        address = self._address
-        if address.username is not None:
-            self._client.username_pw_set(address.username, address.password())
-        if address.ca_file is not None:
-            context = ssl.create_default_context(cafile=str(address.ca_file))
-            context.minimum_version = ssl.TLSVersion.TLSv1_2
-            if address.cert_file is not None:
-                # The empty password keeps OpenSSL from asking for one on a terminal.
-                context.load_cert_chain(address.cert_file, address.key_file, password="")
-            context.sslsocket_class = _ClosingSocket
-            self._client.tls_set_context(context)
+        mqtt = self._mqtt
+        if mqtt.username is not None:
+            self._client.username_pw_set(mqtt.username, password_of(mqtt))
+        if (tls := tls_of(mqtt)) is not None:
+            tls.sslsocket_class = _ClosingSocket
+            self._client.tls_set_context(tls)
         limits = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
-        limits.MaximumPacketSize = _MOST_PACKET_BYTES
+        limits.MaximumPacketSize = _MAX_PACKET_BYTES
         self._client.connect(
-            address.host, address.port, address.keepalive_s, clean_start=True, properties=limits
+            mqtt.host, mqtt.port, self._keepalive_s, clean_start=True, properties=limits
         )
 
     def watch(self, *filters: str) -> None:
-        """Subscribe: from now on `on_retained` receives the topics with a retained message."""
+        """Subscribe: from now on `retained` gathers the topics with a retained message."""
         options = SubscribeOptions(qos=0, noLocal=True)
         self._client.subscribe([(topic, options) for topic in filters])
 
@@ -150,7 +151,7 @@ class Connection:
         packet exceeds the broker's limit."""
         if not self._fits(topic, payload, self._live_properties):
             return False
-        self._live_in_flight += 1  # before: paho may call `_on_publish` from within
+        self.live_in_flight += 1  # before: paho may call `_on_publish` from within
         self._client.publish(topic, payload, qos=0, properties=self._live_properties)
         return True
 
@@ -170,19 +171,21 @@ class Connection:
             return True
         packed: bytes = properties.pack()  # type: ignore[no-untyped-call]
         size_bytes = _PUBLISH_HEADER_BYTES + len(topic) + len(packed) + len(payload)
-        if size_bytes <= self._packet_limit_bytes:
-            return True
+        if size_bytes > self._packet_limit_bytes:
+            self._log_denied(
+                topic,
+                f"not published: a message of {size_bytes} bytes, and {address_of(self._mqtt)} "
+                f"takes {self._packet_limit_bytes} at most; raise the broker's limit (mosquitto: "
+                "max_packet_size)",
+            )
+            return False
+        return True
+
+    def _log_denied(self, topic: str, text: str) -> None:
+        """Log once for each topic."""
         if topic not in self._denied:
             self._denied.add(topic)
-            log.error(
-                "mqtt: %s: not published: a message of %d bytes, and %s takes %d at most; raise "
-                "the broker's limit (mosquitto: max_packet_size)",
-                topic,
-                size_bytes,
-                self._address,
-                self._packet_limit_bytes,
-            )
-        return False
+            log.error("mqtt: %s: %s", topic, text)
 
     def step(self, wake: Wake, timeout_s: float) -> None:
         """Wait for the socket, `wake` or `timeout_s`, then read and write.
@@ -225,10 +228,10 @@ class Connection:
 
     def _check_acknowledgements(self) -> None:
         # keepalive does not detect a broker that answers pings but acknowledges nothing.
-        patience_s = 2 * self._address.keepalive_s
+        timeout_s = 2 * self._keepalive_s
         for topic, sent_at in self._unacknowledged.values():
-            if time.monotonic() - sent_at > patience_s:
-                self._ended(f"{topic} not acknowledged for {patience_s} s")
+            if time.monotonic() - sent_at > timeout_s:
+                self._ended(f"{topic} not acknowledged for {timeout_s} s")
             return  # the first is the oldest
 
     def _ended(self, reason: str) -> None:
@@ -236,16 +239,11 @@ class Connection:
         if self.end is None:
             self.end = reason
 
-    def _on_connect(
-        self,
-        _client: paho.Client,
-        _data: Any,
-        _flags: Any,
-        reason: ReasonCode,
-        limits: Properties | None,
-    ) -> None:
+    # Called by paho from within `step`, `publish_live` and `publish_state`.
+
+    def _on_connect(self, _c: Any, _d: Any, _flags: Any, reason: ReasonCode, limits: Any) -> None:
         if reason.is_failure:
-            self.refused = reason.value not in _PASSING
+            self.refused = reason.value not in _TEMPORARY
             self._ended(str(reason))
         else:
             self._packet_limit_bytes = getattr(limits, "MaximumPacketSize", None)
@@ -253,47 +251,35 @@ class Connection:
             self.ready = True
 
     def _on_disconnect(
-        self,
-        _client: paho.Client,
-        _data: Any,
-        flags: paho.DisconnectFlags,
-        reason: ReasonCode,
-        _properties: Any,
+        self, _c: Any, _d: Any, flags: paho.DisconnectFlags, reason: ReasonCode, _p: Any
     ) -> None:
         if flags.is_disconnect_packet_from_server:
             self._ended(f"ended by the broker: {reason}")
-        elif reason.value == 0x80:
-            self._ended("connection closed")
         else:
-            self._ended(str(reason))
+            self._ended("connection closed" if reason.value == 0x80 else str(reason))
 
     def _on_subscribe(
-        self, _client: paho.Client, _data: Any, _mid: int, reasons: list[ReasonCode], _more: Any
+        self, _c: Any, _d: Any, _mid: int, reasons: list[ReasonCode], _p: Any
     ) -> None:
-        for reason in reasons:
-            if reason.is_failure:
-                log.info(
-                    "mqtt: %s does not tell what it keeps (%s): states of models and cameras that "
-                    "are gone since an earlier run stay there",
-                    self._address,
-                    reason,
-                )
-                return
+        if refusal := next((reason for reason in reasons if reason.is_failure), None):
+            log.info(
+                "mqtt: %s does not list what it retains (%s): states of models and cameras that "
+                "are gone since an earlier run stay there",
+                address_of(self._mqtt),
+                refusal,
+            )
 
-    def _on_message(self, _client: paho.Client, _data: Any, message: paho.MQTTMessage) -> None:
-        if message.retain and message.payload:
-            self._on_retained(message.topic)
+    def _on_message(self, _c: Any, _d: Any, message: paho.MQTTMessage) -> None:
+        if message.retain and message.payload and len(self.retained) < _MAX_RETAINED:
+            self.retained.add(message.topic)
 
-    def _on_publish(
-        self, _client: paho.Client, _data: Any, mid: int, reason: ReasonCode, _properties: Any
-    ) -> None:
+    def _on_publish(self, _c: Any, _d: Any, mid: int, reason: ReasonCode, _p: Any) -> None:
         topic, _ = self._unacknowledged.pop(mid, (None, 0.0))
         if topic is None:
-            self._live_in_flight -= 1
+            self.live_in_flight -= 1
             self._on_live_sent()
-        elif reason.is_failure and topic not in self._denied:
-            self._denied.add(topic)
-            log.error("mqtt: %s: %s refuses it: %s", topic, self._address, reason)
+        elif reason.is_failure:
+            self._log_denied(topic, f"{address_of(self._mqtt)} refuses it: {reason}")
 
 
 class _ClosingSocket(ssl.SSLSocket):

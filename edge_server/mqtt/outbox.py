@@ -1,7 +1,10 @@
-"""Outbox: the messages that wait to be published, bounded whatever the broker does."""
+"""Outbox and Wake: how every thread hands messages to the one that speaks to the broker."""
 
 from __future__ import annotations
 
+import contextlib
+import select
+import socket
 import threading
 from typing import Generic, TypeVar
 
@@ -9,7 +12,7 @@ Live = TypeVar("Live")
 
 
 class Outbox(Generic[Live]):
-    """Two queues, both bounded by the number of topics.
+    """Two queues, both bounded by the number of topics, whatever the broker does.
 
     Live samples: the newest of each topic waits, and a replaced sample counts as dropped; the topic
     that has waited longest is sent first, so that a busy camera does not starve another. Retained
@@ -86,3 +89,34 @@ class Outbox(Generic[Live]):
             for topic in self._live:
                 return topic, self._live.pop(topic)
             return None
+
+
+class Wake:
+    """Lets another thread end a wait for sockets. Rings before a `clear` count as one."""
+
+    def __init__(self) -> None:
+        self._reader, self._writer = socket.socketpair()
+        self._reader.setblocking(False)
+        self._writer.setblocking(False)
+
+    def fileno(self) -> int:
+        """The descriptor, readable after a ring."""
+        return self._reader.fileno()
+
+    def ring(self) -> None:
+        """End the wait; never blocks, and does nothing after `close`."""
+        with contextlib.suppress(OSError):  # the socket is full: an earlier ring is pending
+            self._writer.send(b"\0")
+
+    def clear(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            self._reader.recv(4096)
+
+    def wait(self, seconds: float) -> None:
+        """Return after a ring or after `seconds`, and clear the ring."""
+        if select.select([self._reader], [], [], seconds)[0]:
+            self.clear()
+
+    def close(self) -> None:
+        self._reader.close()
+        self._writer.close()

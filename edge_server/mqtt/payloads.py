@@ -1,6 +1,7 @@
 """Encodes the daemon's values as the bytes of MQTT messages: pure functions.
 
-Lanes are the proto3 JSON mapping of `edge/lanes/v1/lanes.proto`. The points of a lane are two
+Lanes are the proto3 JSON mapping of `edge/lanes/v1/lanes.proto`, of which
+`scripts/generate_proto` also makes the published JSON Schema. The points of a lane are two
 columns, `{"x": [...], "y": [...]}`, as in openpilot: a reader plots or stacks them without index
 arithmetic (nested pairs have no proto3 JSON mapping), they take half the bytes of a list of
 `{"x": .., "y": ..}`, and numpy yields them in one call instead of a loop over points.
@@ -10,21 +11,21 @@ from __future__ import annotations
 
 import math
 import time
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 import numpy as np
 
-from edge_server.mqtt import messages
-from edge_server.process.utf8 import as_utf8
+from edge_server.process.paths import as_utf8
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     from edge_server.lanes.types import Lane, LaneFrame
-    from edge_server.mqtt.identity import Identity
+    from edge_server.mqtt.topics import Identity
 
 CONTENT_TYPE = "application/json"
+SCHEMA = "edge.lanes/1"
 STALE_US = 200_000  # at 130 km/h the vehicle has gone 7 m
 
 CameraState = Literal["ok", "stalled", "lost"]
@@ -49,7 +50,7 @@ def lane_frame(frame: LaneFrame, identity: Identity, seq: int, now_mono_ns: int)
     """
     age_us = max(0, frame.age_ns(now_mono_ns)) // 1000
     lanes = [_lane(lane) for lane in frame.lanes if _finite(lane)]
-    status: messages.FrameStatus = "FRAME_STATUS_OK"
+    status = "FRAME_STATUS_OK"
     reasons = []
     if len(lanes) < len(frame.lanes):
         status = "FRAME_STATUS_DEGRADED"
@@ -60,31 +61,30 @@ def lane_frame(frame: LaneFrame, identity: Identity, seq: int, now_mono_ns: int)
     if frame.failure:
         status = "FRAME_STATUS_INVALID"
         reasons.append(as_utf8(f"model_failed: {frame.failure}"[:_LONGEST_REASON]))
-    latency = frame.latency_us
     return _encode(
-        messages.LaneFrame(
-            schema=messages.SCHEMA,
-            device=identity.device,
-            camera=frame.camera,
-            boot_id=identity.boot_id,
-            frame_id=frame.frame_id % _UINT32,
-            seq=seq % _UINT32,
-            dropped=frame.dropped % _UINT32,
-            status=status,
-            reasons=reasons,
-            time=messages.FrameTime(
-                capture_mono_ns=str(frame.capture_mono_ns),
-                capture_epoch_ns=str(frame.capture_epoch_ns),
-                capture_time=_rfc3339(frame.capture_epoch_ns),
-                age_us=min(age_us, _UINT32 - 1),
-            ),
-            latency_us=messages.StageLatency(
-                latency.queue, latency.preprocess, latency.infer, latency.postprocess
-            ),
-            image=messages.ImageSize(frame.width, frame.height),
-            model=messages.ModelVersion(frame.model_name, frame.model_version),
-            lanes=lanes,
-        )
+        {
+            "schema": SCHEMA,
+            "device": identity.device,
+            "camera": frame.camera,
+            "boot_id": identity.boot_id,
+            "frame_id": frame.frame_id % _UINT32,
+            "seq": seq % _UINT32,
+            "dropped": frame.dropped % _UINT32,
+            "status": status,
+            "reasons": reasons,
+            # The proto3 JSON mapping writes 64-bit integers as strings: a double holds only 53
+            # bits of them.
+            "time": {
+                "capture_mono_ns": str(frame.capture_mono_ns),
+                "capture_epoch_ns": str(frame.capture_epoch_ns),
+                "capture_time": _rfc3339(frame.capture_epoch_ns),
+                "age_us": min(age_us, _UINT32 - 1),
+            },
+            "latency_us": frame.latency_us,
+            "image": {"width": frame.width, "height": frame.height},
+            "model": {"name": frame.model_name, "version": frame.model_version},
+            "lanes": lanes,
+        }
     )
 
 
@@ -99,8 +99,7 @@ def online(identity: Identity, no_lanes: Collection[str] = ()) -> bytes:
     Args:
         no_lanes: the cameras without lanes at present.
     """
-    told = {"state": "online", "version": identity.version, "no_lanes": sorted(no_lanes)}
-    return _encode(told)
+    return _encode({"state": "online", "version": identity.version, "no_lanes": sorted(no_lanes)})
 
 
 def offline(identity: Identity) -> bytes:
@@ -115,7 +114,7 @@ def meta(identity: Identity) -> bytes:
             "device": identity.device,
             "version": identity.version,
             "boot_id": identity.boot_id,
-            "schemas": [messages.SCHEMA],
+            "schemas": [SCHEMA],
         }
     )
 
@@ -146,12 +145,10 @@ def _finite(lane: Lane) -> bool:
     return math.isfinite(lane.score) and bool(np.isfinite(lane.points).all())
 
 
-def _lane(lane: Lane) -> messages.Lane:
+def _lane(lane: Lane) -> dict[str, Any]:
     # Rounded as float64: a rounded float32 would print as 103.4000015258789.
     x, y = np.round(lane.points.T.astype(np.float64), 1).tolist()
-    return messages.Lane(
-        confidence=round(float(lane.score), 4), image_points=messages.ImagePoints(x, y)
-    )
+    return {"confidence": round(float(lane.score), 4), "image_points": {"x": x, "y": y}}
 
 
 def _rfc3339(epoch_ns: int) -> str:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import random
 import threading
 import time
+from collections import defaultdict
 from typing import TYPE_CHECKING, Final
 
 from edge_server.inference.snapshot import ModelState
 from edge_server.mqtt import payloads
-from edge_server.mqtt.connection import LIVE_EXPIRY_S, Connection
-from edge_server.mqtt.opening import Opening
-from edge_server.mqtt.outbox import Outbox
+from edge_server.mqtt.broker import address_of
+from edge_server.mqtt.connection import KEEPALIVE_S, LIVE_EXPIRY_S, Connection
+from edge_server.mqtt.outbox import Outbox, Wake
 from edge_server.mqtt.topics import Topics
-from edge_server.mqtt.wake import Wake
 from edge_server.process.backoff import Backoff
 from edge_server.process.worker import Worker
 
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
 
     from edge_server.inference.snapshot import ModelEntry
     from edge_server.lanes.types import LaneFrame
-    from edge_server.mqtt.broker_address import BrokerAddress
-    from edge_server.mqtt.identity import Identity
+    from edge_server.mqtt.topics import Identity
+    from edge_server.settings import Mqtt
 
 log = logging.getLogger(__name__)
 
@@ -36,8 +37,6 @@ _STEP_S: Final = 0.5
 _FAREWELL_S: Final = 0.8
 # A broker that is unreachable for this long is logged, once; the publisher keeps trying.
 _SLOW_S: Final = 10.0
-# No device has so many models and cameras; a broker may retain any number.
-_MOST_LEFTOVERS: Final = 1024
 _STABLE_S: Final = 10.0
 _RETRY_S: Final = (0.5, 30.0)
 _REFUSED_S: Final = (30.0, 60.0)
@@ -53,9 +52,14 @@ class Publisher:
     One worker does all work with the broker, JSON encoding included; the publish methods only put
     values into the outbox. They are safe from any thread.
 
+    Attributes:
+        connected: the connection is open, as far as the publisher knows.
+        published: number of lane messages written to a broker's connection.
+
     Args:
-        address: of the broker.
+        mqtt: the broker and the credentials for it.
         identity: of this device.
+        keepalive_s: see `KEEPALIVE_S`.
         now_ns: the clock of a frame's age; `time.monotonic_ns`.
 
     Raises:
@@ -64,53 +68,42 @@ class Publisher:
 
     def __init__(
         self,
-        address: BrokerAddress,
+        mqtt: Mqtt,
         identity: Identity,
         *,
+        keepalive_s: int = KEEPALIVE_S,
         now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self.worker = Worker("mqtt", self._tick, on_end=self._end)
-        self._address = address
+        self.connected = False
+        self.published = 0
+        self._mqtt = mqtt
+        self._address = address_of(mqtt)
         self._identity = identity
+        self._keepalive_s = keepalive_s
         self._now_ns = now_ns
         self._topics = Topics(identity.device)
         self._outbox: Outbox[tuple[int, LaneFrame]] = Outbox()
         self._outbox.put_state(self._topics.status, payloads.starting(identity))
         self._outbox.put_state(self._topics.meta, payloads.meta(identity))
-        # The topics of published models, and the retained topics of an earlier run.
-        self._models: set[str] = set()
-        self._leftovers: set[str] = set()
-        self._complete = False
+        self._seq: dict[str, Iterator[int]] = defaultdict(itertools.count)
+        self._models: set[str] = set()  # that have a topic
+        self._online = False
         self._misnamed: set[str] = set()
-        self._feeds: dict[str, tuple[str, Iterator[int]] | None] = {}
         self._wake = Wake()
-        self._opening: Opening | None = None
-        self._opening_since = 0.0
         self._connection: Connection | None = None
-        self._connected = False
         self._ready_since = 0.0
         self._retry_at = 0.0
         self._backoff = Backoff(*_RETRY_S)
         self._leave_by: float | None = None
         self._ended = threading.Event()
-        self._published = 0
         self._lost = 0
-        self._said = ""
-
-    @property
-    def connected(self) -> bool:
-        """Whether the connection is open, as far as the publisher knows."""
-        return self._connected
+        self._logged = ""
 
     @property
     def waiting(self) -> int:
         """Number of messages that wait for the broker; never more than the number of topics."""
         return self._outbox.waiting
-
-    @property
-    def published(self) -> int:
-        """Number of lane messages written to a broker's connection."""
-        return self._published
 
     @property
     def dropped(self) -> int:
@@ -141,18 +134,12 @@ class Publisher:
             no_lanes: the cameras without lanes at present.
         """
         self._put_state(self._topics.status, payloads.online(self._identity, no_lanes))
-        self._complete = True
+        self._online = True
 
     def publish_lanes(self, frame: LaneFrame) -> None:
         """Offer a frame's lanes; the newest frame of each camera wins. Never raises."""
-        try:
-            feed = self._feeds[frame.camera]
-        except KeyError:
-            feed = self._feeds[frame.camera] = self._feed(frame.camera)
-        if feed is None:
-            return
-        topic, counter = feed
-        if self._outbox.put_live(topic, (next(counter), frame)):
+        topic = self._topic(self._topics.lanes, frame.camera)
+        if topic is not None and self._outbox.put_live(topic, (next(self._seq[topic]), frame)):
             self._wake.ring()
 
     def publish_camera_status(
@@ -176,23 +163,17 @@ class Publisher:
 
         The topics of models that are missing in `entries` are cleared.
         """
-        told = {
-            e.name: e
-            for e in sorted(entries, key=lambda e: (e.state is ModelState.READY, e.version))
-        }
-        for name, entry in told.items():
+        by_rank = sorted(entries, key=lambda e: (e.state is ModelState.READY, e.version))
+        newest = {entry.name: entry for entry in by_rank}
+        for name, entry in newest.items():
             self.publish_model_state(name, entry.state.value, entry.reason)
-        for name in self._models - told.keys():
+        for name in self._models - newest.keys():
             self._put_state(self._topic(self._topics.model_state, name), b"")
-        self._models = set(told)
+        self._models = set(newest)
 
     def _put_state(self, topic: str | None, payload: bytes) -> None:
         if topic is not None and self._outbox.put_state(topic, payload):
             self._wake.ring()
-
-    def _feed(self, camera: str) -> tuple[str, Iterator[int]] | None:
-        topic = self._topic(self._topics.lanes, camera)
-        return None if topic is None else (topic, itertools.count())
 
     def _topic(self, topic_of: Callable[[str], str], name: str) -> str | None:
         try:
@@ -207,127 +188,121 @@ class Publisher:
 
     def _tick(self, now: float) -> bool:
         leaving = self._leave_by is not None
-        if self._connection is None:
+        connection = self._connection
+        if connection is None:
             if leaving:
                 return False
-            if self._opening is not None:
-                self._await(self._opening, now)
-            elif now < self._retry_at:
+            if now < self._retry_at:
                 self._wake.wait(min(self._retry_at - now, _STEP_S))
             else:
-                self._open(now)
+                self._connect()
             return True
-        connection = self._connection
         connection.step(self._wake, _STEP_S)
         if connection.ready:
-            if not self._connected:
-                self._greet()
+            if not self.connected:
+                self._greet(connection)
             self._drain(connection)
             if leaving and self._outbox.waiting + connection.in_flight == 0:
                 return False
         if connection.end is not None:
-            self._lose(connection)
+            self._lose(connection, connection.end)
         return self._leave_by is None or time.monotonic() < self._leave_by
 
-    def _open(self, now: float) -> None:
+    def _connect(self) -> None:
         connection = Connection(
-            self._address,
+            self._mqtt,
             self._identity.client_id,
             will=(self._topics.status, payloads.offline(self._identity)),
+            keepalive_s=self._keepalive_s,
             on_live_sent=self._count,
-            on_retained=self._find_leftover,
         )
-        self._opening, self._opening_since = Opening(connection, self._wake), now
+        slow = f"{self._address} does not answer, or no name server does; waiting"
+        timer = threading.Timer(_SLOW_S, self._log_once, (logging.WARNING, slow))
+        timer.daemon = True
+        timer.start()
+        try:
+            # The system's resolver asks one name server after another, for minutes, and cannot be
+            # interrupted.
+            with self.worker.allowing(math.inf):
+                connection.open()
+        except Exception as error:  # noqa: BLE001
+            reason = getattr(error, "strerror", None) or error
+            text = f"cannot reach {self._address}: {reason}; trying again"
+            self._log_once(logging.WARNING, text)
+            self._retry_at = time.monotonic() + self._backoff.next_s()
+        else:
+            self._connection = connection
+        finally:
+            timer.cancel()
 
-    def _await(self, opening: Opening, now: float) -> None:
-        if not opening.over:
-            if now - self._opening_since > _SLOW_S:
-                text = f"{self._address} does not answer, or no name server does; waiting"
-                self._say(logging.WARNING, text)
-            self._wake.wait(_STEP_S)
-            return
-        self._opening = None
-        if opening.error is None:
-            self._connection = opening.connection
-            return
-        why = getattr(opening.error, "strerror", None) or opening.error
-        self._say(logging.WARNING, f"cannot reach {self._address}: {why}; trying again")
-        self._retry_at = time.monotonic() + self._backoff.next_s()
-
-    def _greet(self) -> None:
-        self._connected = True
+    def _greet(self, connection: Connection) -> None:
+        self.connected = True
         self._ready_since = time.monotonic()
         self._outbox.connected()
-        self._leftovers.clear()
-        if self._connection is not None:
-            self._connection.watch(*self._topics.states())
-        self._say(logging.INFO, f"connected to {self._address}")
+        connection.watch(*self._topics.states())
+        self._log_once(logging.INFO, f"connected to {self._address}")
 
-    def _find_leftover(self, topic: str) -> None:
-        if len(self._leftovers) < _MOST_LEFTOVERS:
-            self._leftovers.add(topic)
+    def _drain(self, connection: Connection) -> None:
+        """Write what the broker takes now: states first, then the newest lanes."""
+        if self._online:
+            self._clear_leftovers(connection)
+        window = min(WINDOW, connection.receive_maximum)
+        while connection.end is None and connection.in_flight < window:
+            if (state := self._outbox.take_state()) is not None:
+                connection.publish_state(*state)
+            elif (live := self._outbox.take_live()) is not None:
+                topic, (seq, frame) = live
+                self._lost += not self._send(connection, topic, seq, frame)
+            else:
+                return
 
-    def _take_leftovers_away(self) -> None:
-        while self._leftovers:
-            topic = self._leftovers.pop()
+    def _send(self, connection: Connection, topic: str, seq: int, frame: LaneFrame) -> bool:
+        """Return False where the frame is too old, or its message too large for the broker."""
+        now_ns = self._now_ns()
+        if frame.age_ns(now_ns) > LIVE_EXPIRY_S * 1_000_000_000:
+            return False
+        payload = payloads.lane_frame(frame, self._identity, seq, now_ns)
+        return connection.publish_live(topic, payload)
+
+    def _clear_leftovers(self, connection: Connection) -> None:
+        """Clear the topics that an earlier run retained and that have no state now."""
+        while connection.retained:
+            topic = connection.retained.pop()
             if not self._outbox.knows(topic):
                 self._outbox.put_state(topic, b"")
 
-    def _drain(self, connection: Connection) -> None:
-        if self._complete:
-            self._take_leftovers_away()
-        window = min(WINDOW, connection.receive_maximum)
-        while connection.end is None and connection.in_flight < window:
-            state = self._outbox.take_state()
-            if state is not None:
-                connection.publish_state(*state)
-                continue
-            live = self._outbox.take_live()
-            if live is None:
-                return
-            topic, (seq, frame) = live
-            now_ns = self._now_ns()
-            if frame.age_ns(now_ns) > LIVE_EXPIRY_S * 1_000_000_000:
-                self._lost += 1
-                continue
-            payload = payloads.lane_frame(frame, self._identity, seq, now_ns)
-            if not connection.publish_live(topic, payload):
-                self._lost += 1
-
-    def _lose(self, connection: Connection) -> None:
+    def _lose(self, connection: Connection, reason: str) -> None:
         """Discard the ended connection and schedule the next attempt."""
-        was_connected = self._connected
-        self._drop_connection(connection)
+        was_connected = self.connected
+        self._close(connection)
         now = time.monotonic()
         if connection.refused:
             self._retry_at = now + random.uniform(*_REFUSED_S)  # noqa: S311
-            self._say(logging.ERROR, f"{self._address} refuses us: {connection.end}")
+            self._log_once(logging.ERROR, f"{self._address} refuses us: {reason}")
             return
         if was_connected and now - self._ready_since > _STABLE_S:
             self._backoff.reset()
         self._retry_at = now + self._backoff.next_s()
-        what = "lost" if was_connected else "cannot reach"
-        self._say(logging.WARNING, f"{what} {self._address}: {connection.end}")
+        event = "lost" if was_connected else "cannot reach"
+        self._log_once(logging.WARNING, f"{event} {self._address}: {reason}")
 
-    def _drop_connection(self, connection: Connection) -> None:
+    def _close(self, connection: Connection) -> None:
         connection.close()
-        self._connected = False
+        self.connected = False
         self._connection = None
         self._lost += connection.live_in_flight
 
     def _end(self) -> None:
-        if self._opening is not None:
-            self._opening.leave()
         if self._connection is not None:
-            self._drop_connection(self._connection)
+            self._close(self._connection)
         self._wake.close()
         self._ended.set()
 
     def _count(self) -> None:
-        self._published += 1
+        self.published += 1
 
-    def _say(self, level: int, text: str) -> None:
+    def _log_once(self, level: int, text: str) -> None:
         """Log a change of state once, however often it recurs."""
-        if text != self._said:
-            self._said = text
+        if text != self._logged:
+            self._logged = text
             log.log(level, "mqtt: %s", text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,8 +20,7 @@ from edge_server.errors import (
 )
 from edge_server.inference.data_plane import MODEL_STUCK_S
 from edge_server.lanes.anchors import ROW_COUNT
-from edge_server.lanes.rows import lanes_from_rows
-from edge_server.lanes.types import LaneFrame, StageLatency
+from edge_server.lanes.types import LaneFrame, StageLatency, lanes_from_rows
 from edge_server.process.worker import Worker
 from edge_server.requests import InferRequest, StepTiming
 from edge_server.tensors import Tensor
@@ -94,16 +94,13 @@ class LanePipeline:
         frame = self.camera.next_frame(_FRAME_WAIT_S)
         if frame is None:
             return not self.camera.ended
-        deadline = time.monotonic() + self._frame_deadline_s
         try:
             # An execution that begins just before the deadline is watched for as long as any other.
             with self.worker.allowing(self._frame_deadline_s + 2 * MODEL_STUCK_S):
-                lane_frame = self.detect(frame, deadline)
+                lane_frame = self.detect(frame, time.monotonic() + self._frame_deadline_s)
         except EdgeServerError as error:
-            self._note_failure(error)
-            lane_frame = self._without_lanes(frame, error)
-        else:
-            self._note_success()
+            lane_frame = self._lane_frame(frame, str(error) or type(error).__name__)
+        self._note(lane_frame.failure)
         for listener in self._listeners:
             listener(lane_frame, frame)
         return True
@@ -112,17 +109,17 @@ class LanePipeline:
         """Return the lanes of `frame`.
 
         Args:
+            frame: the image.
             deadline: `time.monotonic()` at which the request expires; None is never.
 
         Raises:
             EdgeServerError: the model cannot respond; see `DataPlane.infer`.
         """
-        taken_ns = time.monotonic_ns()
-        image = Tensor.of(frame.image[np.newaxis])
+        queue_ns = time.monotonic_ns() - frame.capture_mono_ns
         response = self._data_plane.infer(
             InferRequest(
                 self._model,
-                {IMAGE: image},
+                {IMAGE: Tensor.of(frame.image[np.newaxis])},
                 outputs=(LANE_POINTS, LANE_SCORES),
                 deadline=deadline,
                 urgent=True,
@@ -136,22 +133,15 @@ class LanePipeline:
                 f"'{LANE_SCORES}' {scores.shape}; lanes are (1, K, {ROW_COUNT}, 2) and (1, K), of "
                 "floating-point numbers"
             )
-        height, width = frame.image.shape[:2]
-        return LaneFrame(
-            camera=self.camera.name,
-            frame_id=frame.id,
-            dropped=self.camera.dropped,
-            capture_mono_ns=frame.capture_mono_ns,
-            capture_epoch_ns=frame.capture_epoch_ns,
-            width=width,
-            height=height,
+        return replace(
+            self._lane_frame(frame),
             model_name=response.model_name,
             model_version=response.model_version,
-            latency_us=_stage_latency(taken_ns - frame.capture_mono_ns, response.timings),
+            latency_us=_stage_latency(queue_ns, response.timings),
             lanes=lanes_from_rows(points[0], scores[0]),
         )
 
-    def prove(self) -> None:
+    def validate(self) -> None:
         """Run one grey frame through the model, so that the first real frame finds a warm model.
 
         Raises:
@@ -174,7 +164,8 @@ class LanePipeline:
                 f"cameras.{self.camera.name}.model: '{self._model}' gives no lanes: {error}{remedy}"
             ) from error
 
-    def _without_lanes(self, frame: Frame, error: EdgeServerError) -> LaneFrame:
+    def _lane_frame(self, frame: Frame, failure: str = "") -> LaneFrame:
+        """Return what is known of `frame` before the model has responded, or without it."""
         height, width = frame.image.shape[:2]
         return LaneFrame(
             camera=self.camera.name,
@@ -185,24 +176,20 @@ class LanePipeline:
             width=width,
             height=height,
             model_name=self._model,
-            model_version="",
-            latency_us=StageLatency(0, 0, 0, 0),
-            lanes=(),
-            failure=str(error) or type(error).__name__,
+            failure=failure,
         )
 
-    def _note_failure(self, error: EdgeServerError) -> None:
-        self.failed_frames += 1
-        if not self.failure:
-            log.error("camera %s: no lanes from now on: %s", self.camera.name, error)
-            self.failure = str(error) or type(error).__name__
-
-    def _note_success(self) -> None:
-        if self.failure:
+    def _note(self, failure: str) -> None:
+        """Count a failed frame, and log where failures begin and end."""
+        self.failed_frames += bool(failure)
+        if failure and not self.failure:
+            log.error("camera %s: no lanes from now on: %s", self.camera.name, failure)
+            self.failure = failure
+        elif self.failure and not failure:
             log.info(
                 "camera %s: lanes again, %d frames failed", self.camera.name, self.failed_frames
             )
-        self.failure = ""
+            self.failure = ""
 
 
 def _are_lanes(points: NDArray[Any], scores: NDArray[Any]) -> bool:
@@ -219,12 +206,7 @@ class _NoLanes(InternalError):
 
 
 def _stage_latency(queue_ns: int, timings: Sequence[StepTiming]) -> StageLatency:
-    spent_ns = {"preprocess": 0, "infer": 0, "postprocess": 0}
+    spent_ns = {"queue": queue_ns, "preprocess": 0, "infer": 0, "postprocess": 0}
     for timing in timings:
         spent_ns[_STAGE_OF_BACKEND.get(timing.backend, "infer")] += timing.duration_ns
-    return StageLatency(
-        queue=queue_ns // 1000,
-        preprocess=spent_ns["preprocess"] // 1000,
-        infer=spent_ns["infer"] // 1000,
-        postprocess=spent_ns["postprocess"] // 1000,
-    )
+    return StageLatency(**{stage: ns // 1000 for stage, ns in spent_ns.items()})

@@ -8,8 +8,10 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from edge_server.errors import InternalError, StageStuck
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +48,7 @@ class Worker:
         self._stop = threading.Event()
         # Time of the last progress, and the limit for the next. One tuple, as the supervisor reads
         # it on another thread.
-        self._heartbeat: tuple[float, float | None] = (time.monotonic(), None)
+        self._heartbeat = (time.monotonic(), deadline_s)
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
@@ -84,17 +86,16 @@ class Worker:
 
     @property
     def limit_s(self) -> float:
-        """Return the current limit for the next progress."""
-        limit_s = self._heartbeat[1]
-        return self.deadline_s if limit_s is None else limit_s
+        """The current limit for the next progress."""
+        return self._heartbeat[1]
 
     def stuck(self, now: float) -> bool:
         """Return whether a running tick has passed its deadline; `now` is `time.monotonic()`."""
         at, limit_s = self._heartbeat
-        return self.alive and now - at > (self.deadline_s if limit_s is None else limit_s)
+        return self.alive and now - at > limit_s
 
     def _beat(self, limit_s: float | None = None) -> None:
-        self._heartbeat = (time.monotonic(), limit_s)
+        self._heartbeat = (time.monotonic(), self.deadline_s if limit_s is None else limit_s)
 
     def _run(self) -> None:
         self._keep_failure(self._tick_until_stopped)
@@ -113,3 +114,26 @@ class Worker:
         except BaseException as error:
             self.failure = error
             log.exception("worker %s: ended by an error", self.name)
+
+
+def check_progress(workers: Sequence[Worker], now: float) -> None:
+    """Return when every worker makes progress or has ended normally.
+
+    Only the main loop calls it, so that no timer thread can feed the watchdog while a stage is
+    stuck.
+
+    Args:
+        workers: all workers whose end or hang must end the process, so that systemd restarts it.
+        now: `time.monotonic()`.
+
+    Raises:
+        StageStuck: a worker's tick passed its deadline.
+        InternalError: a worker ended by an exception.
+    """
+    for worker in workers:
+        if worker.failure is not None:
+            raise InternalError(f"worker {worker.name}: {worker.failure!r}")
+        if worker.stuck(now):
+            raise StageStuck(
+                f"worker {worker.name}: no progress for more than {worker.limit_s:g} s"
+            )

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 from msgspec.structs import replace
 
 from edge_server.errors import InternalError, ModelConfigError
-from edge_server.process.places import error_of_place
+from edge_server.process.paths import error_of_place
 from edge_server.repository.copies import Copies
 from edge_server.repository.fingerprint import content_fingerprint
 from edge_server.repository.quarantine_releases import QuarantineReleases

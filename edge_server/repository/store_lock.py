@@ -8,7 +8,7 @@ import stat
 from typing import TYPE_CHECKING
 
 from edge_server.errors import AlreadyRunning, SettingsError
-from edge_server.process.places import error_of_place
+from edge_server.process.paths import error_of_place
 
 if TYPE_CHECKING:
     from pathlib import Path

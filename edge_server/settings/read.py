@@ -1,4 +1,4 @@
-"""TOML → frozen structs; an error names file, key and remedy."""
+"""All settings, and reading them: TOML → frozen structs; an error names file, key and remedy."""
 
 from __future__ import annotations
 
@@ -11,18 +11,21 @@ import msgspec
 
 from edge_server.errors import SettingsError
 from edge_server.settings.mistakes import in_words
-from edge_server.settings.python import Python
 from edge_server.settings.sections import (
     NAME,
     CameraSection,
     DeviceSection,
     LogSection,
+    Metrics,
     Mqtt,
+    Name,
+    Python,
     Repository,
-    Settings,
+    Section,
+    Serving,
+    TraceSection,
 )
-from edge_server.settings.serving import Metrics, RateLimitResourceSection, Serving, TraceSection
-from edge_server.settings.transport import Grpc, Restriction, Tls
+from edge_server.settings.transport import Grpc, Tls
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -33,7 +36,48 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from edge_server.settings.section import Section
+_NAME_IN_WORDS = "at most 64 of a-z, 0-9, '_' and '-'"
+
+
+class Settings(Section, frozen=True):
+    """All settings of the daemon."""
+
+    device: DeviceSection = DeviceSection()
+    repository: Repository = Repository()
+    serving: Serving = Serving()
+    python: Python = Python()
+    grpc: Grpc = Grpc()
+    metrics: Metrics = Metrics()
+    trace: TraceSection = TraceSection()
+    mqtt: Mqtt | None = None
+    cameras: dict[Name, CameraSection] = msgspec.field(default_factory=dict)
+    log: LogSection = LogSection()
+
+    def __post_init__(self) -> None:
+        port = self.grpc.port
+        if self.grpc.enabled and self.metrics.enabled and port and port == self.metrics.port:
+            raise ValueError(
+                f"grpc.port and metrics.port are both {port}; choose another for one of them "
+                "(--grpc-port, --metrics-port)"
+            )
+
+    def without_effect(self) -> list[str]:
+        """Return a line for each setting that has no effect beside the others."""
+        lines = []
+        if self.repository.load and self.repository.mode != "explicit":
+            lines.append("repository.load: no effect: every model is loaded in mode 'none'")
+        if self.serving.rate_limit_resources and self.serving.rate_limit == "off":
+            lines.append(
+                "serving.rate_limit_resources: no effect: rate_limit is off "
+                "(--rate-limit=execution_count)"
+            )
+        if self.grpc.tls != Tls() and not self.grpc.tls.on:
+            lines.append("grpc.tls: no effect: neither enabled nor mutual (--grpc-use-ssl=true)")
+        elif self.grpc.tls.client_ca and not self.grpc.tls.mutual:
+            lines.append("grpc.tls.client_ca: no effect: mutual is false, no client is asked")
+        if self.trace.level != ("OFF",) and not self.trace.file:
+            lines.append("trace.level: no effect: no trace.file (--trace-config triton,file=FILE)")
+        return lines
 
 
 def read_settings(path: Path | None, overrides: Mapping[str, Any]) -> Settings:
@@ -103,7 +147,7 @@ def _explain(text: str, table: Mapping[str, Any]) -> str:
     path = location.strip("`").removeprefix("$").lstrip(".")
     if unknown := re.search(r"unknown field `([^`]*)`", message):
         key = unknown[1]
-        known = _KEYS.get(path.partition("[")[0], Settings).__struct_fields__
+        known = _section_in(type_of(path)).__struct_fields__
         nearest = difflib.get_close_matches(key, known, n=1)
         hint = f'did you mean "{nearest[0]}"?' if nearest else f"known: {', '.join(known)}"
         message, path = f"unknown key; {hint}", f"{path}.{key}".lstrip(".")
@@ -111,7 +155,8 @@ def _explain(text: str, table: Mapping[str, Any]) -> str:
         message, path = "is missing, and has no default", f"{path}.{missing[1]}"
     elif message.startswith("Invalid enum value "):
         got = message.removeprefix("Invalid enum value ")
-        message = f"expected one of {', '.join(_words(path))}; got {got}"
+        words = next(get_args(t) for t in types_in(type_of(path)) if get_origin(t) is Literal)
+        message = f"expected one of {', '.join(words)}; got {got}"
     if "[...]" in path:
         path = path.replace("[...]", f".{_first_faulty(cameras)}")
     if message.lower().startswith("expected `") or message.startswith(f"expected {_NAME_IN_WORDS}"):
@@ -129,31 +174,20 @@ def _first_faulty(cameras: Mapping[str, Any]) -> str:
     return "*"
 
 
-def _words(path: str) -> tuple[str, ...]:
-    """Return the allowed words at `path` (`table.key[0]`), which takes one of a fixed set."""
-    section, _, key = re.sub(r"\[[^]]*\]", "", path).rpartition(".")
-    todo = [get_type_hints(_KEYS[section])[key]]
-    for hint in todo:  # grows while it is walked
-        if get_origin(hint) is Literal:
-            return get_args(hint)
-        todo += get_args(hint)
-    return ()
+def type_of(path: str) -> Any:
+    """Return the type hint of the setting at `path`: `grpc.port`, `cameras[...].uri`."""
+    hint: Any = Settings
+    for name in re.sub(r"\[[^]]*\]", "", path).split("."):
+        hint = get_type_hints(_section_in(hint))[name] if name else hint
+    return hint
 
 
-_NAME_IN_WORDS = "at most 64 of a-z, 0-9, '_' and '-'"
+def types_in(hint: Any) -> list[Any]:
+    """Return `hint` and all types that it is made of."""
+    return [hint, *(part for each in get_args(hint) for part in types_in(each))]
 
-_KEYS: dict[str, type[Section]] = {
-    "device": DeviceSection,
-    "repository": Repository,
-    "serving": Serving,
-    "python": Python,
-    "serving.rate_limit_resources": RateLimitResourceSection,
-    "grpc": Grpc,
-    "grpc.tls": Tls,
-    "grpc.restricted": Restriction,
-    "metrics": Metrics,
-    "trace": TraceSection,
-    "mqtt": Mqtt,
-    "cameras": CameraSection,
-    "log": LogSection,
-}
+
+def _section_in(hint: Any) -> type[Section]:
+    return next(
+        part for part in types_in(hint) if isinstance(part, type) and issubclass(part, Section)
+    )

@@ -1,20 +1,31 @@
-"""The tables of the configuration file for models, cameras, the broker and the log."""
+"""The tables of the configuration file, one struct each; those of gRPC are in `transport`."""
 
 from __future__ import annotations
 
+import ipaddress
 import re
 import socket
 from typing import Annotated, Literal
 
 import msgspec
 
-from edge_server.settings.python import Python
-from edge_server.settings.section import Count, Port, Positive, Section, is_loopback
-from edge_server.settings.serving import Metrics, Serving, TraceSection
-from edge_server.settings.transport import Grpc, Tls
-
+Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Positive = Annotated[int, msgspec.Meta(ge=1)]
 NAME = r"^[a-z0-9_-]{1,64}$"
 Name = Annotated[str, msgspec.Meta(pattern=NAME)]
+
+
+class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A table of the file: immutable, and an unknown key is an error."""
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches `host`."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _host_name() -> str:
@@ -138,42 +149,98 @@ class LogSection(Section, frozen=True):
     file: str | None = None
 
 
-class Settings(Section, frozen=True):
-    """All settings of the daemon."""
+class RateLimitResourceSection(Section, frozen=True):
+    """The amount of one resource; with `device` -1 the amount on each device."""
 
-    device: DeviceSection = DeviceSection()
-    repository: Repository = Repository()
-    serving: Serving = Serving()
-    python: Python = Python()
-    grpc: Grpc = Grpc()
-    metrics: Metrics = Metrics()
-    trace: TraceSection = TraceSection()
-    mqtt: Mqtt | None = None
-    cameras: dict[Name, CameraSection] = msgspec.field(default_factory=dict)
-    log: LogSection = LogSection()
+    name: str
+    count: Positive
+    device: int = -1
+
+
+class Serving(Section, frozen=True):
+    """`[serving]`: how requests are served.
+
+    Attributes:
+        name: the server's name for clients.
+        exit_timeout_s: seconds that in-flight requests get when the daemon stops.
+        client_shared_memory: clients on this machine may register shared memory.
+        rate_limit: whether `rate_limiter` of instance groups is applied.
+        rate_limit_resources: the amounts; the default is the most that any model asks for.
+        cache_bytes: for responses of models with `response_cache`; 0 disables the cache.
+    """
+
+    name: str = "triton"
+    exit_timeout_s: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 3.0
+    client_shared_memory: bool = False
+    rate_limit: Literal["off", "execution_count"] = "off"
+    rate_limit_resources: tuple[RateLimitResourceSection, ...] = ()
+    cache_bytes: Count = 0
+
+
+class TraceSection(Section, frozen=True):
+    """`[trace]`: Triton's trace settings at the start; clients may change all but the file.
+
+    Attributes:
+        level: TIMESTAMPS records when each request was received, queued, computed and answered.
+        rate: one of so many requests is traced.
+        count: maximum number of traces; -1 is unlimited.
+        log_frequency: traces per file before the next file begins, `file.0`, `file.1`, …; 0 is one
+            file.
+        file: path of the traces, 64 MiB in all; empty disables traces.
+    """
+
+    level: tuple[Literal["OFF", "TIMESTAMPS", "TENSORS"], ...] = ("OFF",)
+    rate: Positive = 1000
+    count: Annotated[int, msgspec.Meta(ge=-1)] = -1
+    log_frequency: Count = 0
+    file: str = ""
 
     def __post_init__(self) -> None:
-        port = self.grpc.port
-        if self.grpc.enabled and self.metrics.enabled and port and port == self.metrics.port:
+        if "OFF" in self.level and len(self.level) > 1:
+            raise ValueError("Expect only one trace level 'OFF' is specified")
+        if "TENSORS" in self.level:
             raise ValueError(
-                f"grpc.port and metrics.port are both {port}; choose another for one of them "
-                "(--grpc-port, --metrics-port)"
+                "level TENSORS is not supported: no tensors are written to traces; give "
+                "TIMESTAMPS alone"
             )
 
-    def without_effect(self) -> list[str]:
-        """Return a line for each setting that has no effect beside the others."""
-        lines = []
-        if self.repository.load and self.repository.mode != "explicit":
-            lines.append("repository.load: no effect: every model is loaded in mode 'none'")
-        if self.serving.rate_limit_resources and self.serving.rate_limit == "off":
-            lines.append(
-                "serving.rate_limit_resources: no effect: rate_limit is off "
-                "(--rate-limit=execution_count)"
+
+class Metrics(Section, frozen=True):
+    """`[metrics]`: the address that Prometheus scrapes; port 0 takes a free one.
+
+    `insecure` allows another address than the loopback; metrics have no encryption.
+    """
+
+    enabled: bool = True
+    host: str = "127.0.0.1"
+    port: Port = 8002
+    insecure: bool = False
+    cpu: bool = True
+
+    def __post_init__(self) -> None:
+        if self.enabled and not self.insecure and not is_loopback(self.host):
+            raise ValueError(
+                f"{self.host} is beyond the loopback, where anybody could read in plain text what "
+                "this appliance does; say insecure = true (--metrics-insecure) if that is meant"
             )
-        if self.grpc.tls != Tls() and not self.grpc.tls.on:
-            lines.append("grpc.tls: no effect: neither enabled nor mutual (--grpc-use-ssl=true)")
-        elif self.grpc.tls.client_ca and not self.grpc.tls.mutual:
-            lines.append("grpc.tls.client_ca: no effect: mutual is false, no client is asked")
-        if self.trace.level != ("OFF",) and not self.trace.file:
-            lines.append("trace.level: no effect: no trace.file (--trace-config triton,file=FILE)")
-        return lines
+
+
+class Python(Section, frozen=True):
+    """`[python]`: what the processes of Python models may access beside their own directory.
+
+    Attributes:
+        sandbox: `auto` closes off everything that the kernel can close off and logs the rest;
+            `require` refuses Python models where something stays open; `off` closes nothing off.
+        readable: more files and directories that the models may read.
+        writable: likewise read and write. Each process has a temporary directory of its own.
+        private: files and directories that stay closed although a parent directory is open; the
+            daemon's own secrets and state always stay closed.
+        unix_sockets: whether the models may connect to Unix sockets. By default they may unless
+            the daemon serves gRPC on one: they run as the daemon's user, to whom it is open.
+    """
+
+    sandbox: Literal["auto", "require", "off"] = "auto"
+    readable: tuple[str, ...] = ()
+    writable: tuple[str, ...] = ()
+    private: tuple[str, ...] = ()
+    unix_sockets: bool | None = None

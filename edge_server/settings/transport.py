@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from edge_server.settings.section import Count, Port, Positive, Section, is_loopback
+from edge_server.settings.sections import Count, Port, Positive, Section, is_loopback
 
 MIB = 1024 * 1024
 # sockaddr_un has 108 bytes, one of them for the terminating zero.

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from edge_server.lanes.anchors import INPUT_HEIGHT_PX, INPUT_WIDTH_PX
 from edge_server.lanes.decode import DecodedLanes, decode_lanes
-from edge_server.lanes.tusimple import (
+from lane_training.tusimple import (
     DatasetScore,
     ImageScore,
     lanes_at,

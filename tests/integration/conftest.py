@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import signal
@@ -11,7 +12,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -87,13 +88,23 @@ class Mosquitto:
         self._process.send_signal(signal.SIGCONT)
 
 
+# Below the ports that the kernel gives to clients, and from another place for each test process: a
+# port that is free now is still free when the daemon that is to listen there does so.
+_FIRST_PORT = 10_000 + os.getpid() * 211 % 20_000
+_PORTS = itertools.cycle((*range(_FIRST_PORT, 32_000), *range(10_000, _FIRST_PORT)))
+
+
 def _free_ports(count: int) -> list[int]:
-    """Different ones: each is held until all are found."""
-    with ExitStack() as held:
-        listeners = [held.enter_context(socket.socket()) for _ in range(count)]
-        for listener in listeners:
-            listener.bind(("127.0.0.1", 0))
-        return [listener.getsockname()[1] for listener in listeners]
+    return list(itertools.islice(filter(_is_free, _PORTS), count))
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as listener:
+        try:
+            listener.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
 
 
 def _binary() -> str:

@@ -9,6 +9,7 @@ import socket
 import struct
 import threading
 from collections import defaultdict
+from contextlib import suppress
 
 _DATA, _HEADERS, _RESET, _SETTINGS, _PING, _WINDOW = 0, 1, 3, 4, 6, 8
 _ACK, _END_STREAM, _END_HEADERS = 1, 1, 4
@@ -79,7 +80,11 @@ class HalfSender:
             )
 
     def close(self) -> None:
+        # The reader's file keeps the descriptor open beyond `close`.
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
+        self._reader.join()
 
     def _send_data(self, number: int, data: bytes) -> bool:
         with self._changed:

@@ -9,8 +9,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "canary.py"
 PATIENCE_S = 1200
+
+
+pytestmark = [pytest.mark.serial, pytest.mark.long]
 
 
 def test_good_models_stay_and_bad_ones_go_back_under_bursts_of_work() -> None:

@@ -13,7 +13,7 @@ import cv2
 import numpy as np
 import pytest
 
-from edge_server.cameras.synthetic.synthetic_road import SyntheticRoad
+from edge_server.cameras.synthetic.road_renderer import SyntheticRoad
 
 if TYPE_CHECKING:
     from collections.abc import Callable

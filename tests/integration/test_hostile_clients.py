@@ -11,7 +11,7 @@ import random
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +25,8 @@ from tests.integration.half_sender import HalfSender
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+pytestmark = pytest.mark.serial
 
 PATIENCE_S = 60.0
 ROUNDS = int(os.environ.get("EDGE_ATTACK_ROUNDS", "1"))
@@ -78,9 +80,10 @@ class Target:
         self.process.wait_for("READY=1")
         self.port = self.process.port
         self._stack = stack
-        self._tcp = self.channel()
+        self._tcp = stack.enter_context(self.connect())
         self._socket = stack.enter_context(grpc.insecure_channel(f"unix:{address}", OPTIONS))
         self._done = threading.Event()
+        self._round = stack
         for datatype in TYPES:
             self.infer(request(datatype, [1], b"\0\0\0\0" if datatype == "STRING" else None))
         self.rest_bytes = self.peak_bytes = self.resident_bytes()
@@ -93,9 +96,19 @@ class Target:
             stack.callback(watch.join)
         stack.callback(self._done.set)
 
+    def connect(self) -> grpc.Channel:
+        """A connection of its own, which the caller closes."""
+        return grpc.insecure_channel(f"127.0.0.1:{self.port}", OPTIONS)
+
     def channel(self) -> grpc.Channel:
-        """A connection of its own."""
-        return self._stack.enter_context(grpc.insecure_channel(f"127.0.0.1:{self.port}", OPTIONS))
+        """A connection of its own, open until this round of the attack ends."""
+        return self._round.enter_context(self.connect())
+
+    @contextmanager
+    def round(self) -> Iterator[None]:
+        """Of the places for connections a round holds none when it ends."""
+        with ExitStack() as self._round:
+            yield
 
     def ask(self, method: str, data: bytes, channel: grpc.Channel | None = None) -> str:
         """What is answered; one of the listed codes, in words where it is an error."""
@@ -316,7 +329,7 @@ def calls_that_are_half_sent(target: Target) -> None:
     with ExitStack() as stack:
         senders = [half_sender(target, stack) for _ in range(8)]
         calls = [(s, s.call(SERVICE + "ModelInfer", MIB)) for s in senders for _ in range(12)]
-        channel = stack.enter_context(grpc.insecure_channel(f"127.0.0.1:{target.port}", OPTIONS))
+        channel = stack.enter_context(target.connect())
         assert target.ask("ServerLive", b"", channel) == "OK"
         assert all(sender.wait_for_end(number) for sender, number in calls)
 
@@ -471,13 +484,15 @@ def test_the_daemon_goes_on_and_its_socket_answers(
     target: Target, attack: Callable[[Target], None]
 ) -> None:
     for _ in range(1 if attack is damaged_requests else ROUNDS):
-        attack(target)
+        with target.round():
+            attack(target)
         print(f"\n{attack.__name__}: {target}")
         target.is_well()
 
 
 def test_memory_is_given_back_after_large_requests(target: Target) -> None:
-    large_requests(target)
+    with target.round():
+        large_requests(target)
     until = time.monotonic() + PATIENCE_S
     while target.resident_bytes() - target.rest_bytes > 200 * MIB:
         assert time.monotonic() < until, target.resident_bytes()

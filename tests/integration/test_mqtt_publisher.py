@@ -23,10 +23,10 @@ from google.protobuf import json_format
 
 from edge_server.inference.snapshot import ModelEntry, ModelState
 from edge_server.lanes.types import Lane, LaneFrame, StageLatency
-from edge_server.mqtt.broker_address import BrokerAddress
-from edge_server.mqtt.identity import Identity
 from edge_server.mqtt.publisher import WINDOW, Publisher
+from edge_server.mqtt.topics import Identity
 from edge_server.proto.edge.lanes.v1 import lanes_pb2
+from edge_server.settings import Mqtt
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -107,9 +107,9 @@ def listening(broker: Mosquitto, topic: str = f"{ROOT}/#", **login: str) -> Iter
 
 @contextlib.contextmanager
 def publishing(broker: Mosquitto, **more: Any) -> Iterator[Publisher]:
-    now_ns = more.pop("now_ns", time.monotonic_ns)
-    address = BrokerAddress(host=broker.host, port=broker.port, **more)
-    publisher = Publisher(address, IDENTITY, now_ns=now_ns)
+    clocks = {key: more.pop(key) for key in ("now_ns", "keepalive_s") if key in more}
+    paths = {key: str(value) for key, value in more.items()}
+    publisher = Publisher(Mqtt(broker.host, broker.port, **paths), IDENTITY, **clocks)
     publisher.start()
     publisher.publish_online()
     try:
@@ -184,7 +184,7 @@ def test_lanes_arrive_live_and_parse(mosquitto: Mosquitto) -> None:
 
 def test_online_is_said_only_when_that_is_asked_for(mosquitto: Mosquitto) -> None:
     with listening(mosquitto) as heard:
-        publisher = Publisher(BrokerAddress(port=mosquitto.port), IDENTITY)
+        publisher = Publisher(Mqtt("127.0.0.1", mosquitto.port), IDENTITY)
         publisher.start()
         heard.wait_for(says("status", state="starting"))
         publisher.stop()
@@ -204,10 +204,11 @@ def test_stop_says_offline_and_is_heard(mosquitto: Mosquitto) -> None:
 def test_the_broker_says_offline_after_an_abrupt_end(mosquitto: Mosquitto) -> None:
     program = (
         "import sys\n"
-        "from edge_server.mqtt.broker_address import BrokerAddress\n"
-        "from edge_server.mqtt.identity import Identity\n"
         "from edge_server.mqtt.publisher import Publisher\n"
-        "p = Publisher(BrokerAddress(port=int(sys.argv[1])), Identity('truck-7', '1', 'b', 'c'))\n"
+        "from edge_server.mqtt.topics import Identity\n"
+        "from edge_server.settings import Mqtt\n"
+        "identity = Identity('truck-7', '1', 'b', 'c')\n"
+        "p = Publisher(Mqtt('127.0.0.1', int(sys.argv[1])), identity)\n"
         "p.start()\n"
         "p.publish_online()\n"
         "sys.stdin.read()\n"
@@ -258,7 +259,7 @@ def test_what_an_earlier_run_has_left_is_taken_away_once_the_new_one_is_online(
             heard.wait_for(says("cameras/gone/status", state="ok"))
             heard.wait_for(says("models/stays/state", state="READY"))
     with listening(mosquitto) as heard:
-        now = Publisher(BrokerAddress(port=mosquitto.port), IDENTITY)
+        now = Publisher(Mqtt("127.0.0.1", mosquitto.port), IDENTITY)
         now.start()
         heard.wait_for(says("status", state="starting"))
         now.publish_models([ModelEntry("stays", 1, ModelState.LOADING)])
@@ -352,7 +353,7 @@ def test_a_broker_that_never_thaws_is_given_up(mosquitto: Mosquitto, log: Heard)
 def test_a_broker_that_only_answers_pings_is_given_up(log: Heard) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(PATIENCE_S)
-        publisher = Publisher(BrokerAddress(port=server.getsockname()[1], keepalive_s=1), IDENTITY)
+        publisher = Publisher(Mqtt("127.0.0.1", server.getsockname()[1]), IDENTITY, keepalive_s=1)
         publisher.start()
         peer, _ = server.accept()
         with peer, contextlib.suppress(ConnectionResetError):
@@ -480,7 +481,7 @@ def test_a_broker_may_ask_for_a_certificate_of_ours(
 def test_something_that_is_no_broker_is_left_and_tried_again(answer: bytes, log: Heard) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(PATIENCE_S)
-        publisher = Publisher(BrokerAddress(port=server.getsockname()[1]), IDENTITY)
+        publisher = Publisher(Mqtt("127.0.0.1", server.getsockname()[1]), IDENTITY)
         publisher.start()
         for _ in range(2):
             peer, _ = server.accept()
@@ -495,7 +496,7 @@ def test_something_that_is_no_broker_is_left_and_tried_again(answer: bytes, log:
 
 
 def test_names_that_no_topic_can_hold_are_told_not_raised(log: Heard) -> None:
-    publisher = Publisher(BrokerAddress(port=9), IDENTITY)
+    publisher = Publisher(Mqtt("127.0.0.1", 9), IDENTITY)
     publisher.publish_lanes(frame(camera="Front Left"))
     publisher.publish_lanes(frame(camera="Front Left"))
     publisher.publish_model_state("a b", "READY")

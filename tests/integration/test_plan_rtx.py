@@ -28,14 +28,16 @@ from edge_server.backends.tensorrt.build.build_options import (
     GivenShapes,
     build_options_of,
 )
-from edge_server.backends.tensorrt.build.messages import BuildJob, Progressed
+from edge_server.backends.tensorrt.build.events import Progressed
+from edge_server.backends.tensorrt.build.process import BuildJob
 from edge_server.backends.tensorrt.build.profiles import Range
 from edge_server.backends.tensorrt.build.side_car import read_side_car, sha256_of
 from edge_server.model_config.config import ModelConfig
 from edge_server.model_config.parse import read_model_config
 
 if TYPE_CHECKING:
-    from edge_server.backends.tensorrt.build.messages import Event, PlanBuilt
+    from edge_server.backends.tensorrt.build.events import BuildEvent
+    from edge_server.backends.tensorrt.build.process import PlanBuilt
 
 ROOT = Path(__file__).parents[2]
 MODEL = ROOT / "models" / "laneDetect_model"
@@ -71,7 +73,7 @@ def write_network(path: Path, shape: list[Any], datatype: int = TensorProto.FLOA
     return path
 
 
-def build(path: Path, wish: BuildOptions, events: list[Event] | None = None) -> PlanBuilt:
+def build(path: Path, wish: BuildOptions, events: list[BuildEvent] | None = None) -> PlanBuilt:
     job = BuildJob(str(path), str(path.with_suffix(".plan")), wish, str(path.parent / "timing"))
     return process.build(job, (events if events is not None else []).append)
 
@@ -80,7 +82,7 @@ def test_the_shipped_network_has_the_tensors_that_its_configuration_says(tmp_pat
     config = ModelConfig.of(read_model_config(MODEL / "config.pbtxt"))
     onnx_path = tmp_path / "model.onnx"
     shutil.copyfile(MODEL / "1" / "model.onnx", onnx_path)
-    events: list[Event] = []
+    events: list[BuildEvent] = []
     built = build(onnx_path, build_options_of(config), events)
     # It was exported for a batch of exactly 1, which is its `max_batch_size`.
     assert config.max_batch_size == 1

@@ -180,6 +180,9 @@ class Unit:
         return [(int(e["__MONOTONIC_TIMESTAMP"]), str(e["MESSAGE"])) for e in entries]
 
 
+pytestmark = pytest.mark.serial
+
+
 @pytest.fixture(scope="module")
 def container(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Container]:
     if os.geteuid() != 0:

@@ -19,8 +19,8 @@ FOLDER = ROOT / "build" / "tensorrt_bindings"
 DERIVED = """
 import os
 from edge_server.backends.tensorrt import engine
-from edge_server.backends.tensorrt.allocator import OutputAllocator
-from edge_server.backends.tensorrt.trt_log import trt_log
+from edge_server.backends.tensorrt.context import OutputAllocator
+from edge_server.backends.tensorrt.trt_log import trt_log, version_here
 from edge_server.errors import Unavailable
 import tensorrt as trt
 
@@ -38,7 +38,7 @@ try:
     # Of a library that is empty.
     engine._runtime(None)
 except Unavailable as error:
-    print(engine.version(), str(error), flush=True)
+    print(version_here(), str(error), flush=True)
 os._exit(0)
 """
 

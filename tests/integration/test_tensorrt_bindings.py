@@ -17,7 +17,7 @@ from tensorrt_api import real_bindings
 from edge_server import errors
 from edge_server.backends.tensorrt.build import process
 from edge_server.backends.tensorrt.build.build_options import BuildOptions
-from edge_server.backends.tensorrt.build.messages import BuildJob
+from edge_server.backends.tensorrt.build.process import BuildJob
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "build" / "tensorrt_bindings"
@@ -54,10 +54,9 @@ def test_what_we_derive_from_the_real_classes_can_be_made(version: str) -> None:
             *(sys.executable, "-W", "error", "-c"),
             "import os\n"
             "from types import SimpleNamespace\n"
-            "from edge_server.backends.tensorrt.build import builder, calibrator, logger, monitor\n"
-            "logger.BuildLog(print)\n"
+            "from edge_server.backends.tensorrt.build import builder, precision\n"
             "config = SimpleNamespace()\n"
-            "made = monitor.set_monitor(config, print), calibrator.make_calibrator([], None)\n"
+            "made = builder._set_monitor(config, print), precision.make_calibrator([], None)\n"
             "print(*(type(each).__name__ for each in made), flush=True)\n"
             "os._exit(0)\n",
         ],

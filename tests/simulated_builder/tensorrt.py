@@ -1,4 +1,4 @@
-"""A simulation of TensorRT's builder, of the version in SIMULATED_TENSORRT (8.5 to 11.4).
+"""A simulation of TensorRT's builder, of the version in SIMULATED_TENSORRT (8.6 to 11.4).
 
 It builds nothing: a "plan" is a JSON list of what was asked for. What a version's classes do not
 have, by `tests/tensorrt_api/names.json`, they do not have here either, to read or to set. Some

@@ -5,9 +5,6 @@
 Takes the wheels of the bindings from the package registry (they hold no library), builds empty
 libraries for them to be imported with, asks each in a process of its own, and compares, or with
 `--write` renews, `names.json`. A wheel that is not made for this Python is not looked at.
-
-There is no wheel of 8.5: its names in `classes_8_5.json` were read in the sources of the bindings
-(the parser's, the network's and the tensor's are those that 8.6 has too and this project uses).
 """
 
 from __future__ import annotations
@@ -24,7 +21,6 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 NAMES = HERE / "names.json"
-READ_FROM_SOURCES = HERE / "classes_8_5.json"
 # Version → the wheel of its bindings and the major version that its libraries are named with.
 WHEELS = {
     "8.6": ("tensorrt-bindings==8.6.1", 8),
@@ -32,7 +28,7 @@ WHEELS = {
     "10.16": ("tensorrt-cu12-bindings==10.16.1.11", 10),
     "11.4": ("tensorrt-cu12-bindings==11.4.0.106", 11),
 }
-VERSIONS = ("8.5", *WHEELS)
+VERSIONS = tuple(WHEELS)
 LIBRARIES = ("nvinfer", "nvonnxparser", "nvinfer_plugin")
 
 Classes = dict[str, dict[str, str]]
@@ -68,15 +64,6 @@ def written(found: dict[str, Classes]) -> str:
         )
         lines.append(f" {json.dumps(name)}: {{\n{inner}\n }}")
     return "{\n" + ",\n".join(lines) + "\n}\n"
-
-
-def read_from_sources() -> Classes:
-    said = json.loads(READ_FROM_SOURCES.read_text())
-    return {
-        name: dict(_member(text) for text in members.split())
-        for name, members in said.items()
-        if members
-    }
 
 
 def look(version: str, folder: Path) -> Classes:
@@ -196,7 +183,7 @@ def _libraries(major: int, source: Path, folder: Path) -> Path:
 def main() -> int:
     folder = HERE.parent.parent / "build" / "tensorrt_bindings"
     found = names() if NAMES.exists() else {version: {} for version in VERSIONS}
-    renewed = {**found, "8.5": read_from_sources()}
+    renewed = dict(found)
     for version in WHEELS:
         try:
             renewed[version] = look(version, folder)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from edge_server.errors import InvalidRequest
@@ -48,13 +48,17 @@ _MOST_ELEMENTS = 2**48
 _VALUES_AT_ONCE = 2**14
 
 
-@dataclass(frozen=True)
-class Declared:
-    """A request's declaration of one input, before its data is read."""
+class Declared(msgspec.Struct, frozen=True):
+    """A request's declaration of one input, before its data is read.
+
+    Attributes:
+        count: of the elements.
+    """
 
     name: str
     datatype: DataType
     shape: tuple[int, ...]
+    count: int
     model: str
     prefix: str
 
@@ -70,24 +74,18 @@ class Declared:
             ) from None
         # Avoid a tuple of millions: one dimension too many proves the error.
         shape = tuple(tensor.shape[: _MOST_DIMENSIONS + 1])
-        if any(dim < 0 for dim in shape):
+        if shape and min(shape) < 0:
             raise InvalidRequest(
                 f"{prefix}All input dimensions should be specified for input '{tensor.name}' for "
                 f"model '{model}', got {shape_text(shape)}"
             )
-        if (
-            len(shape) > _MOST_DIMENSIONS
-            or element_count(max(d, 1) for d in shape) > _MOST_ELEMENTS
-        ):
+        # An empty tensor, too, has a shape that numpy can count.
+        if len(shape) > _MOST_DIMENSIONS or element_count(d or 1 for d in shape) > _MOST_ELEMENTS:
             raise InvalidRequest(
                 f"{prefix}input '{tensor.name}' for model '{model}' has a shape that no memory "
                 f"holds: {shape_text(shape[:_MOST_DIMENSIONS])}"
             )
-        return Declared(tensor.name, datatype, shape, model, prefix)
-
-    @property
-    def count(self) -> int:
-        return element_count(self.shape)
+        return Declared(tensor.name, datatype, shape, element_count(shape), model, prefix)
 
     @property
     def size_bytes(self) -> int:

@@ -65,8 +65,8 @@ def to_infer_request(
     like = InferRequest(message.model_name, {}, id=message.id)
     prefix = like.log_prefix
     names = _distinct("input", message.inputs, prefix)
-    outputs = _distinct("output", message.outputs, prefix)
-    if config is not None:
+    outputs = _distinct("output", message.outputs, prefix) if message.outputs else ()
+    if config is not None and (outputs or config.input_names != {*names}):
         check_names(config, like, names, outputs)
     taken = {} if config is None else {spec.name: spec for spec in config.inputs}
     raw_contents = iter(raw)
@@ -167,11 +167,10 @@ def to_response_message(
 
 def _distinct(kind: str, tensors: Iterable[Any], prefix: str) -> tuple[str, ...]:
     """Return the tensors' names, in order."""
-    names: dict[str, None] = {}
-    for tensor in tensors:
-        if tensor.name in names:
-            raise InvalidRequest(f"{prefix}{kind} '{tensor.name}' already exists in request")
-        names[tensor.name] = None
+    names = [tensor.name for tensor in tensors]
+    if len({*names}) < len(names):
+        twice = next(name for place, name in enumerate(names) if name in names[:place])
+        raise InvalidRequest(f"{prefix}{kind} '{twice}' already exists in request")
     return tuple(names)
 
 

@@ -9,7 +9,7 @@ from tritonclient.grpc import service_pb2 as pb
 from edge_server.errors import InvalidRequest, Unsupported
 
 if TYPE_CHECKING:
-    from edge_server.process.log_switches import LogSwitches
+    from edge_server.process.logs import LogSwitches
 
 _BOOLEANS = {"log_info": "info", "log_warning": "warning", "log_error": "error"}
 _FORMATS = ("default", "ISO8601")

@@ -23,9 +23,9 @@ from edge_server.api.grpc.triton import TritonServicer, answer_with
 from edge_server.api.grpc.unix_socket import UnixSocket
 from edge_server.board.listening import listener, remedy
 from edge_server.errors import Unavailable
-from edge_server.inference.bounded_control import BoundedControl
+from edge_server.inference.control import BoundedControl
 from edge_server.inference.tracing.tracer import Tracer
-from edge_server.process.log_switches import LogSwitches
+from edge_server.process.logs import LogSwitches
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,7 +9,7 @@ import grpc
 
 from edge_server import errors
 from edge_server.api.grpc.traffic import Traffic
-from edge_server.process.utf8 import as_utf8
+from edge_server.process.paths import as_utf8
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -19,7 +19,6 @@ from edge_server.api.grpc.convert import (
 )
 from edge_server.api.grpc.health import SERVICE as HEALTH
 from edge_server.api.grpc.health import HealthServicer
-from edge_server.api.grpc.known_messages import KnownRequests, KnownResponses
 from edge_server.api.grpc.log_settings import update_log_settings
 from edge_server.api.grpc.metadata import server_extensions, tensor_metadata
 from edge_server.api.grpc.methods import method_handlers
@@ -32,8 +31,8 @@ from edge_server.api.grpc.trace_settings import update_trace_settings
 from edge_server.api.grpc.wire import read_load_request, read_request, write_response
 from edge_server.errors import InvalidRequest, NotFound, Unavailable, Unsupported
 from edge_server.inference.tracing.tracer import Tracer
-from edge_server.process.log_switches import LogSwitches
-from edge_server.process.utf8 import as_utf8
+from edge_server.process.logs import LogSwitches
+from edge_server.process.paths import as_utf8
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -41,7 +40,6 @@ if TYPE_CHECKING:
     import grpc
 
     from edge_server.api.grpc.admission import Admission
-    from edge_server.api.grpc.call_traces import UnaryTrace
     from edge_server.api.grpc.methods import Handler
     from edge_server.api.grpc.shared_memory import SharedMemory
     from edge_server.api.grpc.stream_request import StreamRequest
@@ -90,8 +88,6 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
         self._tracer = self._traces.tracer
         self._extensions = server_extensions(control, shared_memory, self._tracer)
         self._budget = budget or ByteBudget()
-        self._known_requests = KnownRequests()
-        self._known_responses = KnownResponses()
 
     @property
     def health(self) -> HealthServicer:
@@ -136,35 +132,16 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
         with self._admission:
             trace = self._traces.unary() if self._tracer.on else None
             caller = CallCancellation(context)
-            asked = self._known_requests.recall(request, _patience_s(context), caller)
-            if asked is None:
-                return self._infer_read(request, context, caller, trace)
-            self._find_for_one_answer(asked.model_name, asked.model_version)
+            message, raw = read_request(request)
+            loaded = self._find_for_one_answer(message.model_name, message.model_version)
+            shared_memory = self._shared_memory
+            asked = to_infer_request(
+                message, raw, _patience_s(context), caller, shared_memory, config=loaded.config
+            )
+            forms = output_forms(message, loaded, shared_memory) if asked.outputs else AS_IT_IS
             if trace is not None:
                 asked = trace.begin(asked, context.add_callback)
             response = self._data_plane.infer(asked)
-        answer = self._known_responses.write(response) or write_response(
-            *to_response_message(response)
-        )
-        if trace is not None:
-            trace.send()
-        return answer
-
-    def _infer_read(
-        self, request: bytes, context: Any, caller: CallCancellation, trace: UnaryTrace | None
-    ) -> bytes:
-        """Return the response to a request that `KnownRequests` does not recognise."""
-        message, raw = read_request(request)
-        loaded = self._find_for_one_answer(message.model_name, message.model_version)
-        shared_memory = self._shared_memory
-        asked = to_infer_request(
-            message, raw, _patience_s(context), caller, shared_memory, config=loaded.config
-        )
-        forms = output_forms(message, loaded, shared_memory) if asked.outputs else AS_IT_IS
-        self._known_requests.remember(request, message, asked)
-        if trace is not None:
-            asked = trace.begin(asked, context.add_callback)
-        response = self._data_plane.infer(asked)
         answer = write_response(*to_response_message(response, forms))
         if trace is not None:
             trace.send()

@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from edge_server.errors import AlreadyRunning, SettingsError
-from edge_server.process.places import error_of_place
+from edge_server.process.paths import error_of_place
 
 
 class UnixSocket:

@@ -29,7 +29,7 @@ _PROTOBUF_UP_TO_BYTES = 4 * 1024 * 1024
 _VARINT, _LENGTH_DELIMITED = 0, 2
 _FIXED_BYTES = {1: 8, 5: 4}
 _RAW_INPUT_CONTENTS = (7 << 3) | _LENGTH_DELIMITED
-RAW_OUTPUT_CONTENTS_TAG = bytes([(6 << 3) | _LENGTH_DELIMITED])
+_RAW_OUTPUT_CONTENTS = bytes([(6 << 3) | _LENGTH_DELIMITED])
 _INFER_RESPONSE = bytes([(2 << 3) | _LENGTH_DELIMITED])
 _LONGEST_VARINT = 10
 
@@ -110,27 +110,13 @@ def write_response(message: Any, raw: Iterable[memoryview]) -> bytes:
     """Return the `ModelInferResponse` `message` with `raw` as its raw contents; one copy."""
     parts: list[bytes | memoryview] = [message.SerializeToString()]
     for entry in raw:
-        parts += (RAW_OUTPUT_CONTENTS_TAG, varint(entry.nbytes), entry)
+        parts += (_RAW_OUTPUT_CONTENTS, _varint(entry.nbytes), entry)
     return b"".join(parts)
-
-
-def raw_contents_places(data: bytes) -> list[tuple[int, int]]:
-    """Return the offsets of tag and bytes of each `raw_input_contents` entry.
-
-    The list is empty without entries, and if another field follows one of them.
-    """
-    places = []
-    for tag, start, place, _ in _fields(memoryview(data)):
-        if tag == _RAW_INPUT_CONTENTS:
-            places.append((start, place))
-        elif places or tag is None:
-            return []
-    return places
 
 
 def write_stream_response(response: bytes) -> bytes:
     """Return a `ModelStreamInferResponse` around a serialised `ModelInferResponse`; one copy."""
-    return b"".join((_INFER_RESPONSE, varint(len(response)), response))
+    return b"".join((_INFER_RESPONSE, _varint(len(response)), response))
 
 
 def _walk(data: memoryview) -> tuple[bytes, list[memoryview]] | None:
@@ -204,7 +190,7 @@ def _read_varint(data: memoryview, place: int) -> tuple[int, int]:
     raise IndexError(place)
 
 
-def varint(value: int) -> bytes:
+def _varint(value: int) -> bytes:
     """Return `value` (>= 0) as a protobuf varint."""
     encoded = bytearray()
     while value > 0x7F:

@@ -1,44 +1,69 @@
-"""Exposition: all metrics as text. This module and its imports load at the first scrape."""
+"""Exposition: all metrics as text; and the appliance's own: cameras, lanes, broker, board.
+
+This module and its imports load at the first scrape.
+"""
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+import time
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+)
 from prometheus_client.exposition import choose_encoder
 
-from edge_server.api.http.appliance_metrics import ApplianceMetrics
-from edge_server.api.http.custom_metrics import CustomMetrics
-from edge_server.api.http.model_metrics import ModelMetrics
-from edge_server.process.utf8 import as_utf8
+from edge_server.api.http.model_metrics import CustomMetrics, ModelMetrics
+from edge_server.api.http.sources import BOUNDS_S
+from edge_server.cameras.camera import CameraState
+from edge_server.inference.snapshot import ModelState
+from edge_server.process.paths import as_utf8
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from prometheus_client import Metric
     from prometheus_client.registry import Collector
 
-    from edge_server.api.http.sources import Sources
+    from edge_server.api.http.sources import Distribution, Sources
+    from edge_server.pipeline.lane_pipeline import LanePipeline
 
 # prometheus_client can name a counter without `_total` only if its type is unknown.
 _UNTYPED = re.compile(rb"^(# TYPE [\w:]+) untyped$", re.MULTILINE)
 
-
-class _Utf8:
-    """A collector whose labels and descriptions every format can carry; see `as_utf8`."""
-
-    def __init__(self, collector: Collector) -> None:
-        self._collector = collector
-
-    def collect(self) -> Iterator[Metric]:
-        for metric in self._collector.collect():
-            metric.documentation = as_utf8(metric.documentation)
-            metric.samples = [
-                sample._replace(labels={k: as_utf8(v) for k, v in sample.labels.items()})
-                for sample in metric.samples
-            ]
-            yield metric
+# Name, help text, value; a camera without a value is left out.
+_OF_CAMERAS: tuple[tuple[Any, str, str, Callable[[LanePipeline], float | None]], ...] = (
+    (CounterMetricFamily, "edge_frames", "Frames that came", lambda p: p.camera.captured),
+    (
+        CounterMetricFamily,
+        "edge_camera_reconnects",
+        "Frames came again after a loss",
+        lambda p: p.camera.reconnects,
+    ),
+    (
+        GaugeMetricFamily,
+        "edge_camera_up",
+        "1 while it is open",
+        lambda p: p.camera.state is CameraState.LIVE,
+    ),
+    (
+        GaugeMetricFamily,
+        "edge_camera_lanes_ok",
+        "1 while the model answers its frames",
+        lambda p: not p.failure,
+    ),
+    (
+        GaugeMetricFamily,
+        "edge_camera_last_frame_age_seconds",
+        "Since its newest frame",
+        lambda p: p.camera.last_frame_age_s(time.monotonic()),
+    ),
+)
 
 
 class Exposition:
@@ -57,3 +82,169 @@ class Exposition:
         if content_type.startswith("text/plain"):
             text = _UNTYPED.sub(rb"\1 counter", text)
         return text, content_type
+
+
+class _Utf8:
+    """A collector whose labels and descriptions every format can carry; see `as_utf8`."""
+
+    def __init__(self, collector: Collector) -> None:
+        self._collector = collector
+
+    def collect(self) -> Iterator[Metric]:
+        for metric in self._collector.collect():
+            metric.documentation = as_utf8(metric.documentation)
+            metric.samples = [
+                sample._replace(labels={k: as_utf8(v) for k, v in sample.labels.items()})
+                for sample in metric.samples
+            ]
+            yield metric
+
+
+class ApplianceMetrics:
+    """A Collector of prometheus_client."""
+
+    def __init__(self, sources: Sources) -> None:
+        self._sources = sources
+
+    def collect(self) -> Iterator[Metric]:
+        yield InfoMetricFamily("edge_build", "What runs here", {"version": self._sources.version})
+        yield from self._models()
+        yield from self._cameras()
+        yield from self._latencies()
+        yield from self._broker()
+        yield from self._repository()
+        yield from self._board()
+
+    def _models(self) -> Iterator[Metric]:
+        entries = self._sources.models()
+        yield _family(
+            GaugeMetricFamily("edge_model_state", "1 for the state it is in", labels=_OF_STATE),
+            (
+                ((entry.name, str(entry.version), state.value), entry.state is state)
+                for entry in entries
+                for state in ModelState
+                if state is not ModelState.UNKNOWN  # never loaded, so it has no state to export
+            ),
+        )
+        copies = [
+            ((entry.name, str(entry.version), direction), copied)
+            for entry in entries
+            if entry.loaded is not None
+            for direction, copied in entry.loaded.statistics.counts().copies.items()
+        ]
+        yield _family(
+            CounterMetricFamily(
+                "edge_tensor_copies", "Tensors copied between host and device", labels=_OF_COPY
+            ),
+            ((labels, copied.count) for labels, copied in copies),
+        )
+        yield _family(
+            CounterMetricFamily(
+                "edge_tensor_copied_bytes", "Bytes copied between host and device", labels=_OF_COPY
+            ),
+            ((labels, copied.n_bytes) for labels, copied in copies),
+        )
+
+    def _repository(self) -> Iterator[Metric]:
+        repository = self._sources.repository
+        if repository is None:
+            return
+        yield GaugeMetricFamily(
+            "edge_repo_poll_age_seconds",
+            "How long ago the model repositories were looked at",
+            repository.poll_age_s(time.monotonic()),
+        )
+        yield _family(
+            CounterMetricFamily(
+                "edge_model_reload", "Changes of models, by what became of them", labels=("result",)
+            ),
+            (((result,), count) for result, count in repository.outcomes().items()),
+        )
+
+    def _cameras(self) -> Iterator[Metric]:
+        pipelines = self._sources.pipelines
+        for kind, name, text, read in _OF_CAMERAS:
+            values = [(pipeline.camera.name, read(pipeline)) for pipeline in pipelines]
+            yield _family(
+                kind(name, text, labels=("camera",)),
+                (((camera,), value) for camera, value in values if value is not None),
+            )
+        dropped = CounterMetricFamily(
+            "edge_frames_dropped",
+            "Frames without lanes: replaced by a newer one, or the model failed",
+            labels=("camera", "stage", "reason"),
+        )
+        for pipeline in pipelines:
+            name = pipeline.camera.name
+            dropped.add_metric((name, "capture", "stale"), pipeline.camera.dropped)
+            dropped.add_metric((name, "infer", "failed"), pipeline.failed_frames)
+        yield dropped
+
+    def _latencies(self) -> Iterator[Metric]:
+        latency = self._sources.latency
+        yield _histogram(
+            "edge_stage_latency_seconds",
+            "Where a frame's time went",
+            ("camera", "stage"),
+            latency.stages(),
+        )
+        yield _histogram(
+            "edge_end_to_end_latency_seconds",
+            "From capture until the lanes were known",
+            ("camera",),
+            latency.end_to_end(),
+        )
+
+    def _broker(self) -> Iterator[Metric]:
+        broker = self._sources.broker
+        if broker is None:
+            return
+        yield GaugeMetricFamily("edge_mqtt_connected", "1 while a broker listens", broker.connected)
+        yield GaugeMetricFamily("edge_mqtt_queue_depth", "Messages that wait", broker.waiting)
+        yield CounterMetricFamily("edge_mqtt_dropped", "Lane messages not sent", broker.dropped)
+
+    def _board(self) -> Iterator[Metric]:
+        processors = self._sources.processors
+        if processors is None:
+            return
+        utilization, memory = processors.utilization(), processors.memory()
+        if utilization is not None:
+            yield GaugeMetricFamily(
+                "nv_cpu_utilization", "CPU utilization rate [0.0 - 1.0]", utilization
+            )
+        total_bytes, free_bytes = memory.total_bytes, memory.available_bytes
+        if total_bytes is not None and free_bytes is not None:
+            yield GaugeMetricFamily(
+                "nv_cpu_memory_total_bytes", "CPU total memory (RAM), in bytes", total_bytes
+            )
+            # Used is all that a new process cannot get.
+            yield GaugeMetricFamily(
+                "nv_cpu_memory_used_bytes",
+                "CPU used memory (RAM), in bytes",
+                total_bytes - free_bytes,
+            )
+
+
+_OF_STATE = ("model", "version", "state")
+_OF_COPY = ("model", "version", "direction")
+
+
+def _family(family: Any, values: Iterable[tuple[tuple[str, ...], float]]) -> Metric:
+    for labels, value in values:
+        family.add_metric(labels, float(value))
+    filled: Metric = family
+    return filled
+
+
+def _histogram(
+    name: str,
+    text: str,
+    labels: tuple[str, ...],
+    distributions: Mapping[tuple[str, ...], Distribution],
+) -> Metric:
+    metric = HistogramMetricFamily(name, text, labels=labels)
+    bounds = [*(str(bound) for bound in BOUNDS_S), "+Inf"]
+    for key, found in distributions.items():
+        buckets = list(zip(bounds, found.at_most, strict=True))
+        metric.add_metric(key, buckets=buckets, sum_value=found.sum_s)
+    return metric

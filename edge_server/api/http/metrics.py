@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-import select
-import socket
-import time
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
-from edge_server.api.http.asker import Asker
 from edge_server.board.listening import listener, remedy
 from edge_server.errors import Unavailable
 from edge_server.process.worker import Worker
@@ -22,10 +20,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 # Limit of concurrent connections; one more drops the connection that has been silent longest.
-MOST_ASKERS = 32
+MOST_CONNECTIONS = 32
 # A connection is dropped if its request, or the reading of its response, takes longer.
-_PATIENCE_S = 1.0
-_WAIT_S = 0.5
+_TIMEOUT_S = 1.0
+_TICK_S = 0.5
+_LONGEST_REQUEST_BYTES = 8192
 
 _REASONS = {
     200: "OK",
@@ -39,8 +38,9 @@ _REASONS = {
 class MetricsServer:
     """Serves `GET /metrics`, and nothing else, on its own thread.
 
-    Up to `MOST_ASKERS` connections are served concurrently, each for `_PATIENCE_S` at most and for
-    one request: no client delays another, however silent or slow it is.
+    Up to `MOST_CONNECTIONS` connections are served concurrently, each for `_TIMEOUT_S` to send its
+    request and as long to read the response, and for one request: no client delays another, however
+    silent or slow it is.
 
     The constructor binds the port; requests are served after `start`.
 
@@ -49,14 +49,16 @@ class MetricsServer:
     """
 
     def __init__(self, settings: Metrics, sources: Sources) -> None:
-        self.worker = Worker("metrics", self._tick, on_end=self._leave_all)
+        self.worker = Worker("metrics", self._tick, on_end=self._end)
         self._sources = sources
         self._exposition: Exposition | None = None
-        self._stopping = False
-        self._deaf = False
-        self._askers: list[Asker] = []  # the oldest first
+        self._loop: asyncio.AbstractEventLoop  # from `start` on
+        self._accepting: asyncio.Task[None]
+        # The oldest first; and those of them whose request is not complete.
+        self._connections: dict[asyncio.StreamWriter, asyncio.Task[None]] = {}
+        self._silent: dict[asyncio.StreamWriter, None] = {}
         try:
-            self._listener = listener(settings.host, settings.port, MOST_ASKERS)
+            self._listener = listener(settings.host, settings.port, MOST_CONNECTIONS)
         except OSError as error:
             raise Unavailable(
                 f"metrics cannot listen on {settings.host}:{settings.port}: "
@@ -68,80 +70,75 @@ class MetricsServer:
         self._url = f"http://{host}:{self.port}/metrics"
 
     def start(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._accepting = self._loop.create_task(self._accept())
         self.worker.start()
         log.info("metrics: listening on %s", self._url)
 
     def stop(self, timeout_s: float) -> None:
-        """Serve no more requests; a response in progress gets `timeout_s` seconds."""
-        self._stopping = True
-        with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # wakes a thread that waits in accept
+        """Serve no more requests; a tick in progress gets `timeout_s` seconds."""
+        self.worker.ask_to_stop()
+        if self.worker.alive:
+            with suppress(RuntimeError):  # the thread has ended by now, and closed the loop
+                self._loop.call_soon_threadsafe(self._loop.stop)
         self.worker.stop(timeout_s)
         self._listener.close()
 
-    def _tick(self, now: float) -> bool:
-        # poll reports hangups by itself; a persistent selector needs each closed socket removed.
-        poll = select.poll()
-        poll.register(self._listener, select.POLLIN)
-        for asker in self._askers:
-            poll.register(asker.connection, select.POLLOUT if asker.answered else select.POLLIN)
-        until = min((asker.until for asker in self._askers), default=now + _WAIT_S)
-        ready = {file for file, _ in poll.poll(max(0.0, 1e3 * min(_WAIT_S, until - now)))}
-        for asker in self._askers.copy():
-            if asker.connection.fileno() in ready:
-                self._attend(asker)
-        now = time.monotonic()
-        for asker in [each for each in self._askers if each.until < now]:
-            self._leave(asker)
-        return self._listener.fileno() not in ready or self._accept()
+    def _tick(self, now: float) -> None:
+        del now
+        self._loop.call_later(_TICK_S, self._loop.stop)
+        self._loop.run_forever()
+        if self._accepting.done():
+            self._accepting.result()
 
-    def _accept(self) -> bool:
-        """Accept one more connection; return False once the server stops."""
+    def _end(self) -> None:
+        self._loop.run_until_complete(_cancel_all())
+        self._loop.close()
+
+    async def _accept(self) -> None:
+        """Accept one connection per round of the loop, which also reads what has arrived."""
+        trouble = ""
+        while True:
+            try:
+                connection, _ = await self._loop.sock_accept(self._listener)
+            except OSError as error:
+                # Usually no file descriptors are left; that is temporary.
+                if str(error) != trouble:
+                    log.warning("metrics: no connection can be accepted: %s", error)
+                trouble = str(error)
+                await asyncio.sleep(_TICK_S)
+                continue
+            trouble = ""
+            if len(self._connections) == MOST_CONNECTIONS:
+                dropped = next(iter(self._silent or self._connections))
+                self._silent.pop(dropped, None)
+                self._connections.pop(dropped).cancel()
+            reader, writer = await asyncio.open_connection(
+                sock=connection, limit=_LONGEST_REQUEST_BYTES
+            )
+            task = self._loop.create_task(self._serve(reader, writer))
+            self._connections[writer] = task
+            self._silent[writer] = None
+            task.add_done_callback(partial(self._close, writer))
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            connection, _ = self._listener.accept()
-        except BlockingIOError:
-            return True
-        except OSError as error:
-            if self._stopping:
-                return False
-            # Usually no file descriptors are left; that is temporary.
-            if not self._deaf:
-                log.warning("metrics: no caller can be taken: %s", error)
-            self._deaf = True
-            self.worker.wait(_WAIT_S)
-            return True
-        self._deaf = False
-        if len(self._askers) == MOST_ASKERS:
-            silent = (asker for asker in self._askers if not asker.answered)
-            self._leave(next(silent, self._askers[0]))
-        self._askers.append(Asker(connection, time.monotonic() + _PATIENCE_S))
-        return True
+            head = await asyncio.wait_for(_read_head(reader), _TIMEOUT_S)
+            del self._silent[writer]
+            writer.write(self._respond(head))
+            writer.close()
+            await asyncio.wait_for(writer.wait_closed(), _TIMEOUT_S)
+        except (OSError, asyncio.TimeoutError):
+            log.debug("metrics: a client was dropped")
 
-    def _attend(self, asker: Asker) -> None:
-        try:
-            if not asker.answered:
-                request = asker.hear()
-                if request is None:
-                    return
-                text = self._answer(request)
-                asker.answer(text, time.monotonic() + _PATIENCE_S)
-            if not asker.send():
-                return
-        except OSError:
-            log.debug("metrics: an asker has gone")
-        self._leave(asker)
+    def _close(self, writer: asyncio.StreamWriter, _: asyncio.Task[None]) -> None:
+        self._silent.pop(writer, None)
+        self._connections.pop(writer, None)
+        writer.transport.abort()
 
-    def _leave(self, asker: Asker) -> None:
-        self._askers.remove(asker)
-        asker.close()
-
-    def _leave_all(self) -> None:
-        for asker in self._askers.copy():
-            self._leave(asker)
-
-    def _answer(self, request: bytes) -> bytes:
+    def _respond(self, head: str) -> bytes:
         status, body, content_type, more = 200, b"", "text/plain; charset=utf-8", ""
-        method, path, accept = _understand(request)
+        method, path, accept = _parse(head)
         if not method:
             status = 400
         elif path != "/metrics":
@@ -153,14 +150,14 @@ class MetricsServer:
                 body, content_type = self._write(accept)
             except Exception:
                 # A fault in the metrics must not stop the appliance.
-                log.exception("metrics: cannot be told")
+                log.exception("metrics: cannot be collected")
                 status = 500
         body = body or f"{_REASONS[status]}\n".encode()
-        head = (
+        response = (
             f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Type: {content_type}\r\n"
             f"Content-Length: {len(body)}\r\n{more}Connection: close\r\n\r\n"
         )
-        return head.encode() + body
+        return response.encode() + body
 
     def _write(self, accept: str) -> tuple[bytes, str]:
         if self._exposition is None:
@@ -171,12 +168,27 @@ class MetricsServer:
         return self._exposition.write(accept)
 
 
-def _understand(request: bytes) -> tuple[str, str, str]:
+async def _cancel_all() -> None:
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await asyncio.sleep(0)  # the connections close in the loop's next round
+
+
+async def _read_head(reader: asyncio.StreamReader) -> str:
+    """Return a request up to its empty line; an empty text if there is none."""
+    try:
+        return (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+    except (asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+        return ""
+
+
+def _parse(head: str) -> tuple[str, str, str]:
     """Return method, path and `Accept` of a request; an empty method if it is invalid."""
-    head, end, _ = request.partition(b"\r\n\r\n")
-    first, *lines = head.decode("latin-1").split("\r\n")
+    first, *lines = head.split("\r\n")
     words = first.split(" ")
-    if not end or len(words) != 3 or not words[2].startswith("HTTP/1."):
+    if len(words) != 3 or not words[2].startswith("HTTP/1."):
         return "", "", ""
     headers = {
         name.strip().lower(): value.strip()

@@ -1,17 +1,28 @@
-"""Sources: the parts of the daemon that supply the metrics' numbers."""
+"""Sources: the parts of the daemon that supply the metrics' numbers. Imports no prometheus_client,
+which loads at the first scrape."""
 
 from __future__ import annotations
 
+import threading
+import time
+from bisect import bisect_left
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from edge_server.board.resources import BoardMemory, read_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from edge_server.api.http.lane_latency import LaneLatency
-    from edge_server.api.http.processor_use import ProcessorUse
+    from edge_server.cameras.frame import Frame
     from edge_server.inference.snapshot import ModelEntry
+    from edge_server.lanes.types import LaneFrame
     from edge_server.pipeline.lane_pipeline import LanePipeline
+
+# 1 ms … 500 ms: a camera delivers 10 to 60 frames/s, and lanes older than 0.2 s are stale.
+BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5)
 
 
 class Broker(Protocol):
@@ -53,3 +64,95 @@ class Sources:
     broker: Broker | None = None
     processors: ProcessorUse | None = None
     repository: FollowedRepository | None = None
+
+
+class Distribution(NamedTuple):
+    """Number of observations up to each bound; cumulative, the last one is all of them.
+
+    Attributes:
+        at_most: one per bound of `BOUNDS_S`, and one for the rest.
+        sum_s: of all observations, in seconds.
+    """
+
+    at_most: tuple[int, ...]
+    sum_s: float
+
+
+class LaneLatency:
+    """Counts the latencies of every LaneFrame with a response; a listener of LanePipelines.
+
+    Args:
+        now_ns: the clock of the frames' capture times; `time.monotonic_ns`.
+    """
+
+    def __init__(self, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
+        self._now_ns = now_ns
+        self._lock = threading.Lock()
+        # By camera and stage, or by camera alone: a count per bound and one for the rest, the sum.
+        self._counts: dict[tuple[str, ...], tuple[list[int], float]] = {}
+
+    def __call__(self, lane_frame: LaneFrame, frame: Frame) -> None:
+        """Takes some microseconds; safe from any thread."""
+        del frame
+        if lane_frame.failure:
+            return
+        age_s = lane_frame.age_ns(self._now_ns()) / 1e9
+        camera, latency_us = lane_frame.camera, lane_frame.latency_us
+        with self._lock:
+            for stage in ("queue", "preprocess", "infer", "postprocess"):
+                self._add((camera, stage), getattr(latency_us, stage) / 1e6)
+            self._add((camera,), age_s)
+
+    def stages(self) -> dict[tuple[str, ...], Distribution]:
+        """Return (camera, stage) → latency distribution."""
+        return self._distributions(2)
+
+    def end_to_end(self) -> dict[tuple[str, ...], Distribution]:
+        """Return (camera,) → distribution of a frame's age when its lanes were detected."""
+        return self._distributions(1)
+
+    def _add(self, key: tuple[str, ...], seconds: float) -> None:
+        counts, sum_s = self._counts.get(key) or ([0] * (len(BOUNDS_S) + 1), 0.0)
+        counts[bisect_left(BOUNDS_S, seconds)] += 1
+        self._counts[key] = counts, sum_s + seconds
+
+    def _distributions(self, labels: int) -> dict[tuple[str, ...], Distribution]:
+        with self._lock:
+            return {
+                key: Distribution(tuple(accumulate(counts)), sum_s)
+                for key, (counts, sum_s) in self._counts.items()
+                if len(key) == labels
+            }
+
+
+class ProcessorUse:
+    """The kernel's counters of processors and memory.
+
+    Args:
+        root: the directory above the kernel's `proc`.
+    """
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        self._root = root
+        self._before = self._ticks()
+
+    def utilization(self) -> float | None:
+        """Return the share of busy time since the last call, 0..1; None if unknown."""
+        before, self._before = self._before, self._ticks()
+        if before is None or self._before is None:
+            return None
+        total = self._before[0] - before[0]
+        return min(1.0, max(0.0, (self._before[1] - before[1]) / total)) if total > 0 else 0.0
+
+    def memory(self) -> BoardMemory:
+        """Return the memory of the board."""
+        return read_memory(self._root)
+
+    def _ticks(self) -> tuple[int, int] | None:
+        """Return total and busy ticks since boot; proc(5): idle and iowait are fields 4 and 5."""
+        try:
+            first = (self._root / "proc/stat").read_text(encoding="ascii").splitlines()[0]
+            ticks = [int(text) for text in first.removeprefix("cpu").split()[:8]]
+            return sum(ticks), sum(ticks) - ticks[3] - ticks[4]
+        except (OSError, ValueError, LookupError):
+            return None

@@ -1,4 +1,4 @@
-"""`tensorrt`: plans of TensorRT 8.5 to 11, on the GPU or on an NVDLA core beside it.
+"""`tensorrt`: plans of TensorRT 8.6 to 11, on the GPU or on an NVDLA core beside it.
 
 A plan runs only on the TensorRT version and the GPU that it was built for. The backend compares the
 plan's side-car (`model.plan.json`) with this device before TensorRT reads the plan.
@@ -19,10 +19,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from edge_server.backends.parameters import check_parameters, read_parameters
 from edge_server.backends.tensorrt.agreement import agreed
 from edge_server.backends.tensorrt.build.side_car import read_side_car
-from edge_server.backends.tensorrt.described import described
 from edge_server.backends.tensorrt.options import (
     NOT_ON_A_GPU,
     Options,
@@ -31,15 +32,20 @@ from edge_server.backends.tensorrt.options import (
     plan_name,
 )
 from edge_server.backends.tensorrt.plan_io import PlanIO
-from edge_server.errors import ModelConfigError, ModelLoadError
+from edge_server.errors import EdgeServerError, ModelConfigError, ModelLoadError
 from edge_server.gpu.bare_gpu import BareGpu
 from edge_server.model_config.files import require_path
+from edge_server.process.run_in_child import ChildFailed, run_in_child
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from edge_server.backends.contract import LoadContext
     from edge_server.backends.tensorrt.model import PlanModel
     from edge_server.model_config.config import ModelConfig
     from edge_server.model_config.files import ModelFiles
+
+READ_TIMEOUT_S = 300.0
 
 
 def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfig:
@@ -60,11 +66,11 @@ def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfi
     require_path(plan, config.name)
     group = config.instance_groups[0]
     try:
-        io = described(plan, group.gpus[0], group.dla_core)
+        io = _read_plan(plan, group.gpus[0], group.dla_core)
     except ModelConfigError:
         if group.dla_core is None or parameters.dla_fallback != "gpu":
             raise
-        io = described(on_gpu_alone(plan), group.gpus[0], None)
+        io = _read_plan(on_gpu_alone(plan), group.gpus[0], None)
     return agreed(files, config, io)
 
 
@@ -84,6 +90,26 @@ def _ours(config: ModelConfig) -> ModelConfig:
     client's."""
     known = TensorRtParameters.__struct_encode_fields__
     return replace(config, parameters={k: v for k, v in config.parameters.items() if k in known})
+
+
+def _read_plan(plan: Path, gpu: int, dla_core: int | None) -> PlanIO:
+    """Return the inputs and outputs of a plan that nobody vouches for: reading it may crash.
+
+    Raises:
+        ModelConfigError: TensorRT refuses the plan, or crashes.
+    """
+    unreadable = f"unable to load plan file to auto complete config: {plan}:"
+    try:
+        io = run_in_child(
+            "edge_server.backends.tensorrt.engine:read_plan_io",
+            *(str(plan.absolute()), gpu, dla_core),
+            timeout_s=READ_TIMEOUT_S,
+        )
+    except ChildFailed as error:
+        raise ModelLoadError(f"{unreadable} the process that read it {error}") from None
+    except EdgeServerError as error:
+        raise ModelConfigError(f"{unreadable} {error}") from None
+    return msgspec.convert(io, PlanIO)
 
 
 def _check_kind(files: ModelFiles, config: ModelConfig) -> None:

@@ -2,32 +2,46 @@
 
 from __future__ import annotations
 
-import re
 import threading
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import tensorrt as trt
 
-from edge_server.backends.tensorrt.build.datatypes import datatype_name
 from edge_server.backends.tensorrt.build.profiles import Range
-from edge_server.backends.tensorrt.build.side_car import PlanTensor
-from edge_server.backends.tensorrt.dla import no_such_core
+from edge_server.backends.tensorrt.build.side_car import PlanTensor, datatype_name
 from edge_server.backends.tensorrt.plan_io import PlanIO
-from edge_server.backends.tensorrt.trt_log import trt_log
+from edge_server.backends.tensorrt.trt_log import trt_log, version_here
+from edge_server.board.jetson import NVDLA_SUPPORT
 from edge_server.errors import InternalError, ModelConfigError, Unavailable
+from edge_server.gpu.devices import Devices
 from edge_server.model_config.files import reading
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from edge_server.gpu.device import Device
 
 
-def version() -> tuple[int, int]:
-    """Return TensorRT's major and minor version."""
-    found = re.match(r"(\d+)\.(\d+)", trt.__version__)
-    return (int(found[1]), int(found[2])) if found else (0, 0)
+def read_plan_io(plan: str, gpu: int, dla_core: int | None) -> PlanIO:
+    """Return the inputs and outputs of a plan; for a separate process, because reading a plan that
+    nobody vouches for may crash."""
+    devices = Devices()
+    path = Path(plan)
+    engine = Engine(devices.gpu(gpu), path, dla_core, path.parent.parent.name)
+    io = engine.io
+    engine.close()
+    devices.close()
+    return io
+
+
+def no_such_core(core: int, cores: int, tensorrt: str) -> str:
+    """Return the text for a missing core; its first part is Triton's."""
+    return (
+        f"unable to create TensorRT runtime with DLA Core ID: {core}, available number of DLA "
+        f"cores: {cores}; TensorRT {tensorrt}. {NVDLA_SUPPORT}. Take secondary_devices out of the "
+        "instance_group and build the plan for the GPU, or allow that with the parameter "
+        "dla_fallback"
+    )
 
 
 class Engine:
@@ -61,7 +75,7 @@ class Engine:
     def shares_profiles(self) -> bool:
         """Whether several contexts may use one profile: documented from TensorRT 10 on; before,
         a profile with free dimensions belongs to one context."""
-        return self.io.is_fixed or version() >= (10, 0)
+        return self.io.is_fixed or version_here() >= (10, 0)
 
     def context(self) -> Any:
         """Return a new execution context, with its own device memory.

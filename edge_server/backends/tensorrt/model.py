@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from edge_server.backends.tensorrt.agreement import agreed
 from edge_server.backends.tensorrt.engine import Engine
-from edge_server.backends.tensorrt.graph_spec import graph_shapes
+from edge_server.backends.tensorrt.graphs import graph_shapes
 from edge_server.backends.tensorrt.instance import PlanInstance
 from edge_server.backends.tensorrt.options import NOT_ON_A_GPU
 from edge_server.errors import ModelConfigError

@@ -10,29 +10,30 @@ import tensorrt as trt
 
 from edge_server.backends.tensorrt.build.build_options import build_options_of
 from edge_server.backends.tensorrt.build.cache import PlanCache, ensure_plan
-from edge_server.backends.tensorrt.build.facts import DeviceFacts, full_version, l4t_release
+from edge_server.backends.tensorrt.build.events import BuildProgress
 from edge_server.backends.tensorrt.build.process import build
 from edge_server.backends.tensorrt.build.side_car import (
+    DeviceFacts,
     cautions,
     compare,
     compare_files,
+    device_facts,
     read_side_car,
 )
-from edge_server.backends.tensorrt.build_progress import BuildProgress
-from edge_server.backends.tensorrt.dla import no_such_core
+from edge_server.backends.tensorrt.engine import no_such_core
 from edge_server.backends.tensorrt.options import on_gpu_alone, plan_name
-from edge_server.backends.tensorrt.trt_log import trt_log
+from edge_server.backends.tensorrt.trt_log import dla_cores
 from edge_server.board.state_directory import state_directory
 from edge_server.errors import ModelConfigError, Unavailable
 from edge_server.gpu.bare_gpu import BareGpu
 from edge_server.model_config.files import reading, require_path
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from edge_server.backends.contract import ProgressCallback
-    from edge_server.backends.tensorrt.build.messages import BuildJob, Event, PlanBuilt
+    from edge_server.backends.tensorrt.build.events import OnEvent
+    from edge_server.backends.tensorrt.build.process import BuildJob, PlanBuilt
     from edge_server.backends.tensorrt.options import TensorRtParameters
     from edge_server.gpu.device import Device
     from edge_server.model_config.config import ModelConfig, Placement
@@ -75,7 +76,7 @@ class PlanSource:
             ModelConfigError: no plan fits; the text gives the reason and the remedy.
             Unavailable: the NVDLA core does not exist, or a plan could not be built now.
         """
-        facts = device_facts(device)
+        facts = facts_of(device)
         core = self._dla_core(facts, placement)
         plan = self._directory / plan_name(self._config, facts.compute_capability)
         if core != placement.dla_core:
@@ -108,7 +109,7 @@ class PlanSource:
         require_path(self._onnx, self._model)
         log.warning("model %s: a plan is built: %s", self._model, why)
         _cache().forget(refused)
-        return self._built(refused.name, device_facts(device), core)
+        return self._built(refused.name, facts_of(device), core)
 
     def _dla_core(self, facts: DeviceFacts, placement: Placement) -> int | None:
         core = placement.dla_core
@@ -150,7 +151,7 @@ class PlanSource:
         options = replace(build_options_of(self._config), dla_core=core)
         is_new = False
 
-        def build_now(job: BuildJob, on_event: Callable[[Event], None]) -> PlanBuilt:
+        def build_now(job: BuildJob, on_event: OnEvent) -> PlanBuilt:
             nonlocal is_new
             is_new = True
             return build(job, on_event)
@@ -174,18 +175,8 @@ def _cache() -> PlanCache:
     return PlanCache(state_directory() / "plans")
 
 
-def device_facts(device: Device) -> DeviceFacts:
+def facts_of(device: Device) -> DeviceFacts:
     """Return the facts that a side-car is compared with; `device` is open, so a driver exists."""
-    major, minor = device.compute_capability
     with device.current("count NVDLA cores"):
-        runtime: trt.Runtime = trt.Runtime(trt_log().logger)
-        cores = int(runtime.num_DLA_cores)
-        del runtime
-    return DeviceFacts(
-        tensorrt=full_version(trt.__version__),
-        compute_capability=f"{major}.{minor}",
-        gpu=device.name,
-        multiprocessors=BareGpu(device.index).multiprocessors,
-        l4t=l4t_release(),
-        dla_cores=cores,
-    )
+        cores = dla_cores()
+    return device_facts(BareGpu(device.index), trt.__version__, cores, "")

@@ -21,7 +21,7 @@ from edge_server.backends.parameters import Parameters, check_parameters, read_p
 from edge_server.errors import InvalidRequest, ModelConfigError
 from edge_server.lanes.anchors import COLUMN_COUNT, ROW_COUNT
 from edge_server.lanes.decode import DecodedLanes, decode_lanes
-from edge_server.lanes.rows import ABSENT_X
+from edge_server.lanes.types import ABSENT_X
 from edge_server.tensors import DataType, Tensor, TensorSpec
 
 if TYPE_CHECKING:

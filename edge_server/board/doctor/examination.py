@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
+import os
 import platform
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge_server.board.board import read_board
-from edge_server.board.disk import read_disk
 from edge_server.board.doctor.checks import CHECKS
-from edge_server.board.doctor.evidence import Configuration, Evidence
-from edge_server.board.doctor.finding import Finding, Level, fault
-from edge_server.board.doctor.probe_process import Probe, ProbeResult, ask
+from edge_server.board.doctor.evidence import (
+    Configuration,
+    Evidence,
+    Finding,
+    Level,
+    ProbeResult,
+    fault,
+)
+from edge_server.board.resources import read_disk
 from edge_server.board.state_directory import state_directory
-from edge_server.errors import SettingsError
+from edge_server.errors import Cancelled, EdgeServerError, SettingsError
+from edge_server.process.run_in_child import ChildFailed, ChildOptions, run_in_child
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from edge_server.board.board import BoardFacts
+    from edge_server.board.device_nodes import Account
     from edge_server.settings import Settings
 
 # The packaged settings file, and the unit's state directory under systemd.
@@ -41,7 +51,25 @@ _ALWAYS = (
 )
 # Maximum number of concurrent probes; more would compete for the few cores of a board.
 _PROCESSES = 4
-_NETWORK_PATIENCE_S = 8.0
+_NETWORK_TIMEOUT_S = 8.0
+# The first import of a large library from a slow disk takes seconds.
+_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A function that may crash or hang (drivers, third-party libraries, networks): it runs in a
+    process of its own, which costs only its result, and at most its time limit.
+
+    Attributes:
+        function: as `package.module:name`; it returns a dict that JSON can encode.
+        account: the account that runs it, where root examines; other users run it as themselves.
+    """
+
+    function: str
+    arguments: tuple[str, ...] = ()
+    timeout_s: float = _TIMEOUT_S
+    account: Account | None = None
 
 
 @dataclass(frozen=True)
@@ -58,7 +86,7 @@ class Examination:
 def examine(
     config: Path | None = None,
     root: Path = Path("/"),
-    asks: Callable[[Probe], ProbeResult] = ask,
+    run: Callable[[Probe], ProbeResult] | None = None,
     now_s: float | None = None,
 ) -> Examination:
     """Run all probes and checks; no finding raises.
@@ -66,27 +94,57 @@ def examine(
     Args:
         config: the daemon's settings; /etc/edge_server/config.toml by default.
         root: the root directory of the board's files.
-        asks: runs one probe.
+        run: runs one probe; by default `run_probe`.
         now_s: Unix time; by default that of the clock.
     """
     board = read_board(root, now_s)
     configuration = read_configuration(config, root)
-    questions = _questions(board, configuration.settings)
+    probes = _probes(board, configuration.settings)
+    stop = threading.Event()
     with ThreadPoolExecutor(_PROCESSES) as threads:
         try:
-            answers = dict(zip(questions, threads.map(asks, questions.values()), strict=True))
+            found = threads.map(run or partial(run_probe, stop=stop), probes.values())
+            results = dict(zip(probes, found, strict=True))
         except KeyboardInterrupt:
+            stop.set()
             threads.shutdown(wait=False, cancel_futures=True)
             raise
     evidence = Evidence(
         board,
         configuration,
         read_disk(_store(board, configuration.settings, root), board.account),
-        answers,
+        results,
         platform.python_version(),
         version("edge-server"),
     )
     return Examination(evidence, run_checks(evidence))
+
+
+def run_probe(probe: Probe, stop: threading.Event | None = None) -> ProbeResult:
+    """Run the probe; return soon after its `timeout_s`, or when `stop` is set; never raise."""
+    account = None
+    if probe.account is not None and probe.account.uid and os.geteuid() == 0:
+        account = probe.account.uid, tuple(sorted(probe.account.gids))
+
+    def watch() -> None:
+        if stop is not None and stop.is_set():
+            raise Cancelled("was interrupted")
+
+    try:
+        facts = run_in_child(
+            probe.function,
+            *probe.arguments,
+            timeout_s=probe.timeout_s,
+            watch=watch,
+            options=ChildOptions(account=account),
+        )
+    except OSError as error:
+        return ProbeResult(failure=f"no process for it: {error.strerror}")
+    except (ChildFailed, EdgeServerError) as error:
+        return ProbeResult(failure=f"the process that tried {error}")
+    if not isinstance(facts, dict):
+        return ProbeResult(failure=f"the process that tried found {facts!r}, which is no dict")
+    return ProbeResult(facts)
 
 
 def run_checks(evidence: Evidence) -> dict[str, Finding]:
@@ -127,19 +185,19 @@ def _usual_configuration(root: Path) -> Path | None:
     return usual
 
 
-def _questions(board: BoardFacts, settings: Settings | None) -> dict[str, Probe]:
-    questions = {name: Probe(_PROBES + name) for name in _ALWAYS}
+def _probes(board: BoardFacts, settings: Settings | None) -> dict[str, Probe]:
+    probes = {name: Probe(_PROBES + name) for name in _ALWAYS}
     # Permission to open the GPU depends on the user.
-    questions["driver"] = replace(questions["driver"], account=board.account)
+    probes["driver"] = replace(probes["driver"], account=board.account)
     if board.systemd and board.unit is not None:
-        questions["unit"] = Probe(f"{_PROBES}unit")
+        probes["unit"] = Probe(f"{_PROBES}unit")
     if settings is not None and settings.grpc.enabled and settings.grpc.port:
         where = (settings.grpc.host, str(settings.grpc.port))
-        questions["grpc_port"] = Probe(f"{_PROBES}grpc_port", where)
+        probes["grpc_port"] = Probe(f"{_PROBES}grpc_port", where)
     if settings is not None and settings.mqtt is not None:
         where = (settings.mqtt.host, str(settings.mqtt.port))
-        questions["broker"] = Probe(f"{_PROBES}broker", where, _NETWORK_PATIENCE_S)
-    return questions
+        probes["broker"] = Probe(f"{_PROBES}broker", where, _NETWORK_TIMEOUT_S)
+    return probes
 
 
 def _store(board: BoardFacts, settings: Settings | None, root: Path) -> Path:

@@ -16,10 +16,10 @@ import socket
 import subprocess
 from typing import Any
 
+from edge_server.board.board import UNIT
 from edge_server.board.listening import listener, remedy
-from edge_server.board.unit_file import UNIT
 
-Says = dict[str, Any]
+Facts = dict[str, Any]
 
 # CUdevice_attribute of cuda.h.
 _COMPUTE_MAJOR, _COMPUTE_MINOR, _INTEGRATED = 75, 76, 18
@@ -31,7 +31,7 @@ _STA_UNSYNC = 0x0040
 _TIMEX_LONGS = 64
 
 
-def driver() -> Says:
+def driver() -> Facts:
     """Report whether CUDA's driver starts for the user of this process, its version, and its
     devices."""
     try:
@@ -53,7 +53,7 @@ def driver() -> Says:
     }
 
 
-def cuda_runtime() -> Says:
+def cuda_runtime() -> Facts:
     """Report the version of CUDA's runtime library, if one is found."""
     for directory in _CUDART_DIRECTORIES:
         for name in _CUDARTS:
@@ -69,23 +69,23 @@ def cuda_runtime() -> Says:
     return {"missing": True}
 
 
-def pycuda() -> Says:
+def pycuda() -> Facts:
     """Report whether pycuda and its driver module can be imported."""
-    says = _imported("pycuda", "VERSION_TEXT")
-    if "version" in says:
+    facts = _imported("pycuda", "VERSION_TEXT")
+    if "version" in facts:
         try:
             importlib.import_module("pycuda.driver")
         except Exception as error:  # noqa: BLE001 - a library's import may raise any exception
-            says["error"] = _told(error)
-    return says
+            facts["error"] = _summary(error)
+    return facts
 
 
-def tensorrt() -> Says:
+def tensorrt() -> Facts:
     """Report whether TensorRT can be imported; the probe makes none of its objects."""
     return _imported("tensorrt")
 
 
-def nvdla() -> Says:
+def nvdla() -> Facts:
     """Report the number of NVDLA cores that TensorRT's runtime finds.
 
     Without a working driver such a runtime ends the process, so the driver is probed first.
@@ -100,25 +100,25 @@ def nvdla() -> Says:
     return {"cores": int(runtime.num_DLA_cores)}
 
 
-def opencv() -> Says:
+def opencv() -> Facts:
     """Report OpenCV's version, and whether it was built with GStreamer."""
-    says = _imported("cv2")
-    if "version" in says:
+    facts = _imported("cv2")
+    if "version" in facts:
         built: str = importlib.import_module("cv2").getBuildInformation()
         line = re.search(r"^\s*GStreamer:\s*(\S+)", built, re.MULTILINE)
-        says["gstreamer"] = line is not None and line[1] == "YES"
-    return says
+        facts["gstreamer"] = line is not None and line[1] == "YES"
+    return facts
 
 
-def onnxruntime() -> Says:
+def onnxruntime() -> Facts:
     """Report ONNX Runtime's version and execution providers."""
-    says = _imported("onnxruntime")
-    if "version" in says:
-        says["providers"] = importlib.import_module("onnxruntime").get_available_providers()
-    return says
+    facts = _imported("onnxruntime")
+    if "version" in facts:
+        facts["providers"] = importlib.import_module("onnxruntime").get_available_providers()
+    return facts
 
 
-def kernel_clock() -> Says:
+def kernel_clock() -> Facts:
     """Report whether the kernel's clock is synchronized: every time daemon sets that flag."""
     # struct timex has 208 bytes on 64-bit Linux: modes (an int), offset, freq, maxerror, esterror,
     # status (an int). With modes 0 the call only reads.
@@ -130,11 +130,11 @@ def kernel_clock() -> Says:
     return {"synchronized": not status.value & _STA_UNSYNC}
 
 
-def unit() -> Says:
+def unit() -> Facts:
     """Report the state of the daemon's unit in systemd."""
-    asked = ["ActiveState", "SubState", "Result", "ExecMainStatus", "NRestarts", "UnitFileState"]
+    wanted = ["ActiveState", "SubState", "Result", "ExecMainStatus", "NRestarts", "UnitFileState"]
     done = subprocess.run(  # noqa: S603
-        ["systemctl", "show", UNIT, f"--property={','.join(asked)}"],  # noqa: S607
+        ["systemctl", "show", UNIT, f"--property={','.join(wanted)}"],  # noqa: S607
         capture_output=True,
         text=True,
         timeout=10,
@@ -145,7 +145,7 @@ def unit() -> Says:
     return dict(line.partition("=")[::2] for line in done.stdout.splitlines())
 
 
-def grpc_port(host: str, port: str) -> Says:
+def grpc_port(host: str, port: str) -> Facts:
     """Report whether the port is free, and if not, which server responds."""
     try:
         listener(host, int(port)).close()
@@ -154,20 +154,20 @@ def grpc_port(host: str, port: str) -> Says:
             return {"error": remedy(error, "--grpc")}
     else:
         return {"free": True}
-    says: Says = {"free": False}
+    facts: Facts = {"free": False}
     grpc: Any = importlib.import_module("tritonclient.grpc")
-    asked = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    client = grpc.InferenceServerClient(asked)
+    wanted = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    client = grpc.InferenceServerClient(wanted)
     try:
         metadata = client.get_server_metadata(client_timeout=2)
     except grpc.InferenceServerException as error:
-        says["error"] = str(error)
+        facts["error"] = str(error)
     else:
-        says.update(name=metadata.name, version=metadata.version)
-    return says
+        facts.update(name=metadata.name, version=metadata.version)
+    return facts
 
 
-def broker(host: str, port: str) -> Says:
+def broker(host: str, port: str) -> Facts:
     """Report whether a server accepts TCP connections on that address."""
     try:
         socket.create_connection((host, int(port)), timeout=4).close()
@@ -176,17 +176,17 @@ def broker(host: str, port: str) -> Says:
     return {}
 
 
-def _imported(name: str, version: str = "__version__") -> Says:
+def _imported(name: str, version: str = "__version__") -> Facts:
     try:
         module = importlib.import_module(name)
     except ModuleNotFoundError as error:
-        return {"missing": True} if error.name == name else {"error": _told(error)}
+        return {"missing": True} if error.name == name else {"error": _summary(error)}
     except Exception as error:  # noqa: BLE001 - a library's import may raise any exception
-        return {"error": _told(error)}
+        return {"error": _summary(error)}
     return {"version": str(getattr(module, version, "?")), "file": module.__file__ or ""}
 
 
-def _told(error: Exception) -> str:
+def _summary(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".partition("\n")[0]
 
 
@@ -201,7 +201,7 @@ def _cuda_version(number: int) -> str:
     return f"{number // 1000}.{number % 1000 // 10}"
 
 
-def _device(cuda: ctypes.CDLL, index: int) -> Says:
+def _device(cuda: ctypes.CDLL, index: int) -> Facts:
     name = ctypes.create_string_buffer(256)
     cuda.cuDeviceGetName(name, len(name), index)
     memory = ctypes.c_size_t()

@@ -1,4 +1,4 @@
-"""Render a `RoadScene` from the camera's view, with its lane lines as ground truth."""
+"""A rendered drive along a road: a source of frames with known lanes."""
 
 from __future__ import annotations
 
@@ -7,15 +7,19 @@ from typing import TYPE_CHECKING
 import cv2
 import numpy as np
 
+from edge_server.cameras.frame import Pace
 from edge_server.cameras.synthetic.road_objects import draw_roadside, draw_vehicle
-from edge_server.cameras.synthetic.road_textures import TEXTURE_MIDDLE, TEXTURE_PX
+from edge_server.cameras.synthetic.road_scene import TEXTURE_MIDDLE, TEXTURE_PX, RoadScene
 from edge_server.cameras.synthetic.road_view import fill_polygons, look, marks_ahead, scaled
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from edge_server.cameras.synthetic.road_scene import Colour, Line, RoadScene
-    from edge_server.cameras.synthetic.road_view import View
+    from edge_server.cameras.synthetic.road_scene import Line
+    from edge_server.cameras.synthetic.road_view import Colour, View
+
+DEFAULT_FPS = 30.0
+SPEED_M_S = 25.0
 
 MAX_LANES = 5
 FARTHEST_LABEL_M = 150.0
@@ -27,6 +31,56 @@ ARROW_SPACING_M, ARROW_REACH_M = 40.0, 60.0
 TEXTURE_ACROSS_M = 7.2
 TEXTURE_ALONG_M = 24.0
 TEXTURE_FADE_M = 70.0
+
+
+class SyntheticRoad:
+    """Drives along a road at `SPEED_M_S`; a FrameSource.
+
+    The same arguments always give the same images.
+
+    Attributes:
+        truth: the lanes of the last image, in the form of `render`: each (N, 2)
+            float32 x, y in pixels; empty before the first image.
+
+    Args:
+        seed: selects the road.
+        fps: frames per second, `DEFAULT_FPS` if None; 0 renders at full speed, with the steps of
+            `DEFAULT_FPS`.
+        width_px, height_px: of the images.
+        frames: number of frames until the drive ends; 0 never ends.
+    """
+
+    def __init__(
+        self,
+        *,
+        seed: int = 0,
+        fps: float | None = None,
+        width_px: int = 1280,
+        height_px: int = 720,
+        frames: int = 0,
+    ) -> None:
+        rate = DEFAULT_FPS if fps is None else fps
+        self.truth: list[NDArray[np.float32]] = []
+        self._scene = RoadScene.for_camera(seed)
+        self._step_m = SPEED_M_S / (rate or DEFAULT_FPS)
+        self._width_px = width_px
+        self._height_px = height_px
+        self._frames = frames
+        self._given = 0
+        self._pace = Pace(rate)
+
+    def read(self) -> NDArray[np.uint8] | None:
+        """Return the next image, (H, W, 3) uint8 BGR, when it is due; None at the end."""
+        if self._frames and self._given >= self._frames:
+            return None
+        distance_m = self._given * self._step_m
+        image, self.truth = render(self._scene, distance_m, self._width_px, self._height_px)
+        self._given += 1
+        self._pace.wait()
+        return image
+
+    def close(self) -> None:
+        """Do nothing: the source holds no resources."""
 
 
 def render(
@@ -48,7 +102,7 @@ def render(
             the bottom of the image upwards, including parts hidden by traffic and parts left or
             right of the image.
     """
-    view = look(scene, distance_m, width, height)
+    view = look(scene.camera, scene.course, distance_m, width, height)
     horizon_row = int(np.clip(np.floor(view.row_px[-1]), 1, height - 1))
     image = np.empty((height, width, 3), np.uint8)
     image[:horizon_row] = cv2.resize(scene.roadside.backdrop, (width, horizon_row))

@@ -5,60 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import cv2
 import numpy as np
 
-from edge_server.cameras.synthetic.road_textures import (
-    TEXTURE_MIDDLE,
-    TEXTURE_PX,
-    backdrop,
-    noise_tile,
-)
+from edge_server.cameras.synthetic.road_view import Colour, Course, PinholeCamera
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-Colour = tuple[float, float, float]
+TEXTURE_PX = 512
+TEXTURE_MIDDLE = 128
 
 WHITE: Colour = (225.0, 228.0, 230.0)
 YELLOW: Colour = (60.0, 175.0, 225.0)
-
-
-@dataclass(frozen=True)
-class PinholeCamera:
-    """A pinhole camera above the road; lengths in metres, the rest as fractions of the image.
-
-    Attributes:
-        focal: focal length over the image width.
-        horizon: height of the horizon, 0 = top of the image.
-        height_m: above the road.
-        roll_rad: clockwise turn of the image.
-    """
-
-    focal: float
-    horizon: float
-    height_m: float
-    roll_rad: float
-
-
-@dataclass(frozen=True)
-class Course:
-    """The road's course. Curvature and sway are waves over the distance driven.
-
-    Attributes:
-        curvature_per_m: largest curvature; 1/150 is a tight ramp.
-        curvature_wavelength_m, curvature_phase: of its slow change along the road.
-        grade_per_m: vertical curvature; positive climbs.
-        heading_rad: of the road relative to the camera.
-        sway_m, sway_wavelength_m: amplitude and wavelength of the vehicle's drift in its lane.
-    """
-
-    curvature_per_m: float
-    curvature_wavelength_m: float
-    curvature_phase: float
-    grade_per_m: float
-    heading_rad: float
-    sway_m: float
-    sway_wavelength_m: float
 
 
 @dataclass(frozen=True)
@@ -285,3 +244,39 @@ def _roadside(rng: np.random.Generator, lines: tuple[Line, ...], *, mainstream: 
         seam_offsets_m=tuple(float(x) for x in seam_offsets),
         arrow=not mainstream and rng.random() < 0.12,
     )
+
+
+def noise_tile(rng: np.random.Generator, scales: tuple[int, ...]) -> NDArray[np.float32]:
+    """Return (512, 512) float32 noise of several octaves, about -1..1, periodic at its edges."""
+    tile = np.zeros((TEXTURE_PX, TEXTURE_PX), np.float32)
+    for cells in scales:
+        coarse = rng.standard_normal((cells, cells)).astype(np.float32)
+        wrapped = np.pad(coarse, 2, mode="wrap")
+        size = TEXTURE_PX * (cells + 4) // cells
+        pad = 2 * TEXTURE_PX // cells
+        tile += cv2.resize(wrapped, (size, size))[pad : pad + TEXTURE_PX, pad : pad + TEXTURE_PX]
+    return np.asarray(tile / len(scales) ** 0.5, np.float32)
+
+
+def backdrop(rng: np.random.Generator, *, mainstream: bool) -> NDArray[np.uint8]:
+    """Return sky with a few clouds, and two ranges of hills along the bottom edge."""
+    height, width = 200, 640
+    zenith = np.array(
+        (205, 150, 95) if mainstream else rng.uniform((120, 110, 80), (235, 200, 190))
+    )
+    haze = np.array((235, 220, 205)) if mainstream else rng.uniform(150, 245, 3)
+    fade = np.linspace(0, 1, height)[:, None, None] ** 1.5
+    sky = (zenith * (1 - fade) + haze * fade).astype(np.float32).repeat(width, 1)
+    cloud = cv2.resize(noise_tile(rng, (4, 8, 16, 32))[:, :128], (width, height))
+    cover = np.clip(cloud - rng.uniform(0.3, 1.2), 0, 1)[..., None] * (1 - 0.5 * fade)
+    sky += (245 - sky) * np.minimum(cover, 0.8)
+    columns = np.arange(width)
+    for share, tone in ((0.22, 0.45), (0.1, 0.8)):
+        waves = np.zeros(width)
+        for k in (1, 2, 5, 9, 23):
+            waves += np.sin(columns / width * 2 * np.pi * k + rng.uniform(0, 6.28)) / k
+        crest = height * (1 - share * rng.uniform(0.3, 1.0) * (1.1 + 0.5 * waves))
+        hills = np.arange(height)[:, None] > crest[None]
+        green = np.array((75, 95, 80)) if mainstream else rng.uniform(40, 130, 3)
+        sky[hills] = haze + (green - haze) * tone
+    return np.clip(sky, 0, 255).astype(np.uint8)

@@ -1,4 +1,4 @@
-"""Project the road ahead into the image, and draw polygons there."""
+"""The camera and the road's course: project the road ahead into the image, and draw there."""
 
 from __future__ import annotations
 
@@ -11,13 +11,51 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from edge_server.cameras.synthetic.road_scene import Colour, RoadScene
+Colour = tuple[float, float, float]
 
 FARTHEST_M = 300.0
 PROFILE_POINTS = 140
 # Fixed-point coordinates of OpenCV's drawing functions: 1/16 pixel.
 SUBPIXEL_BITS = 4
 COORDINATE_LIMIT_PX = 20_000.0
+
+
+@dataclass(frozen=True)
+class PinholeCamera:
+    """A pinhole camera above the road; lengths in metres, the rest as fractions of the image.
+
+    Attributes:
+        focal: focal length over the image width.
+        horizon: height of the horizon, 0 = top of the image.
+        height_m: above the road.
+        roll_rad: clockwise turn of the image.
+    """
+
+    focal: float
+    horizon: float
+    height_m: float
+    roll_rad: float
+
+
+@dataclass(frozen=True)
+class Course:
+    """The road's course. Curvature and sway are waves over the distance driven.
+
+    Attributes:
+        curvature_per_m: largest curvature; 1/150 is a tight ramp.
+        curvature_wavelength_m, curvature_phase: of its slow change along the road.
+        grade_per_m: vertical curvature; positive climbs.
+        heading_rad: of the road relative to the camera.
+        sway_m, sway_wavelength_m: amplitude and wavelength of the vehicle's drift in its lane.
+    """
+
+    curvature_per_m: float
+    curvature_wavelength_m: float
+    curvature_phase: float
+    grade_per_m: float
+    heading_rad: float
+    sway_m: float
+    sway_wavelength_m: float
 
 
 @dataclass(frozen=True)
@@ -52,9 +90,8 @@ class View:
         return np.concatenate((self.project(left_m, z_m), self.project(right_m, z_m)[::-1]))
 
 
-def look(scene: RoadScene, distance_m: float, width: int, height: int) -> View:
+def look(camera: PinholeCamera, course: Course, distance_m: float, width: int, height: int) -> View:
     """Integrate heading and position along the road ahead and project the ground."""
-    camera, course = scene.camera, scene.course
     scale_px = camera.focal * width
     nearest_m = scale_px * camera.height_m / ((1.0 - camera.horizon) * height)
     z_m = np.geomspace(0.85 * nearest_m, FARTHEST_M, PROFILE_POINTS)

@@ -1,18 +1,25 @@
-"""The flags of `run` and `check` as argparse takes them, and their help.
+"""The flags of `run` and `check`: as argparse takes them, their help, and the settings they give.
 
-Parsing a command line imports nothing heavy; the help looks up the defaults on demand.
+Parsing a command line imports nothing heavy; settings are imported when a flag is applied, and for
+the defaults in the help.
 """
 
 from __future__ import annotations
 
 import argparse
+import difflib
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from edge_server.cli.flags.table import DEPRECATED, GROUPS
+from edge_server.cli.flags.table import DEPRECATED, GROUPS, Flag, is_list
+from edge_server.errors import SettingsError
 
 if TYPE_CHECKING:
-    from edge_server.cli.flags.flag import Flag
+    from collections.abc import Iterable, Mapping, Sequence
+
+# Flags whose values must not appear in the journal.
+_SECRET = frozenset({"grpc-restricted-protocol"})
 
 _EXAMPLES = """\
 examples:
@@ -82,7 +89,7 @@ class _Help(argparse.Action):
         self._verb, self._about, self._everything = verb, about, everything
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
-        told = argparse.ArgumentParser(
+        shown = argparse.ArgumentParser(
             prog=parser.prog,
             usage=parser.usage,
             description=self._about,
@@ -92,14 +99,14 @@ class _Help(argparse.Action):
         )
         for action in parser._get_optional_actions():  # noqa: SLF001 - those without a group
             if action.help != argparse.SUPPRESS:
-                told._add_action(action)  # noqa: SLF001
+                shown._add_action(action)  # noqa: SLF001
         for title, flags in GROUPS.items():
-            group = told.add_argument_group(title)
+            group = shown.add_argument_group(title)
             for flag in flags:
                 if self._everything or not (flag.sets_nothing or title == DEPRECATED):
                     default = "" if title == DEPRECATED else _default(flag)
                     _add(group, flag, flag.help + default)
-        told.print_help()
+        shown.print_help()
         parser.exit()
 
 
@@ -107,7 +114,7 @@ def _default(flag: Flag) -> str:
     """Return the default of a flag, for the end of its help."""
     from edge_server.settings import Settings  # noqa: PLC0415
 
-    if not flag.path:
+    if not (flag.path and flag.value):
         return ""
     value: Any = Settings()
     for name in flag.path.split("."):
@@ -117,3 +124,78 @@ def _default(flag: Flag) -> str:
     elif isinstance(value, (tuple, list)):
         value = ", ".join(map(str, value))
     return "" if value in ("", None) else f" (default: {value})"
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The result of the flags.
+
+    Attributes:
+        overrides: table → key → value, to be laid over the configuration file.
+        notes: a line for each flag without effect, or with a deprecated spelling.
+    """
+
+    overrides: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+def choose(given: Mapping[str, Sequence[str]]) -> Chosen:
+    """Return the settings of `given` (flag → its values, in order).
+
+    A deprecated flag gives way to its replacement, wherever that stands.
+
+    Raises:
+        SettingsError: an invalid value, or a refused flag; the text names both and the remedy.
+    """
+    if given.get("response-cache-byte-size") and given.get("cache-config"):
+        raise SettingsError(
+            "Incompatible flags --response-cache-byte-size and --cache-config both provided. "
+            "Please provide one or the other."
+        )
+    chosen = Chosen()
+    for group in sorted(GROUPS, key=lambda name: name != DEPRECATED):
+        for flag in GROUPS[group]:
+            values = given.get(flag.name, ())
+            if values and group == DEPRECATED:
+                chosen.notes.append(f"--{flag.name} is deprecated: {flag.help}")
+            for value in values:
+                _apply(flag, value, chosen)
+    return chosen
+
+
+def _apply(flag: Flag, value: str, chosen: Chosen) -> None:
+    spelt = (
+        f"--{flag.name}={value}" if flag.value and flag.name not in _SECRET else f"--{flag.name}"
+    )
+    try:
+        effect = flag.apply(value)
+    except ValueError as error:
+        raise SettingsError(f"{spelt}: {error}") from None
+    if isinstance(effect, str):
+        chosen.notes.append(f"{spelt} has no effect: {effect}")
+    else:
+        _set(chosen.overrides, *effect)
+
+
+def _set(table: dict[str, Any], path: str, value: Any) -> None:
+    """Set the setting at `path`, or append to a list unless it has the value."""
+    *tables, key = path.split(".")
+    for name in tables:
+        table = table.setdefault(name, {})
+    if not is_list(path):
+        table[key] = value
+    elif value not in table.setdefault(key, []):
+        table[key].append(value)
+
+
+def nearest(unknown: Sequence[str], known: Iterable[str]) -> str:
+    """Return the error text for arguments that no flag takes.
+
+    tritonserver accepts the beginning of a name for the whole; here the text suggests that name.
+    """
+    flag = next((each for each in unknown if each.startswith("--")), unknown[0])
+    name = flag.partition("=")[0]
+    names = list(known)
+    begun = [each for each in names if name.startswith("--") and each.startswith(name)]
+    close = begun or difflib.get_close_matches(name, names, n=1)
+    return f"unknown argument {name}" + (f"; did you mean {close[0]}?" if close else "")

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
-from edge_server.backends.tensorrt.build.build_lock import build_lock
 from edge_server.backends.tensorrt.build.build_options import given_profiles
-from edge_server.backends.tensorrt.build.cache import PlanCache
+from edge_server.backends.tensorrt.build.cache import PlanCache, build_lock
+from edge_server.backends.tensorrt.build.events import Progressed, Step, TrtMessage
 from edge_server.backends.tensorrt.build.making import make_plan
-from edge_server.backends.tensorrt.build.messages import BuildJob, Event, PlanBuilt, Step
 from edge_server.backends.tensorrt.build.process import BuildLimits, build
 from edge_server.board.state_directory import state_directory
-from edge_server.cli.plan.bar import BuildBar
 from edge_server.cli.plan.target import require_onnx
 from edge_server.errors import InvalidRequest, Unavailable
 
@@ -22,8 +22,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from edge_server.backends.tensorrt.build.build_options import BuildOptions
+    from edge_server.backends.tensorrt.build.events import BuildEvent, OnEvent
+    from edge_server.backends.tensorrt.build.process import BuildJob, PlanBuilt
     from edge_server.backends.tensorrt.build.side_car import SideCar
     from edge_server.cli.plan.target import Target
+
+_WIDTH = 24
+_COLUMNS = 78
 
 
 def build_for_people(target: Target, arguments: argparse.Namespace) -> None:
@@ -41,7 +46,7 @@ def build_for_people(target: Target, arguments: argparse.Namespace) -> None:
         timing_cache = PlanCache(state_directory() / "plans").timing_cache
     bar = BuildBar(verbose=arguments.verbose)
 
-    def run(job: BuildJob, on_event: Callable[[Event], None]) -> PlanBuilt:
+    def run(job: BuildJob, on_event: OnEvent) -> PlanBuilt:
         return build(job, on_event, limits)
 
     try:
@@ -103,3 +108,66 @@ def _summary(target: Target, plan: Path, side_car: SideCar, options: BuildOption
         yield from (f"  NVDLA  {name}" for name in side_car.placed.dla)
         yield from (f"  GPU    {name}" for name in side_car.placed.gpu)
     yield f"the same with: {side_car.trtexec}"
+
+
+class BuildBar:
+    """Shows build events; TensorRT's messages are counted, and shown if `verbose`.
+
+    Attributes:
+        warnings: number of TensorRT's warnings.
+    """
+
+    def __init__(
+        self,
+        *,
+        verbose: bool,
+        file: TextIO | None = None,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._verbose = verbose
+        self._file = file or sys.stderr
+        self._on_terminal = self._file.isatty()
+        self._now = now
+        self._began = now()
+        self._what, self._shown = "starting", ""
+        self._fraction: float | None = None
+        self.warnings = 0
+
+    def __call__(self, event: BuildEvent) -> None:
+        if isinstance(event, TrtMessage):
+            self._show_message(event)
+            return
+        if isinstance(event, Step):
+            self._what, self._fraction = event.what, None
+            if not self._on_terminal:
+                print(f"{event.what} …", file=self._file, flush=True)
+        elif isinstance(event, Progressed):
+            self._fraction = event.fraction
+            self._what = event.phase.lower()
+        self._draw()
+
+    def close(self) -> None:
+        """Clear the line."""
+        if self._on_terminal:
+            print("\r\033[K", end="", file=self._file, flush=True)
+
+    def _show_message(self, event: TrtMessage) -> None:
+        self.warnings += event.level == "WARNING"
+        if self._verbose:
+            self.close()
+            print(f"TensorRT {event.level}: {event.text}", file=self._file, flush=True)
+
+    def _draw(self) -> None:
+        if not self._on_terminal:
+            return
+        took_s = self._now() - self._began
+        bar = "" if self._fraction is None else f"{self._bar(self._fraction)} "
+        line = f"{bar}{self._what}, {took_s:.0f} s"[:_COLUMNS]
+        if line != self._shown:
+            self._shown = line
+            print(f"\r\033[K{line}", end="", file=self._file, flush=True)
+
+    @staticmethod
+    def _bar(fraction: float) -> str:
+        full = round(fraction * _WIDTH)
+        return f"[{'#' * full}{'.' * (_WIDTH - full)}] {100 * fraction:3.0f} %"

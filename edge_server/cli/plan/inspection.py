@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from edge_server.backends.tensorrt.build import layers as engine_layers
 from edge_server.backends.tensorrt.build.cache import why_not
-from edge_server.backends.tensorrt.build.messages import LookJob
-from edge_server.backends.tensorrt.build.process import look, probe_device
+from edge_server.backends.tensorrt.build.process import probe_device, read_layers
 from edge_server.backends.tensorrt.build.side_car import (
     cautions,
     encode,
@@ -107,6 +106,6 @@ def _layers(target: Target, side_car: SideCar) -> Iterator[str]:
     if facts.reason:
         raise Unavailable(f"the layers are TensorRT's to tell, on the device: {facts.reason}")
     print("reading the engine …", file=sys.stderr)
-    information = look(LookJob(str(target.plan.absolute()), side_car.dla_core))
+    information = read_layers(target.plan, side_car.dla_core)
     yield f"tensors    {', '.join(engine_layers.io_names(information))}"
     yield from engine_layers.table(information)

@@ -1,4 +1,4 @@
-"""Trace files in Triton's JSON form."""
+"""Trace files in Triton's JSON form, and the thread that writes them."""
 
 from __future__ import annotations
 
@@ -6,17 +6,20 @@ import errno
 import logging
 import os
 import stat
+import threading
+from collections import deque
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
-from edge_server.process.places import error_of_place
+from edge_server.process.paths import error_of_place
+from edge_server.process.worker import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from edge_server.inference.tracing.sampling import Sampler
+    from edge_server.inference.tracing.traced_request import Sampler, TracedRequest
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +27,12 @@ log = logging.getLogger(__name__)
 MOST_BYTES = 64 * 1024 * 1024
 # The disk space of the smallest file.
 _BLOCK_BYTES = 4096
+# The limit of traces that wait to be written: requests beyond it are dropped and counted.
+MOST_WAITING = 10_000
+# Traces within that time are written together; a crash costs as many.
+_GATHER_S = 0.1
+# An idle worker wakes this often, so that its heartbeat moves.
+_LOOK_S = 5.0
 
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _HEAD, _BETWEEN, _TAIL = b"[\n", b",\n", b"\n]\n"
@@ -48,12 +57,13 @@ class TraceFile:
         self.path = Path(path).absolute()
         self.full = False
         self._most_bytes = most_bytes
-        self._parts: WeakKeyDictionary[Sampler, _Part] = WeakKeyDictionary()
+        # The numbered file of each sampler, and its number of traces.
+        self._parts: WeakKeyDictionary[Sampler, tuple[Path, int]] = WeakKeyDictionary()
         self._next_part = 0
         self._begun: set[Path] = set()
         self._failed = False
         try:
-            self._prove()
+            self._check_writable()
             self._sizes = self._find()
         except OSError as error:
             what = "is a link" if error.errno == errno.ELOOP else error.strerror
@@ -73,23 +83,21 @@ class TraceFile:
             return False
         path = self._path_for(sampler)
         try:
-            self._append(path, elements)
-        except _Full:
-            self.full = True
+            self.full = not self._append(path, elements)
+        except OSError as error:
+            if not self._failed:
+                self._failed = True
+                log.warning("trace %s: traces are lost: %s", path, error.strerror)
+            return False
+        if self.full:
             log.warning(
                 "trace %s: no more traces: its files have %d MiB; move them away and start anew",
                 self.path,
                 self._most_bytes >> 20,
             )
-        except OSError as error:
-            if not self._failed:
-                self._failed = True
-                log.warning("trace %s: traces are lost: %s", path, error.strerror)
-        else:
-            return True
-        return False
+        return not self.full
 
-    def _prove(self) -> None:
+    def _check_writable(self) -> None:
         """Raises: OSError: `path` is not writable."""
         was_there = os.path.lexists(self.path)
         with _opened(self.path):
@@ -113,16 +121,15 @@ class TraceFile:
     def _path_for(self, sampler: Sampler) -> Path:
         if not sampler.rule.log_frequency:
             return self.path
-        part = self._parts.get(sampler)
-        if part is None or part.traces == sampler.rule.log_frequency:
-            path = self.path.with_name(f"{self.path.name}.{self._next_part}")
-            part = self._parts[sampler] = _Part(path)
+        path, traces = self._parts.get(sampler, (self.path, sampler.rule.log_frequency))
+        if traces == sampler.rule.log_frequency:
+            path, traces = self.path.with_name(f"{self.path.name}.{self._next_part}"), 0
             self._next_part += 1
-        part.traces += 1
-        return part.path
+        self._parts[sampler] = (path, traces + 1)
+        return path
 
-    def _append(self, path: Path, elements: bytes) -> None:
-        """Raises: OSError, _Full: nothing was written, and the file's old content is whole."""
+    def _append(self, path: Path, elements: bytes) -> bool:
+        """False, or an OSError: nothing was written, and the file's old content is whole."""
         with _opened(path) as descriptor:
             size = os.fstat(descriptor).st_size
             goes_on = path in self._begun and size == self._sizes[path] > 0
@@ -132,7 +139,7 @@ class TraceFile:
             if self._used_bytes + more_bytes > self._most_bytes:
                 if not size:
                     path.unlink()
-                raise _Full
+                return False
             if not goes_on:
                 os.ftruncate(descriptor, 0)
                 self._begun.add(path)
@@ -148,22 +155,11 @@ class TraceFile:
                         path.unlink()
                 raise
             self._count(path, at + len(data))
+            return True
 
     def _count(self, path: Path, size: int) -> None:
         self._used_bytes += _on_disk(size) - _on_disk(self._sizes.get(path, 0))
         self._sizes[path] = size
-
-
-class _Full(Exception):
-    """The limit of trace bytes is reached."""
-
-
-class _Part:
-    """One numbered file, and its number of traces."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.traces = 0
 
 
 @contextmanager
@@ -187,3 +183,79 @@ def _write_all(descriptor: int, data: bytes, at: int) -> None:
 def _on_disk(size: int) -> int:
     """Bytes in whole blocks."""
     return -(-size // _BLOCK_BYTES) * _BLOCK_BYTES
+
+
+class TraceWriter:
+    """Takes finished traced requests from any thread and writes them in their order.
+
+    No request waits for a disk. The worker has no supervisor: a disk that hangs costs traces and
+    nothing else.
+    """
+
+    def __init__(self, file: TraceFile) -> None:
+        self._file = file
+        self._news = threading.Condition()
+        self._waiting: deque[TracedRequest] = deque()
+        self._waiting_traces = 0
+        self._closed = False
+        self._written = 0
+        self._dropped = 0
+        self._worker = Worker("trace", self._tick, on_end=self._write_waiting)
+
+    @property
+    def file_name(self) -> str:
+        return str(self._file.path)
+
+    @property
+    def full(self) -> bool:
+        """Whether writing has ended: the writer is stopped or the trace files are full."""
+        return self._closed or self._file.full
+
+    @property
+    def dropped(self) -> int:
+        """The number of requests dropped, because the queue or the files were full."""
+        return self._dropped
+
+    def start(self) -> None:
+        self._worker.start()
+
+    def stop(self, timeout_s: float = 1.0) -> None:
+        """Write the queued traces, accept no more."""
+        with self._news:
+            self._closed = True
+            self._news.notify()
+        self._worker.stop(timeout_s)
+        if self._written or self._dropped:
+            log.info(
+                "trace %s: %d requests written, %d dropped",
+                self._file.path,
+                self._written,
+                self._dropped,
+            )
+
+    def put(self, request: TracedRequest) -> None:
+        """Queue `request` for writing and return at once."""
+        with self._news:
+            if self._closed or self._waiting_traces + len(request) > MOST_WAITING:
+                self._dropped += 1
+                return
+            self._waiting_traces += len(request)
+            self._waiting.append(request)
+            self._news.notify()
+
+    def _tick(self, _now: float) -> None:
+        """Write queued traces, or wait a bounded time for some."""
+        with self._news:
+            if self._news.wait_for(lambda: self._waiting or self._closed, _LOOK_S):
+                self._news.wait_for(lambda: self._closed, _GATHER_S)
+        self._write_waiting()
+
+    def _write_waiting(self) -> None:
+        with self._news:
+            requests, self._waiting = self._waiting, deque()
+            self._waiting_traces = 0
+        for request in requests:
+            written = self._file.write(request.sampler, request.written())
+            with self._news:
+                self._written += written
+                self._dropped += not written

@@ -1,22 +1,68 @@
-"""A traced request: its timestamps, and those of its nested requests to other models."""
+"""Which requests are traced, and the timestamps of a traced request and its nested requests."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 import time
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from edge_server.inference.tracing.sampling import Sampler
     from edge_server.requests import Respond, ResponseCallback
 
 # Limit per request: a decoupled member of an ensemble may start steps without end.
 _MOST_TRACES = 1000
 # Limit of a traced request id, which may otherwise be as long as a message.
 _LONGEST_ID = 1024
+
+
+@dataclass(frozen=True)
+class TraceRule:
+    """The trace settings.
+
+    Attributes:
+        timestamps: whether any request is traced.
+        rate: one of so many requests is traced; 0 is allowed only without timestamps.
+        count: traces left; -1 is unlimited.
+        log_frequency: traces in a file before the next is begun; 0 is one file.
+    """
+
+    timestamps: bool = False
+    rate: int = 1000
+    count: int = -1
+    log_frequency: int = 0
+
+
+class Sampler:
+    """Applies one rule to requests, on any thread.
+
+    Traces of one sampler share a series of numbered files.
+    """
+
+    def __init__(self, rule: TraceRule) -> None:
+        self.rule = rule
+        self._lock = threading.Lock()
+        self._seen = itertools.count(1)
+        self._left = rule.count
+
+    @property
+    def rule_now(self) -> TraceRule:
+        """The rule, with its remaining count."""
+        return replace(self.rule, count=self._left)
+
+    def take(self) -> bool:
+        """Whether the next request is traced: the last of every `rate`."""
+        if not self.rule.timestamps or self._left == 0 or next(self._seen) % self.rule.rate:
+            return False
+        with self._lock:
+            if self._left > 0:
+                self._left -= 1
+                return True
+            return self._left < 0
 
 
 class TracedRequest:
@@ -81,7 +127,6 @@ class ModelTrace:
     """
 
     __slots__ = (
-        "_answered",
         "_ended",
         "_id",
         "_model_name",
@@ -89,6 +134,7 @@ class ModelTrace:
         "_moments",
         "_parent_id",
         "_request_id",
+        "_responded",
         "request",
     )
 
@@ -102,7 +148,7 @@ class ModelTrace:
         self._request_id = request_id
         self._parent_id = parent_id
         self._moments: list[tuple[str, int]] = []
-        self._answered = False
+        self._responded = False
         self._ended = False
 
     def begin(self, model_version: int, respond: Respond) -> Respond:
@@ -110,14 +156,14 @@ class ModelTrace:
         self.request.hold(self)
         self.mark("REQUEST_START")
 
-        def pass_on(answer: ResponseCallback, final: bool) -> None:
+        def pass_on(response: ResponseCallback, final: bool) -> None:
             # Marked before `respond`, which may mark later timestamps itself.
-            if not self._answered and not self._parent_id:
+            if not self._responded and not self._parent_id:
                 self.mark("INFER_RESPONSE_COMPLETE")
-            self._answered = True
+            self._responded = True
             if final:
                 self.end()
-            respond(answer, final)
+            respond(response, final)
 
         return pass_on
 

@@ -3,19 +3,34 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING
+import threading
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
-from edge_server.inference.tracing.sampling import Sampling, TraceRule
-from edge_server.inference.tracing.traced_request import TracedRequest
+from edge_server.errors import InvalidRequest
+from edge_server.inference.tracing.traced_request import Sampler, TracedRequest, TraceRule
 
 if TYPE_CHECKING:
-    from edge_server.inference.tracing.sampling import Changes
-    from edge_server.inference.tracing.trace_writer import TraceWriter
+    from collections.abc import Mapping
+
+    from edge_server.inference.tracing.trace_file import TraceWriter
     from edge_server.inference.tracing.traced_request import ModelTrace
 
 
+@dataclass(frozen=True)
+class _Group:
+    """The settings given for all models, or for one, and the resulting sampler."""
+
+    given: Mapping[str, Any]
+    sampler: Sampler
+
+
 class Tracer:
-    """Traces requests by its rules; every method may be called from any thread.
+    """Traces one of every `rate` requests, by the rule of all models and those of single models.
+
+    As in Triton: a setting not given for a model is that of all models, but the model has its own
+    count; a setting not given for all models keeps its value from the start. A rule that changes
+    counts its requests anew. Every method may be called from any thread.
 
     Args:
         at_start: the rule of all models until it is changed.
@@ -28,24 +43,26 @@ class Tracer:
     def __init__(
         self, at_start: TraceRule | None = None, writer: TraceWriter | None = None
     ) -> None:
-        self._sampling = Sampling(at_start or TraceRule())
+        self._at_start = at_start or TraceRule()
         self._writer = writer
         self._ids = itertools.count(1)
-        self.on = writer is not None and self._sampling.any_on
+        self._lock = threading.Lock()
+        self._of_all = _Group({}, Sampler(self._at_start))
+        self._of_models: Mapping[str, _Group] = {}
+        self.on = writer is not None and self._at_start.timestamps
 
     @property
     def file_name(self) -> str:
         """The trace file; empty where nothing is traced."""
         return "" if self._writer is None else self._writer.file_name
 
-    def change(self, model_name: str, changes: Changes) -> None:
-        """See `Sampling.change`."""
-        self._sampling.change(model_name, changes)
-        self.on = self._writer is not None and self._sampling.any_on
-
     def rule(self, model_name: str) -> TraceRule:
         """The rule for that model, with its remaining count; empty is that of all models."""
-        return self._sampling.sampler(model_name).rule_now
+        return self.sampler(model_name).rule_now
+
+    def sampler(self, model_name: str) -> Sampler:
+        """The sampler of that model; empty is that of all models without one of their own."""
+        return self._of_models.get(model_name, self._of_all).sampler
 
     def sample(self, model_name: str, request_id: str) -> ModelTrace | None:
         """The trace of this request to that model; None where the request is not traced."""
@@ -53,7 +70,53 @@ class Tracer:
         if writer is None or writer.full:
             self.on = False
             return None
-        sampler = self._sampling.sampler(model_name)
+        sampler = self.sampler(model_name)
         if not sampler.take():
             return None
         return TracedRequest(sampler, self._ids, writer.put).trace(model_name, request_id)
+
+    def change(self, model_name: str, changes: Mapping[str, Any]) -> None:
+        """Apply new settings, all or none.
+
+        Args:
+            model_name: empty is all models.
+            changes: by the names of `TraceRule`; None removes the setting.
+
+        Raises:
+            InvalidRequest: no request can be traced with these settings (Triton's text).
+        """
+        with self._lock:
+            of_all, of_models = self._of_all, dict(self._of_models)
+            if model_name:
+                own = of_models.pop(model_name, None)
+                changed = _changed(own, of_all.sampler.rule_now, changes)
+                if changed.given:
+                    of_models[model_name] = changed
+            else:
+                of_all = _changed(of_all, self._at_start, changes)
+                below = of_all.sampler.rule_now
+                of_models = {name: _changed(own, below, {}) for name, own in of_models.items()}
+            self._of_all, self._of_models = of_all, of_models
+            groups = (of_all, *of_models.values())
+            any_on = any(group.sampler.rule.timestamps for group in groups)
+            self.on = self._writer is not None and any_on
+
+
+def _changed(group: _Group | None, below: TraceRule, changes: Mapping[str, Any]) -> _Group:
+    """`group` after `changes`, with the settings of `below` where `group` has none.
+
+    Raises:
+        InvalidRequest: see `Tracer.change`.
+    """
+    given = {} if group is None else dict(group.given)
+    if group is not None and "count" in given:
+        given["count"] = group.sampler.rule_now.count
+    given = {name: value for name, value in {**given, **changes}.items() if value is not None}
+    rule = replace(below, **given)
+    if rule.timestamps and rule.rate == 0:
+        raise InvalidRequest(
+            "Attempting to set invalid trace setting :sample rate must be non-zero"
+        )
+    if group is not None and group.sampler.rule_now == rule:
+        return _Group(given, group.sampler)
+    return _Group(given, Sampler(rule))

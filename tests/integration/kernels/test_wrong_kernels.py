@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from tests.unit.gpu.kernels.conftest import BuildShim
     from tests.unit.gpu.kernels.shim import Shim
 
+pytestmark = pytest.mark.long
+
 # What stands in preprocess.cu, and the slip.
 VISIBLE = {
     "chroma swapped": ("chroma[x & ~1], chroma[x | 1]", "chroma[x | 1], chroma[x & ~1]"),

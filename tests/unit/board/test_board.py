@@ -9,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_server.board.board import read_board
-from edge_server.board.heat import ThermalZone
-from edge_server.board.jetpack import JETPACKS, L4tRelease, jetpack_of
-from edge_server.board.limits import GroupLimits
-from edge_server.board.power_mode import PowerMode
+from edge_server.board.jetson import JETPACKS, L4tRelease, jetpack_of
+from edge_server.board.operating_state import PowerMode, ThermalZone
+from edge_server.board.resources import GroupLimits
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +25,6 @@ NOW_S = 4e9
 @pytest.mark.parametrize(
     ("module", "l4t", "told"),
     [
-        ("p3767-0000", "35.3.1", ("Jetson Orin NX 16GB", 2, "5.1.1")),
         ("p3767-0001", "36.4.3", ("Jetson Orin NX 8GB", 1, "6.2")),
         ("p3767-0005", "36.4.7", ("Jetson Orin Nano 8GB (developer kit)", 0, "6.2.1")),
         ("p3701-0005", "39.2.0", ("Jetson AGX Orin 64GB", 2, "7.2")),

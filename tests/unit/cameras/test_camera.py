@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from edge_server.cameras.camera import Camera, CameraState
 from edge_server.cameras.source import SourceKind
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from edge_server.cameras.frame import Frame
-    from edge_server.cameras.source_uri import SourceUri
+    from edge_server.cameras.source import SourceUri
 
     Step: TypeAlias = "NDArray[np.uint8] | BaseException | Gate"
 
@@ -126,6 +128,38 @@ def test_a_frame_is_handed_out_once() -> None:
     assert camera.next_frame(0.0) is None
     gate.let_on()
     camera.stop()
+
+
+@given(st.lists(st.booleans()))
+def test_every_frame_is_taken_dropped_or_waiting(deliveries: list[bool]) -> None:
+    camera = camera_on(Device())
+    taken = []
+    for delivered in deliveries:
+        if delivered:
+            camera._deliver(IMAGE)
+        elif (frame := camera.next_frame(0)) is not None:
+            taken.append(frame.id)
+    waiting = camera.next_frame(0) is not None
+    assert len(taken) + camera.dropped + waiting == camera.captured == sum(deliveries)
+    assert taken == sorted(set(taken))
+
+
+def test_a_waiting_caller_gets_the_frame_that_is_delivered() -> None:
+    camera = camera_on(Device())
+    taken: list[Frame | None] = []
+    taker = threading.Thread(target=lambda: taken.append(camera.next_frame(WAIT_S)))
+    taker.start()
+    camera._deliver(IMAGE)
+    taker.join(WAIT_S)
+    assert [frame.id for frame in taken if frame] == [0]
+
+
+def test_a_frame_that_comes_after_stop_is_dropped() -> None:
+    camera = camera_on(Device())
+    camera.stop()
+    camera._deliver(IMAGE)
+    assert camera.dropped == 1
+    assert camera.next_frame(0) is None
 
 
 def test_a_frame_carries_the_moment_its_image_was_there() -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from edge_server.cameras.pace import CATCH_UP_S, Pace
+from edge_server.cameras.frame import CATCH_UP_S, Pace
 
 
 class Clock:

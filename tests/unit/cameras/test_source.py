@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 from edge_server.cameras.source import SourceKind, is_live, open_source
-from edge_server.cameras.synthetic.synthetic_road import SyntheticRoad
+from edge_server.cameras.synthetic.road_renderer import SyntheticRoad
 from edge_server.errors import SourceError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from edge_server.cameras.frame import FrameSource
-    from edge_server.cameras.source_uri import SourceUri
+    from edge_server.cameras.source import SourceUri
 
 CLIPS = Path(__file__).parents[4] / "shared" / "data" / "lanes" / "clips"
 STEP = 10

@@ -224,17 +224,17 @@ def test_the_unit_restarts_after_every_code_but_those_that_stay() -> None:
     ],
 )
 def test_an_address_is_a_host_and_perhaps_a_port(text: str, address: dict[str, object]) -> None:
-    from edge_server.cli.flags import texts
+    from edge_server.cli.flags import values
 
-    assert texts.address(text) == address
+    assert values.address(text) == address
 
 
 @pytest.mark.parametrize("text", ["", ":1", "host:", "host:1:2", "[::1", "[]:1", "::1]:1", "[a]1"])
 def test_what_is_no_address_is_refused(text: str) -> None:
-    from edge_server.cli.flags import texts
+    from edge_server.cli.flags import values
 
     with pytest.raises(ValueError, match="give it as HOST, HOST:PORT or"):
-        texts.address(text)
+        values.address(text)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from edge_server.cameras.picture import write_picture
+from edge_server.cameras.images import write_picture
 from edge_server.cli.demo import KEPT, Inbox, free_name
 from edge_server.errors import SourceError
 

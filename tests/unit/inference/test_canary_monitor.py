@@ -19,9 +19,9 @@ from edge_server.errors import (
     InvalidRequest,
     Unavailable,
 )
-from edge_server.inference import canary_window
+from edge_server.inference import predecessor as predecessor_module
 from edge_server.inference.canary_monitor import CanaryMonitor, CanaryTerms, recorded
-from edge_server.inference.canary_window import CanaryWindow, WatchedScheduler
+from edge_server.inference.canary_window import WatchedScheduler
 from edge_server.inference.snapshot import LoadedModel, Snapshot
 from edge_server.inference.statistics import FailureReason, ModelStatistics
 from edge_server.model_config.config import ModelConfig, Placement
@@ -59,7 +59,7 @@ FINE_INPUT = {"a": Tensor(np.ones(2, "<f4"))}
 NAN = {"b": Tensor(np.array([1, np.nan], "<f4"))}
 
 
-class Says:
+class FixedScheduler:
     """A scheduler that gives `answer` at once."""
 
     def __init__(self) -> None:
@@ -120,28 +120,28 @@ def predecessor(
         statistics.succeeded(int(ms * MS), 0, Phases(0, 0, 0))
     for _ in range(failed):
         statistics.failed(FailureReason.BACKEND, MS)
-    return LoadedModel(config, 1, Says(), statistics)
+    return LoadedModel(config, 1, FixedScheduler(), statistics)
 
 
-def unwatched(model: LoadedModel) -> Says:
+def unwatched(model: LoadedModel) -> FixedScheduler:
     scheduler = model.scheduler
     if isinstance(scheduler, WatchedScheduler):
         scheduler = scheduler.beneath
-    assert isinstance(scheduler, Says)
+    assert isinstance(scheduler, FixedScheduler)
     return scheduler
 
 
-class Trial:
-    """A version on probation from second 0 on, without the threads that look and replay."""
+class Canary:
+    """A version on monitor from second 0 on, without the threads that look and replay."""
 
     def __init__(self, before: LoadedModel | None = None, config: ModelConfig = CONFIG) -> None:
         self.verdicts: list[str] = []
         self.news: list[str] = []
-        self.says = Says()
+        self.says = FixedScheduler()
         before = before or predecessor(config=config)
         self.before = unwatched(before)
         self.model = Troubled()
-        self.probation = CanaryMonitor(
+        self.monitor = CanaryMonitor(
             "m",
             TERMS,
             on_failed=self.verdicts.append,
@@ -149,12 +149,12 @@ class Trial:
             on_news=self.news.append,
         )
         fresh = LoadedModel(config, 2, self.says, ModelStatistics(), self.model)
-        self.watched = self.probation.watch(fresh, before)
-        self.probation.begin(0.0)
+        self.watched = self.monitor.watch(fresh, before)
+        self.monitor.begin(0.0)
 
     @property
     def mirror(self) -> Mirror:
-        (each,) = self.probation.watched
+        (each,) = self.monitor.watched
         assert each.mirror is not None
         return each.mirror
 
@@ -180,7 +180,7 @@ class Trial:
         assert [a for a in heard if a is not None] == said * times
 
     def replay(self) -> None:
-        (each,) = self.probation.watched
+        (each,) = self.monitor.watched
         while each.mirror is not None and each.mirror.step():
             pass
 
@@ -192,102 +192,102 @@ class Trial:
             self.replay()
 
     def look(self, now: float = 1.0) -> list[str]:
-        self.probation.look(now)
+        self.monitor.look(now)
         return self.verdicts
 
 
 def test_it_passes_with_the_requests_and_the_seconds_and_is_then_left_alone() -> None:
-    trial = Trial()
-    trial.ask(times=99)
-    assert trial.look(now=31.0) == []
-    trial.ask()
-    assert trial.look(now=29.0) == []
-    assert trial.look(now=30.0) == ["passed"]
-    trial.ask(InternalError("late"), times=99)
-    assert trial.look(now=40.0) == ["passed"]
-    scheduler = trial.watched.scheduler
+    canary = Canary()
+    canary.ask(times=99)
+    assert canary.look(now=31.0) == []
+    canary.ask()
+    assert canary.look(now=29.0) == []
+    assert canary.look(now=30.0) == ["passed"]
+    canary.ask(InternalError("late"), times=99)
+    assert canary.look(now=40.0) == ["passed"]
+    scheduler = canary.watched.scheduler
     assert isinstance(scheduler, WatchedScheduler)
-    assert scheduler.seen.requests == 100
+    assert scheduler.seen.total() == 100
 
 
 def test_a_model_that_nobody_asks_passes_in_the_end() -> None:
-    trial = Trial()
-    assert trial.look(now=299.0) == []
-    assert trial.look(now=300.0) == ["passed"]
+    canary = Canary()
+    assert canary.look(now=299.0) == []
+    assert canary.look(now=300.0) == ["passed"]
 
 
 def test_the_third_failure_is_one_too_many_and_told_once() -> None:
-    trial = Trial(predecessor(good=100))
-    trial.ask(InternalError("no"), times=2)
-    assert trial.look() == []
-    trial.ask(InternalError("no"), times=2)
+    canary = Canary(predecessor(good=100))
+    canary.ask(InternalError("no"), times=2)
+    assert canary.look() == []
+    canary.ask(InternalError("no"), times=2)
     verdict = [
-        "version 2: 4 of 4 requests failed; its predecessor, given 4 of these requests, answered 4 "
-        "well"
+        "version 2: 4 of 4 requests failed; its predecessor, given 4 of these requests, responded "
+        "well to 4"
     ]
-    assert trial.look() == verdict
-    trial.ask(InternalError("no"), times=9)
-    assert trial.look(now=999.0) == verdict
+    assert canary.look() == verdict
+    canary.ask(InternalError("no"), times=9)
+    assert canary.look(now=999.0) == verdict
 
 
 def test_what_its_predecessor_fails_at_too_is_the_callers_doing() -> None:
-    trial = Trial(predecessor(good=100))
-    trial.before.answer = InternalError("neither")
-    trial.ask(InternalError("no"), times=100)
-    assert trial.look(now=30.0) == ["passed"]
+    canary = Canary(predecessor(good=100))
+    canary.before.answer = InternalError("neither")
+    canary.ask(InternalError("no"), times=100)
+    assert canary.look(now=30.0) == ["passed"]
 
 
 def test_what_was_not_replayed_is_taken_to_be_like_what_was() -> None:
     """More fails than there is room for, or time: the share that counts is not the less for it."""
-    trial = Trial()
-    trial.ask(InternalError("no"), times=50, replayed=False)
-    assert trial.look() == []
-    trial.replay()
-    assert trial.look() == [
-        "version 2: 50 of 50 requests failed; its predecessor, given 8 of these requests, answered "
-        "8 well"
+    canary = Canary()
+    canary.ask(InternalError("no"), times=50, replayed=False)
+    assert canary.look() == []
+    canary.replay()
+    assert canary.look() == [
+        "version 2: 50 of 50 requests failed; its predecessor, given 8 of these requests, "
+        "responded well to 8"
     ]
 
 
 def test_requests_that_both_fail_at_do_not_hide_those_that_only_the_new_one_fails_at() -> None:
-    trial = Trial()
+    canary = Canary()
     for _ in range(20):
-        trial.before.answer = InternalError("neither")
-        trial.ask(InternalError("no"), times=4)
-        trial.before.answer = response(FINE)
-        trial.ask(InternalError("no"), times=1)
-    assert "its predecessor, given 50 of these requests, answered 10 well" in trial.look()[0]
+        canary.before.answer = InternalError("neither")
+        canary.ask(InternalError("no"), times=4)
+        canary.before.answer = response(FINE)
+        canary.ask(InternalError("no"), times=1)
+    assert "its predecessor, given 50 of these requests, responded well to 10" in canary.look()[0]
 
 
 def test_what_only_the_predecessor_fails_at_is_held_against_what_only_the_new_one_does() -> None:
     """Both fail at one request of five, whichever."""
-    trial = Trial(config=TIMED)
+    canary = Canary(config=TIMED)
     for _ in range(20):
         for new, old in ((InternalError("no"), None), *[(None, None)] * 3):
-            trial.before.answer = old or response(FINE)
-            trial.ask(new)
-        trial.before.answer = InternalError("no")
-        trial.mirror.sample(InferRequest("m", {}), response(FINE))
-        trial.replay()
-        trial.before.answer = response(FINE)
-    assert trial.look() == []
+            canary.before.answer = old or response(FINE)
+            canary.ask(new)
+        canary.before.answer = InternalError("no")
+        canary.mirror.sample(InferRequest("m", {}), response(FINE))
+        canary.replay()
+        canary.before.answer = response(FINE)
+    assert canary.look() == []
 
 
 def test_where_nobody_can_be_asked_again_failures_as_they_were_before_are_no_reason() -> None:
-    trial = Trial(predecessor(good=80, failed=20, config=DECOUPLED), DECOUPLED)
+    canary = Canary(predecessor(good=80, failed=20, config=DECOUPLED), DECOUPLED)
     for _ in range(20):
-        trial.ask(InternalError("no"), times=2)
-        trial.ask(times=3)
-    assert trial.look() == []
-    trial.ask(InternalError("no"), times=60)
-    assert "requests failed; before it 20.0% did" in trial.look()[0]
+        canary.ask(InternalError("no"), times=2)
+        canary.ask(times=3)
+    assert canary.look() == []
+    canary.ask(InternalError("no"), times=60)
+    assert "requests failed; before it 20.0% did" in canary.look()[0]
 
 
 def test_what_fails_after_much_that_was_good_is_seen_in_the_last_requests() -> None:
-    trial = Trial()
-    trial.ask(times=10_000)
-    trial.ask(InternalError("no"), times=6)
-    assert trial.look()[0].startswith("version 2: 6 of 100 requests failed;")
+    canary = Canary()
+    canary.ask(times=10_000)
+    canary.ask(InternalError("no"), times=6)
+    assert canary.look()[0].startswith("version 2: 6 of 100 requests failed;")
 
 
 NO_VERDICT = [Cancelled, DeadlineExceeded, Unavailable]
@@ -295,10 +295,10 @@ NO_VERDICT = [Cancelled, DeadlineExceeded, Unavailable]
 
 @pytest.mark.parametrize("kind", NO_VERDICT)
 def test_a_request_whose_caller_left_is_neither_good_nor_bad(kind: type[EdgeServerError]) -> None:
-    trial = Trial()
-    trial.ask(kind("x"), times=100)
-    assert trial.look(now=30.0) == []
-    assert trial.look(now=300.0) == ["passed"]
+    canary = Canary()
+    canary.ask(kind("x"), times=100)
+    assert canary.look(now=30.0) == []
+    assert canary.look(now=300.0) == ["passed"]
 
 
 @pytest.mark.parametrize("kind", NO_VERDICT)
@@ -306,31 +306,31 @@ def test_a_request_whose_caller_left_is_neither_good_nor_bad(kind: type[EdgeServ
 def test_requests_whose_callers_left_hide_no_failures(
     kind: type[EdgeServerError], config: ModelConfig
 ) -> None:
-    trial = Trial(config=config)
+    canary = Canary(config=config)
     for _ in range(3):
-        trial.ask(InternalError("no"))
-        trial.ask(kind("x"), times=30)
-    assert trial.look()[0].startswith("version 2: 3 of 3 requests failed;")
+        canary.ask(InternalError("no"))
+        canary.ask(kind("x"), times=30)
+    assert canary.look()[0].startswith("version 2: 3 of 3 requests failed;")
 
 
 def test_what_only_the_new_version_refuses_is_its_failure() -> None:
-    trial = Trial()
-    trial.ask(times=20)
-    trial.ask(InvalidRequest("a batch of 8"), times=3)
-    assert trial.look()[0].startswith("version 2: 3 of 23 requests failed; its predecessor, given")
+    canary = Canary()
+    canary.ask(times=20)
+    canary.ask(InvalidRequest("a batch of 8"), times=3)
+    assert canary.look()[0].startswith("version 2: 3 of 23 requests failed; its predecessor, given")
 
 
 def test_what_both_versions_refuse_is_the_callers_doing() -> None:
-    trial = Trial()
-    trial.before.answer = InvalidRequest("no text")
-    trial.ask(InvalidRequest("no text"), times=100)
-    assert trial.look(now=30.0) == ["passed"]
+    canary = Canary()
+    canary.before.answer = InvalidRequest("no text")
+    canary.ask(InvalidRequest("no text"), times=100)
+    assert canary.look(now=30.0) == ["passed"]
 
 
 def test_a_refusal_that_no_predecessor_can_be_asked_about_is_neither_good_nor_bad() -> None:
-    trial = Trial(config=DECOUPLED)
-    trial.ask(InvalidRequest("no text"), times=100)
-    assert trial.look(now=30.0) == []
+    canary = Canary(config=DECOUPLED)
+    canary.ask(InvalidRequest("no text"), times=100)
+    assert canary.look(now=30.0) == []
 
 
 def test_a_response_that_cannot_be_looked_at_reaches_its_caller(
@@ -339,11 +339,11 @@ def test_a_response_that_cannot_be_looked_at_reaches_its_caller(
     def no_memory(tensor: Tensor) -> bool:
         raise MemoryError
 
-    monkeypatch.setattr(canary_window, "is_finite", no_memory)
-    trial = Trial()
-    trial.ask()
-    assert "a response could not be looked at" in caplog.text
-    scheduler = trial.watched.scheduler
+    monkeypatch.setattr(predecessor_module, "is_finite", no_memory)
+    canary = Canary()
+    canary.ask()
+    assert "a response could not be checked" in caplog.text
+    scheduler = canary.watched.scheduler
     assert isinstance(scheduler, WatchedScheduler)
     assert scheduler.oldest() is None
 
@@ -358,10 +358,10 @@ def test_a_response_that_cannot_be_looked_at_reaches_its_caller(
 )
 @pytest.mark.parametrize("kind", [CONFIG, DECOUPLED])
 def test_answers_that_are_not_finite_fail_it(outputs: dict[str, Tensor], kind: ModelConfig) -> None:
-    trial = Trial(config=kind)
-    trial.ask(times=20)
-    trial.ask(response(outputs), times=3, stream=kind.decoupled)
-    assert trial.look()[0].startswith("version 2: 3 of 23 answers were not finite; ")
+    canary = Canary(config=kind)
+    canary.ask(times=20)
+    canary.ask(response(outputs), times=3, stream=kind.decoupled)
+    assert canary.look()[0].startswith("version 2: 3 of 23 responses were not finite; ")
 
 
 @pytest.mark.parametrize("kind", [CONFIG, DECOUPLED])
@@ -369,50 +369,50 @@ def test_what_is_made_of_numbers_that_are_not_finite_is_the_callers_doing(
     kind: ModelConfig,
 ) -> None:
     """Even where its predecessor makes something of them."""
-    trial = Trial(config=kind)
-    trial.ask(response(NAN), times=100, inputs={"a": NAN["b"]})
-    assert trial.look(now=30.0) == ["passed"]
-    assert trial.before.asked == 0
+    canary = Canary(config=kind)
+    canary.ask(response(NAN), times=100, inputs={"a": NAN["b"]})
+    assert canary.look(now=30.0) == ["passed"]
+    assert canary.before.asked == 0
 
 
 def test_what_finite_numbers_too_large_for_both_make_is_the_callers_doing() -> None:
-    trial = Trial()
-    trial.before.answer = response(NAN)
-    trial.ask(response(NAN), times=100, inputs={"a": Tensor(np.full(1, 3e38, "<f4"))})
-    assert trial.look(now=30.0) == ["passed"]
+    canary = Canary()
+    canary.before.answer = response(NAN)
+    canary.ask(response(NAN), times=100, inputs={"a": Tensor(np.full(1, 3e38, "<f4"))})
+    assert canary.look(now=30.0) == ["passed"]
 
 
 def test_a_sequence_that_was_given_nan_once_may_answer_with_it_until_it_starts_anew() -> None:
-    trial = Trial(config=SEQUENCE)
-    trial.ask(response(NAN), inputs={"a": NAN["b"]}, sequence=SequencePlace(7, start=True))
-    trial.ask(response(NAN), times=99, inputs=FINE_INPUT, sequence=SequencePlace(7))
-    assert trial.look() == []
-    trial.ask(response(NAN), inputs=FINE_INPUT, sequence=SequencePlace(7, start=True))
-    trial.ask(response(NAN), times=2, inputs=FINE_INPUT, sequence=SequencePlace(8, start=True))
-    assert len(trial.look()) == 1
+    canary = Canary(config=SEQUENCE)
+    canary.ask(response(NAN), inputs={"a": NAN["b"]}, sequence=SequencePlace(7, start=True))
+    canary.ask(response(NAN), times=99, inputs=FINE_INPUT, sequence=SequencePlace(7))
+    assert canary.look() == []
+    canary.ask(response(NAN), inputs=FINE_INPUT, sequence=SequencePlace(7, start=True))
+    canary.ask(response(NAN), times=2, inputs=FINE_INPUT, sequence=SequencePlace(8, start=True))
+    assert len(canary.look()) == 1
 
 
 def test_sequences_that_ended_do_not_fill_the_memory_of_those_given_nan() -> None:
-    trial = Trial(config=SEQUENCE)
+    canary = Canary(config=SEQUENCE)
     for number in range(1, 2000):
         whole = SequencePlace(number, start=True, end=True)
-        trial.ask(response(NAN), inputs={"a": NAN["b"]}, sequence=whole)
-    trial.ask(response(NAN), times=3, inputs=FINE_INPUT, sequence=SequencePlace(1, start=True))
-    assert trial.look()[0].startswith("version 2: 3 of 100 answers were not finite")
+        canary.ask(response(NAN), inputs={"a": NAN["b"]}, sequence=whole)
+    canary.ask(response(NAN), times=3, inputs=FINE_INPUT, sequence=SequencePlace(1, start=True))
+    assert canary.look()[0].startswith("version 2: 3 of 100 responses were not finite")
 
 
 def test_one_answer_of_many_that_is_not_finite_is_enough() -> None:
-    trial = Trial(config=DECOUPLED)
-    trial.says.more = (response(NAN), response(FINE))
-    trial.ask(times=3, stream=True)
-    assert len(trial.look()) == 1
+    canary = Canary(config=DECOUPLED)
+    canary.says.more = (response(NAN), response(FINE))
+    canary.ask(times=3, stream=True)
+    assert len(canary.look()) == 1
 
 
 def test_integers_and_texts_are_always_finite() -> None:
-    trial = Trial()
+    canary = Canary()
     outputs = {"b": Tensor(np.array([1])), "c": Tensor(np.array([b"nan"], np.object_))}
-    trial.ask(response(outputs), times=100)
-    assert trial.look(now=30.0) == ["passed"]
+    canary.ask(response(outputs), times=100)
+    assert canary.look(now=30.0) == ["passed"]
 
 
 def test_infinities_that_its_predecessor_gave_too_are_no_reason() -> None:
@@ -420,168 +420,167 @@ def test_infinities_that_its_predecessor_gave_too_are_no_reason() -> None:
     unwatched(before).answer = response(NAN)
     for _ in range(150):
         before.scheduler.submit(InferRequest("m", {}), Snapshot({}), lambda *_: None)
-    assert before.scheduler.seen.requests == 100  # type: ignore[attr-defined]
-    trial = Trial(before, DECOUPLED)
-    trial.ask(response(NAN), times=100)
-    assert trial.look(now=30.0) == ["passed"]
+    assert before.scheduler.seen.total() == 100  # type: ignore[attr-defined]
+    canary = Canary(before, DECOUPLED)
+    canary.ask(response(NAN), times=100)
+    assert canary.look(now=30.0) == ["passed"]
 
 
 def test_a_version_that_is_only_slower_is_told_of_and_stays() -> None:
-    trial = Trial(config=TIMED)
-    trial.ask(times=100, replayed=False)
-    trial.pair(20, 4, times=29)
-    assert (trial.look(now=29.0), trial.news) == ([], [])
-    trial.pair(20, 4, times=1)
-    assert trial.look(now=29.0) == []
+    canary = Canary(config=TIMED)
+    canary.ask(times=100, replayed=False)
+    canary.pair(20, 4, times=29)
+    assert (canary.look(now=29.0), canary.news) == ([], [])
+    canary.pair(20, 4, times=1)
+    assert canary.look(now=29.0) == []
     told = [
         "version 2 is slower than its predecessor: 20.0 ms beside 4.0 ms, the medians of 30 "
         "requests that both were given"
     ]
-    assert trial.news == told
-    trial.pair(20, 4, times=1)
-    assert trial.look(now=30.0) == ["passed"]
-    assert trial.news == told
+    assert canary.news == told
+    canary.pair(20, 4, times=1)
+    assert canary.look(now=30.0) == ["passed"]
+    assert canary.news == told
 
 
 def test_a_busy_machine_makes_both_slow_and_is_no_reason() -> None:
-    trial = Trial(config=TIMED)
-    trial.ask(times=100, replayed=False)
+    canary = Canary(config=TIMED)
+    canary.ask(times=100, replayed=False)
     for new, old in ((4, 4), (90, 80), (40, 4), (4, 60)) * 10:
-        trial.pair(new, old)
-    assert trial.look(now=30.0) == ["passed"]
-    assert trial.news == []
+        canary.pair(new, old)
+    assert canary.look(now=30.0) == ["passed"]
+    assert canary.news == []
 
 
 def test_it_is_watched_on_while_it_is_not_clear_whether_it_is_slower() -> None:
-    trial = Trial(config=TIMED)
-    trial.ask(times=100, replayed=False)
-    assert trial.look(now=30.0) == []
-    assert trial.news == [
+    canary = Canary(config=TIMED)
+    canary.ask(times=100, replayed=False)
+    assert canary.look(now=30.0) == []
+    assert canary.news == [
         "watched for longer than 30 s: its predecessor was given 0 of 30 requests so far"
     ]
-    trial.pair(20, 4, times=60)
-    trial.pair(4, 4, times=40)
-    assert trial.look(now=299.0) == []
-    assert len(trial.news) == 1
-    trial.pair(4, 4, times=20)
-    assert trial.look(now=299.0) == ["passed"]
-    assert trial.news[1:] == [""]
+    canary.pair(20, 4, times=60)
+    canary.pair(4, 4, times=40)
+    assert canary.look(now=299.0) == []
+    assert len(canary.news) == 1
+    canary.pair(4, 4, times=20)
+    assert canary.look(now=299.0) == ["passed"]
+    assert canary.news[1:] == [""]
 
 
-def test_a_client_who_sends_nonsense_all_the_time_does_not_keep_it_on_probation() -> None:
-    trial = Trial(config=TIMED)
-    trial.before.answer = InternalError("neither")
-    trial.ask(InternalError("no"), times=20)
-    trial.ask(InternalError("no"), times=8, replayed=False)
-    assert trial.mirror.has_doubts
-    trial.mirror._samples_from_s = 0.0
-    assert trial.mirror.wants_sample()
-    trial.ask(times=100, replayed=False)
-    trial.before.answer = response(FINE)
-    trial.pair(4, 4, times=30)
-    trial.ask(InternalError("no"), times=8, replayed=False)
-    assert trial.look(now=30.0) == ["passed"]
+def test_a_client_who_sends_nonsense_all_the_time_does_not_keep_it_on_monitor() -> None:
+    canary = Canary(config=TIMED)
+    canary.before.answer = InternalError("neither")
+    canary.ask(InternalError("no"), times=20)
+    canary.ask(InternalError("no"), times=8, replayed=False)
+    assert canary.mirror.is_comparing
+    canary.mirror._samples_from_s = 0.0
+    assert canary.mirror.wants_sample()
+    canary.ask(times=100, replayed=False)
+    canary.before.answer = response(FINE)
+    canary.pair(4, 4, times=30)
+    canary.ask(InternalError("no"), times=8, replayed=False)
+    assert canary.look(now=30.0) == ["passed"]
 
 
 def test_it_is_not_watched_for_ever() -> None:
-    trial = Trial(config=TIMED)
-    trial.ask(times=100, replayed=False)
-    assert trial.look(now=299.0) == []
-    assert trial.look(now=300.0) == ["passed"]
+    canary = Canary(config=TIMED)
+    canary.ask(times=100, replayed=False)
+    assert canary.look(now=299.0) == []
+    assert canary.look(now=300.0) == ["passed"]
 
 
 def test_what_is_batched_by_the_server_is_not_compared_by_its_time() -> None:
-    trial = Trial(config=config("max_batch_size: 4 dynamic_batching {}"))
-    trial.ask(times=100, replayed=False)
-    trial.pair(20, 4, times=60)
-    assert trial.look(now=30.0) == ["passed"]
-    assert trial.news == []
+    canary = Canary(config=config("max_batch_size: 4 dynamic_batching {}"))
+    canary.ask(times=100, replayed=False)
+    canary.pair(20, 4, times=60)
+    assert canary.look(now=30.0) == ["passed"]
+    assert canary.news == []
 
 
 def test_a_run_that_does_not_end_is_seen_at_the_second_look() -> None:
-    trial = Trial()
-    trial.says.never = True
-    trial.watched.scheduler.submit(InferRequest("m", {}), Snapshot({}), lambda *_: None)
-    trial.says.run_s = 1.5
-    assert trial.look(now=1.0) == []
-    trial.replay()
-    assert trial.look(now=1.3) == []
-    trial.says.run_s = 0.0
-    assert trial.look(now=1.4) == []
-    trial.says.run_s = 1.5
-    assert trial.look(now=1.6) == []
-    assert trial.look(now=1.85) == ["version 2: a run takes 1.5 s and does not end"]
-    assert trial.before.asked == 1
+    canary = Canary()
+    canary.says.never = True
+    canary.watched.scheduler.submit(InferRequest("m", {}), Snapshot({}), lambda *_: None)
+    canary.says.run_s = 1.5
+    assert canary.look(now=1.0) == []
+    canary.says.run_s = 0.0
+    assert canary.look(now=1.3) == []
+    canary.says.run_s = 1.5
+    assert canary.look(now=1.6) == []
+    assert canary.look(now=1.85) == ["version 2: a run takes 1.5 s and does not end"]
+    assert canary.before.asked == 1
 
 
 def test_a_run_of_a_whole_batch_may_take_as_long_as_its_requests_one_after_another() -> None:
-    trial = Trial(config=config("max_batch_size: 8 dynamic_batching {}"))
-    trial.says.never = True
+    canary = Canary(config=config("max_batch_size: 8 dynamic_batching {}"))
+    canary.says.never = True
     rows = {"a": Tensor(np.ones((1, 1), "<f4"))}
     for _ in range(8):
         request = InferRequest("m", rows)
-        trial.watched.scheduler.submit(request, Snapshot({}), lambda *_: None)
-    (each,) = trial.probation.watched
+        canary.watched.scheduler.submit(request, Snapshot({}), lambda *_: None)
+    (each,) = canary.monitor.watched
     oldest = each.scheduler.oldest()
     # Its predecessor took 0.3 s for one of them.
-    trial.mirror._hanging = (oldest, 0.3)  # type: ignore[assignment]
-    trial.says.run_s = 20
-    assert [trial.look(now=1.0), trial.look(now=1.3)] == [[], []]
-    trial.says.run_s = 25
-    trial.look(now=2.0)
-    assert trial.look(now=2.3) == ["version 2: a run takes 25.0 s and does not end"]
+    assert oldest is not None
+    canary.mirror._timed_request = (oldest, 0.3)
+    canary.says.run_s = 20
+    assert [canary.look(now=1.0), canary.look(now=1.3)] == [[], []]
+    canary.says.run_s = 25
+    canary.look(now=2.0)
+    assert canary.look(now=2.3) == ["version 2: a run takes 25.0 s and does not end"]
 
 
 def test_a_run_that_does_not_end_in_its_predecessor_either_is_the_callers_doing() -> None:
-    trial = Trial()
-    trial.says.never = True
-    trial.watched.scheduler.submit(InferRequest("m", {}), Snapshot({}), lambda *_: None)
-    trial.says.run_s = 20
-    trial.before.answer = InternalError("neither")
+    canary = Canary()
+    canary.says.never = True
+    canary.watched.scheduler.submit(InferRequest("m", {}), Snapshot({}), lambda *_: None)
+    canary.says.run_s = 20
+    canary.before.answer = InternalError("neither")
     for now in (1.0, 2.0, 3.0):
-        assert trial.look(now) == []
-        trial.replay()
+        assert canary.look(now) == []
+        canary.replay()
 
 
 def test_where_nobody_can_be_asked_again_a_run_must_take_long_to_hang() -> None:
-    trial = Trial(predecessor(good=50, ms=1, config=DECOUPLED), DECOUPLED)
-    trial.says.run_s = 4.9
-    assert [trial.look(now=1.0), trial.look(now=2.0)] == [[], []]
-    trial.says.run_s = 5.1
-    assert trial.look(now=3.0) == []
-    assert len(trial.look(now=3.3)) == 1
+    canary = Canary(predecessor(good=50, ms=1, config=DECOUPLED), DECOUPLED)
+    canary.says.run_s = 4.9
+    assert [canary.look(now=1.0), canary.look(now=2.0)] == [[], []]
+    canary.says.run_s = 5.1
+    assert canary.look(now=3.0) == []
+    assert len(canary.look(now=3.3)) == 1
 
 
 def test_a_slow_models_runs_may_take_long() -> None:
-    trial = Trial(predecessor(good=50, ms=1000, config=DECOUPLED), DECOUPLED)
-    trial.says.run_s = 20
-    assert [trial.look(now=1.0), trial.look(now=9.0)] == [[], []]
+    canary = Canary(predecessor(good=50, ms=1000, config=DECOUPLED), DECOUPLED)
+    canary.says.run_s = 20
+    assert [canary.look(now=1.0), canary.look(now=9.0)] == [[], []]
 
 
 def test_a_model_whose_predecessor_is_ended_by_the_same_request_may_be_away() -> None:
-    trial = Trial()
-    trial.model.why = "its process ended"
-    trial.before.answer = InternalError("ended too")
-    trial.ask(InternalError("its process ended"))
-    assert [trial.look(now=1.0), trial.look(now=9.0)] == [[], []]
+    canary = Canary()
+    canary.model.why = "its process ended"
+    canary.before.answer = InternalError("ended too")
+    canary.ask(InternalError("its process ended"))
+    assert [canary.look(now=1.0), canary.look(now=9.0)] == [[], []]
 
 
 def test_a_model_that_stays_away_fails_it() -> None:
-    trial = Trial()
-    trial.model.why = "its process ended"
-    assert trial.look(now=1.0) == []
-    trial.model.why = ""
-    assert trial.look(now=1.9) == []
-    trial.model.why = "its process ended"
-    assert trial.look(now=2.0) == []
-    assert trial.look(now=3.0) == ["away for more than 1 s: its process ended"]
+    canary = Canary()
+    canary.model.why = "its process ended"
+    assert canary.look(now=1.0) == []
+    canary.model.why = ""
+    assert canary.look(now=1.9) == []
+    canary.model.why = "its process ended"
+    assert canary.look(now=2.0) == []
+    assert canary.look(now=3.0) == ["away for more than 1 s: its process ended"]
 
 
 def test_after_stop_no_verdict_is_given() -> None:
-    trial = Trial()
-    trial.ask(InternalError("no"), times=9)
-    trial.probation.stop()
-    assert trial.look() == []
+    canary = Canary()
+    canary.ask(InternalError("no"), times=9)
+    canary.monitor.stop()
+    assert canary.look() == []
 
 
 def test_without_room_for_a_thread_it_serves_unwatched_and_frees_its_predecessor(
@@ -591,16 +590,16 @@ def test_without_room_for_a_thread_it_serves_unwatched_and_frees_its_predecessor
         raise RuntimeError("can't start new thread")
 
     over = threading.Event()
-    before, says = predecessor(), Says()
-    probation = CanaryMonitor(
+    before, says = predecessor(), FixedScheduler()
+    monitor = CanaryMonitor(
         "m", TERMS, on_failed=lambda _: None, on_passed=lambda: None, on_over=over.set
     )
     fresh = LoadedModel(CONFIG, 2, says, ModelStatistics())
-    watched = probation.watch(fresh, before)
+    watched = monitor.watch(fresh, before)
     before.close()
     assert unwatched(before).closed == 0
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    probation.start()
+    monitor.start()
     assert over.is_set()
     assert unwatched(before).closed == 1
     assert "model m: not compared with its predecessor: can't start new thread" in caplog.text
@@ -611,13 +610,13 @@ def test_without_room_for_a_thread_it_serves_unwatched_and_frees_its_predecessor
 def test_its_own_thread_tells_promptly_and_what_is_over_last() -> None:
     told = threading.Event()
     said: list[str] = []
-    says = Says()
+    says = FixedScheduler()
 
     def over() -> None:
         said.append("over")
         told.set()
 
-    probation = CanaryMonitor(
+    monitor = CanaryMonitor(
         "m",
         CanaryTerms(),
         on_failed=lambda _: said.append(threading.current_thread().name),
@@ -625,34 +624,61 @@ def test_its_own_thread_tells_promptly_and_what_is_over_last() -> None:
         on_over=over,
     )
     fresh = LoadedModel(CONFIG, 2, says, ModelStatistics())
-    watched = probation.watch(fresh, predecessor())
-    probation.start()
+    watched = monitor.watch(fresh, predecessor())
+    monitor.start()
     says.answer = InternalError("no")
     for _ in range(3):
         watched.scheduler.submit(InferRequest("m", {}), Snapshot({}), lambda *_: None)
     assert told.wait(30)
-    assert said == ["probation-m", "over"]
-    probation.wait_over(30)
+    assert said == ["canary-m", "over"]
+    monitor.wait_over(30)
+
+
+def test_the_predecessor_is_closed_when_its_last_replay_has_ended() -> None:
+    running, may_run, over = threading.Event(), threading.Event(), threading.Event()
+
+    class Blocking(FixedScheduler):
+        def submit(self, request: InferRequest, snapshot: Snapshot, respond: Respond) -> None:
+            running.set()
+            assert may_run.wait(30)
+            super().submit(request, snapshot, respond)
+
+    before, says = LoadedModel(CONFIG, 1, Blocking(), ModelStatistics()), FixedScheduler()
+    monitor = CanaryMonitor(
+        "m", TERMS, on_failed=lambda _: None, on_passed=lambda: None, on_over=over.set
+    )
+    watched = monitor.watch(LoadedModel(CONFIG, 2, says, ModelStatistics()), before)
+    before.close()
+    monitor.start()
+    says.answer = InternalError("no")
+    watched.scheduler.submit(InferRequest("m", {}), Snapshot({}), lambda *_: None)
+    assert running.wait(30)
+    monitor.stop()
+    monitor.wait_over(0.05)
+    assert unwatched(before).closed == 0
+    may_run.set()
+    assert over.wait(30)
+    assert unwatched(before).closed == 1
 
 
 def test_a_watched_scheduler_is_its_scheduler_in_all_else() -> None:
-    trial = Trial()
-    scheduler = trial.watched.scheduler
+    canary = Canary()
+    scheduler = canary.watched.scheduler
     assert (scheduler.pending(), scheduler.longest_run_s(0)) == (3, 0)
-    trial.watched.close()
-    assert trial.says.closed == 1
+    canary.watched.close()
+    assert canary.says.closed == 1
 
 
 def test_counts_of_many_threads_add_up() -> None:
-    watch = CanaryWindow(10)
+    scheduler = WatchedScheduler(FixedScheduler(), CONFIG, 10)
 
-    def note() -> None:
+    def submit() -> None:
         for _ in range(200):
-            watch.note(None)
+            scheduler.submit(InferRequest("m", {}), Snapshot({}), lambda *_: None)
 
-    threads = [threading.Thread(target=note) for _ in range(4)]
+    threads = [threading.Thread(target=submit) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert (watch.all.requests, watch.recent.requests) == (800, 10)
+    assert (scheduler.seen.total(), scheduler.recent.total()) == (800, 10)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from edge_server.errors import InternalError
-from edge_server.inference.canary_window import CanaryWindow, WatchedScheduler
+from edge_server.inference.canary_window import WatchedScheduler
 from edge_server.inference.response_cache import CachingScheduler, ResponseCache
 from edge_server.inference.scheduling import Scheduling
 from edge_server.inference.snapshot import ModelEntry, ModelState
@@ -192,11 +192,10 @@ def test_what_is_looked_at_or_kept_is_on_the_host() -> None:
     snapshot = world(ensemble_config("e", "x", "y", "m a=x > b=y"), entry).snapshot
     loaded = entry.loaded
     cached = CachingScheduler(
-        loaded.scheduler, ResponseCache(1 << 20), loaded.config, 1, loaded.statistics
+        loaded.scheduler, ResponseCache(1 << 20), loaded.config, loaded.statistics
     )
-    watch = CanaryWindow(8)
     asks = InferRequest("m", {"a": VALUE}, on_device=True)
-    for scheduler in (cached, WatchedScheduler(loaded.scheduler, watch, loaded.config)):
+    for scheduler in (cached, WatchedScheduler(loaded.scheduler, loaded.config, 8)):
         heard = Heard()
         scheduler.submit(asks, snapshot, heard)
         ((answer, _),) = heard.answers

@@ -12,9 +12,9 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.backends.contract import TensorModel, Tensors
 from edge_server.errors import EdgeServerError, InternalError
-from edge_server.inference import mirror as mirror_module
-from edge_server.inference.canary_window import Fault
+from edge_server.inference import predecessor as predecessor_module
 from edge_server.inference.mirror import Mirror, Pairs
+from edge_server.inference.predecessor import Fault, Predecessor
 from edge_server.inference.scheduling import Scheduling
 from edge_server.inference.snapshot import LoadedModel, Snapshot
 from edge_server.inference.statistics import ModelStatistics
@@ -77,29 +77,29 @@ def old() -> Model:
 
 def mirror_of(old: LoadedModel, new: ModelConfig | None = None, *members: LoadedModel) -> Mirror:
     new_model = LoadedModel(new or old.config, 2, old.scheduler, ModelStatistics())
-    made = Mirror.of(new_model, old, members)
-    assert made is not None
-    return made
+    predecessor = Predecessor.of(new_model, old, members)
+    assert predecessor is not None
+    return Mirror(predecessor)
 
 
 @pytest.fixture
 def mirror(old: Model) -> Iterator[Mirror]:
     made = mirror_of(old.loaded)
     yield made
-    made.stop()
+    made.predecessor.close()
 
 
 def test_a_doubtful_request_is_given_to_the_predecessor_and_counts_nowhere(
     old: Model, mirror: Mirror
 ) -> None:
-    mirror.doubt(request(), Fault.FAILED)
-    assert mirror.has_doubts
+    mirror.compare(request(), Fault.FAILED)
+    assert mirror.is_comparing
     assert mirror.step()
-    assert not mirror.has_doubts
+    assert not mirror.is_comparing
     assert mirror.better(Fault.FAILED) == (1, 1)
     assert mirror.better(Fault.NOT_FINITE) == (0, 0)
     old.error = InternalError("no")
-    mirror.doubt(request(), Fault.FAILED)
+    mirror.compare(request(), Fault.FAILED)
     mirror.step()
     assert mirror.better(Fault.FAILED) == (1, 2)
     assert len(old.given) == 2
@@ -127,11 +127,11 @@ def test_the_caller_may_write_into_his_inputs_once_he_has_the_answer(
     old: Model, mirror: Mirror
 ) -> None:
     his = np.ones(2, "<f4")
-    mirror.doubt(request(his), Fault.FAILED)
+    mirror.compare(request(his), Fault.FAILED)
     his[:] = 7
     # What lies in a message is not copied.
     message = np.frombuffer(np.ones(2, "<f4").tobytes(), "<f4")
-    mirror.doubt(request(message), Fault.FAILED)
+    mirror.compare(request(message), Fault.FAILED)
     mirror.step()
     mirror.step()
     assert old.given[0].tolist() == [1, 1]
@@ -142,15 +142,15 @@ def test_what_waits_is_bounded_in_number_and_in_bytes(old: Model, mirror: Mirror
     large = np.ones(12 << 20, "<f4")
     large.flags.writeable = False
     for _ in range(2):
-        mirror.doubt(request(large), Fault.FAILED)
+        mirror.compare(request(large), Fault.FAILED)
     for _ in range(20):
-        mirror.doubt(request(), Fault.FAILED)
+        mirror.compare(request(), Fault.FAILED)
     replayed = 0
     while mirror.step():
         replayed += 1
     assert replayed == 8
     assert sum(given.nbytes for given in old.given) == large.nbytes + 7 * 8
-    mirror.doubt(request(large), Fault.FAILED)
+    mirror.compare(request(large), Fault.FAILED)
     assert mirror.step()
 
 
@@ -169,7 +169,7 @@ def test_a_sample_goes_before_doubtful_requests_and_there_is_one_at_a_time(
     old: Model, mirror: Mirror
 ) -> None:
     for _ in range(8):
-        mirror.doubt(request(), Fault.FAILED)
+        mirror.compare(request(), Fault.FAILED)
     assert mirror.wants_sample()
     mirror.sample(request(np.full(2, 5, "<f4")), GOOD)
     mirror._samples_from_s = 0.0
@@ -198,7 +198,7 @@ def test_of_what_is_on_a_device_only_doubtful_requests_are_copied(
     mirror.sample(asked, GOOD)
     assert not mirror.step()
     assert not mirror.timed
-    mirror.doubt(asked, Fault.FAILED)
+    mirror.compare(asked, Fault.FAILED)
     mirror.step()
     assert old.given[0].tolist() == [9, 9]
 
@@ -207,10 +207,10 @@ def test_what_only_calculates_is_sampled_and_code_of_others_is_not() -> None:
     python = Model(backend="python")
     mirror = mirror_of(python.loaded)
     assert not mirror.wants_sample()
-    mirror.doubt(request(), Fault.FAILED)
+    mirror.compare(request(), Fault.FAILED)
     mirror.step()
     assert mirror.better(Fault.FAILED) == (1, 1)
-    mirror.stop()
+    mirror.predecessor.close()
 
 
 def test_a_replay_that_goes_wrong_ends_the_comparison_and_not_the_thread(
@@ -219,12 +219,12 @@ def test_a_replay_that_goes_wrong_ends_the_comparison_and_not_the_thread(
     def no_memory(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(mirror._scheduler, "submit", no_memory)
-    mirror.doubt(request(), Fault.FAILED)
+    monkeypatch.setattr(mirror.predecessor, "response", no_memory)
+    mirror.compare(request(), Fault.FAILED)
     assert mirror.step()
     assert not mirror.comparable
-    assert not mirror.has_doubts
-    mirror.doubt(request(), Fault.FAILED)
+    assert not mirror.is_comparing
+    mirror.compare(request(), Fault.FAILED)
     assert not mirror.step()
 
 
@@ -235,27 +235,22 @@ def test_a_copy_for_which_there_is_no_memory_takes_no_room(
         raise MemoryError
 
     with monkeypatch.context() as patched:
-        patched.setattr(mirror_module, "_own", no_memory)
-        mirror.doubt(request(np.ones(12 << 20, "<f4")), Fault.FAILED)
+        patched.setattr(predecessor_module, "_constant", no_memory)
+        mirror.compare(request(np.ones(12 << 20, "<f4")), Fault.FAILED)
     assert not mirror.step()
-    mirror.doubt(request(np.ones(12 << 20, "<f4")), Fault.FAILED)
+    mirror.compare(request(np.ones(12 << 20, "<f4")), Fault.FAILED)
     assert mirror.step()
 
 
-def test_a_lasting_request_whose_replay_ends_at_once_has_its_time(
-    old: Model, mirror: Mirror, monkeypatch: pytest.MonkeyPatch
+def test_a_request_that_still_runs_is_replayed_once_for_its_time(
+    old: Model, mirror: Mirror
 ) -> None:
-    put = mirror._put
-
-    def put_and_replay(*args: Any, **named: Any) -> bool:
-        waits = put(*args, **named)
-        mirror.step()
-        return waits
-
-    monkeypatch.setattr(mirror, "_put", put_and_replay)
-    asked = request()
-    assert mirror.doubt_lasting(asked) is None
-    assert mirror.doubt_lasting(asked) is not None
+    unfinished = request()
+    assert mirror.time_s(unfinished) is not None
+    assert mirror.time_s(unfinished) is not None
+    assert len(old.given) == 1
+    old.error = InternalError("no")
+    assert mirror.time_s(request()) is None
 
 
 @pytest.mark.parametrize(
@@ -272,7 +267,7 @@ def test_what_keeps_state_or_is_called_otherwise_is_not_asked_again(
 ) -> None:
     old = LoadedModel(config(before), 1, Model().loaded.scheduler, ModelStatistics())
     new = LoadedModel(config(after), 2, old.scheduler, ModelStatistics())
-    assert Mirror.of(new, old, ()) is None
+    assert Predecessor.of(new, old, ()) is None
 
 
 class AsksOthers:
@@ -300,13 +295,13 @@ class AsksOthers:
 def test_a_model_that_asks_others_is_not_compared_any_more() -> None:
     before = LoadedModel(config(backend="python"), 1, AsksOthers([]), ModelStatistics())
     mirror = mirror_of(before)
-    mirror.doubt(request(), Fault.FAILED)
+    mirror.compare(request(), Fault.FAILED)
     mirror.step()
     assert not mirror.comparable
     assert mirror.better(Fault.FAILED) == (0, 0)
-    mirror.doubt(request(), Fault.FAILED)
+    mirror.compare(request(), Fault.FAILED)
     assert not mirror.step()
-    mirror.stop()
+    mirror.predecessor.close()
 
 
 def test_an_ensemble_is_asked_again_with_the_members_that_it_had() -> None:
@@ -319,34 +314,21 @@ def test_an_ensemble_is_asked_again_with_the_members_that_it_had() -> None:
     scheduling = Scheduling()
     ensemble = scheduling.ensemble(ModelConfig.of(text_format.Parse(text, pb.ModelConfig())), 1)
     fresh = LoadedModel(ensemble.config, 2, ensemble.scheduler, ModelStatistics())
-    assert Mirror.of(fresh, ensemble, ()) is None
+    assert Predecessor.of(fresh, ensemble, ()) is None
     mirror = mirror_of(ensemble, None, member.loaded)
-    assert mirror.samples
-    mirror.doubt(request(name="e"), Fault.NOT_FINITE)
+    assert mirror.predecessor.calculates
+    mirror.compare(request(name="e"), Fault.NOT_FINITE)
     mirror.step()
     assert mirror.better(Fault.NOT_FINITE) == (1, 1)
     assert member.loaded.statistics.counts().success.count == 0
     assert ensemble.statistics.counts().success.count == 0
-    mirror.stop()
+    mirror.predecessor.close()
     member.loaded.close()
     assert member.closed.is_set()
     scheduling.close()
 
 
-def test_the_predecessor_is_closed_when_its_last_replay_has_ended(old: Model) -> None:
-    mirror = mirror_of(old.loaded)
-    mirror.start()
-    old.may_run.clear()
-    mirror.doubt(request(), Fault.FAILED)
-    assert old.running.wait(PATIENCE_S)
-    old.loaded.close()
-    mirror.stop(timeout_s=0.05)
-    assert not old.closed.is_set()
-    old.may_run.set()
-    assert old.closed.wait(PATIENCE_S)
-
-
 def test_a_predecessor_that_is_closed_already_is_not_asked(old: Model) -> None:
     old.loaded.close()
     new = LoadedModel(old.loaded.config, 2, old.loaded.scheduler, ModelStatistics())
-    assert Mirror.of(new, old.loaded, ()) is None
+    assert Predecessor.of(new, old.loaded, ()) is None

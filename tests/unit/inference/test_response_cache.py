@@ -128,7 +128,7 @@ def response(size: int) -> InferResponse:
 
 def test_those_that_were_not_used_for_longest_make_room() -> None:
     cache = ResponseCache(6000)
-    owner = cache.owner()
+    owner = object()
     for key in (b"1", b"2", b"3"):
         cache.put(owner, key, response(1000))
     assert cache.get(owner, b"1") is not None
@@ -143,7 +143,7 @@ def test_those_that_were_not_used_for_longest_make_room() -> None:
 
 def test_an_answer_larger_than_the_cache_drops_nothing() -> None:
     cache = ResponseCache(3000)
-    owner = cache.owner()
+    owner = object()
     cache.put(owner, b"1", response(1000))
     cache.put(owner, b"2", response(5000))
     assert cache.get(owner, b"1") is not None
@@ -153,7 +153,7 @@ def test_an_answer_larger_than_the_cache_drops_nothing() -> None:
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 1500)), max_size=30))
 def test_the_cache_never_holds_more_than_its_size(puts: list[tuple[int, int]]) -> None:
     cache = ResponseCache(4000)
-    owner = cache.owner()
+    owner = object()
     for key, size in puts:
         cache.put(owner, bytes([key]), response(size))
         assert cache.used_bytes <= 4000
@@ -233,7 +233,7 @@ def test_an_answer_that_leaves_an_output_out_is_kept_as_it_is() -> None:
 
     said = config("m", "a", "b c", CACHED)
     statistics = ModelStatistics()
-    scheduler = CachingScheduler(Partial(), ResponseCache(10_000), said, 1, statistics)
+    scheduler = CachingScheduler(Partial(), ResponseCache(10_000), said, statistics)
     model = LoadedModel(said, 1, scheduler, statistics)
     assert [list(asked(model, 1).outputs) for _ in range(2)] == [["b"], ["b"]]
     assert statistics.counts().cache_hit.count == 1

@@ -13,8 +13,7 @@ from edge_server.backends.contract import TensorModel
 from edge_server.errors import InternalError, InvalidRequest, NotFound
 from edge_server.inference.scheduling import Scheduling
 from edge_server.inference.snapshot import ModelEntry, ModelState, Snapshot
-from edge_server.inference.tracing.sampling import Sampler, TraceRule
-from edge_server.inference.tracing.traced_request import TracedRequest
+from edge_server.inference.tracing.traced_request import Sampler, TracedRequest, TraceRule
 from edge_server.requests import InferRequest
 from edge_server.tensors import Tensor
 from tests.unit.inference.ensembles import (

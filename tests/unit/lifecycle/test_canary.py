@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tests.unit.lifecycle.conftest import CountedBackend, Gate
 
 PATIENCE_S = 30.0
-BETTER = "its predecessor, given 3 of these requests, answered 3 well"
+BETTER = "its predecessor, given 3 of these requests, responded well to 3"
 NAN = float("nan")
 # Passes only where a test lets it.
 ENDLESS = CanaryTerms(requests=10**9, least_s=1e9, longest_s=1e9)
@@ -167,7 +167,7 @@ def test_a_version_that_answers_with_nan_gives_way_and_the_index_says_why(world:
     world.load(NAN)
     world.ask_until_back()
     assert world.ask() == 10
-    reason = f"version 1: 3 of 3 answers were not finite; {BETTER}"
+    reason = f"version 1: 3 of 3 responses were not finite; {BETTER}"
     assert world.state() == {1: (ModelState.READY, f"rolled back: {reason}")}
     ((model_spec, told),) = world.rolled_back
     assert (model_spec.name, told) == ("m", reason)
@@ -191,7 +191,7 @@ def test_a_client_that_sends_what_no_version_makes_sense_of_takes_nothing_back(
                 with contextlib.suppress(InternalError):
                     assert not np.isfinite(world.ask(name, value=value))
     canary = [world.monitor(name) for name in "me"]
-    while any(trial.has_doubts for trial in canary):
+    while any(trial.is_comparing for trial in canary):
         time.sleep(0.01)
     assert [trial.fault() for trial in canary] == ["", ""]
     assert world.told() == []
@@ -316,7 +316,7 @@ def test_an_ensemble_that_alone_changes_is_watched_and_goes_back_alone(world: Wo
     assert world.ask("e") == 10
     ((model_spec, reason),) = world.rolled_back
     assert (model_spec.name, model_spec.members) == ("e", {"n"})
-    assert reason == f"version 1: 3 of 3 answers were not finite; {BETTER}"
+    assert reason == f"version 1: 3 of 3 responses were not finite; {BETTER}"
     assert world.state("e") == {1: (ModelState.READY, f"rolled back: {reason}")}
     assert not world.on_trial("e")
     assert world.closed() == [1, 1]

@@ -1,13 +1,14 @@
-"""Identity and BrokerAddress: stable, distinct, and clear when they cannot be."""
+"""Identity and credentials: stable, distinct, and clear when they cannot be."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-from edge_server.mqtt.broker_address import BrokerAddress
-from edge_server.mqtt.identity import Identity
+from edge_server.mqtt.broker import faults_of, password_of
+from edge_server.mqtt.topics import Identity
+from edge_server.settings import Mqtt
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,27 +39,20 @@ def test_a_host_without_these_files_has_an_identity_too(tmp_path: Path) -> None:
 
 def test_the_password_is_read_anew_without_its_line_end(tmp_path: Path) -> None:
     file = tmp_path / "password"
-    address = BrokerAddress(username="edge", password_file=file)
+    mqtt = Mqtt("localhost", username="edge", password_file=str(file))
     file.write_text("secret \n")
-    assert address.password() == "secret "
+    assert password_of(mqtt) == "secret "
     file.write_text("changed")
-    assert address.password() == "changed"
-    assert "changed" not in repr(address)
+    assert password_of(mqtt) == "changed"
 
 
 @pytest.mark.parametrize(
-    ("wrong", "says"),
+    ("mqtt", "fault"),
     [
-        ({"host": ""}, "host"),
-        ({"port": 0}, "port must be 1 to 65535, not 0"),
-        ({"keepalive_s": 0}, "keepalive_s must be"),
+        (Mqtt(""), "mqtt: host must not be empty"),
+        (Mqtt("broker", 0), "mqtt: port must be 1 to 65535, not 0"),
+        (Mqtt("localhost", password_file="/"), "mqtt: password_file needs a username beside it"),  # noqa: S106
     ],
 )
-def test_a_value_out_of_range_is_named(wrong: dict[str, Any], says: str) -> None:
-    with pytest.raises(ValueError, match=says):
-        BrokerAddress(**wrong)
-
-
-def test_a_password_needs_a_username(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="needs a username"):
-        BrokerAddress(password_file=tmp_path)
+def test_settings_that_no_connection_can_have_are_named(mqtt: Mqtt, fault: str) -> None:
+    assert faults_of(mqtt) == [fault]

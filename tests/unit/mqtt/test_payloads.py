@@ -4,28 +4,26 @@ from __future__ import annotations
 
 import json
 import os
-import typing
+import re
 from dataclasses import replace
 from importlib import resources
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 from google.protobuf import json_format
 from hypothesis import given
 from hypothesis import strategies as st
+from lane_frame_schema import lane_frame_schema
 
 from edge_server.lanes.types import Lane, LaneFrame, StageLatency
-from edge_server.mqtt import messages, payloads
-from edge_server.mqtt.identity import Identity
+from edge_server.mqtt import payloads
+from edge_server.mqtt.topics import Identity
 from edge_server.proto.edge.lanes.v1 import lanes_pb2
-
-if TYPE_CHECKING:
-    from google.protobuf.descriptor import Descriptor
 
 IDENTITY = Identity("truck-7", "0.1.0", "5f1a7a3e-3f62-4c5c-9a55-1f0c4e0c9b11", "edge-truck-7-0")
 PUBLISHED_V1 = resources.files("edge_server.proto.edge.lanes.v1")
+SCHEMA: Any = json.loads((PUBLISHED_V1 / "lane_frame.schema.json").read_text())
 CAPTURE_NS = 81_234_567_890_123
 
 
@@ -59,6 +57,28 @@ EXAMPLE = frame(
 )
 
 
+def check(value: Any, schema: dict[str, Any]) -> None:
+    """Hold `value` against a JSON Schema, with the keywords that the published one has."""
+    if "$ref" in schema:
+        schema = SCHEMA["$defs"][schema["$ref"].rpartition("/")[2]]
+    kinds = {"object": dict, "array": list, "string": str, "integer": int, "number": (int, float)}
+    assert isinstance(value, kinds[schema.get("type", "string")])
+    assert value in schema.get("enum", [value])
+    if isinstance(value, dict):
+        assert value.keys() >= set(schema["required"])
+        for key, inner in schema["properties"].items():
+            check(value[key], inner)
+    elif isinstance(value, list):
+        assert len(value) >= schema.get("minItems", 0)
+        for item in value:
+            check(item, schema["items"])
+    elif isinstance(value, str):
+        assert re.search(schema.get("pattern", ""), value)
+    else:
+        assert schema.get("minimum", value) <= value <= schema.get("maximum", value)
+        assert value < schema.get("exclusiveMaximum", value + 1)
+
+
 def test_the_published_example_is_what_we_send() -> None:
     assert to_json(EXAMPLE) == json.loads((PUBLISHED_V1 / "lane_frame.example.json").read_text())
 
@@ -66,7 +86,7 @@ def test_the_published_example_is_what_we_send() -> None:
 def test_the_json_is_the_proto3_mapping() -> None:
     sent = to_json(EXAMPLE)
     message = json_format.ParseDict(sent, lanes_pb2.LaneFrame())
-    assert message.capture_ns == CAPTURE_NS if hasattr(message, "capture_ns") else True
+    assert message.time.capture_mono_ns == CAPTURE_NS
     assert message.time.capture_time.ToMicroseconds() == message.time.capture_epoch_ns // 1000
     back = json_format.MessageToDict(
         message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
@@ -98,7 +118,7 @@ def test_every_frame_maps_to_the_proto_and_the_schema(
         seq=seq,
         age_ns=age_ns,
     )
-    msgspec.convert(sent, messages.LaneFrame)
+    check(sent, SCHEMA)
     message = json_format.ParseDict(sent, lanes_pb2.LaneFrame())
     assert message.seq == seq % 2**32
     assert message.time.capture_epoch_ns == epoch_ns
@@ -109,21 +129,25 @@ def test_every_frame_maps_to_the_proto_and_the_schema(
 
 
 def test_the_published_schema_is_current() -> None:
-    published = json.loads((PUBLISHED_V1 / "lane_frame.schema.json").read_text())
-    del published["$schema"]
-    assert published == msgspec.json.schema(messages.LaneFrame)
+    assert lane_frame_schema() == SCHEMA
 
 
-def test_the_structs_have_the_fields_of_the_proto() -> None:
-    def check(struct: type, descriptor: Descriptor) -> None:
-        hints = typing.get_type_hints(struct)
-        assert list(hints) == [field.name for field in descriptor.fields]
-        for field in descriptor.fields:
-            inner = typing.get_args(hints[field.name]) or (hints[field.name],)
-            if field.message_type is not None and issubclass(inner[0], msgspec.Struct):
-                check(inner[0], field.message_type)
-
-    check(messages.LaneFrame, lanes_pb2.LaneFrame.DESCRIPTOR)
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"schema": "edge.lanes/2"},
+        {"frame_id": -1},
+        {"seq": 2**32},
+        {"status": "FRAME_STATUS_UNSPECIFIED"},
+        {"reasons": [1]},
+        {"image": {"width": 1280}},
+        {"lanes": [{"confidence": 2, "image_points": {"x": [1, 2], "y": [1, 2]}}]},
+        {"lanes": [{"confidence": 1, "image_points": {"x": [1], "y": [1]}}]},
+    ],
+)
+def test_the_schema_refuses_what_is_no_lane_message(wrong: dict[str, Any]) -> None:
+    with pytest.raises(AssertionError):
+        check({**to_json(EXAMPLE), **wrong}, SCHEMA)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
@@ -184,7 +208,7 @@ def test_a_frame_that_the_model_failed_at_is_invalid_and_says_why() -> None:
     assert reason.startswith("model_failed: out of memory xxx")
     assert len(reason) <= 500
     assert sent["lanes"] == []
-    msgspec.convert(sent, messages.LaneFrame)
+    check(sent, SCHEMA)
     message = json_format.ParseDict(sent, lanes_pb2.LaneFrame())
     assert message.status == lanes_pb2.FRAME_STATUS_INVALID
 

@@ -10,18 +10,20 @@ import time
 from typing import TYPE_CHECKING
 
 from edge_server.inference.snapshot import ModelEntry, ModelState
-from edge_server.mqtt.broker_address import BrokerAddress
-from edge_server.mqtt.identity import Identity
-from edge_server.mqtt.opening import Opening
+from edge_server.mqtt import publisher as publishing
+from edge_server.mqtt.connection import Connection
 from edge_server.mqtt.publisher import Publisher
-from edge_server.mqtt.wake import Wake
+from edge_server.mqtt.topics import Identity
+from edge_server.settings import Mqtt
 
 if TYPE_CHECKING:
     import pytest
 
+IDENTITY = Identity("truck-7", "1", "boot", "client")
 
-def test_of_a_models_versions_the_newest_that_serves_is_told() -> None:
-    publisher = Publisher(BrokerAddress(port=9), Identity("truck-7", "1", "boot", "client"))
+
+def test_of_a_models_versions_the_newest_that_serves_is_published() -> None:
+    publisher = Publisher(Mqtt("127.0.0.1", 9), IDENTITY)
     waiting = publisher.waiting
     publisher.publish_models(
         [
@@ -34,30 +36,30 @@ def test_of_a_models_versions_the_newest_that_serves_is_told() -> None:
     )
     assert publisher.waiting == waiting + 2
     publisher.stop()
-    said = {}
+    sent = {}
     while (state := publisher._outbox.take_state()) is not None:
-        said[state[0].removeprefix("edge/v1/truck-7/models/")] = json.loads(state[1])
-    assert said["a/state"] == {"model": "a", "state": "READY", "reason": ""}
-    assert said["b/state"] == {"model": "b", "state": "LOADING", "reason": "building"}
+        sent[state[0].removeprefix("edge/v1/truck-7/models/")] = json.loads(state[1])
+    assert sent["a/state"] == {"model": "a", "state": "READY", "reason": ""}
+    assert sent["b/state"] == {"model": "b", "state": "LOADING", "reason": "building"}
 
 
 def test_the_topic_of_a_model_that_is_gone_is_emptied() -> None:
-    publisher = Publisher(BrokerAddress(port=9), Identity("truck-7", "1", "boot", "client"))
+    publisher = Publisher(Mqtt("127.0.0.1", 9), IDENTITY)
     publisher.publish_models([ModelEntry("a", 1, ModelState.READY)])
     topic = "edge/v1/truck-7/models/a/state"
     assert publisher._outbox.knows(topic)
     publisher.publish_models([])
     publisher.publish_models([])
     publisher.stop()
-    said = dict(iter(publisher._outbox.take_state, None))
-    assert said[topic] == b""
+    sent = dict(iter(publisher._outbox.take_state, None))
+    assert sent[topic] == b""
     assert not publisher._outbox.knows(topic)
 
 
-def test_a_name_that_no_topic_can_hold_is_told_once_and_ends_nothing(
+def test_a_name_that_no_topic_can_hold_is_logged_once_and_ends_nothing(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    publisher = Publisher(BrokerAddress(port=9), Identity("truck-7", "1", "boot", "client"))
+    publisher = Publisher(Mqtt("127.0.0.1", 9), IDENTITY)
     for _ in range(3):
         publisher.publish_models([ModelEntry(os.fsdecode(b"m\xff"), 1, ModelState.UNAVAILABLE)])
     publisher.stop()
@@ -65,7 +67,7 @@ def test_a_name_that_no_topic_can_hold_is_told_once_and_ends_nothing(
 
 
 def test_name_servers_that_do_not_answer_are_waited_for_without_a_stuck_worker(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     asked, answer = threading.Event(), threading.Event()
     really = socket.getaddrinfo
@@ -78,38 +80,36 @@ def test_name_servers_that_do_not_answer_are_waited_for_without_a_stuck_worker(
         raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
-    address = BrokerAddress("broker.example")
-    publisher = Publisher(address, Identity("truck-7", "1", "boot", "client"))
+    monkeypatch.setattr(publishing, "_SLOW_S", 0.0)
+    publisher = Publisher(Mqtt("broker.example"), IDENTITY)
     publisher.start()
     assert asked.wait(60)
-    beats = {publisher.worker._heartbeat}
-    end = time.monotonic() + 60
-    while len(beats) < 4:
-        assert time.monotonic() < end, "the worker waits for the name servers"
-        beats.add(publisher.worker._heartbeat)
-        time.sleep(0.01)
+    assert not publisher.worker.stuck(time.monotonic() + 3600)
     publisher.stop()
+    answer.set()
     publisher.worker.stop(60)
     assert not publisher.worker.alive
     assert publisher.worker.failure is None
-    answer.set()
+    assert "broker.example:1883 does not answer, or no name server does" in caplog.text
 
 
-def test_a_connection_that_comes_after_it_is_wanted_no_more_is_closed() -> None:
-    class Late:
-        def __init__(self) -> None:
-            self.let_go, self.closed = threading.Event(), threading.Event()
+def test_a_connection_that_opens_after_stop_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, let_go, closed = threading.Event(), threading.Event(), threading.Event()
 
+    class Late(Connection):
         def open(self) -> None:
-            self.let_go.wait(60)
+            begun.set()
+            let_go.wait(60)
 
         def close(self) -> None:
-            self.closed.set()
+            super().close()
+            closed.set()
 
-    late, wake = Late(), Wake()
-    opening = Opening(late, wake)  # type: ignore[arg-type]
-    opening.leave()
-    assert not late.closed.is_set()
-    late.let_go.set()
-    assert late.closed.wait(60)
-    wake.close()
+    monkeypatch.setattr(publishing, "Connection", Late)
+    publisher = Publisher(Mqtt("127.0.0.1"), IDENTITY)
+    publisher.start()
+    assert begun.wait(60)
+    publisher.stop()
+    assert not closed.is_set()
+    let_go.set()
+    assert closed.wait(60)

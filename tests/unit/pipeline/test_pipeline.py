@@ -22,7 +22,7 @@ from edge_server.inference.scheduling import Scheduling
 from edge_server.inference.snapshot import ModelEntry, ModelState
 from edge_server.model_config.config import ModelConfig
 from edge_server.mqtt import payloads
-from edge_server.mqtt.identity import Identity
+from edge_server.mqtt.topics import Identity
 from edge_server.pipeline.lane_pipeline import FRAME_DEADLINE_S, LanePipeline
 from edge_server.requests import InferRequest
 from edge_server.tensors import Tensor
@@ -188,7 +188,7 @@ def test_what_is_no_lanes_costs_its_frame_and_not_the_loop(points: np.ndarray) -
 def test_a_model_that_gives_no_lanes_is_refused_by_name() -> None:
     loop, _ = pipeline(LaneModel(), output="something_else")
     with pytest.raises(SettingsError, match=r"cameras\.front\.model: 'lane_detection' gives no"):
-        loop.prove()
+        loop.validate()
 
 
 def test_a_model_that_gives_something_else_under_the_same_names_is_refused_too() -> None:
@@ -198,7 +198,7 @@ def test_a_model_that_gives_something_else_under_the_same_names_is_refused_too()
 
     loop, _ = pipeline(Other())
     with pytest.raises(SettingsError, match=r"lanes are \(1, K, 72, 2\) and \(1, K\)"):
-        loop.prove()
+        loop.validate()
 
 
 def test_a_frame_behind_somebody_s_slow_request_ends_at_its_deadline_and_the_loop_goes_on() -> None:
@@ -260,7 +260,7 @@ def test_a_model_that_is_not_there_or_fails_may_be_there_at_the_next_start() -> 
     with pytest.raises(
         Unavailable, match=r"cameras\.front\.model: 'lane_detection' gives no lanes"
     ):
-        loop.prove()
+        loop.validate()
     absent = LanePipeline(OneCamera(), DataPlane(ModelRegistry()), "lane_detection", ())  # type: ignore[arg-type]
     with pytest.raises(Unavailable, match="put it into a repository"):
-        absent.prove()
+        absent.validate()

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from edge_server.process.log_switches import LogSettings
-from edge_server.process.logs import set_up_logging
+from edge_server.process.logs import LogSettings, set_up_logging
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

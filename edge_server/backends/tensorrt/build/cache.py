@@ -1,16 +1,22 @@
-"""A cache of plans built on this device; every plan can be rebuilt from its ONNX file."""
+"""A cache of plans built on this device, one at a time: two builds would halve each other's memory,
+and distort each other's measurements. Every plan can be rebuilt from its ONNX file."""
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
 import os
+import re
 import shutil
+import socket
+import threading
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edge_server.errors import InternalError, ModelConfigError
+from edge_server.backends.tensorrt.build.events import Step
 from edge_server.backends.tensorrt.build.making import Build, make_plan
-from edge_server.backends.tensorrt.build.messages import Event, Step
 from edge_server.backends.tensorrt.build.side_car import (
     compare,
     compare_files,
@@ -18,20 +24,25 @@ from edge_server.backends.tensorrt.build.side_car import (
     sha256_of,
     side_car_path,
 )
-from edge_server.backends.tensorrt.build.build_lock import build_lock
+from edge_server.errors import Cancelled, InternalError, ModelConfigError
 
 if TYPE_CHECKING:
-    import threading
-    from collections.abc import Callable
-    from pathlib import Path
+    from collections.abc import Callable, Iterator
 
-    from edge_server.backends.tensorrt.build.facts import DeviceFacts
+    import tensorrt as trt
+
     from edge_server.backends.tensorrt.build.build_options import BuildOptions
+    from edge_server.backends.tensorrt.build.events import OnEvent
+    from edge_server.backends.tensorrt.build.side_car import DeviceFacts
 
 log = logging.getLogger(__name__)
 
 PLAN_NAME = "model.plan"
 MAX_BYTES = 4 << 30
+_NO_TIMINGS = Path()
+# An abstract socket name: visible without a shared directory, and released with the process.
+LOCK_NAME = "\0edge-server-plan-build"
+_RETRY_S = 0.5
 
 
 class PlanCache:
@@ -105,6 +116,40 @@ class PlanCache:
                 log.info("plan cache: %s removed, %d MiB", entry.name, sizes[entry] >> 20)
 
 
+@contextmanager
+def build_lock(on_wait: Callable[[], None], stop: threading.Event | None = None) -> Iterator[None]:
+    """Hold the device's build lock; wait while another build holds it.
+
+    Args:
+        on_wait: called once, if another process or thread holds the lock.
+        stop: ends the wait when set.
+
+    Raises:
+        Cancelled: `stop` was set during the wait.
+        InternalError: the kernel refuses the lock for a permanent reason.
+    """
+    stop = stop or threading.Event()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as lock:
+        waited = False
+        while True:
+            try:
+                lock.bind(LOCK_NAME)
+                break
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise InternalError(
+                        f"the lock of plan builds, the abstract Unix socket {LOCK_NAME[1:]}, "
+                        f"cannot be bound: {error.strerror}; let the service's security profile "
+                        "(AppArmor, SELinux) allow it"
+                    ) from error
+                if not waited:
+                    on_wait()
+                waited = True
+                if stop.wait(_RETRY_S):
+                    raise Cancelled("the build was given up while another one ran") from None
+        yield
+
+
 def ensure_plan(
     onnx: Path,
     options: BuildOptions,
@@ -113,7 +158,7 @@ def ensure_plan(
     build: Build,
     *,
     model: str,
-    on_event: Callable[[Event], None],
+    on_event: OnEvent,
     stop: threading.Event | None = None,
 ) -> Path:
     """Return a plan of `onnx` for this device: from `cache`, or built into it, which takes minutes.
@@ -163,3 +208,41 @@ def why_not(plan: Path, onnx: Path | None, facts: DeviceFacts, model: str) -> li
 
 def _size_bytes(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
+
+
+def timing_path(folder: Path, facts: DeviceFacts) -> Path:
+    """Return the path of TensorRT's measurements, which make the next build of the same layers
+    quick; they are valid for one TensorRT, GPU and Jetson Linux."""
+    parts = (facts.tensorrt, facts.gpu, facts.sm, str(facts.multiprocessors), facts.l4t)
+    name = "-".join(part for part in parts if part)
+    return folder / f"{re.sub('[^A-Za-z0-9._-]+', '_', name)}.timing"
+
+
+def read_timings(config: trt.IBuilderConfig, folder: Path, facts: DeviceFacts) -> None:
+    """Give `config` the earlier measurements; TensorRT repeats those that do not fit."""
+    if folder == _NO_TIMINGS:
+        return
+    try:
+        data = timing_path(folder, facts).read_bytes()
+    except OSError:
+        data = b""
+    cache: trt.ITimingCache | None = config.create_timing_cache(data)
+    if cache is None or not config.set_timing_cache(cache, False):
+        cache = config.create_timing_cache(b"")
+        config.set_timing_cache(cache, False)
+
+
+def write_timings(config: trt.IBuilderConfig, folder: Path, facts: DeviceFacts) -> None:
+    """Store the measurements; a full disk costs only the next build's time."""
+    cache: trt.ITimingCache | None = None if folder == _NO_TIMINGS else config.get_timing_cache()
+    if cache is None:
+        return
+    data: trt.IHostMemory = cache.serialize()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        path = timing_path(folder, facts)
+        beside = path.with_suffix(".tmp")
+        beside.write_bytes(data)
+        beside.replace(path)
+    except OSError:
+        return

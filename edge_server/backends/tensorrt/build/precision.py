@@ -1,24 +1,28 @@
-"""The number formats in which layers may calculate, on every version of TensorRT."""
+"""The number formats in which layers may calculate, and INT8's calibration by samples."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorrt as trt
 
+from edge_server.backends.tensorrt.build.side_car import datatype_name
 from edge_server.errors import InvalidRequest, Unsupported
-from edge_server.backends.tensorrt.build.calibration import Samples
-from edge_server.backends.tensorrt.build.calibrator import make_calibrator
-from edge_server.backends.tensorrt.build.datatypes import numpy_type
+from edge_server.tensors import DataType
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from edge_server.gpu.bare_gpu import BareGpu
-    from edge_server.backends.tensorrt.build.profiles import Profile
+    from numpy.typing import NDArray
+
     from edge_server.backends.tensorrt.build.build_options import BuildOptions, Shape
+    from edge_server.backends.tensorrt.build.profiles import Profile
+    from edge_server.gpu.bare_gpu import BareGpu
+
+Sample = Mapping[str, "NDArray[Any]"]
 
 _TYPED_HINT = (
     "give an ONNX file that is FP16-typed, or quantised with Q/DQ nodes (NVIDIA ModelOpt: AutoCast "
@@ -127,7 +131,7 @@ def set_calibrator(
         tensor = network.get_input(index)
         # The minimum, whose batch size is 1: one sample per file.
         shape = ranges[tensor.name].min if tensor.name in ranges else tuple(tensor.shape)
-        wanted[tensor.name] = shape, np.dtype(numpy_type(tensor.dtype.name))
+        wanted[tensor.name] = shape, _numpy_type(tensor)
     calibrator = make_calibrator(Samples(samples, wanted), gpu)
     if calibrator is not None and hasattr(config, "int8_calibrator"):
         gpu.enter()
@@ -135,6 +139,15 @@ def set_calibrator(
             config.set_calibration_profile(_fixed(builder, wanted))
         config.int8_calibrator = calibrator
     return calibrator
+
+
+def _numpy_type(tensor: trt.ITensor) -> np.dtype[Any]:
+    try:
+        return DataType(datatype_name(tensor.dtype.name)).numpy
+    except ValueError:
+        raise Unsupported(
+            f"input '{tensor.name}' of type {tensor.dtype.name} cannot be calibrated with samples"
+        ) from None
 
 
 def _fixed(builder: trt.Builder, wanted: Mapping[str, tuple[Shape, object]]) -> Any:
@@ -166,3 +179,97 @@ def _is_quantised(network: trt.INetworkDefinition) -> bool:
         network.get_layer(index).type == trt.LayerType.DEQUANTIZE
         for index in range(network.num_layers)
     )
+
+
+class Samples:
+    """Typical inputs of a network, one batch after the other.
+
+    A network of one input has `DIR/*.npy`, one of several `DIR/<input>/*.npy`: the first files of
+    all inputs form the first batch, then the second files. A file holds an input's array, batch
+    dimension included; a batch of one may lack its batch dimension, which is then added.
+
+    Args:
+        wanted: input → its shape during calibration, and its numpy type.
+
+    Raises:
+        InvalidRequest: the directory has no files, or the inputs have different numbers of files.
+    """
+
+    def __init__(self, directory: Path, wanted: Mapping[str, tuple[Shape, np.dtype[Any]]]) -> None:
+        self._wanted = wanted
+        folders = {n: directory if len(wanted) == 1 else directory / n for n in wanted}
+        self._paths = {name: sorted(folder.glob("*.npy")) for name, folder in folders.items()}
+        for name, paths in self._paths.items():
+            if not paths:
+                raise InvalidRequest(
+                    f"{folders[name]}: no .npy file to calibrate input '{name}' with; save some "
+                    "hundred typical inputs there with numpy.save"
+                )
+        counts = {name: len(paths) for name, paths in self._paths.items()}
+        if len(set(counts.values())) > 1:
+            raise InvalidRequest(f"{directory}: of each input as many samples: {counts}")
+
+    def __len__(self) -> int:
+        return len(next(iter(self._paths.values())))
+
+    def __iter__(self) -> Iterator[Sample]:
+        """Yield the samples.
+
+        Raises:
+            InvalidRequest: a file's array does not have the input's shape.
+        """
+        for at in range(len(self)):
+            yield {name: self._read(name, paths[at]) for name, paths in self._paths.items()}
+
+    def _read(self, name: str, path: Path) -> NDArray[Any]:
+        shape, dtype = self._wanted[name]
+        try:
+            array = np.load(path, allow_pickle=False)
+        except (OSError, ValueError, EOFError) as error:
+            raise InvalidRequest(f"{path}: no array can be read from it: {error}") from error
+        if array.shape == shape[1:] and shape[:1] == (1,):
+            array = array[np.newaxis]
+        if array.shape != shape:
+            raise InvalidRequest(
+                f"{path}: has shape {list(array.shape)}, input '{name}' takes {list(shape)}"
+            )
+        return np.ascontiguousarray(array, dtype)
+
+
+def make_calibrator(samples: Samples, gpu: BareGpu) -> Any:
+    """Return the calibrator that feeds `samples` to TensorRT; None if TensorRT has no calibration.
+
+    The builder configuration does not own the calibrator: hold it until the plan is built. Its
+    `failure` is the exception that a sample raised, or None.
+    """
+    if not hasattr(trt, "IInt8EntropyCalibrator2"):
+        return None
+
+    class Calibrator(trt.IInt8EntropyCalibrator2):  # type: ignore[misc]
+        """Never raises: TensorRT would print the exception and continue without a calibration."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self._left = iter(samples)
+            self.failure: Exception | None = None
+
+        def get_batch_size(self) -> int:
+            return 1
+
+        def get_batch(self, names: Sequence[str]) -> list[int] | None:
+            try:
+                sample = next(self._left, None)
+                if sample is None:
+                    return None
+                return [gpu.put(name, sample[name]) for name in names]
+            except Exception as error:  # noqa: BLE001 - raised after the build
+                self.failure = error
+                return None
+
+        def read_calibration_cache(self) -> None:
+            """Return no cache: every build runs the samples."""
+
+        def write_calibration_cache(self, cache: Any) -> None:
+            """Discard the cache: every build runs the samples."""
+
+    return Calibrator()

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from edge_server.backends.tensorrt.build.build_options import BuildOptions, GivenShapes, Shape
 from edge_server.errors import InvalidRequest
-from edge_server.backends.tensorrt.build.build_options import GivenShapes, BuildOptions, Shape
 from edge_server.tensors import shape_text
 
 if TYPE_CHECKING:

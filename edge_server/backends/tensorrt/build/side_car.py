@@ -6,24 +6,106 @@ GPU fails to load, and a plan without a side-car is native code of unknown origi
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 from collections.abc import Mapping  # noqa: TC003 - msgspec reads the types
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from edge_server.errors import ModelConfigError
-from edge_server.model_config.files import reading
-from edge_server.backends.tensorrt.build.facts import DeviceFacts  # noqa: TC001 - msgspec
 from edge_server.backends.tensorrt.build.layers import Placed  # noqa: TC001 - msgspec
 from edge_server.backends.tensorrt.build.profiles import Range  # noqa: TC001 - msgspec
+from edge_server.board.jetson import read_l4t
+from edge_server.errors import ModelConfigError
+from edge_server.model_config.files import reading
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Callable
+
+    from edge_server.gpu.bare_gpu import BareGpu
 
 FORMAT = 2
 _CHUNK_BYTES = 1 << 20
+# TensorRT's names of types that differ from the protocol's.
+_DATATYPES = {"FLOAT": "FP32", "HALF": "FP16"}
+
+
+@dataclass(frozen=True)
+class DeviceFacts:
+    """Facts of one device; empty or 0 for a missing part, or an unknown fact.
+
+    Attributes:
+        tensorrt: its full version: `10.3.0.30`.
+        compute_capability: of the GPU: `8.7`.
+        gpu: the driver's name of the GPU.
+        multiprocessors: of the GPU: Orin modules of one name differ in their number.
+        l4t: Jetson Linux's release: `36.4.7`.
+        dla_cores: number of NVDLA cores that TensorRT reports.
+        reason: why the GPU or TensorRT is missing; empty if both are present.
+    """
+
+    tensorrt: str = ""
+    compute_capability: str = ""
+    gpu: str = ""
+    multiprocessors: int = 0
+    l4t: str = ""
+    dla_cores: int = 0
+    reason: str = ""
+
+    @property
+    def sm(self) -> str:
+        """`sm_87`, the compilers' spelling."""
+        return f"sm_{self.compute_capability.replace('.', '')}" if self.compute_capability else ""
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """TensorRT's major and minor version; (0, 0) without TensorRT."""
+        return version_of(self.tensorrt)
+
+
+def full_version(reported: str, load: Callable[[str], Any] = ctypes.CDLL) -> str:
+    """Return TensorRT's version with the build number, which TensorRT compares in plans too.
+
+    Args:
+        reported: the bindings' version, which may leave the build number out: `10.3.0`.
+        load: opens a library by its name.
+    """
+    if reported.count(".") != 2:
+        return reported
+    try:
+        # The bindings' own library: the loader never loads a second one of that name.
+        library = load(f"libnvinfer.so.{reported.split('.', maxsplit=1)[0]}")
+        return f"{reported}.{library.getInferLibBuildVersion()}"
+    except (OSError, AttributeError):
+        # TensorRT 8 lacks this function.
+        return reported
+
+
+def version_of(text: str) -> tuple[int, int]:
+    """Return `10.3.0.30` as (10, 3)."""
+    numbers = [int(part) for part in text.split(".")[:2] if part.isdecimal()]
+    return (numbers[0], numbers[1]) if len(numbers) == 2 else (0, 0)
+
+
+def device_facts(gpu: BareGpu | None, tensorrt: str, dla_cores: int, reason: str) -> DeviceFacts:
+    """Return the facts of this device, with TensorRT's version as its bindings report it."""
+    return DeviceFacts(
+        tensorrt=full_version(tensorrt),
+        compute_capability=gpu.compute_capability if gpu else "",
+        gpu=gpu.name if gpu else "",
+        multiprocessors=gpu.multiprocessors if gpu else 0,
+        l4t=str(read_l4t(Path("/")) or ""),
+        dla_cores=dla_cores,
+        reason=reason,
+    )
+
+
+def datatype_name(name: str) -> str:
+    """Return the protocol's name of TensorRT's type `name`; `name` itself if the protocol lacks
+    it."""
+    return _DATATYPES.get(name, name)
 
 
 @dataclass(frozen=True)

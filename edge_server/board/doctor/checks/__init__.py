@@ -5,13 +5,12 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from edge_server.board.doctor.checks import appliance, board, cameras, gpu, libraries, tensorrt
+from edge_server.board.doctor.checks import appliance, board, gpu, libraries
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from edge_server.board.doctor.evidence import Evidence
-    from edge_server.board.doctor.finding import Finding
+    from edge_server.board.doctor.evidence import Evidence, Finding
 
 CHECKS: Mapping[str, Callable[[Evidence], Finding]] = MappingProxyType(
     {
@@ -25,13 +24,13 @@ CHECKS: Mapping[str, Callable[[Evidence], Finding]] = MappingProxyType(
         "driver": gpu.driver,
         "cuda_runtime": gpu.cuda_runtime,
         "pycuda": gpu.pycuda,
-        "tensorrt": tensorrt.tensorrt,
-        "nvdla": tensorrt.nvdla,
-        "nvdla_compiler": tensorrt.nvdla_compiler,
+        "tensorrt": libraries.tensorrt,
+        "nvdla": libraries.nvdla,
+        "nvdla_compiler": libraries.nvdla_compiler,
         "onnxruntime": libraries.onnxruntime,
         "opencv": libraries.opencv,
-        "cameras": cameras.cameras,
-        "argus": cameras.argus,
+        "cameras": gpu.cameras,
+        "argus": gpu.argus,
         "settings": appliance.settings,
         "grpc_port": appliance.grpc_port,
         "broker": appliance.broker,

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from edge_server.board.doctor.finding import fault, ok, warning
+from edge_server.board.doctor.evidence import fault, ok, warning
 
 if TYPE_CHECKING:
-    from edge_server.board.doctor.evidence import Evidence
-    from edge_server.board.doctor.finding import Finding
+    from edge_server.board.doctor.evidence import Evidence, Finding
 
 _LATER = "unknown until the settings can be read"
 # The daemon's exit code for a configuration error.
@@ -35,21 +34,21 @@ def grpc_port(evidence: Evidence) -> Finding:
     wanted = evidence.configuration.settings.grpc
     if not wanted.enabled or wanted.port == 0:
         return ok("any that is free" if wanted.enabled else "gRPC is off")
-    answer = evidence.answer("grpc_port")
-    says = answer.says
+    result = evidence.result("grpc_port")
+    facts = result.facts
     where = f"{wanted.host}:{wanted.port}"
-    if says.get("free"):
+    if facts.get("free"):
         return ok(f"{where} is free")
     stop = "stop what holds it (sudo ss -ltnp), or choose another with --grpc-port"
-    if answer.trouble or "free" not in says:
-        return fault(f"{where}: {answer.trouble or says.get('error')}", stop)
-    if "name" in says:
-        them = f"{says['name']} {says['version']}"
+    if result.failure or "free" not in facts:
+        return fault(f"{where}: {result.problem}", stop)
+    if "name" in facts:
+        them = f"{facts['name']} {facts['version']}"
         ours = f"{evidence.configuration.settings.serving.name} {evidence.version}"
         if them == ours:
             return ok(f"{where} answers as {them}: the daemon runs")
         return fault(f"{where} is taken by {them}, and this is {ours}", stop)
-    if evidence.answer("unit").says.get("ActiveState") == "active":
+    if evidence.result("unit").facts.get("ActiveState") == "active":
         return ok(f"{where} is taken, likely by the daemon, which runs")
     if wanted.tls.on or wanted.restricted:
         return warning(f"{where} is taken, by a daemon or something else: it tells nobody", stop)
@@ -63,12 +62,11 @@ def broker(evidence: Evidence) -> Finding:
     wanted = evidence.configuration.settings.mqtt
     if wanted is None:
         return ok("none is configured: nothing is published")
-    answer = evidence.answer("broker")
-    trouble = answer.trouble or answer.says.get("error")
+    result = evidence.result("broker")
     where = f"{wanted.host}:{wanted.port}"
-    if trouble:
+    if result.problem:
         return warning(
-            f"{where}: {trouble}; the daemon goes on, and tries again",
+            f"{where}: {result.problem}; the daemon goes on, and tries again",
             f"start it, or give its address: [mqtt] in the settings{_config(evidence)}",
         )
     return ok(f"{where} takes connections")
@@ -85,26 +83,26 @@ def unit(evidence: Evidence) -> Finding:
             "put edge-server.service into /etc/systemd/system; "
             "sudo systemctl enable --now edge-server",
         )
-    answer = evidence.answer("unit")
-    state = answer.says.get("ActiveState")
+    result = evidence.result("unit")
+    state = result.facts.get("ActiveState")
     if state is None:
-        trouble = answer.trouble or answer.says.get("error", "systemd does not tell how it is")
-        return warning(f"{board.unit.path}: {trouble}", "systemctl status edge-server")
-    restarts = answer.says.get("NRestarts", "0")
-    found = f"{state} ({answer.says.get('SubState', '?')})"
+        problem = result.problem or "systemd does not report its state"
+        return warning(f"{board.unit.path}: {problem}", "systemctl status edge-server")
+    restarts = result.facts.get("NRestarts", "0")
+    found = f"{state} ({result.facts.get('SubState', '?')})"
     if restarts not in ("0", ""):
         found += f", restarted {restarts} times"
     if state == "failed":
-        wrong = answer.says.get("ExecMainStatus") == _CONFIGURATION
+        wrong = result.facts.get("ExecMainStatus") == _CONFIGURATION
         return fault(
-            f"{found}: {answer.says.get('Result', '?')}",
+            f"{found}: {result.facts.get('Result', '?')}",
             f"edge-server check{_config(evidence)}" if wrong else "journalctl -u edge-server -n 50",
         )
-    if answer.says.get("SubState") == "auto-restart":
+    if result.facts.get("SubState") == "auto-restart":
         return fault(f"{found}: it ends and is tried again", "journalctl -u edge-server -n 50")
     if state not in ("active", "activating", "reloading"):
         return warning(found, "sudo systemctl enable --now edge-server")
-    if answer.says.get("UnitFileState") == "disabled":
+    if result.facts.get("UnitFileState") == "disabled":
         return warning(
             f"{found}, but not after a restart of the machine", "sudo systemctl enable edge-server"
         )

@@ -5,11 +5,10 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from edge_server.board.doctor.finding import fault, ok, warning
+from edge_server.board.doctor.evidence import fault, ok, warning
 
 if TYPE_CHECKING:
-    from edge_server.board.doctor.evidence import Evidence
-    from edge_server.board.doctor.finding import Finding
+    from edge_server.board.doctor.evidence import Evidence, Finding
 
 _GIB = 1 << 30
 _MIB = 1 << 20
@@ -22,6 +21,8 @@ _NO_ROOM_BYTES = 64 * _MIB
 _LITTLE_MEMORY_BYTES = 512 * _MIB
 # The shipped models and one camera take 164 MB; the frame path does not fit into less than this.
 _TOO_TIGHT_BYTES = 256 * _MIB
+# Of JetPack 6, the first whose Python runs edge-server.
+_FIRST_L4T = 36
 
 
 def jetpack(evidence: Evidence) -> Finding:
@@ -37,18 +38,18 @@ def jetpack(evidence: Evidence) -> Finding:
             f"{name}, but /etc/nv_tegra_release does not say which L4T",
             "in a container, mount that file from the board; elsewhere, flash a JetPack",
         )
+    if board.l4t.major < _FIRST_L4T:
+        return warning(
+            f"{name} with L4T {board.l4t}: its TensorRT and OpenCV are for Python 3.8 or older, "
+            "which is too old for edge-server",
+            "update to JetPack 6.2",
+        )
     if board.jetpack is None:
         return warning(
             f"{name} with L4T {board.l4t}, of which nothing is known here",
             "use JetPack 6.2, or see edge-server doctor --matrix",
         )
     found = f"JetPack {board.jetpack.version} (L4T {board.l4t}) on {name}"
-    if board.jetpack.since.major < 36:
-        return warning(
-            f"{found}: its TensorRT and OpenCV are for Python {board.jetpack.python}, "
-            f"which is too old for edge-server",
-            "update to JetPack 6.2",
-        )
     if not evidence.python.startswith(f"{board.jetpack.python}."):
         return warning(
             f"{found}, whose TensorRT and OpenCV are for Python {board.jetpack.python}; "
@@ -111,9 +112,9 @@ def clock(evidence: Evidence) -> Finding:
     remedy = "sudo timedatectl set-ntp true, with a network; a battery for the board's RTC without"
     if wall.is_behind:
         return fault(f"{now}, which is before this software was built: TLS will fail", remedy)
-    if wall.synchronized or evidence.answer("kernel_clock").says.get("synchronized"):
+    if wall.synchronized or evidence.result("kernel_clock").facts.get("synchronized"):
         return ok(f"{now}, synchronized")
-    if evidence.answer("kernel_clock").says.get("synchronized") is None:
+    if evidence.result("kernel_clock").facts.get("synchronized") is None:
         return warning(f"{now}; whether it is synchronized is not told", "timedatectl status")
     return warning(f"{now}, not synchronized: other machines may see lanes at other times", remedy)
 

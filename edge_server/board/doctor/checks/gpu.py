@@ -1,17 +1,16 @@
-"""Checks of the GPU: device files, driver, CUDA's runtime, pycuda."""
+"""Checks of the GPU (device files, driver, CUDA's runtime, pycuda) and of the cameras."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from edge_server.board.doctor.finding import fault, ok, warning
+from edge_server.board.doctor.evidence import fault, ok, warning
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from edge_server.board.device_nodes import DeviceNode
-    from edge_server.board.doctor.evidence import Evidence
-    from edge_server.board.doctor.finding import Finding
+    from edge_server.board.doctor.evidence import Evidence, Finding
 
 NO_GPU = "no NVIDIA GPU: models run on the CPU"
 # CUresult of cuda.h: cuInit returns the last two, and on a Jetson the first, to a user who may not
@@ -60,35 +59,35 @@ def gpu_nodes(evidence: Evidence) -> Finding:
 
 def driver(evidence: Evidence) -> Finding:
     """CUDA's driver starts."""
-    answer, board = evidence.answer("driver"), evidence.board
-    says = answer.says
-    if evidence.driver_works and says["devices"]:
+    result, board = evidence.result("driver"), evidence.board
+    facts = result.facts
+    if evidence.driver_works and facts["devices"]:
         devices = ", ".join(
             f"{device['name']} (compute {device['compute_capability']})"
-            for device in says["devices"]
+            for device in facts["devices"]
         )
-        found = f"CUDA {says['version']}: {devices}"
+        found = f"CUDA {facts['version']}: {devices}"
         if evidence.driver_tried_by_account:
             return ok(found)
         return ok(f"{found}; as {board.account.name} it is tried by: sudo edge-server doctor")
     if (
         not board.is_jetson
         and not board.gpu_nodes
-        and (says.get("missing") or says.get("init") == _NO_DEVICE)
+        and (facts.get("missing") or facts.get("init") == _NO_DEVICE)
     ):
         return ok(NO_GPU)
-    found = answer.trouble or says.get("error") or "it sees no device"
+    found = result.problem or "it sees no device"
     return fault(f"CUDA's driver does not start: {found}", _driver_remedy(evidence))
 
 
 def _driver_remedy(evidence: Evidence) -> str:
-    board, says = evidence.board, evidence.answer("driver").says
-    if not says.get("missing"):
+    board, facts = evidence.board, evidence.result("driver").facts
+    if not facts.get("missing"):
         refused = [node for node in board.gpu_nodes if not node.usable]
         look = "sudo dmesg | grep -iE 'nvgpu|nvrm', and restart the machine"
         if join := join_groups(refused, board.account.name):
             return join
-        if board.is_jetson and says.get("init") in _NOT_OPENED:
+        if board.is_jetson and facts.get("init") in _NOT_OPENED:
             groups = f"sudo usermod -aG video,render {board.account.name}"
             return f"{groups}, then log in again, or restart the daemon; if that is so: {look}"
         return look
@@ -100,16 +99,16 @@ def _driver_remedy(evidence: Evidence) -> str:
 
 def cuda_runtime(evidence: Evidence) -> Finding:
     """CUDA's runtime library is installed, in a version that the driver supports."""
-    answer, board = evidence.answer("cuda_runtime"), evidence.board
-    version = answer.says.get("version")
+    result, board = evidence.result("cuda_runtime"), evidence.board
+    version = result.facts.get("version")
     if version is None:
         if not board.is_jetson and not evidence.driver_works:
             return ok("none, and none needed on the CPU")
-        found = answer.trouble or answer.says.get("error") or "libcudart.so is not found"
+        found = result.problem or "libcudart.so is not found"
         package = _cudart_package(board.jetpack.cuda if board.jetpack else "")
         return warning(f"{found}: TensorRT needs it", f"sudo apt install {package}")
-    found = f"CUDA {version} ({answer.says['library']})"
-    drivers = evidence.answer("driver").says.get("version", version)
+    found = f"CUDA {version} ({result.facts['library']})"
+    drivers = evidence.result("driver").facts.get("version", version)
     if _major(version) > _major(drivers):
         return fault(
             f"{found}, but the driver carries CUDA {drivers} only",
@@ -120,24 +119,24 @@ def cuda_runtime(evidence: Evidence) -> Finding:
 
 def pycuda(evidence: Evidence) -> Finding:
     """pycuda can run edge-server's own kernels."""
-    answer = evidence.answer("pycuda")
-    says = answer.says
+    result = evidence.result("pycuda")
+    facts = result.facts
     needed = evidence.board.is_jetson or evidence.driver_works
-    if answer.trouble or says.get("error"):
-        found = f"pycuda cannot be imported: {answer.trouble or says['error']}"
+    if result.problem:
+        found = f"pycuda cannot be imported: {result.problem}"
         if not needed:
             return ok(f"{found}; none needed on the CPU")
         if not evidence.driver_works:
             return warning(found, "mend the driver first")
         return fault(found, "install a pycuda that was built for this CUDA and this Python")
-    if says.get("missing"):
+    if facts.get("missing"):
         if not needed:
             return ok("none, and none needed on the CPU")
         return warning(
             "pycuda is not installed: images are preprocessed on the CPU",
             "scripts/install_pycuda builds it for this machine's CUDA",
         )
-    return ok(f"pycuda {says['version']}")
+    return ok(f"pycuda {facts['version']}")
 
 
 def _cudart_package(cuda: str) -> str:
@@ -146,3 +145,30 @@ def _cudart_package(cuda: str) -> str:
 
 def _major(version: str) -> int:
     return int(version.partition(".")[0])
+
+
+def cameras(evidence: Evidence) -> Finding:
+    """The daemon's user may open every connected camera."""
+    board = evidence.board
+    user = board.account.name
+    if not board.cameras:
+        return ok("no /dev/video*; recordings and rendered roads need none")
+    refused = [camera for camera in board.cameras if not camera.usable]
+    if refused:
+        names = ", ".join(camera.path for camera in refused)
+        remedy = join_groups(refused, user) or f"sudo chgrp video {refused[0].path}, in a udev rule"
+        return fault(f"closed to {user}: {names}", remedy)
+    return ok(", ".join(f"{each.path} ({each.label or 'unnamed'})" for each in board.cameras))
+
+
+def argus(evidence: Evidence) -> Finding:
+    """Argus listens, if a CSI camera needs it."""
+    board = evidence.board
+    if not any(camera.is_csi for camera in board.cameras):
+        return ok("not needed: no CSI camera")
+    if not board.argus:
+        return warning(
+            "a CSI camera is there, and Argus, which reads it, does not listen in /tmp",
+            "sudo systemctl restart nvargus-daemon; in a container: -v /tmp:/tmp",
+        )
+    return ok("listens")

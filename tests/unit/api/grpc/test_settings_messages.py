@@ -11,9 +11,9 @@ from tritonclient.grpc import service_pb2 as pb
 from edge_server.api.grpc.log_settings import update_log_settings
 from edge_server.api.grpc.trace_settings import update_trace_settings
 from edge_server.errors import EdgeServerError, InvalidRequest
-from edge_server.inference.tracing.sampling import TraceRule
+from edge_server.inference.tracing.traced_request import TraceRule
 from edge_server.inference.tracing.tracer import Tracer
-from edge_server.process.log_switches import LogSwitches
+from edge_server.process.logs import LogSwitches
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -147,7 +147,7 @@ def test_a_load_brings_large_files_and_not_ever_so_many() -> None:
     ids=["keys", "values", "groups"],
 )
 def test_a_parameter_of_a_load_has_a_key_and_a_value_and_no_more(inside: bytes) -> None:
-    data = b"\x1a" + wire.varint(len(inside)) + inside
+    data = b"\x1a" + wire._varint(len(inside)) + inside
     pb.RepositoryModelLoadRequest.FromString(data)
     with pytest.raises(InvalidRequest, match=r"with a parameter of more than 4|that this server"):
         read_load_request(data)

@@ -11,9 +11,7 @@ from prometheus_client import parser
 from prometheus_client.openmetrics import parser as openmetrics
 
 from edge_server.api.http.exposition import Exposition
-from edge_server.api.http.lane_latency import LaneLatency
-from edge_server.api.http.processor_use import ProcessorUse
-from edge_server.api.http.sources import Sources
+from edge_server.api.http.sources import LaneLatency, ProcessorUse, Sources
 from edge_server.backends.contract import Phases
 from edge_server.cameras.camera import Camera
 from edge_server.inference.data_plane import DataPlane
@@ -141,7 +139,7 @@ def test_a_model_that_failed_has_a_state_and_no_counts() -> None:
     assert not any(name.startswith("nv_inference") for name, _ in found)
 
 
-def test_what_is_not_there_is_not_told() -> None:
+def test_a_missing_part_has_no_metrics() -> None:
     found = {name for name, _ in samples(sources(broker=None, processors=None))}
     assert not any(name.startswith(("edge_mqtt", "nv_cpu")) for name in found)
 
@@ -154,7 +152,7 @@ def test_what_is_not_there_is_not_told() -> None:
         ("text/html", "text/plain"),
     ],
 )
-def test_the_asker_chooses_the_format(accept: str, content_type: str) -> None:
+def test_the_client_chooses_the_format(accept: str, content_type: str) -> None:
     _, answered = Exposition(sources()).write(accept)
     assert answered.startswith(content_type)
 
@@ -175,7 +173,7 @@ def test_both_formats_hold_to_their_rules_and_give_the_same_names() -> None:
 
 
 @pytest.mark.parametrize("accept", ["", "application/openmetrics-text; version=1.0.0"])
-def test_a_name_that_is_not_utf_8_is_told_escaped(accept: str) -> None:
+def test_a_name_that_is_not_utf_8_is_escaped(accept: str) -> None:
     name = os.fsdecode(b"m\xff")
     exposition = Exposition(sources([ready(name, ModelStatistics())]))
     text, _ = exposition.write(accept)

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 def own_build_lock(monkeypatch: pytest.MonkeyPatch) -> None:
     """The lock of plan builds is the machine's: another test session may hold it."""
     name = f"\0edge-server-test-{os.getpid()}"
-    monkeypatch.setattr("edge_server.backends.tensorrt.build.build_lock.LOCK_NAME", name)
+    monkeypatch.setattr("edge_server.backends.tensorrt.build.cache.LOCK_NAME", name)
 
 
 SETTINGS = "EDGE_SIMULATED_TENSORRT"
@@ -120,7 +120,7 @@ class Workshop:
         from tensorrt.simulated_plan import SimulatedPlan
 
         from edge_server.backends.tensorrt.engine import Engine
-        from edge_server.backends.tensorrt.source import device_facts
+        from edge_server.backends.tensorrt.source import facts_of
 
         plan = SimulatedPlan(**{"version": self.trt.version, **said})
         self.plan.write_bytes(plan.file(add_one() if onnx_file is None else onnx_file))
@@ -131,7 +131,7 @@ class Workshop:
                 onnx_sha256="",
                 plan_sha256=sha256_of(self.plan),
                 options="",
-                built_with=device_facts(device),
+                built_with=facts_of(device),
                 precision="fp32",
                 dla_core=engine.dla_core,
                 profiles=engine.io.profiles,

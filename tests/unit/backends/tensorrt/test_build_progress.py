@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from edge_server.backends.tensorrt.build.messages import (
-    Event,
+from edge_server.backends.tensorrt.build.events import (
+    BuildEvent,
+    BuildProgress,
     Progressed,
     Step,
     TrtMessage,
     Working,
 )
-from edge_server.backends.tensorrt.build_progress import BuildProgress
 
 PHASE = "timing kernels"
 
@@ -40,7 +40,7 @@ def build() -> Build:
 
 
 def test_a_step_and_how_far_it_is_are_told_with_the_version_that_builds(build: Build) -> None:
-    events: list[Event] = [
+    events: list[BuildEvent] = [
         Step("waiting for another build"),
         Working(),
         TrtMessage("INFO", "words"),

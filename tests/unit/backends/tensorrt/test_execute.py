@@ -303,7 +303,7 @@ def nonzero(cast: str = "") -> bytes:
     )
 
 
-@pytest.mark.parametrize("version", ["8.5.2.2", "8.6.1.6", "10.3.0.30", "10.16.2.1", "11.4.1.1"])
+@pytest.mark.parametrize("version", ["8.6.1.6", "10.3.0.30", "10.16.2.1", "11.4.1.1"])
 def test_an_output_whose_size_depends_on_the_data(
     workshop: Workshop, ask: Callable[..., Asked], version: str
 ) -> None:
@@ -427,7 +427,7 @@ def test_requests_of_many_threads_never_see_each_others_data(
 
 
 # Up to 10.12 the bindings end the process where they should raise.
-@pytest.mark.parametrize("version", ["8.5.2.2", "8.6.1.6", "10.3.0.30", "10.16.2.1", "11.4.1.1"])
+@pytest.mark.parametrize("version", ["8.6.1.6", "10.3.0.30", "10.16.2.1", "11.4.1.1"])
 def test_inputs_that_do_not_go_together_are_the_requests_fault(
     workshop: Workshop, version: str
 ) -> None:

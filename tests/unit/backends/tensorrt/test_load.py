@@ -18,7 +18,7 @@ from edge_server.backends.tensorrt.build.side_car import (
     sha256_of,
     side_car_path,
 )
-from edge_server.backends.tensorrt.dla import MATRIX
+from edge_server.board.jetson import NVDLA_SUPPORT
 from edge_server.errors import EdgeServerError, ModelConfigError, Unavailable
 
 from .conftest import Asked, add_one
@@ -40,7 +40,7 @@ def with_side_car(workshop: Workshop, **changes: Any) -> None:
     side_car_path(workshop.plan).write_bytes(encode(replace(found, **changes)))
 
 
-@pytest.mark.parametrize("version", ["8.5.2.2", "8.6.1.6", "10.3.0.30", "10.16.2.1", "11.4.1.1"])
+@pytest.mark.parametrize("version", ["8.6.1.6", "10.3.0.30", "10.16.2.1", "11.4.1.1"])
 @pytest.mark.parametrize("side_car", [True, False])
 def test_a_plan_runs_on_every_version_with_and_without_a_side_car(
     workshop: Workshop, ask: Callable[..., Asked], version: str, side_car: bool
@@ -127,7 +127,7 @@ def test_a_plan_that_nobody_vouches_for_and_that_kills_its_reader_kills_another_
 ) -> None:
     workshop.write(side_car=False)
     workshop.tensorrt("crash=deserialize")
-    with pytest.raises(ModelConfigError, match="the process that read it died of signal 6"):
+    with pytest.raises(ModelConfigError, match="the process that read it died of SIGABRT"):
         workshop.complete()
 
 
@@ -224,7 +224,6 @@ def test_all_device_memory_is_given_back(workshop: Workshop, ask: Callable[..., 
         ("8.6.1.6", (1, 4), 1),
         # Before 10 a profile with free dimensions is one context's.
         ("8.6.1.6", ("n", 4), 2),
-        ("8.5.2.2", ("n", 4), 2),
     ],
 )
 def test_instances_share_a_loaded_plan_where_tensorrt_lets_them(
@@ -268,7 +267,7 @@ def test_an_nvdla_core_that_is_not_there_makes_the_model_unavailable_with_the_re
     assert (
         "unable to create TensorRT runtime with DLA Core ID: 0, available number of DLA cores: 0"
     ) in str(caught.value)
-    assert MATRIX in str(caught.value)
+    assert NVDLA_SUPPORT in str(caught.value)
 
 
 def test_a_core_beyond_the_last_one_is_not_there(workshop: Workshop) -> None:

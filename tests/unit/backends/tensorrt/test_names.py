@@ -15,7 +15,7 @@ PLANTED = {
         "engine.py",
         'elif hasattr(engine, "get_tensor_profile_values"):',
         "elif tensor.is_input:",
-        "trt.ICudaEngine.get_tensor_profile_values is not in TensorRT 8.5, 8.6,",
+        "trt.ICudaEngine.get_tensor_profile_values is not in TensorRT 8.6,",
     ),
     "the way to run by numbers of bindings, which 10 has dropped": (
         "context.py",
@@ -33,7 +33,7 @@ PLANTED = {
         "engine.py",
         "engine.create_execution_context()",
         "engine.create_execution_context(trt.ExecutionContextAllocationStrategy.STATIC)",
-        "trt.ExecutionContextAllocationStrategy is not in TensorRT 8.5, 8.6",
+        "trt.ExecutionContextAllocationStrategy is not in TensorRT 8.6",
     ),
 }
 

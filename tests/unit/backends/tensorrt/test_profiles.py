@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_server.backends.tensorrt.build.profiles import Range
-from edge_server.backends.tensorrt.plan_io import PlanIO
-from edge_server.backends.tensorrt.profiles import ProfileChoice
+from edge_server.backends.tensorrt.plan_io import PlanIO, ProfileChoice
 from edge_server.errors import InvalidRequest, ModelConfigError
 from edge_server.model_config.config import Placement
 
@@ -97,7 +96,7 @@ def test_whatever_is_taken_takes_the_shape_and_none_that_does_is_nearer(
 PROFILES = [{"x": ((1, 4), (2, 4), (4, 4))}, {"x": ((1, 4), (8, 4), (16, 4))}]
 
 
-@pytest.mark.parametrize("version", ["8.5.2.2", "10.3.0.30"])
+@pytest.mark.parametrize("version", ["8.6.1.6", "10.3.0.30"])
 def test_an_instance_goes_from_profile_to_profile(
     workshop: Workshop, ask: Callable[..., Asked], version: str
 ) -> None:

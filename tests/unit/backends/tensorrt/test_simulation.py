@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 RECORD = json.loads((SIMULATED_GPU / "tensorrt_interface.json").read_text())
 NAMES: dict[str, Any] = real_bindings.names()
 VERSIONS = {
-    "8.5": "8.5.2.2",
     "8.6": "8.6.1.6",
     "10.3": "10.3.0.30",
     "10.16": "10.16.2.1",

@@ -7,18 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from edge_server.board.disk import Disk
 from edge_server.board.doctor import checks
+from edge_server.board.doctor.evidence import Finding, Level, ProbeResult
 from edge_server.board.doctor.examination import examine, run_checks
-from edge_server.board.doctor.finding import Finding, Level
-from edge_server.board.doctor.probe_process import ProbeResult
+from edge_server.board.resources import Disk
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from edge_server.board.doctor.evidence import Evidence
-    from edge_server.board.doctor.probe_process import Probe
+    from edge_server.board.doctor.examination import Probe
     from tests.unit.conftest import FakeBoard
 
 NOW_S = 4e9
@@ -62,7 +61,7 @@ class Probes:
         name = question.function.partition(":")[2]
         self.asked.append(name)
         said = self._answers[name]
-        return ProbeResult(trouble=said) if isinstance(said, str) else ProbeResult(said)
+        return ProbeResult(failure=said) if isinstance(said, str) else ProbeResult(said)
 
 
 def evidence(board: FakeBoard, config: Path | None = None, **answers: Any) -> Evidence:
@@ -411,7 +410,7 @@ def test_a_broker_is_asked_only_where_one_is_configured(
     known = evidence(fake_board, config, **_DESKTOP, broker={"error": "Connection refused"})
     assert worse(known) == {"broker": WARNING}
     assert "broker:1883: Connection refused" in told(known, "broker").found
-    assert "grpc_port" not in known.answers
+    assert "grpc_port" not in known.results
 
 
 def test_a_check_that_fails_itself_is_a_fault_and_the_others_run(fake_board: FakeBoard) -> None:

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from edge_server.backends.tensorrt.build.build_options import BuildOptions, GivenShapes
-from edge_server.backends.tensorrt.build.messages import Progressed, Step, TrtMessage, Working
+from edge_server.backends.tensorrt.build.events import Progressed, Step, TrtMessage, Working
 from edge_server.cli.main import run_command
-from edge_server.cli.plan.bar import BuildBar
-from edge_server.cli.plan.building import requested_options
+from edge_server.cli.plan.building import BuildBar, requested_options
 from edge_server.cli.plan.verbs import add_verbs
 from edge_server.errors import InvalidRequest
 

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_server.errors import InvalidRequest
-from edge_server.inference.tracing.sampling import Sampler, Sampling, TraceRule
+from edge_server.inference.tracing.traced_request import Sampler, TraceRule
+from edge_server.inference.tracing.tracer import Tracer
 
 ON = TraceRule(timestamps=True, rate=1)
 
@@ -36,65 +37,56 @@ def test_nothing_is_traced_where_it_is_off() -> None:
 
 
 def test_a_model_without_a_rule_of_its_own_is_counted_with_all_others() -> None:
-    sampling = Sampling(replace(ON, rate=4))
-    sampling.change("own", {"rate": 2})
+    tracer = Tracer(replace(ON, rate=4))
+    tracer.change("own", {"rate": 2})
     counts: Counter[str] = Counter()
     for model in ("a", "own", "b", "own") * 4:
-        counts[model] += sampling.sampler(model).take()
+        counts[model] += tracer.sampler(model).take()
     assert counts == {"a": 0, "b": 2, "own": 4}
 
 
 def test_what_is_not_said_of_a_model_follows_all_until_it_is_said() -> None:
-    sampling = Sampling(TraceRule())
-    sampling.change("m", {"log_frequency": 3})
-    assert sampling.sampler("m").rule == TraceRule(log_frequency=3)
-    sampling.change("", {"timestamps": True, "rate": 7})
-    assert sampling.sampler("m").rule == TraceRule(timestamps=True, rate=7, log_frequency=3)
-    sampling.change("m", {"log_frequency": None})
-    assert sampling.sampler("m") is sampling.sampler("")
-    sampling.change("", {"timestamps": None, "rate": None})
-    assert sampling.sampler("m").rule == TraceRule()
+    tracer = Tracer(TraceRule())
+    tracer.change("m", {"log_frequency": 3})
+    assert tracer.sampler("m").rule == TraceRule(log_frequency=3)
+    tracer.change("", {"timestamps": True, "rate": 7})
+    assert tracer.sampler("m").rule == TraceRule(timestamps=True, rate=7, log_frequency=3)
+    tracer.change("m", {"log_frequency": None})
+    assert tracer.sampler("m") is tracer.sampler("")
+    tracer.change("", {"timestamps": None, "rate": None})
+    assert tracer.sampler("m").rule == TraceRule()
 
 
 def test_another_setting_leaves_what_is_left_of_a_count() -> None:
-    sampling = Sampling(TraceRule())
-    sampling.change("", {"timestamps": True, "rate": 1, "count": 5})
-    assert taken(sampling.sampler(""), 2) == [1, 2]
-    sampling.change("", {"log_frequency": 9})
-    assert sampling.sampler("").rule_now.count == 3
-    sampling.change("", {"count": 5})
-    assert sampling.sampler("").rule_now.count == 5
+    tracer = Tracer(TraceRule())
+    tracer.change("", {"timestamps": True, "rate": 1, "count": 5})
+    assert taken(tracer.sampler(""), 2) == [1, 2]
+    tracer.change("", {"log_frequency": 9})
+    assert tracer.sampler("").rule_now.count == 3
+    tracer.change("", {"count": 5})
+    assert tracer.sampler("").rule_now.count == 5
 
 
 def test_a_change_of_all_leaves_alone_whom_it_does_not_concern() -> None:
-    sampling = Sampling(TraceRule())
-    sampling.change("m", {"timestamps": True, "rate": 5, "count": 3, "log_frequency": 0})
-    before = sampling.sampler("m")
-    sampling.change("", {"rate": 9})
-    assert sampling.sampler("m") is before
-
-
-def test_whether_anything_may_be_traced() -> None:
-    sampling = Sampling(TraceRule())
-    assert not sampling.any_on
-    sampling.change("m", {"timestamps": True})
-    assert sampling.any_on
-    sampling.change("m", {"timestamps": None})
-    assert not sampling.any_on
+    tracer = Tracer(TraceRule())
+    tracer.change("m", {"timestamps": True, "rate": 5, "count": 3, "log_frequency": 0})
+    before = tracer.sampler("m")
+    tracer.change("", {"rate": 9})
+    assert tracer.sampler("m") is before
 
 
 @pytest.mark.parametrize("model_name", ["", "m"])
 def test_a_rate_of_nothing_is_for_who_traces_nothing(model_name: str) -> None:
-    sampling = Sampling(TraceRule())
-    sampling.change(model_name, {"rate": 0})
+    tracer = Tracer(TraceRule())
+    tracer.change(model_name, {"rate": 0})
     with pytest.raises(InvalidRequest, match="invalid trace setting :sample rate must be non-zero"):
-        sampling.change(model_name, {"timestamps": True, "count": 1})
-    assert sampling.sampler(model_name).rule == TraceRule(rate=0)
+        tracer.change(model_name, {"timestamps": True, "count": 1})
+    assert tracer.sampler(model_name).rule == TraceRule(rate=0)
 
 
 def test_a_rule_of_all_that_would_break_a_models_changes_nothing() -> None:
-    sampling = Sampling(TraceRule())
-    sampling.change("m", {"timestamps": True})
+    tracer = Tracer(TraceRule())
+    tracer.change("m", {"timestamps": True})
     with pytest.raises(InvalidRequest):
-        sampling.change("", {"rate": 0})
-    assert sampling.sampler("").rule == TraceRule()
+        tracer.change("", {"rate": 0})
+    assert tracer.sampler("").rule == TraceRule()

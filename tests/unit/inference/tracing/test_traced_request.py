@@ -10,8 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_server.inference.tracing.sampling import Sampler, TraceRule
-from edge_server.inference.tracing.traced_request import ModelTrace, TracedRequest
+from edge_server.inference.tracing.traced_request import (
+    ModelTrace,
+    Sampler,
+    TracedRequest,
+    TraceRule,
+)
 
 if TYPE_CHECKING:
     from edge_server.requests import ResponseCallback

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from edge_server.inference.tracing import trace_writer
-from edge_server.inference.tracing.sampling import Sampler, TraceRule
-from edge_server.inference.tracing.trace_file import TraceFile
-from edge_server.inference.tracing.trace_writer import TraceWriter
+from edge_server.inference.tracing import trace_file
+from edge_server.inference.tracing.trace_file import TraceFile, TraceWriter
+from edge_server.inference.tracing.traced_request import Sampler, TraceRule
 from edge_server.inference.tracing.tracer import Tracer
 
 if TYPE_CHECKING:
@@ -61,12 +60,12 @@ def test_all_that_was_taken_is_written_by_the_end(
 def test_beyond_what_may_wait_requests_are_dropped_and_counted(path: Path) -> None:
     writer = TraceWriter(TraceFile(str(path)))
     tracer = Tracer(ON, writer)
-    for number in range(trace_writer.MOST_WAITING + 7):
+    for number in range(trace_file.MOST_WAITING + 7):
         run(tracer, "m", str(number))
     assert writer.dropped == 7
     writer.start()
     writer.stop(30.0)
-    assert len(traced_ids(path)) == trace_writer.MOST_WAITING
+    assert len(traced_ids(path)) == trace_file.MOST_WAITING
 
 
 def test_where_there_is_no_more_room_nothing_is_traced_any_more(path: Path) -> None:

@@ -8,15 +8,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.grpc import model_config_pb2 as pb
 
+from edge_server.backends.tensorrt.build.build_options import (
+    BuildOptions,
+    GivenShapes,
+    build_options_of,
+    given_profiles,
+    shapes,
+)
 from edge_server.errors import InvalidRequest, ModelConfigError
 from edge_server.model_config.config import ModelConfig
-from edge_server.backends.tensorrt.build.build_options import GivenShapes, BuildOptions, given_profiles, shapes, build_options_of
 
 INPUT = 'input [ { name: "x" data_type: TYPE_FP32 dims: [ 3, -1 ] } ]'
 
 
 def options(text: str) -> BuildOptions:
-    return build_options_of(ModelConfig.of(text_format.Parse(f'name: "m" {text}', pb.ModelConfig())))
+    return build_options_of(
+        ModelConfig.of(text_format.Parse(f'name: "m" {text}', pb.ModelConfig()))
+    )
 
 
 def parameter(name: str, value: str) -> str:

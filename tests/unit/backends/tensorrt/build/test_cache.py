@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from edge_server.errors import Cancelled, InternalError, ModelConfigError
-from edge_server.backends.tensorrt.build.cache import PlanCache, ensure_plan, why_not
-from edge_server.backends.tensorrt.build.facts import DeviceFacts
-from edge_server.backends.tensorrt.build.making import make_plan
-from edge_server.backends.tensorrt.build.messages import BuildJob, PlanBuilt, Event, Progressed, Step
-from edge_server.backends.tensorrt.build.side_car import read_side_car, side_car_path
 from edge_server.backends.tensorrt.build import build_lock as build_lock_module
-from edge_server.backends.tensorrt.build.build_lock import build_lock
 from edge_server.backends.tensorrt.build.build_options import BuildOptions
+from edge_server.backends.tensorrt.build.cache import PlanCache, build_lock, ensure_plan, why_not
+from edge_server.backends.tensorrt.build.events import BuildEvent, Progressed, Step
+from edge_server.backends.tensorrt.build.making import make_plan
+from edge_server.backends.tensorrt.build.process import BuildJob, PlanBuilt
+from edge_server.backends.tensorrt.build.side_car import DeviceFacts, read_side_car, side_car_path
+from edge_server.errors import Cancelled, InternalError, ModelConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,7 +35,7 @@ class Builds:
         self.fails = False
         self.on_build: Callable[[], None] = lambda: None
 
-    def __call__(self, job: BuildJob, on_event: Callable[[Event], None]) -> PlanBuilt:
+    def __call__(self, job: BuildJob, on_event: Callable[[BuildEvent], None]) -> PlanBuilt:
         self.jobs.append(job)
         on_event(Progressed(0.5, "Building engine"))
         Path(job.out).write_bytes(b"plan %d" % len(self.jobs))
@@ -58,7 +57,7 @@ def cache(tmp_path: Path) -> PlanCache:
     return PlanCache(tmp_path / "plans")
 
 
-def ignore(event: Event) -> None:
+def ignore(event: BuildEvent) -> None:
     del event
 
 
@@ -68,14 +67,14 @@ def ensure(
     build: Builds,
     options: BuildOptions = OPTIONS,
     *,
-    on_event: Callable[[Event], None] = ignore,
+    on_event: Callable[[BuildEvent], None] = ignore,
 ) -> Path:
     return ensure_plan(onnx, options, ORIN, cache, build, model="m", on_event=on_event)
 
 
 def test_a_plan_is_built_once(onnx: Path, cache: PlanCache) -> None:
     build = Builds()
-    events: list[Event] = []
+    events: list[BuildEvent] = []
     plan = ensure(onnx, cache, build, on_event=events.append)
     assert plan.read_bytes() == b"plan 1"
     assert events == [Progressed(0.5, "Building engine")]
@@ -97,7 +96,9 @@ def test_a_plan_is_built_once(onnx: Path, cache: PlanCache) -> None:
 def test_another_wish_or_device_is_another_plan(
     options: BuildOptions, facts: DeviceFacts, onnx: Path, cache: PlanCache
 ) -> None:
-    before = cache.place(onnx, replace(options, precision="fp32") if options != OPTIONS else OPTIONS, ORIN)
+    before = cache.place(
+        onnx, replace(options, precision="fp32") if options != OPTIONS else OPTIONS, ORIN
+    )
     assert cache.place(onnx, options, facts) != before
 
 
@@ -179,7 +180,9 @@ def test_the_plans_of_longest_ago_go_first(onnx: Path, tmp_path: Path) -> None:
     build = Builds()
     plans = []
     for index in range(3):
-        plan = ensure(onnx, PlanCache(tmp_path / "plans"), build, BuildOptions(workspace_mib=index + 1))
+        plan = ensure(
+            onnx, PlanCache(tmp_path / "plans"), build, BuildOptions(workspace_mib=index + 1)
+        )
         os.utime(plan.parent, (index, index))
         plans.append(plan)
     two_bytes = 2 * sum(file.stat().st_size for file in plans[0].parent.iterdir())
@@ -210,7 +213,7 @@ def test_one_build_runs_at_a_time_and_who_waited_takes_its_plan(
     waiting = threading.Event()
     found: list[Path] = []
 
-    def on_event(event: Event) -> None:
+    def on_event(event: BuildEvent) -> None:
         if event == Step("waiting for another build"):
             waiting.set()
 
@@ -245,7 +248,7 @@ def test_a_lock_that_the_kernel_refuses_is_an_error_and_no_wait(
     # Refused, but not because another build holds it: as under a security profile.
     monkeypatch.setattr(build_lock_module, "LOCK_NAME", str(tmp_path / "none" / "lock"))
     with (
-        pytest.raises(InternalError, match="the lock of plan builds.*No such file"),
+        pytest.raises(InternalError, match=r"the lock of plan builds.*No such file"),
         build_lock(lambda: pytest.fail("no build holds it")),
     ):
         pass

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from edge_server.errors import ModelConfigError
-from edge_server.backends.tensorrt.build.facts import DeviceFacts
 from edge_server.backends.tensorrt.build.layers import Placed
 from edge_server.backends.tensorrt.build.profiles import Range
 from edge_server.backends.tensorrt.build.side_car import (
+    DeviceFacts,
     PlanTensor,
     SideCar,
     cautions,
@@ -22,6 +21,7 @@ from edge_server.backends.tensorrt.build.side_car import (
     sha256_of,
     side_car_path,
 )
+from edge_server.errors import ModelConfigError
 
 if TYPE_CHECKING:
     from pathlib import Path

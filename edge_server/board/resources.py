@@ -1,0 +1,111 @@
+"""Memory and disks of the board, and the limits of this process's control group."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
+
+from edge_server.board.kernel_files import is_directory, read_number, read_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from edge_server.board.device_nodes import Account
+
+
+@dataclass(frozen=True)
+class BoardMemory:
+    """Memory of the board: on a Jetson, CPU and GPU share it. None where the kernel does not
+    report a value."""
+
+    total_bytes: int | None = None
+    available_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class GroupLimits:
+    """The limits of this process by cgroups (version 2); None is no limit."""
+
+    memory_bytes: int | None = None
+    processors: float | None = None
+
+
+def read_memory(root: Path) -> BoardMemory:
+    """Read /proc/meminfo below `root`."""
+    kib: dict[str, int] = {}
+    for line in (read_text(root / "proc/meminfo") or "").splitlines():
+        name, _, value = line.partition(":")
+        words = value.split()
+        if words and words[0].isdecimal():
+            kib[name] = int(words[0])
+    total, available = kib.get("MemTotal"), kib.get("MemAvailable")
+    return BoardMemory(
+        None if total is None else total * 1024, None if available is None else available * 1024
+    )
+
+
+def read_group_limits(root: Path) -> GroupLimits:
+    """Return the tightest limits of this process's cgroup and its ancestors, below `root`."""
+    memory = [read_number(group / "memory.max") for group in _groups(root)]
+    processors = [_processors(group / "cpu.max") for group in _groups(root)]
+    return GroupLimits(
+        min((each for each in memory if each is not None), default=None),
+        min((each for each in processors if each is not None), default=None),
+    )
+
+
+def _groups(root: Path) -> Iterator[Path]:
+    for line in (read_text(root / "proc/self/cgroup") or "").splitlines():
+        number, _, rest = line.partition("::")
+        if number == "0":
+            path = PurePosixPath(rest).relative_to("/") if rest.startswith("/") else None
+            for each in () if path is None else (path, *path.parents):
+                yield root / "sys/fs/cgroup" / each
+
+
+def _processors(path: Path) -> float | None:
+    """Parse `200000 100000` (quota and period in microseconds) as processors; `max` is no limit."""
+    words = (read_text(path) or "").split()
+    if len(words) != 2 or not all(word.isdecimal() for word in words) or not int(words[1]):
+        return None
+    return int(words[0]) / int(words[1])
+
+
+@dataclass(frozen=True)
+class Disk:
+    """A directory, or its nearest existing ancestor.
+
+    Attributes:
+        directory: the requested directory.
+        stands: the existing directory.
+        writable: the account may write in `stands`.
+        free_bytes: free for users other than root.
+    """
+
+    directory: Path
+    stands: Path
+    writable: bool
+    total_bytes: int
+    free_bytes: int
+
+
+def read_disk(directory: Path, account: Account) -> Disk | None:
+    """Return the disk of `directory`; None where the file system does not report it."""
+    stands = directory
+    while not is_directory(stands) and stands != stands.parent:
+        stands = stands.parent
+    try:
+        numbers = os.statvfs(stands)
+    except OSError:
+        return None
+    read_only = bool(numbers.f_flag & os.ST_RDONLY)
+    return Disk(
+        directory,
+        stands,
+        account.may_use(stands) and not read_only,
+        numbers.f_blocks * numbers.f_frsize,
+        numbers.f_bavail * numbers.f_frsize,
+    )

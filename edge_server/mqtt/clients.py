@@ -1,0 +1,100 @@
+"""Short visits to a broker beside the publisher's: a test for `check`, a subscriber for `demo`."""
+
+from __future__ import annotations
+
+import ssl
+import time
+from contextlib import closing
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import paho.mqtt.client as paho
+from paho.mqtt.enums import CallbackAPIVersion
+
+from edge_server.errors import Unavailable
+from edge_server.mqtt.broker import address_of
+from edge_server.mqtt.connection import Connection
+from edge_server.mqtt.outbox import Wake
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from edge_server.settings import Mqtt
+
+# Time limit for CONNACK, once the connection is open.
+TIMEOUT_S = 5.0
+_STEP_S = 0.2
+_KEEPALIVE_S = 5
+
+
+class BrokerTest(NamedTuple):
+    """The result of a connection test.
+
+    Attributes:
+        fault: the reason of a failure; empty if the broker accepted the connection.
+        permanent: the broker refused the client, or is not the one that the settings trust: a
+            retry would fail again.
+    """
+
+    fault: str = ""
+    permanent: bool = False
+
+
+def try_broker(mqtt: Mqtt, client_id: str, *, timeout_s: float = TIMEOUT_S) -> BrokerTest:
+    """Connect as the publisher does, and disconnect; nothing is published.
+
+    Args:
+        mqtt: the broker.
+        client_id: other than a connected publisher's: the broker would disconnect that publisher.
+        timeout_s: for the broker's answer.
+    """
+    connection = Connection(mqtt, client_id)
+    try:
+        connection.open()
+    except (OSError, ValueError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or error
+        return BrokerTest(str(reason), isinstance(error, ssl.SSLCertVerificationError))
+    with closing(Wake()) as wake, closing(connection):
+        until = time.monotonic() + timeout_s
+        while not connection.ready and connection.end is None and time.monotonic() < until:
+            connection.step(wake, _STEP_S)
+        if connection.end is not None:
+            return BrokerTest(connection.end, connection.refused)
+        if not connection.ready:
+            return BrokerTest(f"takes connections and does not answer within {timeout_s:g} s")
+    return BrokerTest()
+
+
+class LaneSubscriber:
+    """Passes every lane message of `device` to `on_payload`, on a thread of paho's own.
+
+    Args:
+        mqtt: the broker.
+        device: the name of the device.
+        on_payload: receives the JSON bytes; must return at once.
+
+    Raises:
+        Unavailable: the broker cannot be reached.
+    """
+
+    def __init__(self, mqtt: Mqtt, device: str, on_payload: Callable[[bytes], None]) -> None:
+        topic = f"edge/v1/{device}/cameras/+/lanes"
+
+        def subscribe(client: paho.Client, *_: Any) -> None:
+            client.subscribe(topic, qos=0)
+
+        self._client = paho.Client(CallbackAPIVersion.VERSION2, protocol=paho.MQTTv5)
+        self._client.on_connect = subscribe
+        self._client.on_message = lambda _c, _d, message: on_payload(bytes(message.payload))
+        try:
+            self._client.connect(mqtt.host, mqtt.port, keepalive=_KEEPALIVE_S)
+        except (OSError, ValueError) as error:  # the resolver raises ValueErrors, too
+            reason = getattr(error, "strerror", None) or error
+            raise Unavailable(
+                f"MQTT broker {address_of(mqtt)} cannot be reached: {reason}; start one there, or "
+                "leave --mqtt out"
+            ) from error
+        self._client.loop_start()
+
+    def close(self) -> None:
+        self._client.disconnect()
+        self._client.loop_stop()

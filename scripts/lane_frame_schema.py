@@ -1,0 +1,98 @@
+"""The JSON Schema of the lane message on MQTT, made from `edge/lanes/v1/lanes.proto`.
+
+The message is the proto3 JSON mapping of `LaneFrame` with every field present; what the types of
+the proto cannot express stands in the tables here.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from google.protobuf.descriptor import FieldDescriptor as Field
+
+from edge_server.mqtt.payloads import SCHEMA
+from edge_server.proto.edge.lanes.v1 import lanes_pb2
+
+if TYPE_CHECKING:
+    from google.protobuf.descriptor import Descriptor
+
+_UINT32 = {"type": "integer", "minimum": 0, "exclusiveMaximum": 2**32}
+# A double holds only 53 bits of a 64-bit integer.
+_INT64 = {"type": "string", "pattern": r"^-?[0-9]{1,19}$"}
+_TYPES = {
+    Field.TYPE_STRING: {"type": "string"},
+    Field.TYPE_UINT32: _UINT32,
+    Field.TYPE_INT64: _INT64,
+    Field.TYPE_FLOAT: {"type": "number"},
+}
+_TIMESTAMP = {"type": "string", "pattern": r"^[0-9-]{10}T[0-9:]{8}\.[0-9]{6}Z$"}
+_DESCRIPTIONS = {
+    "LaneFrame": "The lanes of one camera frame; readers ignore fields that they do not know.",
+    "FrameTime": "When the frame was captured, and how old it was when the message was made.",
+    "StageLatency": "Where the time of the frame went, in microseconds; the whole is time.age_us.",
+    "ImageSize": "Of the original frame, in pixels.",
+    "ModelVersion": "The model that answered.",
+    "Lane": "One lane boundary.",
+    "ImagePoints": (
+        "x[i] belongs to y[i]: px of the original frame, origin top left, bottom of image first."
+    ),
+}
+_NARROWER: dict[str, dict[str, Any]] = {
+    "LaneFrame.schema": {"enum": [SCHEMA]},
+    "Lane.confidence": {"type": "number", "minimum": 0, "maximum": 1},
+    "ImagePoints.x": {"minItems": 2},
+    "ImagePoints.y": {"minItems": 2},
+}
+
+
+def lane_frame_schema() -> dict[str, Any]:
+    """Return the schema of one message."""
+    found: dict[str, Descriptor] = {}
+    _gather(lanes_pb2.LaneFrame.DESCRIPTOR, found)
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$ref": "#/$defs/LaneFrame",
+        "$defs": {name: _message(descriptor) for name, descriptor in found.items()},
+    }
+
+
+def _gather(message: Descriptor, found: dict[str, Descriptor]) -> None:
+    found[message.name] = message
+    for field in message.fields:
+        if field.message_type is not None and field.message_type.file is message.file:
+            _gather(field.message_type, found)
+
+
+def _message(message: Descriptor) -> dict[str, Any]:
+    return {
+        "title": message.name,
+        "description": _DESCRIPTIONS[message.name],
+        "type": "object",
+        "properties": {
+            field.name: _field(field, _NARROWER.get(f"{message.name}.{field.name}", {}))
+            for field in message.fields
+        },
+        "required": [field.name for field in message.fields],
+    }
+
+
+def _field(field: Field, narrower: dict[str, Any]) -> dict[str, Any]:
+    if "type" in narrower or "enum" in narrower:
+        return narrower
+    if field.enum_type is not None:
+        # Zero is what proto3 reads where a field is missing; it is never sent.
+        value: dict[str, Any] = {
+            "enum": sorted(each.name for each in field.enum_type.values if each.number)
+        }
+    elif field.message_type is None:
+        value = _TYPES[field.type]
+    elif field.message_type.full_name == "google.protobuf.Timestamp":
+        value = _TIMESTAMP
+    else:
+        value = {"$ref": f"#/$defs/{field.message_type.name}"}
+    return {"type": "array", "items": value, **narrower} if field.is_repeated else value
+
+
+if __name__ == "__main__":
+    print(json.dumps(lane_frame_schema(), indent=1))

@@ -1,0 +1,172 @@
+"""The metrics port serves one path, and no client can hold it."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from typing import TYPE_CHECKING
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+import pytest
+
+from edge_server.api.http.metrics import MOST_CONNECTIONS, MetricsServer
+from edge_server.api.http.sources import LaneLatency, Sources
+from edge_server.errors import Unavailable
+from edge_server.settings import Metrics
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+TIMEOUT_S = 10.0
+
+
+@pytest.fixture
+def server() -> Iterator[MetricsServer]:
+    server = MetricsServer(Metrics(port=0), Sources("1", list, [], LaneLatency()))
+    server.start()
+    yield server
+    server.stop(TIMEOUT_S)
+    assert server.worker.failure is None
+
+
+def get(server: MetricsServer, path: str = "/metrics", method: str = "GET") -> str:
+    request = Request(f"http://127.0.0.1:{server.port}{path}", method=method)
+    with urlopen(request, timeout=TIMEOUT_S) as response:  # noqa: S310
+        text: str = response.read().decode()
+        return text
+
+
+def exchange(server: MetricsServer, *request: bytes) -> bytes:
+    with socket.create_connection(("127.0.0.1", server.port), TIMEOUT_S) as connection:
+        for piece in request:
+            connection.sendall(piece)
+        response = b""
+        while piece := connection.recv(4096):
+            response += piece
+        return response
+
+
+def test_metrics_are_served(server: MetricsServer) -> None:
+    assert "edge_build_info" in get(server)
+    assert "edge_build_info" in get(server, "/metrics?name=edge_build_info")
+
+
+@pytest.mark.parametrize(
+    ("path", "method", "status"),
+    [
+        ("/", "GET", 404),
+        ("/metrics/", "GET", 404),
+        ("/metrics", "POST", 405),
+        ("/metrics", "DELETE", 405),
+    ],
+)
+def test_nothing_else_is_served(server: MetricsServer, path: str, method: str, status: int) -> None:
+    with pytest.raises(HTTPError) as caught:
+        get(server, path, method)
+    with caught.value:
+        assert caught.value.code == status
+        assert status != 404 or b"at /metrics" in caught.value.read()
+
+
+@pytest.mark.parametrize(
+    "request_bytes", [b"hello\r\n\r\n", b"\r\n\r\n", b"GET /metrics\r\n\r\n", b"\xff" * 9000]
+)
+def test_invalid_requests_are_refused(server: MetricsServer, request_bytes: bytes) -> None:
+    assert exchange(server, request_bytes).startswith(b"HTTP/1.1 400 Bad Request\r\n")
+
+
+def test_a_silent_client_delays_no_other(server: MetricsServer) -> None:
+    silent = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(2)]
+    silent[1].sendall(b"GET /metrics HTTP/1.1\r\n")
+    assert "edge_build_info" in get(server)
+    for connection in silent:
+        connection.close()
+
+
+def test_many_silent_clients_delay_no_other(server: MetricsServer) -> None:
+    end = threading.Event()
+
+    def connect_again() -> None:
+        held: list[socket.socket] = []
+        while not end.is_set():
+            held.append(socket.create_connection(("127.0.0.1", server.port), TIMEOUT_S))
+            if len(held) > 2 * MOST_CONNECTIONS:
+                held.pop(0).close()
+        for each in held:
+            each.close()
+
+    silent = threading.Thread(target=connect_again)
+    silent.start()
+    try:
+        for _ in range(5):
+            assert "edge_build_info" in get(server)
+        assert len(server._connections) <= MOST_CONNECTIONS
+    finally:
+        end.set()
+        silent.join()
+
+
+def test_silent_connections_are_dropped_after_their_time(server: MetricsServer) -> None:
+    held = [socket.create_connection(("127.0.0.1", server.port), TIMEOUT_S) for _ in range(8)]
+    for each in held:
+        assert each.recv(1) == b""
+        each.close()
+    assert not server._connections
+
+
+def test_a_client_that_does_not_read_delays_no_other(server: MetricsServer) -> None:
+    slow = [socket.socket() for _ in range(MOST_CONNECTIONS // 2)]
+    for each in slow:
+        each.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+        each.connect(("127.0.0.1", server.port))
+        each.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+    assert "edge_build_info" in get(server)
+    for each in slow:
+        each.close()
+
+
+def test_a_request_may_come_in_pieces(server: MetricsServer) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), TIMEOUT_S) as connection:
+        for piece in (b"GET /metrics HT", b"TP/1.1\r\n\r", b"\n"):
+            connection.sendall(piece)
+            assert "edge_build_info" in get(server)  # by then the piece has been read
+        response = b""
+        while piece := connection.recv(100):
+            response += piece
+    head, _, body = response.partition(b"\r\n\r\n")
+    assert f"Content-Length: {len(body)}\r\n".encode() in head
+    assert b"edge_build_info" in body
+
+
+def test_a_fault_in_the_numbers_is_an_error_500() -> None:
+    outcomes = iter([ZeroDivisionError("unforeseen"), [], []])
+
+    def models() -> list[object]:
+        outcome = next(outcomes)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    # Registering a collector calls it once.
+    sources = Sources("1", models, [], LaneLatency())  # type: ignore[arg-type]
+    server = MetricsServer(Metrics(port=0), sources)
+    server.start()
+    try:
+        with pytest.raises(HTTPError) as caught:
+            get(server)
+        caught.value.close()
+        assert caught.value.code == 500
+    finally:
+        server.stop(TIMEOUT_S)
+    assert server.worker.failure is None
+
+
+def test_a_taken_port_is_named_with_the_remedy(server: MetricsServer) -> None:
+    with pytest.raises(Unavailable, match=rf"127\.0\.0\.1:{server.port}: .*--metrics-port"):
+        MetricsServer(Metrics(port=server.port), Sources("1", list, [], LaneLatency()))
+
+
+def test_stopping_waits_for_no_client(server: MetricsServer) -> None:
+    server.stop(TIMEOUT_S)
+    assert not server.worker.alive

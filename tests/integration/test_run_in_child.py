@@ -1,0 +1,98 @@
+"""Whatever a function does to its own process, the caller gets a result or a reason in time."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from edge_server.errors import Unavailable
+from edge_server.process.run_in_child import ChildFailed, ChildOptions, run_in_child
+
+
+def failure(function: str, *arguments: object, timeout_s: float = 60.0) -> str:
+    with pytest.raises(ChildFailed) as caught:
+        run_in_child(function, *arguments, timeout_s=timeout_s)
+    return str(caught.value)
+
+
+def test_the_result_of_the_function_comes_back() -> None:
+    assert run_in_child("json:loads", '{"a": [1, null]}') == {"a": [1, None]}
+
+
+def test_output_of_a_library_is_no_part_of_the_result() -> None:
+    noisy = "__import__('os').write(1, b'noise') and print('more') or {'a': 1}"
+    assert run_in_child("builtins:eval", noisy) == {"a": 1}
+
+
+def test_a_crash_is_reported_by_its_signal() -> None:
+    assert failure("os:abort") == "died of SIGABRT"
+    crash = "print('the plan', flush=True) or __import__('ctypes').string_at(0)"
+    assert failure("builtins:eval", crash) == "died of SIGSEGV: the plan"
+
+
+def test_a_hang_costs_its_timeout() -> None:
+    assert failure("signal:pause", timeout_s=0.5) == "gave no result within 0.5 s"
+
+
+def test_an_exception_and_an_exit_are_reported() -> None:
+    assert failure("json:loads", "{").startswith("failed: json.decoder.JSONDecodeError")
+    assert failure("edge_server.nowhere:at_all").startswith("failed: ModuleNotFoundError")
+    assert failure("sys:exit", 3) == "ended with code 1 and no result: SystemExit: 3"
+    assert failure("os:_exit", 3) == "ended with code 3 and no result"
+
+
+def test_an_error_of_the_house_is_raised_as_itself() -> None:
+    with pytest.raises(Unavailable, match="its limit of memory was not enough"):
+        run_in_child("builtins:bytearray", 1 << 30, options=ChildOptions(memory_bytes=1 << 29))
+
+
+def test_events_come_before_the_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sender.py").write_text(
+        "def send_each(send, texts):\n    for text in texts: send(text)\n    return len(texts)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    events: list[object] = []
+    assert run_in_child("sender:send_each", ["a", "b"], on_event=events.append) == 2
+    assert events == ["a", "b"]
+
+
+def test_a_watch_that_raises_ends_the_process() -> None:
+    def watch() -> None:
+        raise Unavailable("enough")
+
+    with pytest.raises(Unavailable, match="enough"):
+        run_in_child("signal:pause", watch=watch)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can switch to another user")
+def test_root_runs_the_function_as_the_account_that_is_named() -> None:
+    ids = "(lambda os: [*os.getresuid(), *os.getgroups()])(__import__('os'))"
+    options = ChildOptions(account=(990, (990, 44)))
+    assert run_in_child("builtins:eval", ids, options=options) == [990, 990, 990, 44, 990]
+
+
+def test_the_process_ends_with_its_parent() -> None:
+    parent = subprocess.Popen(
+        [
+            *(sys.executable, "-c"),
+            "from edge_server.process.run_in_child import run_in_child\n"
+            "run_in_child('builtins:eval', 'print(1) or __import__(\"signal\").pause()')",
+        ]
+    )
+    children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children")
+    ends_at = time.monotonic() + 30
+    while not (pids := children.read_text().split()):
+        assert time.monotonic() < ends_at
+        time.sleep(0.01)
+    # It is killed also before it has set up anything: its standard input is closed then.
+    parent.send_signal(signal.SIGKILL)
+    parent.wait(30)
+    while Path(f"/proc/{pids[0]}").exists():
+        assert time.monotonic() < ends_at
+        time.sleep(0.01)

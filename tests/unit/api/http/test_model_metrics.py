@@ -1,0 +1,84 @@
+"""Models' own metrics are on the page, in both of its formats, and cannot spoil it."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, parser
+from prometheus_client.exposition import generate_latest
+from prometheus_client.openmetrics import parser as openmetrics
+from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
+
+from edge_server.api.http.model_metrics import CustomMetrics
+from edge_server.backends.contract import ModelMetric
+
+if TYPE_CHECKING:
+    import pytest
+
+
+def registry(**models: list[ModelMetric]) -> CollectorRegistry:
+    entries = [
+        SimpleNamespace(
+            name=name, version=1, loaded=SimpleNamespace(metrics=lambda metrics=metrics: metrics)
+        )
+        for name, metrics in models.items()
+    ]
+    made = CollectorRegistry()
+    sources = SimpleNamespace(models=lambda: entries)
+    made.register(CustomMetrics(sources))  # type: ignore[arg-type]
+    return made
+
+
+def samples(made: CollectorRegistry) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in made.collect()
+        for sample in family.samples
+    }
+
+
+def counter(name: str, value: float, **labels: str) -> ModelMetric:
+    return ModelMetric(name, "how many", "counter", labels, value)
+
+
+def test_every_kind_has_the_labels_of_its_model() -> None:
+    histogram = ModelMetric(
+        "latency", "how long", "histogram", {"step": "in"}, 7.5, {1.0: 2, 5.0: 3, float("inf"): 4}
+    )
+    made = registry(lanes=[counter("seen", 3), counter("met_total", 4), histogram])
+    found = samples(made)
+    of = (("model", "lanes"), ("version", "1"))
+    assert found["seen", of] == 3
+    assert found["met_total", of] == 4
+    step = (*of[:1], ("step", "in"), *of[1:])
+    assert found["latency_count", step] == 4
+    assert found["latency_sum", step] == 7.5
+    assert found["latency_bucket", (("le", "5.0"), *step)] == 3
+    assert found["latency_bucket", (("le", "+Inf"), *step)] == 4
+    text = generate_latest(made).decode()
+    assert list(parser.text_string_to_metric_families(text))
+    text = generate_openmetrics(made).decode()
+    assert list(openmetrics.text_string_to_metric_families(text))
+
+
+def test_two_models_may_measure_the_same_thing() -> None:
+    found = samples(registry(a=[counter("seen", 1)], b=[counter("seen", 2)]))
+    assert found["seen", (("model", "a"), ("version", "1"))] == 1
+    assert found["seen", (("model", "b"), ("version", "1"))] == 2
+
+
+def test_the_models_own_labels_come_before_ours_and_the_later_model_counts() -> None:
+    found = samples(registry(a=[counter("seen", 1, model="x")], b=[counter("seen", 2, model="x")]))
+    assert found == {("seen", (("model", "x"), ("version", "1"))): 2}
+
+
+def test_of_two_kinds_under_one_name_the_first_is_exported(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    made = registry(a=[counter("seen", 1)], b=[ModelMetric("seen", "how many", "gauge", {}, 2.0)])
+    with caplog.at_level(logging.WARNING):
+        assert samples(made) == samples(made) == {("seen", (("model", "a"), ("version", "1"))): 1}
+    (record,) = caplog.records
+    assert "'seen' of model b is a gauge" in record.getMessage()

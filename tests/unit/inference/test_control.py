@@ -1,0 +1,129 @@
+"""Loads that clients and models request: checked first, and bounded in number."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import pytest
+
+from edge_server.errors import InvalidRequest, Unavailable
+from edge_server.inference.control import BoundedControl, LiveModels
+from edge_server.inference.registry import ModelRegistry
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from edge_server.inference.snapshot import ModelEntry
+
+
+class RecordingControl:
+    """A ModelControl that records its calls."""
+
+    def __init__(self) -> None:
+        self.calls: list[object] = []
+
+    def load(
+        self,
+        name: str,
+        *,
+        config: str | None,
+        files: Mapping[str, bytes],
+        within: str,
+        cancellation: object = None,
+    ) -> None:
+        self.calls.append((name, config, dict(files), within))
+
+    def unload(self, name: str, *, unload_dependents: bool) -> None:
+        self.calls.append((name, unload_dependents))
+
+    def index(self, *, only_ready: bool) -> list[ModelEntry]:
+        return []
+
+
+def controlled() -> tuple[LiveModels, RecordingControl]:
+    models, control = LiveModels(ModelRegistry()), RecordingControl()
+    models.control = control
+    return models, control
+
+
+def test_files_are_named_as_the_protocol_names_them() -> None:
+    models, control = controlled()
+    models.load("b", config="{}", files={"file:1/./model.py": b"x"}, within="a")
+    models.unload("b", unload_dependents=True)
+    assert control.calls == [("b", "{}", {"1/model.py": b"x"}, "a"), ("b", True)]
+
+
+@pytest.mark.parametrize(
+    ("key", "says"),
+    [
+        ("1/model.py", "unrecognized load parameter '1/model.py'."),
+        (
+            "file:../b/1/model.py",
+            "Invalid file parameter 'file:../b/1/model.py' with normalized path '../b/1/model.py' "
+            "must stay within model directory.",
+        ),
+    ],
+)
+def test_other_names_are_refused_in_the_contracts_words(key: str, says: str) -> None:
+    models, control = controlled()
+    with pytest.raises(InvalidRequest) as caught:
+        models.load("b", config="{}", files={key: b"x"}, within="a")
+    assert str(caught.value) == says
+    assert control.calls == []
+
+
+def test_without_control_nothing_is_loaded_or_unloaded() -> None:
+    models = LiveModels(ModelRegistry())
+    text = "explicit model load / unload is not allowed if polling is enabled"
+    with pytest.raises(Unavailable, match=text):
+        models.load("b", config=None, files={}, within="a")
+    with pytest.raises(Unavailable, match=text):
+        models.unload("b", unload_dependents=False)
+
+
+class BlockedControl:
+    """A ModelControl that loads only once it may."""
+
+    def __init__(self) -> None:
+        self.calls: list[object] = []
+        self.begun = threading.Semaphore(0)
+        self.done = threading.Event()
+
+    def load(
+        self,
+        name: str,
+        *,
+        config: str | None,
+        files: Mapping[str, bytes],
+        within: str,
+        cancellation: object,
+    ) -> None:
+        self.begun.release()
+        assert self.done.wait(10.0)
+        self.calls.append((name, config, dict(files), within))
+
+    def unload(self, name: str, *, unload_dependents: bool) -> None:
+        self.calls.append((name, unload_dependents))
+
+    def index(self, *, only_ready: bool) -> list[ModelEntry]:
+        return []
+
+
+def test_a_load_too_many_is_refused_at_once_and_unloads_never_are() -> None:
+    inner = BlockedControl()
+    control = BoundedControl(inner, loads=2)
+    with ThreadPoolExecutor(2) as pool:
+        loads = [pool.submit(control.load, name) for name in ("a", "b")]
+        for _ in loads:
+            assert inner.begun.acquire(timeout=10.0)
+        with pytest.raises(Unavailable, match="2 model loads are under way already; request 'c'"):
+            control.load("c")
+        control.unload("d")
+        inner.done.set()
+        for each in loads:
+            each.result(10.0)
+    control.load("c", within="a")
+    assert ("c", None, {}, "a") in inner.calls
+    assert ("d", False) in inner.calls
