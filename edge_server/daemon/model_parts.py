@@ -19,8 +19,8 @@ from edge_server.lifecycle.control import RepositoryControl
 from edge_server.lifecycle.deployments import Deployments
 from edge_server.lifecycle.interface_rule import InterfaceRule
 from edge_server.lifecycle.loader import RepositoryLoader
+from edge_server.lifecycle.model_table import ModelTable
 from edge_server.lifecycle.poll_control import PollControl
-from edge_server.lifecycle.records import ModelTable
 from edge_server.model_config.config import Completion
 from edge_server.pipeline.lane_pipeline import LANE_TENSORS
 from edge_server.repository.private_copies import PrivateCopies
@@ -122,7 +122,6 @@ def chosen_control(
             take_down=settings.incompatible_member == "take_down",
             interface=InterfaceRule(_of_cameras(cameras)),
         ),
-        registry,
         explicit=settings.mode == "explicit",
         load=settings.load,
         exit_on_error=settings.exit_on_error,

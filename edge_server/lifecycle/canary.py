@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from edge_server.inference.snapshot import LoadedModel
     from edge_server.lifecycle.model_spec import LoadedVersions, ModelSpec
-    from edge_server.lifecycle.records import ModelTable
+    from edge_server.lifecycle.model_table import ModelTable
 
 # The verdict on an ensemble waits so long for the comparisons of its members, and polls so often.
 _SETTLES_S = 5.0
@@ -55,6 +55,8 @@ class Canary:
         # Includes ended canaries whose thread has yet to close the predecessor.
         self._alive: set[CanaryRun] = set()
 
+    # The caller of the methods up to `forget` holds the lock of the table.
+
     def begin(
         self,
         built: LoadedVersions,
@@ -70,20 +72,21 @@ class Canary:
             ensembles: the serving specs of the ensembles that change together with `built`.
             members: the members of `serving`, see `Predecessor`; open until the method returns.
         """
-        terms, name = self._terms, built.model_spec.name
-        if terms is None:
+        if self._terms is None:
             return built
+        record = self._table[built.model_spec.name]
         new = {model.version for model in built.models} - built.kept
-        former = self._end(name)
+        former, record.canary = record.canary, None
         if former is not None:
             new |= former.versions
-        watched = [model for model in built.models if model.version in new]
+        watched = frozenset(model.version for model in built.models if model.version in new)
         before = None
         if watched and serving is not None:
             # The former canary may pass at this moment and give up its predecessor.
-            kept = None if former is None else self._take(former)
+            kept = None if former is None else former.take()
             if kept is None:
-                before = Predecessor(_held(serving), ensembles, _shared(members))
+                shares = replace(serving, models=_shared(serving.models))
+                before = Predecessor(shares, ensembles, _shared(members))
             else:
                 before = replace(kept, ensembles={**ensembles, **kept.ensembles})
         if former is not None:
@@ -91,15 +94,22 @@ class Canary:
         if before is None or not before.built.models:
             if before is not None:
                 before.close()
-            return replace(built, models=tuple(recorded(m, terms) for m in built.models))
-        run = self._new_run(terms, built.model_spec, before, frozenset(m.version for m in watched))
+            return self._recorded(built)
+        run = record.canary = CanaryRun(built.model_spec, before, watched)
+        run.monitor = CanaryMonitor(
+            record.name,
+            self._terms,
+            on_failed=partial(self._failed, run),
+            on_passed=partial(self._on_passed, run.model_spec),
+            on_over=partial(self._over, run),
+            on_news=partial(self._on_news, run.model_spec),
+        )
         models = [
-            run.monitor.watch(m, _predecessor(m, before.built), before.members)
-            if m in watched
-            else recorded(m, terms)
-            for m in built.models
+            run.monitor.watch(model, _predecessor(model, before.built), before.members)
+            if model.version in watched
+            else recorded(model, self._terms)
+            for model in built.models
         ]
-        self._table[name].canary = run
         self._alive.add(run)
         run.monitor.start()
         return replace(built, models=tuple(models))
@@ -107,40 +117,33 @@ class Canary:
     def record(self, built: LoadedVersions) -> LoadedVersions:
         """Return `built` ready to publish without a canary; end the canary of its predecessor."""
         self.forget([built.model_spec.name])
-        terms = self._terms
-        if terms is None:
-            return built
-        return replace(built, models=tuple(recorded(m, terms) for m in built.models))
-
-    def has_change(self, model_spec: ModelSpec) -> bool:
-        """Return whether `model_spec` is in a canary and its predecessor has another spec."""
-        with self._table.lock:
-            return self._changed(model_spec) is not None
-
-    def fault(self, model_spec: ModelSpec) -> str:
-        """Return the fault found so far in the responses of a changed `model_spec`, or ""."""
-        with self._table.lock:
-            run = self._changed(model_spec)
-        return "" if run is None else run.monitor.fault()
-
-    def has(self, name: str) -> bool:
-        """Return whether versions of the model are in a canary."""
-        with self._table.lock:
-            return self._table.get(name).canary is not None
+        return self._recorded(built)
 
     def take(self, model_spec: ModelSpec) -> Predecessor | None:
         """End the canary of `model_spec` and return its predecessor, or None if none is kept."""
-        run = self._end(model_spec.name, model_spec)
-        if run is None:
+        record = self._table.get(model_spec.name)
+        run = record.canary
+        if run is None or run.model_spec is not model_spec:
             return None
-        before = self._take(run)
+        record.canary = None
+        before = run.take()
         run.monitor.stop()
         return before
+
+    def take_changed(self, model_specs: Iterable[ModelSpec]) -> dict[str, Predecessor]:
+        """Take the predecessors of those specs that are in a canary and changed."""
+        return {
+            spec.name: before
+            for spec in model_specs
+            if self._table.get(spec.name).changed_canary(spec) is not None
+            and (before := self.take(spec)) is not None
+        }
 
     def forget(self, names: Collection[str]) -> None:
         """End the canaries of the unloaded models; their threads soon close the predecessors."""
         for name in names:
-            run = self._end(name)
+            record = self._table.get(name)
+            run, record.canary = record.canary, None
             if run is not None:
                 run.monitor.stop()
 
@@ -154,29 +157,17 @@ class Canary:
         for run in alive:
             run.monitor.wait_over(max(0.0, until - time.monotonic()))
 
-    def _new_run(
-        self,
-        terms: CanaryTerms,
-        model_spec: ModelSpec,
-        before: Predecessor,
-        versions: frozenset[int],
-    ) -> CanaryRun:
-        run = CanaryRun(model_spec, before, versions)
-        run.monitor = CanaryMonitor(
-            model_spec.name,
-            terms,
-            on_failed=partial(self._failed, run),
-            on_passed=partial(self._on_passed, model_spec),
-            on_over=partial(self._over, run),
-            on_news=partial(self._on_news, model_spec),
-        )
-        return run
+    def _recorded(self, built: LoadedVersions) -> LoadedVersions:
+        terms = self._terms
+        if terms is None:
+            return built
+        return replace(built, models=tuple(recorded(model, terms) for model in built.models))
 
     def _failed(self, run: CanaryRun, reason: str) -> None:
         model_spec = run.model_spec
         end_s = time.monotonic() + _SETTLES_S
         # Only comparisons of both distinguish a faulty member from a faulty ensemble.
-        while model_spec.is_ensemble and self._have_doubts() and time.monotonic() < end_s:
+        while model_spec.is_ensemble and self._is_comparing() and time.monotonic() < end_s:
             time.sleep(_LOOK_S)
         with self._table.lock:
             # The rollback of a member in the meantime starts another canary for its ensemble.
@@ -184,47 +175,21 @@ class Canary:
         if is_current:
             self._roll_back(model_spec, reason)
 
-    def _have_doubts(self) -> bool:
+    def _is_comparing(self) -> bool:
         with self._table.lock:
             running = [record.canary for record in self._table if record.canary is not None]
         return any(run.monitor.is_comparing for run in running)
-
-    def _changed(self, model_spec: ModelSpec) -> CanaryRun | None:
-        run = self._table.get(model_spec.name).canary
-        if run is None or run.model_spec is not model_spec or run.before is None:
-            return None
-        return None if run.before.built.model_spec is model_spec else run
-
-    def _end(self, name: str, model_spec: ModelSpec | None = None) -> CanaryRun | None:
-        """Remove and return the canary of the model, or only that of `model_spec` if given."""
-        with self._table.lock:
-            record = self._table.get(name)
-            run = record.canary
-            if run is None or model_spec not in (None, run.model_spec):
-                return None
-            record.canary = None
-            return run
-
-    def _take(self, run: CanaryRun) -> Predecessor | None:
-        """Return the predecessor and pass its ownership to the caller."""
-        with self._table.lock:
-            before, run.before = run.before, None
-            return before
 
     def _over(self, run: CanaryRun) -> None:
         with self._table.lock:
             record = self._table.get(run.model_spec.name)
             if record.canary is run:
                 record.canary = None
-        before = self._take(run)
+            before = run.take()
         if before is not None:
             before.close()
         with self._table.lock:
             self._alive.discard(run)
-
-
-def _held(serving: LoadedVersions) -> LoadedVersions:
-    return replace(serving, models=_shared(serving.models))
 
 
 def _shared(models: Iterable[LoadedModel]) -> tuple[LoadedModel, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -14,11 +15,12 @@ from edge_server.repository.store import StagedModel
 from edge_server.repository.verdicts import GOOD, ON_TRIAL, REFUSED, WAITS, VerdictFile
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from edge_server.lifecycle.model_spec import ModelSpec
-    from edge_server.lifecycle.records import ModelTable, Update
+    from edge_server.lifecycle.model_table import ModelTable
+    from edge_server.lifecycle.records import ModelRecord, Update
     from edge_server.model_config.files import ModelFiles
     from edge_server.repository.store import ModelStore
     from edge_server.repository.tree import ModelTree
@@ -108,10 +110,8 @@ class Deployments:
                 f"with `edge-server models release {tree.name}`",
                 copy.digest,
             )
-        with self.table.lock:
-            update = self.table[tree.name].deliver(copy, tree.directory)
-        self._write()
-        return update
+        with self._reporting(tree.name) as record:
+            return record.deliver(copy, tree.directory)
 
     def failed(self, name: str, reason: str, digest: str = "", *, waits: bool = False) -> None:
         """Report that the new content of `name` does not serve; the predecessor still does.
@@ -122,17 +122,14 @@ class Deployments:
             digest: the digest of the content; empty if the content could not be read.
             waits: True if the daemon retries the load.
         """
-        with self.table.lock:
-            self.table[name].report(WAITS if waits else REFUSED, digest, reason)
-        self._write()
+        with self._reporting(name) as record:
+            record.report(WAITS if waits else REFUSED, digest, reason)
 
     def serves_again(self, copy: StagedModel) -> None:
         """Report that `copy`, the last known good copy, serves again after a restart."""
-        with self.table.lock:
-            record = self.table[copy.name]
+        with self._reporting(copy.name) as record:
             record.deployed = copy
             record.is_good(copy)
-        self._write()
 
     def unchanged(self, copy: StagedModel, serving: StagedModel) -> None:
         """Report that `copy` has the content of `serving`, so a restart need not copy it again."""
@@ -143,9 +140,8 @@ class Deployments:
             is_good = record.last_good is serving
         if is_good:
             self.store.commit(copy)
-        with self.table.lock:
+        with self._reporting(copy.name) as record:
             record.report(GOOD if is_good else ON_TRIAL, copy.digest)
-        self._write()
 
     def note_serving(self) -> None:
         """Report the copies that serve now, also those that were published or rolled back with
@@ -193,9 +189,8 @@ class Deployments:
             return
         self.count("rolled_back")
         self.store.quarantine(copy.digest, f"rolled back: {reason}", copy.name)
-        with self.table.lock:
-            self.table[copy.name].rolled_back(copy, reason)
-        self._write()
+        with self._reporting(copy.name) as record:
+            record.rolled_back(copy, reason)
 
     def has_served(self, model_spec: ModelSpec) -> bool:
         """Return whether the store still holds the content as one that served under this name."""
@@ -209,10 +204,9 @@ class Deployments:
             InternalError: the store cannot be written.
         """
         self.count("removed")
-        with self.table.lock:
-            self.table[name].removed()
+        with self._reporting(name) as record:
+            record.removed()
         self.store.forget(name)
-        self._write()
 
     def write_again(self) -> None:
         """Write the verdicts again if the last write failed, for example on a full disk."""
@@ -221,10 +215,16 @@ class Deployments:
 
     def _commit(self, copy: StagedModel) -> None:
         self.store.commit(copy)
-        with self.table.lock:
-            self.table[copy.name].is_good(copy)
-        self._write()
+        with self._reporting(copy.name) as record:
+            record.is_good(copy)
         log.info("model %s: last known good is now %.12s", copy.name, copy.digest)
+
+    @contextmanager
+    def _reporting(self, name: str) -> Iterator[ModelRecord]:
+        """Give the record of `name`, locked, and write the verdicts after the block."""
+        with self.table.lock:
+            yield self.table[name]
+        self._write()
 
     def _write(self) -> None:
         self._verdicts.write(self._by_name)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from edge_server.lifecycle.fit import Fit
     from edge_server.lifecycle.interface_rule import InterfaceRule
     from edge_server.lifecycle.model_spec import ModelSpec
-    from edge_server.lifecycle.records import ModelTable
+    from edge_server.lifecycle.model_table import ModelTable
     from edge_server.lifecycle.rollback import RollbackSet
 
 log = logging.getLogger(__name__)
@@ -308,8 +308,9 @@ class ModelLifecycle:
 
     def _is_new(self, model_spec: ModelSpec) -> bool:
         """Return whether the model or one of its members is still in its canary."""
-        return self._canary.has_change(model_spec) or any(
-            self._canary.has(member) for member in self._table.below(model_spec)
+        names = self._table.below(model_spec)
+        return self._table.get(model_spec.name).changed_canary(model_spec) is not None or any(
+            self._table.get(name).canary is not None for name in names
         )
 
     def _go_back(

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from edge_server.lifecycle.budget import MemoryBudget
     from edge_server.lifecycle.interface_rule import InterfaceRule
     from edge_server.lifecycle.model_spec import Override
-    from edge_server.lifecycle.records import ModelTable
+    from edge_server.lifecycle.model_table import ModelTable
     from edge_server.model_config.config import Completion
     from edge_server.model_config.files import ModelFiles
     from edge_server.repository.signature import SignaturePolicy
@@ -87,7 +87,7 @@ class RepositoryLoader:
         interface: InterfaceRule = USUAL_INTERFACE_RULE,
     ) -> None:
         self._signatures = signatures
-        self._table = table
+        self.table = table
         self._source = source
         self._completion = completion
         self._load_threads = load_threads
@@ -216,7 +216,7 @@ class RepositoryLoader:
             run_parallel("load", self._load_threads, load, models)
             # Last, the ensembles that none of these models has published.
             publish({})
-        entries = self._table.registry.snapshot.entries.values()
+        entries = self.table.registry.snapshot.entries.values()
         failed = {
             entry.name: entry
             for entry in entries
@@ -239,7 +239,7 @@ class RepositoryLoader:
         return found
 
     def _find_member(self, name: str) -> ModelSpec | LoadFailure | None:
-        serving = self._table.serves(name)
+        serving = self.table.serves(name)
         if serving is not None and serving.is_overridden:
             # An override ends only when the model itself is loaded again from disk.
             return serving
@@ -274,7 +274,7 @@ class RepositoryLoader:
         if read.is_ensemble:
             return LoadedVersions(read)
         progress = partial(self._lifecycle.report_progress, read.name)
-        return self._build.model(read, self._table.serving(read.name), progress)
+        return self._build.model(read, self.table.serving(read.name), progress)
 
     def _absent(self, name: str) -> NotFound:
         if not is_model_name(name):

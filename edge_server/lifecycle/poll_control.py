@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING
 
 from edge_server.errors import EdgeServerError, Unavailable
-from edge_server.inference.control import NO_FILES, NOT_ALLOWED
+from edge_server.inference.control import NOT_ALLOWED
 from edge_server.inference.snapshot import ModelState
 from edge_server.lifecycle.control import cannot_be_loaded
 from edge_server.lifecycle.updates import Updates
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from edge_server.lifecycle.budget import MemoryBudget
     from edge_server.lifecycle.deployments import Deployments
     from edge_server.lifecycle.loader import RepositoryLoader
-    from edge_server.requests import Cancellation
 
 log = logging.getLogger(__name__)
 
@@ -131,32 +130,19 @@ class PollControl:
         self._scanned_s = time.monotonic()
         return bool(self._settling())
 
-    def load(
-        self,
-        name: str,
-        *,
-        config: str | None = None,
-        files: Mapping[str, bytes] = NO_FILES,
-        within: str = "",
-        cancellation: Cancellation | None = None,
-    ) -> None:
-        """See `ModelControl.load`."""
-        del name, config, files, within, cancellation
-        _refuse()
+    def load(self, name: str, **_: object) -> None:
+        """Refuse the request; see `ModelControl.load`."""
+        del name
+        raise Unavailable(NOT_ALLOWED)
 
-    def unload(self, name: str, *, unload_dependents: bool = False) -> None:
-        """See `ModelControl.unload`."""
-        del name, unload_dependents
-        _refuse()
+    def unload(self, name: str, **_: object) -> None:
+        """Refuse the request; see `ModelControl.unload`."""
+        del name
+        raise Unavailable(NOT_ALLOWED)
 
     def index(self, *, only_ready: bool) -> list[ModelEntry]:
         """See `ModelControl.index`."""
-        entries = self._table.registry.snapshot.entries
-        return [
-            entry
-            for _, entry in sorted(entries.items())
-            if entry.state is ModelState.READY or not only_ready
-        ]
+        return self._table.index(only_ready=only_ready)
 
     def poll_age_s(self, now: float) -> float:
         """Return the age of the last scan in seconds, at `now` (`time.monotonic()`)."""
@@ -251,7 +237,3 @@ class PollControl:
         ]
         if failed and self._exit_on_error:
             raise cannot_be_loaded(failed)
-
-
-def _refuse() -> None:
-    raise Unavailable(NOT_ALLOWED)

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 from edge_server.lifecycle.model_spec import LoadedVersions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     from edge_server.lifecycle.canary import Canary
     from edge_server.lifecycle.fit import Fit
     from edge_server.lifecycle.model_spec import ModelSpec
-    from edge_server.lifecycle.records import ModelTable, Predecessor
+    from edge_server.lifecycle.model_table import ModelTable
+    from edge_server.lifecycle.records import Predecessor
 
 
 @dataclass(frozen=True)
@@ -47,15 +48,19 @@ def find_suspects(
     name = model_spec.name
     if not model_spec.is_ensemble:
         return RollbackSet({name: before}, {}, reason)
-    used = [spec for n in table.below(model_spec) if (spec := table.get(n).spec) is not None]
-    faults = {each.name: fault for each in used if (fault := canary.fault(each))}
+    used = table.serving_below(model_spec)
+    faults = {}
+    for each in used:
+        run = table.get(each.name).changed_canary(each)
+        if run is not None and (fault := run.monitor.fault()):
+            faults[each.name] = fault
     if faults:
         # The fault of the ensemble shows in its members, so the members are at fault.
         bad = [each for each in used if each.name in faults]
-        return RollbackSet(_taken(bad, canary), {name: before}, next(iter(faults.values())))
+        return RollbackSet(canary.take_changed(bad), {name: before}, next(iter(faults.values())))
     if before.built.model_spec is not model_spec:
         return RollbackSet({name: before}, {}, reason)
-    return RollbackSet(_taken(used, canary), {name: before}, f"in ensemble '{name}': {reason}")
+    return RollbackSet(canary.take_changed(used), {name: before}, f"in ensemble '{name}': {reason}")
 
 
 def fit_back(
@@ -83,8 +88,7 @@ def fit_back(
     offered = {**waiting, **{name: before.built for name, before in back.items()}}
     found = table.fit(offered, {})
     if not found.refused.keys().isdisjoint(back):
-        below = [table.get(name).spec for name in table.below(model_spec)]
-        back.update(_taken((each for each in below if each is not None), canary))
+        back.update(canary.take_changed(table.serving_below(model_spec)))
         for before in back.values():
             offered.update((name, LoadedVersions(each)) for name, each in before.ensembles.items())
         offered.update((name, before.built) for name, before in back.items())
@@ -93,12 +97,3 @@ def fit_back(
         found = table.fit(offered, {}, take_down=True)
     offered = {name: built for name, built in offered.items() if name not in found.refused}
     return replace(rollback_set, back=back), offered, found
-
-
-def _taken(model_specs: Iterable[ModelSpec], canary: Canary) -> dict[str, Predecessor]:
-    """Take the predecessors of those specs that are in a canary and changed."""
-    return {
-        model_spec.name: before
-        for model_spec in model_specs
-        if canary.has_change(model_spec) and (before := canary.take(model_spec)) is not None
-    }

@@ -11,8 +11,8 @@ from edge_server.errors import ModelConfigError
 from edge_server.inference.registry import ModelRegistry
 from edge_server.lifecycle.deployments import Deployments
 from edge_server.lifecycle.loader import RepositoryLoader
+from edge_server.lifecycle.model_table import ModelTable
 from edge_server.lifecycle.poll_control import PollControl
-from edge_server.lifecycle.records import ModelTable
 from edge_server.repository.store import ModelStore
 from tests.unit.lifecycle.board import CONFIG, PATIENCE_S
 

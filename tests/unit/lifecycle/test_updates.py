@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from edge_server.errors import EdgeServerError, InternalError, ModelConfigError
 from edge_server.inference.registry import ModelRegistry
-from edge_server.lifecycle.records import ModelTable
+from edge_server.lifecycle.model_table import ModelTable
 from edge_server.lifecycle.updates import LoadSlot, Updates
 from edge_server.repository.change_detector import Change
 from edge_server.repository.tree import ModelTree

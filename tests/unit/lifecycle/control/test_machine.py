@@ -20,7 +20,7 @@ from edge_server.inference.registry import ModelRegistry
 from edge_server.inference.snapshot import ModelState
 from edge_server.lifecycle.control import RepositoryControl
 from edge_server.lifecycle.loader import RepositoryLoader
-from edge_server.lifecycle.records import ModelTable
+from edge_server.lifecycle.model_table import ModelTable
 from edge_server.repository.source import Repositories
 from edge_server.requests import InferRequest
 from edge_server.tensors import Tensor
@@ -65,7 +65,7 @@ class Machine(RuleBasedStateMachine):
         self.registry = ModelRegistry()
         self.table = ModelTable(self.registry)
         self.loader = RepositoryLoader(self.table, Repositories([repository]), take_down=take_down)
-        self.control = RepositoryControl(self.loader, self.registry, explicit=True)
+        self.control = RepositoryControl(self.loader, explicit=True)
         self.leases: list[Lease] = []
         # What a plain load would make of the disk; None is broken.
         self.number: dict[tuple[str, int], int | None] = {}

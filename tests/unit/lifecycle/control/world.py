@@ -10,7 +10,7 @@ from edge_server.inference.data_plane import DataPlane
 from edge_server.inference.registry import ModelRegistry
 from edge_server.lifecycle.control import RepositoryControl
 from edge_server.lifecycle.loader import RepositoryLoader
-from edge_server.lifecycle.records import ModelTable
+from edge_server.lifecycle.model_table import ModelTable
 from edge_server.repository.private_copies import PrivateCopies
 from edge_server.repository.private_directory import PrivateDirectory
 from edge_server.repository.source import Repositories
@@ -66,7 +66,7 @@ class World:
         source = Repositories(repositories, PrivateCopies(private).copy)
         self.loader = RepositoryLoader(ModelTable(self.registry), source, take_down=take_down)
         options = {"explicit": True, "private": private, **options}
-        self.control = RepositoryControl(self.loader, self.registry, **options)  # type: ignore[arg-type]
+        self.control = RepositoryControl(self.loader, **options)  # type: ignore[arg-type]
         self.door = DataPlane(self.registry, strict_readiness=strict)
 
     def start(self) -> World:
