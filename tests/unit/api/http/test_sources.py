@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_server.api.http.sources import BOUNDS_S, LaneLatency, ProcessorUse
-from edge_server.board.limits import BoardMemory
+from edge_server.board.resources import BoardMemory
 from edge_server.lanes.types import LaneFrame, StageLatency
 
 if TYPE_CHECKING:
