@@ -6,7 +6,7 @@ import logging
 import time
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from edge_server.backends.server_context import STANDALONE
 from edge_server.errors import ModelConfigError, NotFound
@@ -38,12 +38,40 @@ if TYPE_CHECKING:
     from edge_server.model_config.config import Completion
     from edge_server.model_config.files import ModelFiles
     from edge_server.repository.signature import SignaturePolicy
-    from edge_server.repository.source import ModelSource
     from edge_server.requests import Cancellation
 
     Found = dict[str, ModelSpec | LoadFailure]
 
 log = logging.getLogger(__name__)
+
+
+class ModelSource(Protocol):
+    """Finds the files of models, or the error why they are unusable."""
+
+    def all(self) -> Mapping[str, ModelFiles | ModelConfigError]:
+        """Return every model, sorted by name.
+
+        Raises:
+            ModelConfigError: a repository itself cannot be read.
+        """
+        ...
+
+    def find(self, name: str) -> ModelFiles | ModelConfigError | None:
+        """Return one model; None if there is no model of that name."""
+        ...
+
+    def names(self) -> Mapping[str, int]:
+        """Return model name → number of places that hold the model.
+
+        Raises:
+            ModelConfigError: a repository itself cannot be read.
+        """
+        ...
+
+    @property
+    def where(self) -> str:
+        """The place of the models, for error texts."""
+        ...
 
 
 class RepositoryLoader:

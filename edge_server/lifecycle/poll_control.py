@@ -14,8 +14,7 @@ from edge_server.inference.snapshot import ModelState
 from edge_server.lifecycle.control import cannot_be_loaded
 from edge_server.lifecycle.updates import Updates
 from edge_server.process.worker import Worker
-from edge_server.repository.change_detector import ChangeDetector, SeenFiles
-from edge_server.repository.inotify_watch import InotifyWatch
+from edge_server.repository.change_detector import ChangeDetector, InotifyWatch, SeenFiles
 from edge_server.repository.manifest import read_manifest
 from edge_server.repository.scan import is_model_name, model_names
 from edge_server.repository.tree import read_repositories
@@ -180,13 +179,12 @@ class PollControl:
     def _tend(self, now: float) -> Collection[str]:
         """Start the load retries that are due; return the models to stage again, which the store
         could not copy or which were released from quarantine."""
-        self.updates.retry(now)
         try:
             self._deployments.note_serving()
         except EdgeServerError as error:
             log.warning("repository: what serves is not kept for a restart: %s", error)
         self._deployments.write_again()
-        return self._deployments.store.release_noted() | self.updates.to_stage_again(now)
+        return self._deployments.store.release_noted() | self.updates.retry(now)
 
     def _report_again(self, names: Collection[str]) -> None:
         """Let the next scans report the last change of `names` once more."""

@@ -138,43 +138,36 @@ class Updates:
                 self._begin(name, update)
         return torn
 
-    def retry(self, now: float) -> None:
+    def retry(self, now: float) -> set[str]:
         """Start the load retries that are due at `now` (`time.monotonic()`) and for which there is
-        enough memory; the pause before the next retry of the model grows."""
+        enough memory; return the models to stage again, after a full or failing disk.
+
+        The pause before the next retry of each of these models grows.
+        """
         with self._table.lock:
-            waiting = {
+            due = {
                 record.name: record.retry
                 for record in self._table
-                if record.retry is not None
-                and record.retry.copy is not None
-                and now >= record.retry.not_before
+                if record.retry is not None and now >= record.retry.not_before
             }
-        for name, retry in waiting.items():
+        to_stage = set()
+        for name, retry in due.items():
             if self._budget is not None and not self._budget.has(retry.needs_bytes):
                 continue
             with self._table.lock:
                 record, copy = self._table[name], retry.copy
                 retry.pause(now)
-                if record.retry is not retry or copy is None:
+                if record.retry is not retry:
                     continue
-                if record.serving_copy is copy:
+                if copy is None:
+                    to_stage.add(name)
+                elif record.serving_copy is copy:
                     # The retry of an ensemble has loaded this member already, or the reverse.
                     record.retry = None
                 elif not (self._closed or record.updating):
                     log.info("model %s: loaded again: what it failed for may have passed", name)
                     self._begin(name, Update(copy, record.accept(copy)))
-
-    def to_stage_again(self, now: float) -> set[str]:
-        """Return the models to stage again at `now` (`time.monotonic()`), after a full or failing
-        disk."""
-        due = set()
-        with self._table.lock:
-            for record in self._table:
-                retry = record.retry
-                if retry is not None and retry.copy is None and now >= retry.not_before:
-                    retry.pause(now)
-                    due.add(record.name)
-        return due
+        return to_stage
 
     def wait_idle(self, timeout_s: float | None = None) -> bool:
         """Wait for all updates to end; return whether they ended within `timeout_s` (None waits

@@ -1,19 +1,24 @@
-"""The change detector: decides, without I/O of its own, which repository changes are complete.
+"""The detection of changes: which changes are complete, and when the next scan is worth it.
 
 What the scans found of a model is a `SeenFiles`, which the model's record holds between two scans.
 """
 
 from __future__ import annotations
 
+import logging
+import threading
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from inotify_simple import INotify, flags
+
 from edge_server.errors import ModelConfigError
 from edge_server.repository.manifest import NAME as MANIFEST
+from edge_server.repository.scan import is_model_name
 from edge_server.repository.tree import FileSet
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping, Sequence
     from pathlib import Path
 
     from edge_server.repository.manifest import Manifest
@@ -21,6 +26,9 @@ if TYPE_CHECKING:
 
     ReadManifest = Callable[[ModelTree], Manifest]
 
+log = logging.getLogger(__name__)
+
+_EVENTS = flags.MOVED_TO | flags.MOVED_FROM | flags.CREATE | flags.DELETE | flags.ONLYDIR
 # A file set is complete after so many equal scans, and after the window.
 _SCANS = 2
 
@@ -99,7 +107,7 @@ _UNSEEN = SeenFiles()
 
 
 class ChangeDetector:
-    """Distinguishes complete changes from changes in progress.
+    """Distinguishes complete changes from changes in progress; does no I/O and keeps nothing.
 
     A change is complete at once if the model was renamed into place, or if its manifest.json names
     exactly the files that are there. Any other change is complete after two scans, and all scans
@@ -184,6 +192,50 @@ class ChangeDetector:
         if not settled:
             return None
         return tree.with_fault(f"{tree.directory}: {unfinished}") if unfinished else tree
+
+
+class InotifyWatch:
+    """Waits for a change among the models of `repositories`. Not thread-safe.
+
+    Without free inotify watches, or on a file system without events, the wait only times out.
+    """
+
+    def __init__(self, repositories: Sequence[Path]) -> None:
+        self._repositories = tuple(repositories)
+        self._nothing = threading.Event()
+        self._inotify: INotify | None = None
+        try:
+            self._inotify = INotify()
+        except OSError as error:
+            log.warning("repository: inotify cannot be used, only polled: %s", error)
+
+    def wait(self, seconds: float) -> Collection[str] | None:
+        """Wait up to `seconds` for a change; return the models renamed into place, or None without
+        a change."""
+        if self._inotify is None or not self._watch(self._inotify):
+            self._nothing.wait(seconds)
+            return None
+        # An event is only a hint, so the first batch of a burst is enough.
+        events = self._inotify.read(timeout=round(1000 * seconds))
+        if not events:
+            return None
+        arrived = flags.MOVED_TO | flags.ISDIR
+        return {e.name for e in events if e.mask & arrived == arrived and is_model_name(e.name)}
+
+    def close(self) -> None:
+        if self._inotify is not None:
+            self._inotify.close()
+
+    def _watch(self, inotify: INotify) -> bool:
+        """Watch the repositories that exist now; return whether any is watched."""
+        watched = False
+        for repository in self._repositories:
+            try:
+                inotify.add_watch(repository, _EVENTS)
+                watched = True
+            except OSError:
+                continue  # the repository may be mounted later; polling finds it
+        return watched
 
 
 def _directories(files: tuple[SeenFile, ...]) -> tuple[str, ...]:

@@ -20,8 +20,7 @@ from edge_server.lifecycle.build import Build
 from edge_server.lifecycle.loader import RepositoryLoader
 from edge_server.lifecycle.model_spec import LoadedVersions, LoadFailure, ModelSpec
 from edge_server.lifecycle.model_table import ModelTable
-from edge_server.repository.scan import files_in
-from edge_server.repository.source import Repositories
+from edge_server.repository.scan import Repositories, files_in
 from edge_server.requests import InferRequest
 from edge_server.tensors import Tensor
 

@@ -17,7 +17,7 @@ from edge_server.lifecycle.model_table import ModelTable
 from edge_server.repository.change_detector import Change
 from edge_server.repository.content import content_of
 from edge_server.repository.manifest import Manifest
-from edge_server.repository.source import Repositories
+from edge_server.repository.scan import Repositories
 from edge_server.repository.tree import look
 from tests.unit.lifecycle.board import CONFIG, MAY_BREAK, Board
 from tests.unit.lifecycle.control.world import COUNTED, INT32, READY, World, ensemble

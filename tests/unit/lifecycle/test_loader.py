@@ -17,8 +17,8 @@ from edge_server.lifecycle.model_spec import Override
 from edge_server.lifecycle.model_table import ModelTable
 from edge_server.model_config.config import Completion
 from edge_server.model_config.parse import parse_model_config_json
+from edge_server.repository.scan import Repositories
 from edge_server.repository.signature import SignaturePolicy
-from edge_server.repository.source import Repositories
 from edge_server.repository.transfer.keys import SigningKey, make_keys
 from edge_server.requests import InferRequest
 from edge_server.tensors import Tensor

@@ -90,9 +90,9 @@ def test_what_the_store_could_not_take_is_staged_again_and_a_broken_model_is_not
         began = time.monotonic()
         assert updates.carry_out(changes) == []
         assert failed.pop() == ("no room", True)
-        assert not updates.to_stage_again(began)
-    assert set(updates.to_stage_again(time.monotonic() + 3600)) == {"m"}
+        assert not updates.retry(began)
+    assert set(updates.retry(time.monotonic() + 3600)) == {"m"}
     faults[0] = ModelConfigError("broken")
     updates.carry_out(changes)
     assert failed.pop() == ("broken", False)
-    assert not updates.to_stage_again(time.monotonic() + 7200)
+    assert not updates.retry(time.monotonic() + 7200)

@@ -13,7 +13,7 @@ from edge_server.errors import ModelConfigError
 from edge_server.model_config.files import ModelFiles
 from edge_server.repository.private_copies import PrivateCopies
 from edge_server.repository.private_directory import PrivateDirectory
-from edge_server.repository.source import Repositories
+from edge_server.repository.scan import Repositories
 from edge_server.repository.staged_copy import copy_model
 
 if TYPE_CHECKING:
