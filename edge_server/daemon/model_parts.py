@@ -183,7 +183,7 @@ def following_control(
         # In mode `poll` no request loads a model.
         server_context=LiveModels(registry),
         budget=budget,
-        probation=terms if settings.probation_requests else None,
+        canary_terms=terms if settings.probation_requests else None,
         on_rolled_back=deployments.rolled_back,
         on_passed=deployments.passed,
         signatures=signatures,

@@ -15,7 +15,7 @@ from edge_server.backends.server_context import STANDALONE
 from edge_server.errors import EdgeServerError, ModelLoadError
 from edge_server.gpu.devices import Devices
 from edge_server.lifecycle.model_spec import LoadedVersions, LoadFailure
-from edge_server.lifecycle.model_validation import prove
+from edge_server.lifecycle.model_validation import validate
 from edge_server.lifecycle.reuse import Reuse, renewed, reuse
 from edge_server.process.threads import start_thread
 
@@ -70,7 +70,7 @@ class Build:
         self,
         model_spec: ModelSpec,
         serving: LoadedVersions | None = None,
-        tell: ProgressCallback = no_progress,
+        progress: ProgressCallback = no_progress,
     ) -> LoadedVersions | LoadFailure:
         """Load every version that `model_spec` selects, or return the failure and keep none open.
 
@@ -79,7 +79,7 @@ class Build:
         Args:
             model_spec: the spec of the model.
             serving: the serving versions; their unchanged parts are reused, see `reuse`.
-            tell: receives the progress of the backend, which keeps the callback as long as the
+            progress: receives the progress of the backend, which keeps the callback as long as the
                 model lives.
         """
         began = time.monotonic()
@@ -91,10 +91,10 @@ class Build:
         kept: set[int] = set()
         for version in model_spec.versions:
             try:
-                loaded = self._kept(model_spec, version, serving, tell)
+                loaded = self._kept(model_spec, version, serving, progress)
                 if loaded is not None:
                     kept.add(version)
-                made.append(loaded or self._anew(model_spec, version, tell))
+                made.append(loaded or self._anew(model_spec, version, progress))
             # A backend may raise anything, and a model may call sys.exit().
             except (Exception, SystemExit) as error:  # noqa: BLE001
                 LoadedVersions(model_spec, tuple(made)).close()
@@ -123,14 +123,14 @@ class Build:
         model_spec: ModelSpec,
         version: int,
         serving: LoadedVersions | None,
-        tell: ProgressCallback,
+        progress: ProgressCallback,
     ) -> LoadedModel | None:
         """Return the reused version, with new instances if they changed; None if not reusable."""
         what, like = _reuse(model_spec, version, serving)
         if like is None:
             return None
         if what is Reuse.STATISTICS:
-            return self._anew(model_spec, version, tell, like.statistics)
+            return self._anew(model_spec, version, progress, like.statistics)
         config = renewed(like.config, model_spec)
         if what is Reuse.INSTANCES:
             return like.shared(config)
@@ -140,22 +140,22 @@ class Build:
         self,
         model_spec: ModelSpec,
         version: int,
-        tell: ProgressCallback,
+        progress: ProgressCallback,
         statistics: ModelStatistics | None = None,
     ) -> LoadedModel:
         """Load and validate the version; the validation counts only in reused `statistics`."""
-        loaded = self._version(model_spec, version, tell, statistics)
+        loaded = self._version(model_spec, version, progress, statistics)
         try:
             run_with_timeout(
-                f"prove-{model_spec.name}",
-                partial(prove, loaded, model_spec.files.directory),
+                f"validate-{model_spec.name}",
+                partial(validate, loaded, model_spec.files.directory),
                 self._timeout_s,
                 late=loaded.close,
             )
         except Hangs as error:
             raise ModelLoadError(
                 f"model '{model_spec.name}': its check before it serves: {error}; mend the model, "
-                "or record a golden pair that it answers"
+                "or record a golden pair that it responds to"
             ) from error
         except BaseException:
             loaded.close()
@@ -168,7 +168,7 @@ class Build:
         self,
         model_spec: ModelSpec,
         version: int,
-        tell: ProgressCallback,
+        progress: ProgressCallback,
         statistics: ModelStatistics | None,
     ) -> LoadedModel:
         began = time.monotonic()
@@ -177,7 +177,7 @@ class Build:
         completed = backend.complete(files, version, model_spec.config)
         config = replace(completed, labels=model_spec.config.labels)
         context = LoadContext(
-            files.versions[version], config, self._devices, tell, self._server_context
+            files.versions[version], config, self._devices, progress, self._server_context
         )
         model = backend.load(context)
         try:

@@ -90,26 +90,26 @@ def golden_pairs(config: ModelConfig, version: int, directory: Path) -> Iterator
 
 def _pair(config: ModelConfig, path: Path) -> GoldenPair:
     arrays = _arrays(path)
-    said: dict[str, dict[str, Any]] = {"input": {}, "output": {}, "tolerance": {}}
+    found: dict[str, dict[str, Any]] = {"input": {}, "output": {}, "tolerance": {}}
     for key, array in arrays.items():
         part, _, name = key.partition(".")
-        if part not in said or not name:
+        if part not in found or not name:
             raise ModelConfigError(
                 f"{path}: array '{key}': a golden pair has arrays 'input.<name>', 'output.<name>' "
                 "and 'tolerance.<name>'; rename it"
             )
-        said[part][name] = array
-    if not said["output"]:
+        found[part][name] = array
+    if not found["output"]:
         raise ModelConfigError(f"{path}: no array 'output.<name>'; record what shall come out")
-    for name in said["tolerance"].keys() - said["output"].keys():
+    for name in found["tolerance"].keys() - found["output"].keys():
         raise ModelConfigError(f"{path}: 'tolerance.{name}' is of no output in it; remove it")
     inputs = {spec.name: spec for spec in config.inputs}
     outputs = {spec.name: spec for spec in config.outputs}
     return GoldenPair(
         path,
-        {n: _tensor(path, f"input.{n}", a, inputs.get(n)) for n, a in said["input"].items()},
-        {n: _tensor(path, f"output.{n}", a, outputs.get(n)) for n, a in said["output"].items()},
-        {n: _tolerance(path, n, a) for n, a in said["tolerance"].items()},
+        {n: _tensor(path, f"input.{n}", a, inputs.get(n)) for n, a in found["input"].items()},
+        {n: _tensor(path, f"output.{n}", a, outputs.get(n)) for n, a in found["output"].items()},
+        {n: _tolerance(path, n, a) for n, a in found["tolerance"].items()},
     )
 
 
@@ -177,7 +177,7 @@ def _array(file: IO[bytes]) -> NDArray[Any]:
     # The read allocates no more than is there; one byte more, as zipfile checks the CRC at the end.
     data = file.read(expected + 1)
     if len(data) != expected:
-        raise ValueError(f"an array of shape {shape} is said to be in {len(data)} bytes")
+        raise ValueError(f"an array of shape {shape} is recorded in {len(data)} bytes")
     if not expected:
         return np.empty(shape, dtype)
     return np.frombuffer(data, dtype).reshape(shape, order="F" if column_major else "C")

@@ -38,7 +38,7 @@ class ModelLifecycle:
     Args:
         table: the records of all models; the lifecycle decides what loads and serves of them.
         build: makes the ensembles, once their members are known.
-        probation: the terms of the canary of a version that replaces another; None runs no
+        canary_terms: the terms of the canary of a version that replaces another; None runs no
             canary.
         on_rolled_back: called with the spec of a version that failed its canary, and the reason,
             on a thread of the canary's own, after the predecessor is published again.
@@ -52,7 +52,7 @@ class ModelLifecycle:
         self,
         table: ModelTable,
         build: Build,
-        probation: CanaryTerms | None = None,
+        canary_terms: CanaryTerms | None = None,
         on_rolled_back: Callable[[ModelSpec, str], None] = lambda *_: None,
         on_passed: Callable[[ModelSpec], None] = lambda _: None,
         *,
@@ -62,7 +62,7 @@ class ModelLifecycle:
         self._table = table
         self._interface = interface
         self._take_down = take_down
-        self._canary = Canary(table, probation, self.roll_back, on_passed, self.report_canary)
+        self._canary = Canary(table, canary_terms, self.roll_back, on_passed, self.report_canary)
         self._on_rolled_back = on_rolled_back
         self._build = build
 
@@ -174,7 +174,7 @@ class ModelLifecycle:
             if self._table.over:
                 return False
             rollback_set = find_suspects(model_spec, reason, self._table, self._canary)
-            guilty = [
+            faulty = [
                 spec
                 for name in rollback_set.back
                 if (spec := self._table.get(name).spec) is not None
@@ -191,12 +191,12 @@ class ModelLifecycle:
                 before.close()
             else:
                 before.close_members()
-        for before in rollback_set.spared.values():
+        for before in rollback_set.not_at_fault.values():
             before.close()
         if misfits:
             log.error("model %s: cannot be rolled back: %s", model_spec.name, misfits[0])
             return False
-        for each in guilty:
+        for each in faulty:
             log.warning("model %s: rolled back: %s", each.name, rollback_set.reason)
             self._on_rolled_back(each, rollback_set.reason)
         return bool(back)
@@ -296,7 +296,7 @@ class ModelLifecycle:
         model_spec = built.model_spec
         if not model_spec.is_ensemble:
             return built
-        before = {**rollback_set.spared, **rollback_set.back}.get(model_spec.name)
+        before = {**rollback_set.not_at_fault, **rollback_set.back}.get(model_spec.name)
         was_new = before is not None and before.built.model_spec is not model_spec
         if not (was_new or self._is_new(model_spec)):
             return self._canary.record(built)

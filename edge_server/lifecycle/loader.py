@@ -91,7 +91,7 @@ class RepositoryLoader:
         completion: the fields that a configuration may leave out.
         load_threads: the number of models that one call loads in parallel.
         budget, devices, server_context: see `Build`.
-        probation, on_rolled_back, on_passed, take_down, interface: see `ModelLifecycle`.
+        canary_terms, on_rolled_back, on_passed, take_down, interface: see `ModelLifecycle`.
         signatures: checks the signature of every model before its configuration is read; None
             accepts all models.
     """
@@ -107,7 +107,7 @@ class RepositoryLoader:
         budget: MemoryBudget | None = None,
         devices: Devices | None = None,
         server_context: ServerContext = STANDALONE,
-        probation: CanaryTerms | None = None,
+        canary_terms: CanaryTerms | None = None,
         on_rolled_back: Callable[[ModelSpec, str], None] = lambda *_: None,
         on_passed: Callable[[ModelSpec], None] = lambda _: None,
         take_down: bool = False,
@@ -123,7 +123,7 @@ class RepositoryLoader:
         self._lifecycle = ModelLifecycle(
             table,
             self._build,
-            probation,
+            canary_terms,
             on_rolled_back,
             on_passed,
             take_down=take_down,

@@ -217,7 +217,7 @@ class ModelRecord:
         ]
 
     def verdict(self, store: Path) -> Verdict:
-        """Return what `models push` is told of the model; `store` is the store's directory."""
+        """Return the verdict on the model for `models push`; `store` is the store's directory."""
         serves, good = self.serving_copy, self.last_good
         return Verdict(
             self.outcome,

@@ -26,12 +26,13 @@ class RollbackSet:
 
     Attributes:
         back: model name → its predecessor.
-        spared: ensemble name → predecessor of the ensemble whose canary failed without its fault.
+        not_at_fault: ensemble name → predecessor of the ensemble whose canary failed for the fault
+            of others.
         reason: the reason of the rollback, for the log and the index.
     """
 
     back: Mapping[str, Predecessor]
-    spared: Mapping[str, Predecessor]
+    not_at_fault: Mapping[str, Predecessor]
     reason: str
 
 

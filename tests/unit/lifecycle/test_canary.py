@@ -75,7 +75,7 @@ class World:
         self.loader = RepositoryLoader(
             self.table,
             Repositories([repository]),
-            probation=terms,
+            canary_terms=terms,
             on_rolled_back=self._heard,
             take_down=take_down,
         )

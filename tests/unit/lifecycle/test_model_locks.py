@@ -98,7 +98,7 @@ def test_what_would_wait_for_itself_is_refused(chain: str) -> None:
         for name in chain:
             stack.enter_context(model_locks.hold([name], within=outer))
             outer = name
-        with pytest.raises(Unavailable, match=f"model '{outer}' asks for a, which would wait"):
+        with pytest.raises(Unavailable, match=f"model '{outer}' requests a, which would wait"):
             stack.enter_context(model_locks.hold(["a"], within=outer))
     with model_locks.hold(list(chain)):
         pass
@@ -111,7 +111,7 @@ def test_of_two_that_would_wait_for_each_other_the_second_is_refused(
     first, second = holds(model_locks, pool, "a"), holds(model_locks, pool, "b")
     for_first = waits(model_locks, pool, "b", within="a")
     with (
-        pytest.raises(Unavailable, match="model 'b' asks for a"),
+        pytest.raises(Unavailable, match="model 'b' requests a"),
         model_locks.hold(["a"], within="b"),
     ):
         pass

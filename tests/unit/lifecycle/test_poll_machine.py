@@ -296,7 +296,7 @@ class Machine(RuleBasedStateMachine):
         loader = RepositoryLoader(
             table,
             deployments,
-            probation=CanaryTerms(requests=20, least_s=0.0),
+            canary_terms=CanaryTerms(requests=20, least_s=0.0),
             on_rolled_back=deployments.rolled_back,
             on_passed=deployments.passed,
         )

@@ -84,7 +84,7 @@ def test_a_proof_that_hangs_fails_its_load_and_the_model_is_closed_when_it_comes
     assert isinstance(failure.error, ModelConfigError)
     assert str(failure.error) == (
         "model 'm': its check before it serves: it hangs: no progress for 0.05 s; mend the "
-        "model, or record a golden pair that it answers"
+        "model, or record a golden pair that it responds to"
     )
     assert not backend.closed.is_set()
     backend.goes_on.set()
@@ -136,10 +136,10 @@ def test_what_goes_wrong_too_late_is_logged(caplog: pytest.LogCaptureFixture) ->
         raise ModelConfigError("cannot be closed")
 
     with pytest.raises(Hangs):
-        run_with_timeout("prove-m", lambda _: goes_on.wait(PATIENCE_S), 0.01, late=late)
+        run_with_timeout("validate-m", lambda _: goes_on.wait(PATIENCE_S), 0.01, late=late)
     goes_on.set()
     assert ended.wait(PATIENCE_S)
     for thread in threading.enumerate():
-        if thread.name == "prove-m":
+        if thread.name == "validate-m":
             thread.join(PATIENCE_S)
-    assert "prove-m: ended after its timeout, and closing its model failed" in caplog.text
+    assert "validate-m: ended after its timeout, and closing its model failed" in caplog.text

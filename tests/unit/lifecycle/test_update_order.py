@@ -60,7 +60,7 @@ class Bench:
         self.loader = RepositoryLoader(
             table,
             deployments,
-            probation=CanaryTerms(requests=10, least_s=0.0),
+            canary_terms=CanaryTerms(requests=10, least_s=0.0),
             on_rolled_back=deployments.rolled_back,
             on_passed=pass_on,
         )
