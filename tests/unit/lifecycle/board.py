@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from tests.unit.conftest import WriteModel
 
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 CONFIG = (
     'backend: "counted" input { name: "a" data_type: TYPE_FP32 dims: 1 } '
     'output { name: "b" data_type: TYPE_FP32 dims: 1 }'
@@ -56,7 +56,7 @@ class Board:
 
     def close(self) -> None:
         self.updates.close()
-        self.loader.close(PATIENCE_S)
+        self.loader.close(TIMEOUT_S)
         self.store.close()
 
     def start_again(self) -> None:
@@ -74,11 +74,11 @@ class Board:
 
     def carry_out(self, change: Change) -> None:
         assert self.updates.carry_out([change]) == []
-        assert self.updates.wait_idle(PATIENCE_S)
+        assert self.updates.wait_idle(TIMEOUT_S)
 
     def retry(self, after_s: float = LATER_S) -> None:
         self.updates.retry(time.monotonic() + after_s)
-        assert self.updates.wait_idle(PATIENCE_S)
+        assert self.updates.wait_idle(TIMEOUT_S)
 
     def serving(self) -> float | None:
         """The number of the model that serves."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from edge_server.model_config.config import ModelConfig, Placement
     from edge_server.model_config.files import ModelFiles
 
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 
 
 class Counted:
@@ -65,7 +65,7 @@ class Gate:
 
     def pass_through(self) -> None:
         self.reached.set()
-        assert self._open.wait(PATIENCE_S)
+        assert self._open.wait(TIMEOUT_S)
 
 
 class CountedBackend:

@@ -1,4 +1,4 @@
-"""A version that fails on probation gives way to the one before it, which is still open."""
+"""A version that fails in its canary gives way to the one before it, which is still open."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tests.unit.conftest import WriteModel
     from tests.unit.lifecycle.conftest import CountedBackend, Gate
 
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 BETTER = "its predecessor, given 3 of these requests, responded well to 3"
 NAN = float("nan")
 # Passes only where a test lets it.
@@ -54,7 +54,7 @@ ENSEMBLE = (
 
 
 class World:
-    """A repository whose new versions are on probation."""
+    """A repository whose new versions are in its canary."""
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ class World:
         for _ in range(3):
             with contextlib.suppress(InternalError):
                 self.ask("e")
-        assert self.back.wait(PATIENCE_S)
+        assert self.back.wait(TIMEOUT_S)
 
     def told(self) -> list[str]:
         """The models that were rolled back, in order, each with its own draft."""
@@ -142,12 +142,12 @@ class World:
     def ask_until_back(self) -> None:
         for _ in range(3):
             self.ask()
-        assert self.back.wait(PATIENCE_S)
+        assert self.back.wait(TIMEOUT_S)
 
     def closed(self) -> list[int]:
         """How often each model that was ever made has been closed, in the end."""
-        self.loader.close(PATIENCE_S)
-        assert self.registry.wait_closed(PATIENCE_S)
+        self.loader.close(TIMEOUT_S)
+        assert self.registry.wait_closed(TIMEOUT_S)
         return [model.closed for model in self.counted.made]
 
     def state(self, name: str = "m") -> dict[int, tuple[ModelState, str]]:
@@ -159,10 +159,12 @@ class World:
 def world(repository: Path, write_model: WriteModel, counted: CountedBackend) -> Iterator[World]:
     made = World(repository, write_model, counted)
     yield made
-    made.loader.close(PATIENCE_S)
+    made.loader.close(TIMEOUT_S)
 
 
-def test_a_version_that_answers_with_nan_gives_way_and_the_index_says_why(world: World) -> None:
+def test_a_version_that_responds_with_nan_gives_way_and_the_index_gives_the_reason(
+    world: World,
+) -> None:
     world.load(10)
     world.load(NAN)
     world.ask_until_back()
@@ -172,7 +174,7 @@ def test_a_version_that_answers_with_nan_gives_way_and_the_index_says_why(world:
     ((model_spec, told),) = world.rolled_back
     assert (model_spec.name, told) == ("m", reason)
     # What failed is closed, and what serves is still open.
-    assert world.registry.wait_closed(PATIENCE_S)
+    assert world.registry.wait_closed(TIMEOUT_S)
     assert [model.closed for model in world.counted.made] == [0, 1]
     assert world.closed() == [1, 1]
 
@@ -220,7 +222,7 @@ def test_a_version_beside_others_takes_none_of_them_with_it(world: World) -> Non
     assert world.ask() == 10
     with pytest.raises(NotFound):
         world.ask(version="3")
-    assert world.registry.wait_closed(PATIENCE_S)
+    assert world.registry.wait_closed(TIMEOUT_S)
     assert world.state()[2][0] is ModelState.UNAVAILABLE
     assert world.closed() == [1, 1]
 
@@ -237,17 +239,17 @@ def test_what_passes_stays_and_what_was_before_it_is_closed(
     world.load(20)
     for _ in range(5):
         world.ask()
-    assert closed.wait(PATIENCE_S)
+    assert closed.wait(TIMEOUT_S)
     assert world.ask() == 20
     assert world.rolled_back == []
-    world.loader.close(PATIENCE_S)
+    world.loader.close(TIMEOUT_S)
 
 
 def test_the_next_version_is_held_against_the_last_that_passed(world: World) -> None:
     world.load(10)
     world.load(20)
     world.load(NAN)
-    assert world.registry.wait_closed(PATIENCE_S)
+    assert world.registry.wait_closed(TIMEOUT_S)
     # Twenty had not passed yet; nobody needs it.
     assert [model.closed for model in world.counted.made] == [0, 1, 0]
     world.ask_until_back()
@@ -255,7 +257,7 @@ def test_the_next_version_is_held_against_the_last_that_passed(world: World) -> 
     assert world.closed() == [1, 1, 1]
 
 
-def test_a_version_on_probation_stays_on_it_when_its_instances_change(world: World) -> None:
+def test_a_version_in_its_canary_stays_in_it_when_its_instances_change(world: World) -> None:
     world.load(10)
     world.load(NAN)
     world.write_model("m", CONFIG.format(1, "instance_group { count: 3 }"))
@@ -266,7 +268,7 @@ def test_a_version_on_probation_stays_on_it_when_its_instances_change(world: Wor
     assert world.closed() == [1, 1]
 
 
-def test_a_version_on_probation_that_goes_away_takes_its_probation_with_it(world: World) -> None:
+def test_a_version_in_its_canary_that_goes_away_ends_its_canary(world: World) -> None:
     world.load(10, extra=ALL)
     world.load(20, 2, extra=ALL)
     (world.repository / "m" / "2" / "add").unlink()
@@ -283,7 +285,7 @@ def test_an_ensemble_goes_back_with_its_member(world: World) -> None:
     ensemble = world.registry.snapshot.find("e")
     for _ in range(3):
         world.ask("e")
-    assert world.back.wait(PATIENCE_S)
+    assert world.back.wait(TIMEOUT_S)
     assert world.told() == ["m"]
     assert world.ask("e") == 10
     assert world.registry.snapshot.find("e") is not ensemble
@@ -297,7 +299,7 @@ def test_an_ensemble_that_changed_with_its_member_goes_back_too(world: World) ->
     world.load(NAN, name="e", dims="2")
     for _ in range(3):
         world.ask("e", size=2)
-    assert world.back.wait(PATIENCE_S)
+    assert world.back.wait(TIMEOUT_S)
     assert world.registry.snapshot.find("e").config.inputs[0].shape == (1,)
     assert world.ask("e") == 10
     assert world.told() == ["m"]
@@ -361,14 +363,14 @@ def test_where_two_members_are_new_both_go_back_in_one_step(world: World) -> Non
         world.load_model(name, 1.7e38)
     world.ask_ensemble_until_back()
     assert world.ask("e") == np.float32(1e37)
-    world.loader.close(PATIENCE_S)
+    world.loader.close(TIMEOUT_S)
     assert sorted(world.told()) == ["m", "n"]
 
 
-def test_an_ensemble_and_a_member_that_changed_one_after_the_other_are_told_apart(
+def test_an_ensemble_and_a_member_that_changed_one_after_the_other_are_distinguished(
     world: World,
 ) -> None:
-    """The ensemble is what changed last; the member goes on, still on probation."""
+    """The ensemble is what changed last; the member goes on, still in its canary."""
     world.load_model("m", 10)
     world.load_model("n", NAN)
     world.load_ensemble("m")
@@ -384,7 +386,7 @@ def test_an_ensemble_and_a_member_that_changed_one_after_the_other_are_told_apar
     assert world.on_trial("e")
 
 
-def test_an_ensemble_that_only_shows_what_is_wrong_with_a_member_stays_on_probation(
+def test_an_ensemble_that_only_shows_what_is_wrong_with_a_member_stays_in_its_canary(
     world: World,
 ) -> None:
     """Both changed, and it is the member whose own answers are not finite."""
@@ -398,7 +400,7 @@ def test_an_ensemble_that_only_shows_what_is_wrong_with_a_member_stays_on_probat
     assert world.told() == ["m"]
     assert world.ask("e") == 11
     assert world.on_trial("e")
-    world.loader.close(PATIENCE_S)
+    world.loader.close(TIMEOUT_S)
     assert world.told() == ["m"]
 
 
@@ -436,7 +438,7 @@ def test_an_ensemble_that_was_as_bad_before_is_not_held_against_its_member(
     world.load_model("m", 0.9 * than)
     ask()
     assert world.monitor("e").fault() == ""
-    world.loader.close(PATIENCE_S)
+    world.loader.close(TIMEOUT_S)
     assert world.told() == []
 
 
@@ -445,7 +447,7 @@ def yielding(repository: Path, write_model: WriteModel, counted: CountedBackend)
     """Where ensembles give way to members that they do not fit."""
     made = World(repository, write_model, counted, take_down=True)
     yield made
-    made.loader.close(PATIENCE_S)
+    made.loader.close(TIMEOUT_S)
 
 
 def test_an_ensemble_that_its_member_took_down_comes_back_when_that_goes_back(
@@ -457,11 +459,11 @@ def test_an_ensemble_that_its_member_took_down_comes_back_when_that_goes_back(
     assert yielding.state("e")[1][0] is ModelState.UNAVAILABLE
     for _ in range(3):
         yielding.ask(size=2)
-    assert yielding.back.wait(PATIENCE_S)
+    assert yielding.back.wait(TIMEOUT_S)
     assert yielding.ask("e") == 10
 
 
-def test_going_back_takes_down_an_ensemble_that_came_later_where_that_is_asked_for(
+def test_going_back_takes_down_an_ensemble_that_came_later_where_that_is_configured(
     yielding: World,
 ) -> None:
     yielding.load(10, dims="1")
@@ -488,11 +490,11 @@ def test_what_would_break_an_ensemble_that_came_later_is_not_gone_back_to(
     assert "model m: cannot be rolled back: ensemble 'e'" in caplog.text
     assert world.ask("e", size=2) == 20
     # It was its only chance: what was kept is closed.
-    assert world.registry.wait_closed(PATIENCE_S)
+    assert world.registry.wait_closed(TIMEOUT_S)
     assert [model.closed for model in world.counted.made] == [1, 0]
 
 
-def test_what_is_not_on_probation_cannot_be_gone_back_from(world: World) -> None:
+def test_what_is_not_in_a_canary_cannot_be_gone_back_from(world: World) -> None:
     world.load(10)
     first = world.table.serves("m")
     assert first is not None
@@ -512,11 +514,11 @@ def test_a_load_that_is_under_way_survives_a_roll_back(
     held = gate("m")
     loading = threading.Thread(target=world.load, args=(30,))
     loading.start()
-    assert held.reached.wait(PATIENCE_S)
+    assert held.reached.wait(TIMEOUT_S)
     assert world.loader.roll_back(model_spec, "slow")
     assert world.ask() == 10
     held.open()
-    loading.join(PATIENCE_S)
+    loading.join(TIMEOUT_S)
     assert world.ask() == 30
     assert world.closed() == [1, 1, 1]
 
@@ -527,7 +529,7 @@ def test_unload_forgets_what_was_kept(world: World) -> None:
     world.counted.made[0].close = closed.set  # type: ignore[method-assign]
     world.load(20)
     world.loader.unload("m")
-    assert closed.wait(PATIENCE_S)
+    assert closed.wait(TIMEOUT_S)
 
 
 def test_without_terms_nothing_is_watched_nor_kept(
@@ -538,12 +540,12 @@ def test_without_terms_nothing_is_watched_nor_kept(
     for add in ("1", "2"):
         (write_model("m", CONFIG.format(1, "")) / "1" / "add").write_text(add + "." + add)
         assert loader.load("m") == {}
-    assert registry.wait_closed(PATIENCE_S)
+    assert registry.wait_closed(TIMEOUT_S)
     assert [model.closed for model in counted.made] == [1, 0]
     assert not isinstance(registry.snapshot.find("m").scheduler, WatchedScheduler)
 
 
-def test_who_is_asked_while_versions_come_and_fail_always_gets_an_answer(
+def test_a_caller_always_gets_a_response_while_versions_come_and_fail(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.CRITICAL)
@@ -567,11 +569,11 @@ def test_who_is_asked_while_versions_come_and_fail_always_gets_an_answer(
     for _ in range(10):
         world.back.clear()
         world.load(NAN)
-        assert world.back.wait(PATIENCE_S)
+        assert world.back.wait(TIMEOUT_S)
         # Files as they were load nothing: the next one has another size.
         (world.repository / "m" / "1" / "add").unlink()
     stop.set()
     for thread in threads:
-        thread.join(PATIENCE_S)
+        thread.join(TIMEOUT_S)
     assert wrong == []
     assert world.closed() == [1] * 11

@@ -18,7 +18,7 @@ from edge_server.lifecycle.fit import find_cycle
         ("leaf", []),
     ],
 )
-def test_the_shortest_way_back_is_found_from_each_member_and_from_nobody_else(
+def test_the_shortest_cycle_is_found_from_each_member_and_from_nobody_else(
     name: str, way: list[str]
 ) -> None:
     members = {

@@ -195,7 +195,7 @@ def test_a_failure_of_what_is_new_keeps_all_of_the_old(world: World) -> None:
     assert world.settled() == [1]
 
 
-def test_what_is_loaded_anew_must_prove_itself_and_what_is_kept_has(world: World) -> None:
+def test_what_is_loaded_anew_is_validated_and_what_is_kept_was(world: World) -> None:
     (world.directory / "golden").mkdir()
     np.savez(
         world.directory / "golden" / "one.npz",
@@ -212,7 +212,7 @@ def test_what_is_loaded_anew_must_prove_itself_and_what_is_kept_has(world: World
     assert world.loaded().statistics.counts().success.count == 1
 
 
-def test_what_is_placed_elsewhere_must_prove_itself_there(world: World) -> None:
+def test_what_is_placed_elsewhere_is_validated_there(world: World) -> None:
     (world.directory / "golden").mkdir()
     pair = {"input.a": np.zeros(2, "<f4"), "output.b": np.full(2, 10, "<f4")}
     np.savez(world.directory / "golden" / "one.npz", **pair)
@@ -249,7 +249,7 @@ def test_a_model_that_is_unloaded_while_it_is_loaded_anew_is_closed_once(
     assert world.settled() == [1, 1]
 
 
-def test_memory_is_asked_for_only_where_something_is_loaded(world: World, tmp_path: Path) -> None:
+def test_memory_is_needed_only_where_something_is_loaded(world: World, tmp_path: Path) -> None:
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/meminfo").write_text("MemAvailable: 1024 kB")
     budget = MemoryBudget(1 << 20, tmp_path)
@@ -274,7 +274,7 @@ def test_a_loaded_model_that_is_closed_cannot_be_shared(world: World) -> None:
     assert loaded.shared(replace(loaded.config)) is None
 
 
-def test_the_last_use_is_told_once() -> None:
+def test_the_last_use_is_reported_once() -> None:
     uses = RefCount()
     assert uses.more()
     assert [uses.end(), uses.end()] == [False, True]

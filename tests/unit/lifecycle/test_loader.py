@@ -90,7 +90,7 @@ def test_an_ensemble_is_not_at_fault_for_its_member(
     assert not entries["broken", 0].may_pass
 
 
-def test_an_ensemble_of_models_that_do_not_exist_says_which(
+def test_an_ensemble_of_models_that_do_not_exist_names_it(
     repository: Path, write_model: WriteModel
 ) -> None:
     write_model("ensemble", ENSEMBLE % "nowhere")
@@ -99,7 +99,7 @@ def test_an_ensemble_of_models_that_do_not_exist_says_which(
     assert "contains models that are not available or ambiguous: nowhere" in failed["ensemble"]
 
 
-def test_every_ensemble_of_a_circle_says_so_and_who_uses_it_names_the_member(
+def test_every_ensemble_of_a_circle_reports_it_and_who_uses_it_names_the_member(
     repository: Path, write_model: WriteModel
 ) -> None:
     write_model("a_user", ENSEMBLE % "two")
@@ -122,7 +122,7 @@ def test_how_long_a_model_took_to_load_is_known(repository: Path, write_model: W
     assert 0 < registry.snapshot.find("m").load_s < 60
 
 
-def test_the_version_policy_chooses_and_the_latest_answers(
+def test_the_version_policy_chooses_and_the_latest_responds(
     repository: Path, write_model: WriteModel
 ) -> None:
     for version in (1, 2, 3):
@@ -133,7 +133,7 @@ def test_the_version_policy_chooses_and_the_latest_answers(
     assert registry.snapshot.find("m").version == 3
 
 
-def test_a_model_without_a_version_directory_says_what_to_do(
+def test_a_model_without_a_version_directory_gives_the_remedy(
     repository: Path, write_model: WriteModel
 ) -> None:
     (write_model("m", IDENTITY) / "1").rmdir()
@@ -227,7 +227,7 @@ def test_loading_ends_between_two_models_once_stop_is_set(
     assert registry.snapshot.entries["good", 1].state is ModelState.LOADING
 
 
-def test_without_completion_a_configuration_says_it_all(
+def test_without_completion_a_configuration_is_complete(
     repository: Path, write_onnx: Callable[..., None]
 ) -> None:
     write_onnx(repository / "m" / "1" / "model.onnx")

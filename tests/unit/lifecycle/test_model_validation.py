@@ -83,7 +83,7 @@ def record(directory: Path, name: str = "one", folder: str = "golden", **arrays:
     return path
 
 
-def test_a_model_that_reproduces_every_pair_is_proven(tmp_path: Path) -> None:
+def test_a_model_that_reproduces_every_pair_is_validated(tmp_path: Path) -> None:
     record(tmp_path, "one", input_a=A, output_b=A + 1)
     record(tmp_path, "two", input_a=A[:1], output_b=A[:1] + 1)
     proof = proof_of(tmp_path)
@@ -254,7 +254,7 @@ def test_a_version_may_have_pairs_of_its_own(tmp_path: Path) -> None:
     assert proof_of(tmp_path).golden == 1
 
 
-def test_a_model_that_fails_on_a_pair_says_why(tmp_path: Path) -> None:
+def test_a_model_that_fails_on_a_pair_gives_the_reason(tmp_path: Path) -> None:
     path = record(tmp_path, input_a=A, output_b=A)
 
     def refuse(array: NDArray[Any]) -> NDArray[Any]:
@@ -309,7 +309,7 @@ def test_made_up_data_are_not_given_to_what_may_do_harm(tmp_path: Path, said: Mo
     assert (calls.inputs, proof.latency_s) == ([], None)
 
 
-def test_a_model_that_refuses_made_up_data_may_serve_and_one_line_says_so(
+def test_a_model_that_refuses_made_up_data_may_serve_and_one_line_reports_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse(array: NDArray[Any]) -> NDArray[Any]:
@@ -343,7 +343,9 @@ def test_a_shape_or_type_that_the_configuration_rules_out_refuses(
         proof_of(tmp_path, compute, config(dims="3"))
 
 
-def test_a_shape_that_comes_of_a_made_up_dimension_only_leaves_it_unproven(tmp_path: Path) -> None:
+def test_a_shape_that_comes_of_a_made_up_dimension_only_leaves_it_not_validated(
+    tmp_path: Path,
+) -> None:
     said = config(extra='output { name: "c" data_type: TYPE_FP32 dims: 7 }')
     loaded = Scheduling().model(
         said, 1, TensorModel(lambda inputs, _: {"b": inputs["a"], "c": inputs["a"]})

@@ -14,7 +14,7 @@ from edge_server.lifecycle.loader import RepositoryLoader
 from edge_server.lifecycle.model_table import ModelTable
 from edge_server.lifecycle.poll_control import PollControl
 from edge_server.repository.store import ModelStore
-from tests.unit.lifecycle.board import CONFIG, PATIENCE_S
+from tests.unit.lifecycle.board import CONFIG, TIMEOUT_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,7 +36,7 @@ def control(repository: Path, tmp_path: Path, counted: CountedBackend) -> Iterat
         settle_s=0.2,
     )
     yield control
-    control.close(PATIENCE_S)
+    control.close(TIMEOUT_S)
 
 
 def states(control: PollControl) -> dict[str, str]:
@@ -61,7 +61,7 @@ def test_a_directory_that_never_settles_keeps_no_start_waiting(
     try:
         starting = threading.Thread(target=control.start, daemon=True)
         starting.start()
-        starting.join(PATIENCE_S)
+        starting.join(TIMEOUT_S)
         assert not starting.is_alive()
         assert states(control) == {"m": "READY"}
         assert "model busy: its files keep changing" in caplog.text
@@ -76,7 +76,7 @@ def test_a_directory_that_never_settles_keeps_no_start_waiting(
     assert "busy" in states(control)
 
 
-def test_a_name_that_is_no_text_is_on_the_index_as_one_that_can_be_told(
+def test_a_name_that_is_no_text_is_on_the_index_in_a_form_that_can_be_shown(
     control: PollControl, write_model: WriteModel, repository: Path
 ) -> None:
     write_model("m", CONFIG)

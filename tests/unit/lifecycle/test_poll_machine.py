@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from tests.unit.lifecycle.conftest import CountedBackend
 
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 WINDOW_S = 2.0
 CONFIG = (
     'backend: "counted" input { name: "a" data_type: TYPE_FP32 dims: 1 } '
@@ -71,7 +71,7 @@ class Client(threading.Thread):
 
     def stop(self) -> None:
         self._over.set()
-        self.join(PATIENCE_S)
+        self.join(TIMEOUT_S)
         assert not self.is_alive()
 
     def _ask(self) -> None:
@@ -267,7 +267,7 @@ class Machine(RuleBasedStateMachine):
         good = [float((s.directory / "1" / "add").read_text()) for s in self.store.history("m")]
         self._start()
         if good:
-            # What was still on probation is not the last known good.
+            # What was still in its canary is not the last known good.
             assert ask(self.plane) == good[0]
             assert good[0] in self.complete
         self._ask_all_the_time()
@@ -285,7 +285,7 @@ class Machine(RuleBasedStateMachine):
 
     def look(self, arrived: set[str] | None = None) -> None:
         self.control.scan(self.now, arrived or ())
-        assert self.control.updates.wait_idle(PATIENCE_S)
+        assert self.control.updates.wait_idle(TIMEOUT_S)
 
     def _start(self) -> None:
         self.registry = ModelRegistry()
@@ -316,8 +316,8 @@ class Machine(RuleBasedStateMachine):
     def _stop(self) -> None:
         self.client.stop()
         self.nobody_was_hurt()
-        self.control.close(2 * PATIENCE_S)
-        assert self.registry.wait_closed(PATIENCE_S)
+        self.control.close(2 * TIMEOUT_S)
+        assert self.registry.wait_closed(TIMEOUT_S)
 
     def _there(self) -> bool:
         return (
@@ -369,7 +369,7 @@ class Machine(RuleBasedStateMachine):
         (folder / "manifest.json").write_text(text)
 
 
-def test_no_request_fails_and_nothing_torn_answers(
+def test_no_request_fails_and_nothing_torn_responds(
     counted: CountedBackend, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     run_state_machine_as_test(

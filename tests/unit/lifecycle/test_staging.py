@@ -78,7 +78,9 @@ def test_nothing_is_ever_written_outside(
 
 
 @pytest.mark.parametrize("keys", [("1", "1/a"), ("1/a", "1")])
-def test_a_file_where_a_directory_must_be_is_told(tmp_path: Path, keys: tuple[str, str]) -> None:
+def test_a_file_where_a_directory_must_be_is_reported(
+    tmp_path: Path, keys: tuple[str, str]
+) -> None:
     with pytest.raises(InvalidRequest, match="names a file where another one needs a directory"):
         StagedFiles(tmp_path, "m", dict.fromkeys(keys, b""))
     assert not list(tmp_path.iterdir())

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from edge_server.model_config.files import ModelFiles
     from tests.unit.conftest import WriteModel
 
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 CONFIG = (
     'backend: "hanging" input { name: "a" data_type: TYPE_FP32 dims: 1 } '
     'output { name: "b" data_type: TYPE_FP32 dims: 1 } '
@@ -50,7 +50,7 @@ class HangingBackend:
         return model
 
     def _run(self, inputs: Tensors, outputs: frozenset[str]) -> Tensors:
-        assert self.goes_on.wait(PATIENCE_S)
+        assert self.goes_on.wait(TIMEOUT_S)
         assert not self.closed.is_set(), "it was closed while it ran"
         return {"b": Tensor(inputs["a"].array)}
 
@@ -76,7 +76,7 @@ def build(write_model: WriteModel) -> Callable[..., LoadedVersions | LoadFailure
 
 
 @pytest.mark.parametrize("extra", ["", QUEUED])
-def test_a_proof_that_hangs_fails_its_load_and_the_model_is_closed_when_it_comes_back(
+def test_a_validation_that_hangs_fails_its_load_and_the_model_is_closed_when_it_comes_back(
     extra: str, backend: HangingBackend, build: Callable[..., LoadedVersions | LoadFailure]
 ) -> None:
     failure = build(0.05, extra)
@@ -88,14 +88,14 @@ def test_a_proof_that_hangs_fails_its_load_and_the_model_is_closed_when_it_comes
     )
     assert not backend.closed.is_set()
     backend.goes_on.set()
-    assert backend.closed.wait(PATIENCE_S)
+    assert backend.closed.wait(TIMEOUT_S)
 
 
-def test_a_proof_that_does_not_hang_is_what_it_was(
+def test_a_validation_that_does_not_hang_is_what_it_was(
     backend: HangingBackend, build: Callable[..., LoadedVersions | LoadFailure]
 ) -> None:
     backend.goes_on.set()
-    built = build(PATIENCE_S)
+    built = build(TIMEOUT_S)
     assert isinstance(built, LoadedVersions)
     assert not backend.closed.is_set()
     built.close()
@@ -123,9 +123,9 @@ def test_what_it_raises_is_raised_and_an_exit_too() -> None:
         raise ModelConfigError("bad")
 
     with pytest.raises(SystemExit, match="ends the process"):
-        run_with_timeout("work", leave, PATIENCE_S, late=pytest.fail)
+        run_with_timeout("work", leave, TIMEOUT_S, late=pytest.fail)
     with pytest.raises(ModelConfigError, match="bad"):
-        run_with_timeout("work", fail, PATIENCE_S, late=pytest.fail)
+        run_with_timeout("work", fail, TIMEOUT_S, late=pytest.fail)
 
 
 def test_what_goes_wrong_too_late_is_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -136,10 +136,10 @@ def test_what_goes_wrong_too_late_is_logged(caplog: pytest.LogCaptureFixture) ->
         raise ModelConfigError("cannot be closed")
 
     with pytest.raises(Hangs):
-        run_with_timeout("validate-m", lambda _: goes_on.wait(PATIENCE_S), 0.01, late=late)
+        run_with_timeout("validate-m", lambda _: goes_on.wait(TIMEOUT_S), 0.01, late=late)
     goes_on.set()
-    assert ended.wait(PATIENCE_S)
+    assert ended.wait(TIMEOUT_S)
     for thread in threading.enumerate():
         if thread.name == "validate-m":
-            thread.join(PATIENCE_S)
+            thread.join(TIMEOUT_S)
     assert "validate-m: ended after its timeout, and closing its model failed" in caplog.text

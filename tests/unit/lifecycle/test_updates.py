@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
     import pytest
 
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 
 
 def test_one_loads_at_a_time() -> None:
-    turn = LoadSlot(PATIENCE_S)
+    turn = LoadSlot(TIMEOUT_S)
     inside = threading.Semaphore(1)
 
     def load(name: str) -> bool:
@@ -50,14 +50,14 @@ def test_who_hangs_is_left_behind_and_does_not_end_anothers_turn(
     def hang() -> None:
         with turn.take("hangs"):
             entered.set()
-            assert goes_on.wait(PATIENCE_S)
+            assert goes_on.wait(TIMEOUT_S)
 
     with ThreadPoolExecutor(1) as pool, caplog.at_level(logging.WARNING):
         hanging = pool.submit(hang)
-        assert entered.wait(PATIENCE_S)
+        assert entered.wait(TIMEOUT_S)
         with turn.take("next"):
             goes_on.set()
-            hanging.result(PATIENCE_S)
+            hanging.result(TIMEOUT_S)
             assert turn._holder == "next"
     assert "model hangs: still loads" in caplog.text
     assert turn._holder is None

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from edge_server.inference.registry import Lease
     from tests.unit.lifecycle.conftest import CountedBackend
 
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 TYPES = ("TYPE_FP32", "TYPE_INT32")
 MODELS = ("m", "n")
 
@@ -163,8 +163,8 @@ class Machine(RuleBasedStateMachine):
     def teardown(self) -> None:
         for lease in self.leases:
             lease.release()
-        self.control.close(PATIENCE_S)
-        assert self.registry.wait_closed(PATIENCE_S)
+        self.control.close(TIMEOUT_S)
+        assert self.registry.wait_closed(TIMEOUT_S)
         assert [model.closed for model in self.backend.made] == [1] * len(self.backend.made)
 
 

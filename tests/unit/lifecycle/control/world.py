@@ -20,7 +20,7 @@ from edge_server.tensors import Tensor
 if TYPE_CHECKING:
     from pathlib import Path
 
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 
 IO = 'input {{ name: "a" data_type: {0} dims: -1 }} output {{ name: "b" data_type: {0} dims: -1 }} '
 COUNTED = 'backend: "counted" ' + IO.format("TYPE_FP32")
@@ -75,7 +75,7 @@ class World:
         return self
 
     def states(self) -> dict[tuple[str, int], tuple[str, str]]:
-        assert self.registry.wait_closed(PATIENCE_S)
+        assert self.registry.wait_closed(TIMEOUT_S)
         entries = self.control.index(only_ready=False)
         return {(e.name, e.version): (e.state.value, e.reason) for e in entries}
 
