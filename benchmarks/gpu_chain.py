@@ -22,6 +22,7 @@ from edge_server.cameras.source import open_source
 from edge_server.errors import Unavailable
 from edge_server.gpu.buffer_pool import BufferPool
 from edge_server.gpu.device_array import CudaArray
+from edge_server.gpu.stream import Stream
 from edge_server.inference.registry import ModelRegistry
 from edge_server.inference.scheduling import Scheduling
 from edge_server.inference.snapshot import ModelEntry, ModelState, Snapshot
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from edge_server.backends.contract import ExecuteRequest
     from edge_server.gpu.device import Device
     from edge_server.gpu.devices import Devices
-    from edge_server.gpu.stream import Stream
     from edge_server.model_config.config import Placement
 
 MODELS = Path(__file__).parent.parent / "models"
@@ -143,7 +143,7 @@ class Network:
 
     def __init__(self, device: Device) -> None:
         self.device = device
-        self.stream: Stream = device.stream()
+        self.stream: Stream = Stream(device)
         self.pool = BufferPool(device, 64 << 20, self.name)
 
     def run(self, planes: CudaArray) -> CudaArray:
@@ -190,6 +190,19 @@ class Copying(Network):
         return made
 
 
+class TorchView:
+    """An array as torch takes it, without a copy; the streams are the caller's to order."""
+
+    def __init__(self, array: CudaArray) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": array.shape,
+            "typestr": array.dtype.str,
+            "data": (array.pointer, False),
+            "strides": None,
+            "version": 2,
+        }
+
+
 class TorchNetwork(Network):
     """Convolutions with random weights, the same ones each time."""
 
@@ -212,9 +225,12 @@ class TorchNetwork(Network):
 
     def run(self, planes: CudaArray) -> CudaArray:
         with self._torch.cuda.stream(self._torch_stream), self._torch.no_grad():
-            made = self._layers(self._torch.from_dlpack(planes))
-            made = made.flatten(2)[:, :, :ROWS].transpose(1, 2).contiguous()
-        return CudaArray.of(made, self.stream)
+            made = self._layers(self._torch.as_tensor(TorchView(planes), device="cuda"))
+            out = self.pool.take(self.stream, (1, ROWS, COLUMNS), np.float32)
+            rows = made.flatten(2)[:, :, :ROWS].transpose(1, 2)
+            self._torch.as_tensor(TorchView(out), device="cuda").copy_(rows)
+        out.written(self.stream)
+        return out
 
 
 class OnnxNetwork(Network):

@@ -37,6 +37,7 @@ from edge_server.cli.plan.verification import TOLERANCES
 from edge_server.errors import DeviceLost, EdgeServerError, Unavailable
 from edge_server.gpu.buffer_pool import BufferPool
 from edge_server.gpu.devices import Devices
+from edge_server.gpu.stream import Stream
 from edge_server.inference.registry import ModelRegistry
 from edge_server.inference.scheduling import Scheduling
 from edge_server.inference.snapshot import ModelEntry, ModelState, Snapshot
@@ -134,7 +135,7 @@ class Tried:
         self._version = version
         self._quick = quick
         self._repeats = 2 if quick else 300
-        self._stream = devices.gpu().stream()
+        self._stream = Stream(devices.gpu())
         self._pool = BufferPool(devices.gpu(), 64 << 20, "inputs")
         source = open_source("synthetic://road?seed=7&fps=0")
         self._frame = Tensor(source.read()[np.newaxis])

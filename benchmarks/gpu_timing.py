@@ -6,6 +6,9 @@ import statistics
 import time
 from typing import TYPE_CHECKING
 
+from edge_server.gpu.memory import DeviceMemory
+from edge_server.gpu.stream import Stream
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -29,10 +32,11 @@ class GpuClock:
         self.device = device
         self.repeats = 1 if quick else REPEATS
         self._pieces = 2 if quick else PIECES
-        self.stream = device.stream()
-        self._begin, self._end = device.event(timed=True), device.event(timed=True)
+        self.stream = Stream(device)
+        with device.current("make timed events"):
+            self._begin, self._end = device.driver.Event(), device.driver.Event()
         nbytes = 1 << 20 if quick else min(1 << 30, device.total_memory_bytes // 16)
-        self._busy = device.memory(nbytes)
+        self._busy = DeviceMemory(device, nbytes)
         self._busy_ms = 0.0
         for _ in range(2):
             self._busy_ms = self._ms(lambda: self.stream.fill(self._busy))
@@ -60,11 +64,12 @@ class GpuClock:
     def _ms(self, work: Callable[[], None], busy: int = 0) -> float:
         for _ in range(busy):
             self.stream.fill(self._busy)
-        self._begin.record(self.stream)
-        work()
-        self._end.record(self.stream)
-        self._end.wait()
-        return self._end.ms_since(self._begin)
+        with self.device.current("measure"):
+            self._begin.record(self.stream.raw)
+            work()
+            self._end.record(self.stream.raw)
+            self._end.synchronize()
+            return float(self._end.time_since(self._begin))
 
 
 def host_ms(work: Callable[[], object], repeats: int = REPEATS) -> float:

@@ -24,6 +24,7 @@ from gpu_section import run_section
 from gpu_timing import GpuClock, host_ms
 
 from edge_server.backends.vision.preprocess_cpu import bgr_of, scale_frame
+from edge_server.gpu.kernels import kernel_image
 from edge_server.gpu.kernels.preprocess import (
     MAX_FRAMES,
     FrameAddress,
@@ -32,7 +33,8 @@ from edge_server.gpu.kernels.preprocess import (
     PixelFormat,
     PreprocessArgs,
 )
-from edge_server.gpu.kernels.shipped import kernel_image
+from edge_server.gpu.memory import DeviceMemory, MappedMemory
+from edge_server.gpu.stream import Module
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -120,7 +122,7 @@ class Bench:
         self._batch = 2 if quick else MAX_FRAMES
         self._rotated_bytes = (8 << 20) if quick else ROTATED_BYTES
         image = kernel_image(device.compute_capability, device.driver_version)
-        self._module = device.module(image)
+        self._module = Module(device, image)
 
     def row(self, pixel_format: PixelFormat, dtype: np.dtype[Any]) -> dict[str, Any]:
         """Figures of one format and type; its output has been held against the CPU's."""
@@ -134,7 +136,7 @@ class Bench:
 
         out_bytes = 3 * OUT_HEIGHT * OUT_WIDTH * dtype.itemsize
         places = max(self._batch, self._rotated_bytes // (frame.nbytes + out_bytes))
-        frames, outs = (self._device.memory(places * n) for n in (frame.nbytes, out_bytes))
+        frames, outs = (DeviceMemory(self._device, places * n) for n in (frame.nbytes, out_bytes))
         for place in range(places):
             stream.to_device(_At(frames.pointer + place * frame.nbytes, frame.nbytes), frame)
 
@@ -169,7 +171,7 @@ class Bench:
         copy_us = self._clock.piece_us(copy)
         mapped_us = None
         if self._device.can_map_host_memory:
-            mapped = self._device.mapped((4, frame.nbytes), np.uint8)
+            mapped = MappedMemory(self._device, (4, frame.nbytes), np.uint8)
             mapped.array[:] = frame
             mapped_us = self._clock.piece_us(lambda i: launch(i % 4, pointer=mapped.pointer))
         opencv_ms = host_ms(

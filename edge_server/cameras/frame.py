@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator
 
     import numpy as np
     from numpy.typing import NDArray
@@ -78,18 +78,44 @@ class Pace:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._period_s = 1.0 / fps if fps else 0.0
+        self.period_s = 1.0 / fps if fps else 0.0
         self._clock = clock
         self._sleep = sleep
         self._due: float | None = None
 
     def wait(self) -> None:
         """Block until the next frame is due."""
-        if not self._period_s:
+        if not self.period_s:
             return
         now = self._clock()
         if self._due is None or now - self._due > CATCH_UP_S:
             self._due = now
         if now < self._due:
             self._sleep(self._due - now)
-        self._due += self._period_s
+        self._due += self.period_s
+
+
+class Recording:
+    """Plays images as they become due; a FrameSource.
+
+    The first image is decoded by the constructor, so that a bad recording raises there.
+
+    Args:
+        images: each (H, W, 3) uint8 BGR; may raise SourceError.
+        fps: frames per second; 0 plays at the reading speed.
+    """
+
+    def __init__(self, images: Generator[NDArray[np.uint8], None, None], fps: float) -> None:
+        self.pace = Pace(fps)
+        self._images = images
+        self._first = next(images, None)
+
+    def read(self) -> NDArray[np.uint8] | None:
+        first, self._first = self._first, None
+        image = next(self._images, None) if first is None else first
+        if image is not None:
+            self.pace.wait()
+        return image
+
+    def close(self) -> None:
+        self._images.close()

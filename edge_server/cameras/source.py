@@ -201,13 +201,13 @@ def _open_file(uri: SourceUri) -> FrameSource:
             # OpenCV reports an unreadable file and a damaged file alike.
             path.open("rb").close()
         if path.is_dir() or (path.is_file() and path.suffix.lower() in IMAGE_SUFFIXES):
-            from edge_server.cameras.images import ImageFolder  # noqa: PLC0415
+            from edge_server.cameras.recordings import open_images  # noqa: PLC0415
 
-            return ImageFolder(path, fps=fps, loop=loop)
+            return open_images(path, fps=fps, loop=loop)
         if path.is_file():
-            from edge_server.cameras.video_file import VideoFile  # noqa: PLC0415
+            from edge_server.cameras.recordings import open_video  # noqa: PLC0415
 
-            return VideoFile(path, fps=fps, loop=loop)
+            return open_video(path, fps=fps, loop=loop)
         found = path.exists()
     except OSError as error:
         raise SourceError(f"{path}: {error.strerror}; check the path and its rights") from error
@@ -222,13 +222,13 @@ def _open_synthetic(uri: SourceUri) -> FrameSource:
         scene = uri.host + uri.path
         raise SourceUriError(f"{uri.label}: unknown scene {did_you_mean(scene, ('road',))}")
     uri.allow("seed", "fps", "width", "height", "frames")
-    from edge_server.cameras.synthetic.road_renderer import SyntheticRoad  # noqa: PLC0415
+    from edge_server.cameras.synthetic.road_renderer import synthetic_road  # noqa: PLC0415
 
-    return SyntheticRoad(
+    return synthetic_road(
         seed=uri.whole("seed", 0, 0, 2**32 - 1),
         fps=uri.fps(),
-        width_px=uri.whole("width", 1280, 64, 4096),
-        height_px=uri.whole("height", 720, 64, 4096),
+        width=uri.whole("width", 1280, 64, 4096),
+        height=uri.whole("height", 720, 64, 4096),
         frames=uri.whole("frames", 0, 0, 2**32 - 1),
     )
 

@@ -170,7 +170,7 @@ def _check_models(
 def _nothing(repository: chosen.Repository) -> str:
     """Return the reason why no model is loaded at the start."""
     if repository.mode == "explicit" and not repository.load:
-        return "mode explicit and no --load-model: nothing is served until it is asked for"
+        return "mode explicit and no --load-model: nothing is served until a client loads it"
     where = ", ".join(repository.paths) or "repository.paths, which is empty"
     return f"no models in {where}: there is nothing to serve"
 
@@ -210,7 +210,7 @@ def _check_broker(mqtt: chosen.Mqtt, device: str, findings: Findings) -> None:
     client_id = f"{Identity.of_this_host(device, '').client_id}-check"
     tested = try_broker(mqtt, client_id)
     if not tested.fault:
-        findings.well.append(f"mqtt {address}: lets us in; lanes and status go there")
+        findings.well.append(f"mqtt {address}: accepts the connection; lanes and status go there")
     elif tested.permanent:
         findings.faults.append(
             f"mqtt {address}: the broker refuses us: {tested.fault}; mend username and "

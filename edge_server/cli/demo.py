@@ -27,7 +27,7 @@ from edge_server.mqtt import payloads
 from edge_server.mqtt.clients import LaneSubscriber
 from edge_server.mqtt.topics import Identity
 from edge_server.process.logs import set_up_logging
-from edge_server.settings import Settings, read_settings
+from edge_server.settings import LogSection, Settings, read_settings
 
 if TYPE_CHECKING:
     import threading
@@ -42,7 +42,7 @@ PICTURE = Path("lanes.png")
 # Limit of messages waiting to be shown, some seconds of them.
 KEPT = 256
 
-_PATIENCE_S = 15.0
+_TIMEOUT_S = 15.0
 _REFRESH_S = 0.5
 
 
@@ -71,8 +71,8 @@ def run_demo(
     Raises:
         EdgeServerError: a part is missing or wrong; see `Daemon`.
     """
-    log_switches = set_up_logging(verbose=0, info=False)
-    people = sys.stderr if as_json else sys.stdout
+    log_switches = set_up_logging(LogSection(info=False))
+    output = sys.stderr if as_json else sys.stdout
     inbox = Inbox()
     newest: deque[tuple[LaneFrame, Frame]] = deque(maxlen=1)
     with ExitStack() as running:
@@ -82,15 +82,15 @@ def run_demo(
             listeners.append(_put_directly(inbox))
         daemon = Daemon(settings, listeners, log_switches)
         if settings.mqtt is not None and not stop.is_set():
-            subscriber = LaneSubscriber(settings.mqtt, DEVICE, inbox.put)
+            subscriber = LaneSubscriber(settings.mqtt, DEVICE, inbox.add)
             running.callback(subscriber.close)
         daemon.start(stop)
         running.callback(daemon.stop)
         if not stop.is_set():
-            print(_heading(source, daemon, settings), file=people, flush=True)
+            print(_heading(source, daemon, settings), file=output, flush=True)
             _show(inbox, daemon, stop, frames=frames, source=source, as_json=as_json)
     if newest:
-        _leave_picture(*newest[0], people)
+        _leave_picture(*newest[0], output)
 
 
 def shipped_models() -> Path:
@@ -98,28 +98,18 @@ def shipped_models() -> Path:
     return Path(str(files("edge_server") / "models")).resolve()
 
 
-class Inbox:
-    """Queue of messages to show: `KEPT` at most, then the oldest is dropped.
-
-    One thread calls `put`, another `take`.
-    """
+class Inbox(queue.Queue[bytes]):
+    """Queue of messages to show: `KEPT` at most, then the oldest is dropped; one thread adds."""
 
     def __init__(self) -> None:
-        self._messages: queue.Queue[bytes] = queue.Queue(KEPT)
+        super().__init__(KEPT)
 
-    def put(self, payload: bytes) -> None:
+    def add(self, payload: bytes) -> None:
         """Add a message; never waits, however slow the reader is."""
-        if self._messages.full():
+        if self.full():
             with suppress(queue.Empty):
-                self._messages.get_nowait()
-        self._messages.put_nowait(payload)
-
-    def take(self, timeout_s: float) -> bytes | None:
-        """Return the oldest message; None if none arrived within `timeout_s`."""
-        try:
-            return self._messages.get(timeout=timeout_s)
-        except queue.Empty:
-            return None
+                self.get_nowait()
+        self.put_nowait(payload)
 
 
 def _settings(
@@ -144,12 +134,12 @@ def _put_directly(inbox: Inbox) -> Listener:
     identity = Identity.of_this_host(DEVICE, VERSION)
     counter = itertools.count()
 
-    def put(lane_frame: LaneFrame, frame: Frame) -> None:
+    def add(lane_frame: LaneFrame, frame: Frame) -> None:
         del frame
         now_ns = time.monotonic_ns()
-        inbox.put(payloads.lane_frame(lane_frame, identity, next(counter), now_ns))
+        inbox.add(payloads.lane_frame(lane_frame, identity, next(counter), now_ns))
 
-    return put
+    return add
 
 
 def _heading(source: str, daemon: Daemon, settings: Settings) -> str:
@@ -163,16 +153,17 @@ def _show(
 ) -> None:
     table = None if as_json else _Table()
     arrived = 0
-    patience = time.monotonic() + _PATIENCE_S
+    give_up = time.monotonic() + _TIMEOUT_S
     while not stop.is_set() and (not frames or arrived < frames):
-        payload = inbox.take(_REFRESH_S)
-        if payload is None:
+        try:
+            payload = inbox.get(timeout=_REFRESH_S)
+        except queue.Empty:
             if all(pipeline.camera.ended for pipeline in daemon.pipelines):
                 break
-            if time.monotonic() > patience:
-                raise Unavailable(f"no lanes arrived for {_PATIENCE_S:g} s from {source}")
+            if time.monotonic() > give_up:
+                raise Unavailable(f"no lanes arrived for {_TIMEOUT_S:g} s from {source}") from None
             continue
-        patience = time.monotonic() + _PATIENCE_S
+        give_up = time.monotonic() + _TIMEOUT_S
         arrived += 1
         if table is None:
             print(payload.decode(), flush=True)
@@ -182,9 +173,9 @@ def _show(
         table.finish()
 
 
-def _leave_picture(lane_frame: LaneFrame, frame: Frame, people: Any) -> None:
+def _leave_picture(lane_frame: LaneFrame, frame: Frame, output: Any) -> None:
     # Imported here: where OpenCV is missing, the camera has already raised a clear error.
-    from edge_server.cameras.images import draw_lanes, write_picture  # noqa: PLC0415
+    from edge_server.cameras.recordings import draw_lanes, write_picture  # noqa: PLC0415
 
     picture = free_name(PICTURE)
     try:
@@ -192,7 +183,7 @@ def _leave_picture(lane_frame: LaneFrame, frame: Frame, people: Any) -> None:
     except SourceError as error:
         print(f"edge-server: warning: {error}", file=sys.stderr, flush=True)
         return
-    print(f"the last frame with its lanes is in {picture.absolute()}", file=people, flush=True)
+    print(f"the last frame with its lanes is in {picture.absolute()}", file=output, flush=True)
 
 
 def free_name(path: Path) -> Path:
@@ -210,9 +201,9 @@ class _Table:
         self._terminal = sys.stdout.isatty()
         self._arrivals: list[float] = []
         self._count = 0
-        self._shown_at = 0.0
+        self._printed_at = 0.0
         self._row = ""
-        self._shown = ""
+        self._printed = ""
         head = ("camera", "frames", "fps", "age ms", "infer ms", "lanes", "dropped")
         print(self._FORMAT.format(*head))
 
@@ -231,17 +222,17 @@ class _Table:
             len(message["lanes"]),
             message["dropped"],
         )
-        if now - self._shown_at >= (_REFRESH_S if self._terminal else 2 * _REFRESH_S):
-            self._shown_at = now
-            self._show(end="\r" if self._terminal else "\n")
+        if now - self._printed_at >= (_REFRESH_S if self._terminal else 2 * _REFRESH_S):
+            self._printed_at = now
+            self._print(end="\r" if self._terminal else "\n")
 
     def finish(self) -> None:
         """Keep the last row on the terminal."""
-        if self._row != self._shown or self._terminal:
-            self._show(end="\n")
+        if self._row != self._printed or self._terminal:
+            self._print(end="\n")
 
-    def _show(self, end: str) -> None:
-        self._shown = self._row
+    def _print(self, end: str) -> None:
+        self._printed = self._row
         print(self._row, end=end, flush=True)
 
 

@@ -20,14 +20,12 @@ from edge_server.cli.flags.parser import add_settings_flags, choose, nearest
 from edge_server.cli.flags.values import address
 from edge_server.cli.models.verbs import add_verbs
 from edge_server.cli.plan.verbs import add_verbs as add_plan_verbs
-from edge_server.process.logs import journal_prefix, set_up_logging, writes_json
-from edge_server.process.paths import error_of_place
+from edge_server.process.logs import journal_prefix, logs_json, set_up_logging
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from edge_server.process.logs import LogSwitches
-    from edge_server.settings import LogSection, Settings
+    from edge_server.settings import Settings
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +55,7 @@ EXIT_CODES: dict[type[BaseException], int] = {
     errors.EdgeServerError: FAILED,
 }
 
-_EPILOG = """exit codes: 0 ended as asked, 1 failed, 2 usage, 69 something required is unavailable,
+_EPILOG = """exit codes: 0 ended as requested, 1 failed, 2 usage, 69 something is unavailable,
 75 another daemon holds the socket or the copies of models,
 78 settings or files of a model are wrong and stay so, 86 a GPU is lost: restart me,
 87 a stage hung: restart me"""
@@ -72,7 +70,7 @@ def run_command(argv: Sequence[str]) -> int:
     try:
         code: int = arguments.verb(arguments)
     except errors.EdgeServerError as error:
-        return _tell(error)
+        return _report(error)
     except BrokenPipeError:
         # The reader of our output has closed the pipe.
         _discard_output()
@@ -81,7 +79,7 @@ def run_command(argv: Sequence[str]) -> int:
         if error.errno != errno.ENOSPC:
             raise
         _discard_output()
-        return _tell(errors.EdgeServerError(f"the output cannot be written: {error.strerror}"))
+        return _report(errors.EdgeServerError(f"the output cannot be written: {error.strerror}"))
     return code
 
 
@@ -90,12 +88,11 @@ def _discard_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _tell(error: errors.EdgeServerError) -> int:
-    """Print `error`; return its exit code."""
+def _report(error: errors.EdgeServerError) -> int:
+    """Print `error`, or log it where programs read the log; return its exit code."""
     prefix = journal_prefix(logging.ERROR)
-    told_to_programs = any(writes_json(each.formatter) for each in logging.getLogger().handlers)
     for line in str(error).splitlines():
-        if told_to_programs:
+        if logs_json():
             log.error("%s", line)
         else:
             print(f"{prefix}edge-server: {line}", file=sys.stderr, flush=True)
@@ -112,27 +109,25 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action=_Version, nargs=0, help="print it and exit")
     verbs = parser.add_subparsers(required=True, metavar="VERB")
 
-    run = verbs.add_parser(
-        "run",
-        help="the daemon",
-        description="Runs the daemon until SIGTERM.",
-        usage="edge-server run [FLAG ...]",
-        allow_abbrev=False,
-        add_help=False,
-    )
-    add_settings_flags(run, "run")
-    run.set_defaults(verb=_run)
-
-    check = verbs.add_parser(
-        "check",
-        help="validate settings and model repository, start nothing",
-        description="Looks for what `run` would trip over with the same flags, and starts nothing.",
-        usage="edge-server check [FLAG ...]",
-        allow_abbrev=False,
-        add_help=False,
-    )
-    add_settings_flags(check, "check")
-    check.set_defaults(verb=_check)
+    for name, verb, text, about in (
+        ("run", _run, "the daemon", "Runs the daemon until SIGTERM."),
+        (
+            "check",
+            _check,
+            "validate settings and model repository, start nothing",
+            "Looks for what `run` would trip over with the same flags, and starts nothing.",
+        ),
+    ):
+        each = verbs.add_parser(
+            name,
+            help=text,
+            description=about,
+            usage=f"edge-server {name} [FLAG ...]",
+            allow_abbrev=False,
+            add_help=False,
+        )
+        add_settings_flags(each, name)
+        each.set_defaults(verb=verb)
 
     add_verbs(verbs.add_parser("models", help="deliver, list, verify and sign models"))
     add_plan_verbs(verbs.add_parser("plan", help="build, inspect and verify TensorRT plans"))
@@ -170,32 +165,12 @@ def _settings(arguments: argparse.Namespace) -> tuple[Settings, list[str]]:
     from edge_server.settings import read_settings  # noqa: PLC0415
 
     chosen = choose({name: values for name, values in vars(arguments).items() if values})
-    for table, values in (
-        ("cameras", _cameras(arguments.camera)),
-        ("mqtt", {} if arguments.mqtt is None else _address("--mqtt", arguments.mqtt)),
-    ):
-        if values:
-            chosen.overrides[table] = values
+    if arguments.camera:
+        chosen.overrides["cameras"] = _cameras(arguments.camera)
+    if broker := _broker(arguments):
+        chosen.overrides["mqtt"] = broker
     settings = read_settings(arguments.config, chosen.overrides)
     return settings, chosen.notes + settings.without_effect()
-
-
-def _log_to(log: LogSection) -> LogSwitches:
-    try:
-        return set_up_logging(
-            log.verbose,
-            info=log.info,
-            warning=log.warning,
-            error=log.error,
-            iso8601=log.format == "ISO8601",
-            json=log.format == "json",
-            path=log.file,
-        )
-    except OSError as error:
-        # The file's disk may be mounted later, or have space again.
-        raise error_of_place(
-            error, f"log.file: {log.file}: cannot be written: {error.strerror}"
-        ) from error
 
 
 def _cameras(texts: Sequence[str]) -> dict[str, dict[str, str]]:
@@ -210,11 +185,14 @@ def _cameras(texts: Sequence[str]) -> dict[str, dict[str, str]]:
     return cameras
 
 
-def _address(flag: str, text: str) -> dict[str, Any]:
+def _broker(arguments: argparse.Namespace) -> dict[str, Any] | None:
+    """Return the host and the port of --mqtt; None without the flag."""
+    if arguments.mqtt is None:
+        return None
     try:
-        return address(text)
+        return address(arguments.mqtt)
     except ValueError as error:
-        raise errors.SettingsError(f"{flag} {text}: {error}") from None
+        raise errors.SettingsError(f"--mqtt {arguments.mqtt}: {error}") from None
 
 
 def _positive(text: str) -> int:
@@ -228,21 +206,21 @@ def _stop_on_signals() -> threading.Event:
     stop = threading.Event()
     numbers = (signal.SIGINT, signal.SIGTERM)
 
-    def ask(*_: Any) -> None:
+    def request_stop(*_: Any) -> None:
         for number in numbers:
             signal.signal(number, signal.SIG_DFL)
         # On a thread: the main thread may hold the event's own lock while it waits for the event.
         threading.Thread(target=stop.set, name="stop").start()
 
     for number in numbers:
-        signal.signal(number, ask)
+        signal.signal(number, request_stop)
     return stop
 
 
 def _run(arguments: argparse.Namespace) -> NoReturn:
     stop = _stop_on_signals()
     settings, notes = _settings(arguments)
-    log_switches = _log_to(settings.log)
+    log_switches = set_up_logging(settings.log)
     for note in notes:
         log.warning("%s", note)
 
@@ -254,7 +232,7 @@ def _run(arguments: argparse.Namespace) -> NoReturn:
     try:
         daemon.run(stop)
     except errors.EdgeServerError as error:
-        code = _tell(error)
+        code = _report(error)
     daemon.stop()
     logging.shutdown()
     # A thread that hangs in a model or a driver would keep the interpreter from exiting.
@@ -265,7 +243,6 @@ def _check(arguments: argparse.Namespace) -> int:
     from edge_server.cli.check import check  # noqa: PLC0415
 
     settings, notes = _settings(arguments)
-    set_up_logging(settings.log.verbose)
     # The error itself reports the fault; the log would repeat it.
     logging.getLogger().setLevel(logging.CRITICAL)
     findings = check(settings)
@@ -273,15 +250,15 @@ def _check(arguments: argparse.Namespace) -> int:
         print(line, flush=True)
     code = OK
     if findings.unavailable:
-        code = _tell(errors.Unavailable("\n".join(findings.unavailable)))
+        code = _report(errors.Unavailable("\n".join(findings.unavailable)))
     if findings.faults:
-        code = _tell(errors.SettingsError("\n".join(findings.faults)))
+        code = _report(errors.SettingsError("\n".join(findings.faults)))
     return code
 
 
 def _demo(arguments: argparse.Namespace) -> int:
     stop = _stop_on_signals()
-    broker = None if arguments.mqtt is None else _address("--mqtt", arguments.mqtt)
+    broker = _broker(arguments)
     from edge_server.cli.demo import run_demo  # noqa: PLC0415
 
     run_demo(

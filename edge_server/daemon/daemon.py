@@ -7,12 +7,12 @@ import logging
 import time
 from contextlib import ExitStack
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from edge_server.api.grpc.server import GrpcServer
 from edge_server.api.http.metrics import MetricsServer
 from edge_server.api.http.sources import LaneLatency, ProcessorUse, Sources
-from edge_server.cameras.camera import Camera, CameraState
+from edge_server.cameras.camera import Camera
 from edge_server.cameras.source import is_live
 from edge_server.daemon.model_parts import (
     chosen_control,
@@ -20,11 +20,11 @@ from edge_server.daemon.model_parts import (
     following_control,
     python_of,
 )
+from edge_server.daemon.status import StatusReport, notify, watchdog_period_s
 from edge_server.errors import EdgeServerError, SettingsError, SourceError, StageStuck
 from edge_server.gpu.devices import Devices
 from edge_server.inference.data_plane import MODEL_STUCK_S, DataPlane
 from edge_server.inference.registry import ModelRegistry
-from edge_server.inference.snapshot import UNLOADED, ModelState
 from edge_server.inference.tracing.trace_file import TraceFile, TraceWriter
 from edge_server.inference.tracing.traced_request import TraceRule
 from edge_server.inference.tracing.tracer import Tracer
@@ -34,17 +34,16 @@ from edge_server.mqtt.publisher import Publisher
 from edge_server.mqtt.topics import Identity
 from edge_server.pipeline.lane_pipeline import LanePipeline
 from edge_server.process.allocator import keep_large_buffers
-from edge_server.process.sd_notify import notify, watchdog_period_s
 from edge_server.process.worker import Worker, check_progress
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from edge_server.lifecycle.control import RepositoryControl
     from edge_server.pipeline.lane_pipeline import Listener
     from edge_server.process.logs import LogSwitches
-    from edge_server.settings import Settings, TraceSection
+    from edge_server.settings import Settings
 
 log = logging.getLogger(__name__)
 
@@ -56,12 +55,6 @@ LOOK_S = 0.5
 FAREWELL_S = 5.0
 # A Python model has 2 s to finalize; all models close in parallel.
 CLOSE_S = 3.0
-# Each progress report of a build extends systemd's start timeout by its default for a whole start.
-START_MORE_S = 90.0
-# Characters of a model's error in systemd's status.
-_LONGEST_STATUS = 200
-# An open camera that delivers no frame for this long has stalled.
-STALLED_S = 1.0
 
 
 class Daemon:
@@ -89,43 +82,37 @@ class Daemon:
         log_switches: LogSwitches | None = None,
     ) -> None:
         keep_large_buffers()
+        repository, serving = settings.repository, settings.serving
+        registry = ModelRegistry()
         self.devices = Devices()
-        self._registry = ModelRegistry()
-        self._settings = settings
-        self.data_plane = DataPlane(
-            self._registry, strict_readiness=settings.repository.strict_readiness
-        )
-        self._scheduling = chosen_scheduling(settings.serving)
-        repository = settings.repository
+        self.data_plane = DataPlane(registry, strict_readiness=repository.strict_readiness)
+        self._scheduling = chosen_scheduling(serving)
         make_control = following_control if repository.mode == "poll" else chosen_control
         self.control: RepositoryControl | PollControl = make_control(
-            self._registry,
+            registry,
             self._scheduling,
             self.devices,
             repository,
             python=python_of(settings),
             cameras=settings.cameras,
         )
-        self._trace_writer = (
-            TraceWriter(TraceFile(settings.trace.file)) if settings.trace.file else None
+        trace = settings.trace
+        self._traces = TraceWriter(TraceFile(trace.file)) if trace.file else None
+        trace_rule = TraceRule(
+            "TIMESTAMPS" in trace.level, trace.rate, trace.count, trace.log_frequency
         )
         self._grpc = GrpcServer(
             self.data_plane,
             settings.grpc,
-            settings.serving.name,
+            serving.name,
             VERSION,
             control=self.control,
-            client_shared_memory=settings.serving.client_shared_memory,
-            tracer=Tracer(_trace_rule(settings.trace), self._trace_writer),
+            client_shared_memory=serving.client_shared_memory,
+            tracer=Tracer(trace_rule, self._traces),
             log_switches=log_switches,
         )
-        self._publisher: Publisher | None = None
-        if settings.mqtt is not None:
-            identity = Identity.of_this_host(settings.device.id, VERSION)
-            # Later a file may be absent while it is replaced; at the start that is a mistake.
-            if faults := faults_of(settings.mqtt):
-                raise SettingsError("\n".join(faults))
-            publisher = self._publisher = Publisher(settings.mqtt, identity)
+        self._publisher = publisher = _publisher(settings)
+        if publisher is not None:
             listeners = (*listeners, lambda lane_frame, _frame: publisher.publish_lanes(lane_frame))
         latency = LaneLatency()
         self.pipelines = [
@@ -135,19 +122,9 @@ class Daemon:
             for name, camera in settings.cameras.items()
         ]
         self._metrics = self._metrics_server(settings, latency)
-        workers = [w for p in self.pipelines for w in (p.camera.worker, p.worker)]
-        if self._publisher is not None:
-            workers.append(self._publisher.worker)
-        if self._metrics is not None:
-            workers.append(self._metrics.worker)
-        if isinstance(self.control, PollControl):
-            workers.append(self.control.worker)
-        if self._grpc.self_call is not None:
-            workers.append(self._grpc.self_call.worker)
-        self._workers = workers
+        self._status = StatusReport(self.data_plane, self.control, self.pipelines, publisher)
         self._running = ExitStack()
-        self._told: dict[str, tuple[str, str]] = {}
-        self._untold: dict[str, str] = {}
+        self._exit_timeout_s = serving.exit_timeout_s
         self._stop_by = 0.0
 
     @property
@@ -174,39 +151,32 @@ class Daemon:
         """
         log.info("gpus: %s", self.devices.reason or self.devices.count)
         with ExitStack() as started:
-            started.callback(self.devices.close)
-            started.callback(self._scheduling.close)
-            started.callback(lambda: self.control.close(self._left_s() + CLOSE_S))
-            if (traces := self._trace_writer) is not None:
-                started.callback(traces.stop)
-                traces.start()
-            # From here on a client's health check returns "live, not ready".
-            started.callback(lambda: self._grpc.stop(self._left_s()))
-            self._grpc.start()
-            if (metrics := self._metrics) is not None:
-                started.callback(lambda: metrics.stop(self._left_s()))
-                metrics.start()
-            started.callback(self._stop_pipelines)
-            self._open_recordings()
-            if (publisher := self._publisher) is not None:
-                started.callback(publisher.stop)
-                publisher.start()
-            self._load(stop)
-            started.callback(self._say_goodbye)
-            if not stop.is_set():
-                for pipeline in self.pipelines:
-                    pipeline.camera.start()
-                    pipeline.worker.start()
-                self.data_plane.open()
+            for start_part, stop_part in self._parts(stop):
+                started.callback(stop_part)
+                start_part()
             self._running = started.pop_all()
         # Objects alive now stay alive: the collector need not scan them in every full collection.
         gc.collect()
         gc.freeze()
         if not stop.is_set():
-            self._attempt(self._publish_states)
-            status = self._attempt(self._status)
-            notify("READY=1", f"STATUS={status}")
-            log.info("edge-server %s: ready, %s", VERSION, status)
+            log.info("edge-server %s: ready, %s", VERSION, self._status.report("READY=1"))
+
+    def _parts(self, stop: threading.Event) -> Iterator[tuple[Callable[[], object], ...]]:
+        """Yield how each part starts and stops; they stop in reverse order."""
+        yield _nothing, self.devices.close
+        yield _nothing, self._scheduling.close
+        yield _nothing, lambda: self.control.close(self._left_s() + CLOSE_S)
+        if (traces := self._traces) is not None:
+            yield traces.start, traces.stop
+        # From here on a client's health check returns "live, not ready".
+        yield self._grpc.start, lambda: self._grpc.stop(self._left_s())
+        if (metrics := self._metrics) is not None:
+            yield metrics.start, lambda: metrics.stop(self._left_s())
+        yield self._open_recordings, self._stop_pipelines
+        if (publisher := self._publisher) is not None:
+            yield publisher.start, publisher.stop
+        yield lambda: self._load(stop), _nothing
+        yield lambda: self._serve(stop), self._drain
 
     def run(self, stop: threading.Event) -> None:
         """Supervise the parts until `stop` is set.
@@ -217,19 +187,19 @@ class Daemon:
                 recovers.
             InternalError: a worker died.
         """
+        workers = self._workers()
         period_s = min(LOOK_S, (watchdog_period_s() or LOOK_S) / 2)
         while not stop.wait(period_s):
             # First, as a lost device may be the reason why a worker died.
             self.devices.check()
             now = time.monotonic()
-            check_progress(self._workers, now)
+            check_progress(workers, now)
             if self._grpc.self_call is not None:
                 self._grpc.self_call.check()
             model, running_s = self.data_plane.longest_run(now)
             if running_s > MODEL_STUCK_S:
                 raise StageStuck(f"model {model}: one run takes more than {MODEL_STUCK_S:g} s")
-            self._attempt(self._publish_states)
-            notify("WATCHDOG=1", f"STATUS={self._attempt(self._status)}")
+            self._status.report("WATCHDOG=1")
 
     def stop(self) -> None:
         """Stop within `serving.exit_timeout_s` plus the broker's farewell, whichever part hangs.
@@ -238,66 +208,53 @@ class Daemon:
         `offline`; all parts close.
         """
         # systemd's own stop timeout may be shorter than the configured one.
-        patience_us = round(1e6 * (self._settings.serving.exit_timeout_s + FAREWELL_S))
-        notify("STOPPING=1", f"EXTEND_TIMEOUT_USEC={patience_us}")
+        timeout_us = round(1e6 * (self._exit_timeout_s + FAREWELL_S))
+        notify("STOPPING=1", f"EXTEND_TIMEOUT_USEC={timeout_us}")
         self._running.close()
         log.info("edge-server: stopped")
 
     def _open_recordings(self) -> None:
         """Report a camera's mistake before the models load, which may take minutes.
 
-        Only the URI of a live camera is checked: an open one would fill its buffers meanwhile.
+        A live camera stays closed: an open one would fill its buffers meanwhile.
         """
         for pipeline in self.pipelines:
-            camera = pipeline.camera
-            try:
-                if not is_live(camera.source_uri):
-                    camera.open()
-            except SourceError as error:
-                raise type(error)(f"camera {camera.name}: {error}") from error
+            _open(pipeline.camera, even_live=False)
 
     def _load(self, stop: threading.Event) -> None:
         """Load models and open cameras; builds take minutes, reported to broker and systemd."""
 
-        def tell(_now: float) -> None:
-            self._attempt(self._publish_models)
-            self._attempt(self._tell_builds)
-            telling.wait(LOOK_S)
+        def report(_now: float) -> None:
+            self._status.report_loading()
+            reporter.wait(LOOK_S)
 
-        telling = Worker("first-load", tell)
-        telling.start()
+        reporter = Worker("first-load", report)
+        reporter.start()
         try:
             self.control.start(stop)
             for pipeline in self.pipelines:
                 if stop.is_set():
                     break
                 pipeline.validate()
-                try:
-                    pipeline.camera.open()
-                except SourceError as error:
-                    raise type(error)(f"camera {pipeline.camera.name}: {error}") from error
+                _open(pipeline.camera)
         except EdgeServerError:
             self.devices.check()
             raise
         finally:
-            telling.stop()
+            reporter.stop()
             # Also publishes the reason of a model that failed to load.
-            self._attempt(self._publish_models)
+            self._status.report_loading()
 
-    def _tell_builds(self) -> None:
-        """Extend systemd's start timeout while a plan is built; systemd ends a start without it."""
-        builds = [
-            f"{entry.name}: {entry.reason}"
-            for entry in self.data_plane.index(only_ready=False)
-            if entry.state is ModelState.LOADING and entry.reason
-        ]
-        if builds:
-            status = "; ".join(builds).replace("\n", " ")
-            notify(f"EXTEND_TIMEOUT_USEC={round(1e6 * START_MORE_S)}", f"STATUS={status}")
+    def _serve(self, stop: threading.Event) -> None:
+        if not stop.is_set():
+            for pipeline in self.pipelines:
+                pipeline.camera.start()
+                pipeline.worker.start()
+            self.data_plane.open()
 
-    def _say_goodbye(self) -> None:
-        """Ask every part to stop before waiting for any of them."""
-        self._stop_by = time.monotonic() + self._settings.serving.exit_timeout_s
+    def _drain(self) -> None:
+        """Request every part to stop before waiting for any of them."""
+        self._stop_by = time.monotonic() + self._exit_timeout_s
         self.data_plane.shut()
         self._grpc.drain()
         for pipeline in self.pipelines:
@@ -311,6 +268,15 @@ class Daemon:
 
     def _left_s(self) -> float:
         return max(0.0, self._stop_by - time.monotonic())
+
+    def _workers(self) -> list[Worker]:
+        """Return the threads whose hang, or end by an error, ends the daemon."""
+        workers = [worker for p in self.pipelines for worker in (p.camera.worker, p.worker)]
+        parts = (self._publisher, self._metrics, self._grpc.self_call)
+        workers += [part.worker for part in parts if part is not None]
+        if isinstance(self.control, PollControl):
+            workers.append(self.control.worker)
+        return workers
 
     def _metrics_server(self, settings: Settings, latency: LaneLatency) -> MetricsServer | None:
         if not settings.metrics.enabled:
@@ -326,71 +292,28 @@ class Daemon:
         )
         return MetricsServer(settings.metrics, sources)
 
-    def _publish_states(self) -> None:
-        """Publish the states that changed since the last call."""
-        if self._publisher is None:
-            return
-        now = time.monotonic()
-        no_lanes = []
-        for pipeline in self.pipelines:
-            camera, failure = pipeline.camera, pipeline.failure
-            age_s = camera.last_frame_age_s(now)
-            state = _camera_state(camera.state, age_s)
-            if failure or (state != "ok" and camera.state is not CameraState.STARTING):
-                no_lanes.append(camera.name)
-            if self._told.get(camera.name) != (state, failure):
-                self._told[camera.name] = state, failure
-                age_ms = None if age_s is None else round(1e3 * age_s)
-                self._publisher.publish_camera_status(camera.name, state, age_ms, failure)
-        self._publish_models()
-        self._publisher.publish_online(no_lanes)
 
-    def _publish_models(self) -> None:
-        if self._publisher is None:
-            return
-        entries = self.data_plane.index(only_ready=False)
-        if isinstance(self.control, PollControl):
-            # The model was removed from the repository; on request, an unloaded one may come back.
-            entries = [e for e in entries if e.loaded is not None or e.reason != UNLOADED]
-        self._publisher.publish_models(entries)
-
-    def _status(self) -> str:
-        cameras = ", ".join(
-            f"{p.camera.name} {p.camera.state.value}, {p.camera.captured} frames, "
-            f"{p.camera.dropped} dropped, {p.failed_frames} failed"
-            + (f", no lanes: {p.failure[:_LONGEST_STATUS]}" if p.failure else "")
-            for p in self.pipelines
-        )
-        broker = "off"
-        if self._publisher is not None:
-            state = "connected" if self._publisher.connected else "away"
-            broker = f"{state}, {self._publisher.dropped} lanes dropped"
-        ready = len(self.data_plane.index(only_ready=True))
-        # systemd reads a second line as another assignment.
-        return f"{ready} models; cameras: {cameras or 'none'}; mqtt: {broker}".replace("\n", " ")
-
-    def _attempt(self, tell: Callable[[], str | None]) -> str:
-        """Return the text of `tell`; its failure is logged once per fault and ends nothing that
-        works."""
-        try:
-            return tell() or ""
-        except Exception as error:
-            fault = f"{type(error).__name__}: {error}"
-            if fault != self._untold.get(tell.__name__):
-                self._untold[tell.__name__] = fault
-                log.exception("how the daemon is cannot be told; it goes on")
-            return "cannot be told"
+def _nothing() -> None:
+    """What a part does that needs no start, or no stop."""
 
 
-def _trace_rule(settings: TraceSection) -> TraceRule:
-    """Return the trace rule at the start."""
-    return TraceRule(
-        "TIMESTAMPS" in settings.level, settings.rate, settings.count, settings.log_frequency
-    )
+def _open(camera: Camera, *, even_live: bool = True) -> None:
+    """Open a camera's source; only the URI is checked of a live one that shall not open yet.
+
+    Raises:
+        SourceError: the error with the camera's name.
+    """
+    try:
+        if even_live or not is_live(camera.source_uri):
+            camera.open()
+    except SourceError as error:
+        raise type(error)(f"camera {camera.name}: {error}") from error
 
 
-def _camera_state(state: CameraState, age_s: float | None) -> Literal["ok", "stalled", "lost"]:
-    """Return a camera's state as its topic spells it."""
-    if state is not CameraState.LIVE or age_s is None:
-        return "lost"
-    return "ok" if age_s < STALLED_S else "stalled"
+def _publisher(settings: Settings) -> Publisher | None:
+    if settings.mqtt is None:
+        return None
+    # Later a file may be absent while it is replaced; at the start that is a mistake.
+    if faults := faults_of(settings.mqtt):
+        raise SettingsError("\n".join(faults))
+    return Publisher(settings.mqtt, Identity.of_this_host(settings.device.id, VERSION))

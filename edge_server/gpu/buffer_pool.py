@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from edge_server.errors import Unavailable
-from edge_server.gpu.buffer import Buffer
-from edge_server.gpu.device_array import CudaArray
+from edge_server.gpu.device_array import Buffer, CudaArray
 from edge_server.gpu.memory import DeviceMemory
 
 if TYPE_CHECKING:

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
+import queue
+import threading
 import warnings
 import weakref
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Literal
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from edge_server.errors import DeviceLost, EdgeServerError, Unavailable
-from edge_server.gpu.event import Event
-from edge_server.gpu.failures import Failures
-from edge_server.gpu.freeing import Freeing
-from edge_server.gpu.libcuda import Libcuda, version_text
-from edge_server.gpu.memory import DeviceMemory, MappedMemory, host_memory
-from edge_server.gpu.module import Module
-from edge_server.gpu.priority_stream import PriorityStream
-from edge_server.gpu.stream import Stream
+from edge_server.gpu.libcuda import Failures, Libcuda, version_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from types import TracebackType
 
-    from numpy.typing import DTypeLike, NDArray
+# The time limit of `close` for the last frees: the GPU may be stuck.
+_CLOSING_S = 5.0
 
 
 def open_device(index: int = 0, *, on_lost: Callable[[DeviceLost], None] | None = None) -> Device:
@@ -80,9 +74,10 @@ def load_driver(libcuda: Libcuda) -> Any:
 
 
 class Device:
-    """One GPU: its properties, its primary context, and the objects made in it.
+    """One GPU: its properties and its primary context, in which streams, events, memory and kernels
+    are made.
 
-    Every object made here makes the context current by itself; a caller with several operations in
+    Every such object makes the context current by itself; a caller with several operations in
     a row wraps them in `current()`, which switches the context once instead of every time. All
     objects may be used and dropped on any thread.
 
@@ -118,7 +113,7 @@ class Device:
         # The primary context: TensorRT, ONNX Runtime and torch work in it too.
         self._context = device.retain_primary_context()
         self._closed = False
-        self._freeing = Freeing(self)
+        self._freeing = _Freeing(self)
 
     def __str__(self) -> str:
         return f"GPU {self.index}"
@@ -129,58 +124,6 @@ class Device:
         A CUDA error inside is raised as our error; its text names the attempted action, `doing`.
         """
         return _Current(self, self._context, doing)
-
-    def stream(self) -> Stream:
-        """Return a new stream, independent of all others, the default stream included."""
-        return Stream(self)
-
-    def priority_stream(self, priority: Literal["max", "min"]) -> PriorityStream:
-        """Return a stream for another library, whose work runs before all other work, or after
-        it."""
-        return PriorityStream(self, priority)
-
-    def event(self, *, timed: bool = False, spin: bool = False) -> Event:
-        """Return a new event.
-
-        Args:
-            timed: the event supports `ms_since` another timed event.
-            spin: a thread that waits for the event busy-waits instead of sleeping.
-        """
-        return Event(self, timed=timed, spin=spin)
-
-    def memory(self, nbytes: int) -> DeviceMemory:
-        """Return device memory of undefined content.
-
-        Raises:
-            Unavailable: the device has too little free memory.
-        """
-        return DeviceMemory(self, nbytes)
-
-    def pinned(self, shape: Sequence[int], dtype: DTypeLike) -> NDArray[Any]:
-        """Return a host array that the GPU copies asynchronously.
-
-        The array must live, and stay unchanged, until the copy is done.
-
-        Raises:
-            Unavailable: the system cannot pin that much memory.
-        """
-        return host_memory(self, tuple(shape), np.dtype(dtype), mapped=False).array
-
-    def mapped(self, shape: Sequence[int], dtype: DTypeLike) -> MappedMemory:
-        """Return pinned memory that kernels also access in place, at `pointer`.
-
-        Raises:
-            Unavailable: the system cannot pin that much memory.
-        """
-        return host_memory(self, tuple(shape), np.dtype(dtype), mapped=True)
-
-    def module(self, image: bytes) -> Module:
-        """Load compiled kernels: a fatbin, a cubin or PTX.
-
-        Raises:
-            Unavailable: the image has no code for this GPU.
-        """
-        return Module(self, image)
 
     def check(self) -> None:
         """Return when all work so far is done without an error.
@@ -269,7 +212,7 @@ class Device:
         self.driver.Context.get_current()
 
     def close(self) -> None:
-        """Release the primary context, outside of `current`; no object made here may be used
+        """Release the primary context, outside of `current`; no object made in it may be used
         afterwards."""
         if not self._closed:
             self._closed = True
@@ -330,3 +273,46 @@ class _Current:
 
     def _ours(self, error: BaseException) -> EdgeServerError:
         return self._device.failure(str(error), self._doing)
+
+
+class _Freeing:
+    """Frees memory on its own thread, so that the thread that drops the memory never waits.
+
+    The driver frees only once the GPU is idle. Freed on a request's thread, the memory would block
+    that thread and, as pycuda holds the GIL meanwhile, every other thread.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        # The only queue with a reentrant put: the garbage collector runs finalizers in the middle
+        # of any call, even of a put.
+        self._jobs: queue.SimpleQueue[tuple[str, object] | threading.Event | None]
+        self._jobs = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=f"free {device}", daemon=True)
+        self._thread.start()
+
+    def free(self, function: str, pointer: object) -> None:
+        """Queue a call of the driver's `function` with `pointer`; return at once."""
+        self._jobs.put((function, pointer))
+
+    def wait(self) -> None:
+        """Return when all memory queued before is free, or the thread has ended."""
+        reached = threading.Event()
+        self._jobs.put(reached)
+        while not reached.wait(1.0) and self._thread.is_alive():
+            pass
+
+    def close(self) -> None:
+        """Free all queued memory; memory dropped later is freed with the context."""
+        self._jobs.put(None)
+        self._thread.join(_CLOSING_S)
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            if isinstance(job, threading.Event):
+                job.set()
+                continue
+            function, pointer = job
+            # The memory of a lost device cannot be freed, and need not be.
+            with suppress(EdgeServerError):
+                self._device.call("free memory", function, pointer)

@@ -1,4 +1,4 @@
-"""An array in device memory."""
+"""An array in device memory, with the events that order its reads and writes."""
 
 from __future__ import annotations
 
@@ -7,28 +7,72 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from edge_server.gpu.buffer import Buffer
-from edge_server.gpu.dlpack import CUDA, described, make_capsule
+from edge_server.errors import InternalError
+from edge_server.gpu.stream import Event
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from edge_server.gpu.device import Device
-    from edge_server.gpu.event import Event
     from edge_server.gpu.stream import Stream
 
-# DLPack's and the CUDA array interface's number for the legacy default stream.
-_LEGACY_STREAM = 1
-_NO_WAITING = -1
+
+class Buffer:
+    """Device memory whose accesses streams order by events; no thread waits.
+
+    Args:
+        owner: keeps the memory alive as long as this buffer lives.
+    """
+
+    def __init__(self, device: Device, pointer: int, nbytes: int, owner: object) -> None:
+        self.device = device
+        self.pointer = pointer
+        self.nbytes = nbytes
+        self._owner = owner
+        self._ready = Event(device)
+        self._written = False
+        self._readers: list[Event] = []
+
+    @property
+    def ready(self) -> Event:
+        """The event after which the buffer may be read.
+
+        Raises:
+            InternalError: `written` was not called.
+        """
+        if not self._written:
+            raise InternalError(
+                f"{self.device}: {self.nbytes} bytes are read that nothing was written to"
+            )
+        return self._ready
+
+    def written(self, stream: Stream) -> None:
+        """Record that the work which `stream` holds now writes the buffer."""
+        self._ready.record(stream)
+        self._written = True
+
+    def read_by(self, event: Event) -> None:
+        """Record that a reader is done after `event`, which may be recorded again later, but not
+        withdrawn."""
+        if event not in self._readers:
+            self._readers.append(event)
+
+    def reuse(self, stream: Stream) -> None:
+        """Order `stream`'s next write after all readers, and after the last writer."""
+        if self._written:
+            if self._ready.stream is not stream:
+                stream.wait(self._ready)
+            for event in self._readers:
+                stream.wait(event)
+        self._readers.clear()
+        self._written = False
 
 
 class CudaArray:
     """A C-contiguous array in device memory; copied to the host only by `on_host`.
 
     A reader orders its stream after `ready`, and calls `read_by` when it is done; then the memory
-    is reusable as soon as the last reference to the array is gone, and no thread waits. A library
-    that reads the array through DLPack or the CUDA array interface waits by itself, but cannot
-    report the end of its read: the lender must call `read_by` for it.
+    is reusable as soon as the last reference to the array is gone, and no thread waits.
     """
 
     __slots__ = ("_lease", "buffer", "dtype", "pointer", "shape")
@@ -47,24 +91,6 @@ class CudaArray:
         self.dtype = dtype
         self.pointer = pointer or buffer.pointer
         self._lease = lease
-
-    @staticmethod
-    def of(thing: Any, stream: Stream) -> CudaArray:
-        """Return a view on another library's array on the device of `stream`, without a copy.
-
-        Args:
-            thing: has `__cuda_array_interface__` or `__dlpack__`; it stays alive with the array.
-            stream: waits for the other library's pending work on the array, and so do readers of
-                the array.
-
-        Raises:
-            TypeError: `thing` is no array on this device, or not C-contiguous.
-        """
-        pointer, shape, dtype, owner = described(thing, stream)
-        nbytes = math.prod(shape) * dtype.itemsize
-        buffer = Buffer(stream.device, pointer, nbytes, owner)
-        buffer.written(stream)
-        return CudaArray(buffer, shape, dtype)
 
     @property
     def device(self) -> Device:
@@ -142,40 +168,6 @@ class CudaArray:
         stream.to_host(array, self)
         stream.synchronize()
         return array
-
-    @property
-    def __cuda_array_interface__(self) -> dict[str, Any]:
-        """Version 3; a reader waits for the stream that writes the array."""
-        stream = self.ready.stream
-        return {
-            "shape": self.shape,
-            "typestr": self.dtype.str,
-            "data": (self.pointer, False),
-            "version": 3,
-            "strides": None,
-            "stream": stream.handle if stream else None,
-        }
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return (CUDA, self.device.index)
-
-    def __dlpack__(
-        self, *, stream: int | None = None, copy: bool | None = None, **_: object
-    ) -> object:
-        """Return a DLPack capsule over the same memory, which stays alive until the consumer is
-        done.
-
-        Args:
-            stream: the consumer's stream, which is ordered after the array's writer; -1 skips that.
-
-        Raises:
-            BufferError: a copy is requested, or DLPack lacks the element type.
-        """
-        if copy:
-            raise BufferError("an array on the device is lent, not copied")
-        if stream != _NO_WAITING and (writer := self.ready.stream):
-            writer.hold_back_handle(_LEGACY_STREAM if stream is None else stream)
-        return make_capsule(self, self.pointer, self.shape, self.dtype, self.__dlpack_device__())
 
     def __array__(self, *_: object, **__: object) -> NoReturn:
         raise TypeError("this array lies on the device; on_host() copies it")

@@ -17,15 +17,6 @@ if TYPE_CHECKING:
     from edge_server.gpu.stream import Stream
 
 
-def no_graphs_because() -> str:
-    """Return why CUDA graphs are unavailable, with the remedy; empty when they are available."""
-    try:
-        _bindings()
-    except Unavailable as error:
-        return str(error)
-    return ""
-
-
 def record_graph(stream: Stream, work: Callable[[], None]) -> Graph:
     """Record the work that `work` queues on `stream`, without running it.
 

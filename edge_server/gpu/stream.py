@@ -1,22 +1,20 @@
-"""A CUDA stream: its work runs in order, beside all other streams."""
+"""Streams and events of a GPU, and the kernels that streams launch."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
-
-from edge_server.gpu.event import Event
+import ctypes
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from edge_server.gpu.device import Device
-    from edge_server.gpu.module import Kernel
 
 _NON_BLOCKING = 1
 
 
 class OnDevice(Protocol):
-    """Memory on a device: DeviceArray, DeviceMemory, MappedMemory."""
+    """Memory on a device: CudaArray, DeviceMemory, MappedMemory."""
 
     @property
     def pointer(self) -> int: ...
@@ -25,10 +23,62 @@ class OnDevice(Protocol):
     def nbytes(self) -> int: ...
 
 
+class Event:
+    """A mark that streams record, and that streams and threads wait for; made in a `Device`.
+
+    The event stands for its last record; an event never recorded counts as reached.
+
+    Args:
+        spin: a thread that waits for the event busy-waits instead of sleeping.
+
+    Attributes:
+        stream: the stream of the last record.
+    """
+
+    def __init__(self, device: Device, *, spin: bool = False) -> None:
+        self.device = device
+        self.stream: Stream | None = None
+        flags = device.driver.event_flags
+        chosen = int(flags.DISABLE_TIMING) | (0 if spin else int(flags.BLOCKING_SYNC))
+        with device.current("make an event"):
+            self._box = device.hold(self, device.driver.Event(chosen))
+
+    def record(self, stream: Stream) -> Event:
+        """Record the event behind the work that `stream` holds now; return the event."""
+        with self.device.current("record an event"):
+            self._box[0].record(stream.raw)
+        self.stream = stream
+        return self
+
+    def wait(self) -> None:
+        """Block this thread until the event is reached.
+
+        Raises:
+            DeviceLost: earlier work broke the device.
+        """
+        with self.device.current("wait for an event"):
+            self._box[0].synchronize()
+
+    def reached(self) -> bool:
+        """Return whether the event is reached; never waits.
+
+        Raises:
+            DeviceLost: earlier work broke the device.
+        """
+        with self.device.current("ask for an event"):
+            done: bool = self._box[0].query()
+        return done
+
+    @property
+    def raw(self) -> Any:
+        """pycuda's event, for this package only."""
+        return self._box[0]
+
+
 class Stream:
     """Queues copies, fills, kernels and waits, and returns before they are done.
 
-    Made by `Device.stream`. Work is ordered within a stream only; events order work between
+    Work is ordered within a stream only; events order work between
     streams.
     """
 
@@ -148,9 +198,89 @@ class Stream:
         """pycuda's stream, for this package only."""
         return self._box[0]
 
+
+class PriorityStream:
+    """A stream for another library, which uses the raw `handle`; pycuda's streams all have the same
+    priority.
+
+    Raises:
+        EdgeServerError: the driver cannot make the stream.
+    """
+
+    def __init__(self, device: Device, priority: Literal["max", "min"]) -> None:
+        self._device = device
+        self._handle = ctypes.c_void_p()
+        least, greatest = ctypes.c_int(), ctypes.c_int()
+        self._call("cuCtxGetStreamPriorityRange", ctypes.byref(least), ctypes.byref(greatest))
+        self._call(
+            "cuStreamCreateWithPriority",
+            ctypes.byref(self._handle),
+            ctypes.c_uint(_NON_BLOCKING),
+            greatest if priority == "max" else least,
+        )
+
+    @property
+    def handle(self) -> int:
+        return self._handle.value or 0
+
+    def begin(self, stream: Stream) -> None:
+        """Order the next work on this stream after all work that `stream` holds."""
+        stream.hold_back_handle(self.handle)
+
+    def end(self, stream: Stream) -> None:
+        """Order the next work of `stream` after all work on this stream."""
+        stream.wait_for_handle(self.handle)
+
     def close(self) -> None:
-        """Destroy the stream now; its queued work still runs."""
-        self.device.let_go(self._box)
+        """Destroy the stream; no work may run on it any more."""
+        if self._handle:
+            handle, self._handle = self._handle, ctypes.c_void_p()
+            self._call("cuStreamDestroy_v2", handle)
+
+    def _call(self, name: str, *arguments: object) -> None:
+        self._device.call("use a stream with a priority", name, *arguments)
+
+
+class Kernel:
+    """One function of a module; run it with `Stream.launch`."""
+
+    def __init__(self, name: str, device: Device, function: Any) -> None:
+        self.name = name
+        # pycuda's function keeps pycuda's module loaded, so that both are released in the context.
+        self._box = device.hold(self, function)
+
+    @property
+    def raw(self) -> Any:
+        """pycuda's function, for this package only."""
+        return self._box[0]
+
+
+class Module:
+    """A loaded kernel image: a fatbin, a cubin or PTX.
+
+    Raises:
+        Unavailable: the image has no code for this GPU.
+    """
+
+    def __init__(self, device: Device, image: bytes) -> None:
+        self.device = device
+        with device.current("load kernels"):
+            self._box = device.hold(self, device.driver.module_from_buffer(image))
+
+    def kernel(self, name: str, signature: str) -> Kernel:
+        """Return the `extern "C"` function `name`.
+
+        Args:
+            signature: one letter per argument, as in `struct`: `P` pointer, `i` int32, `I` uint32,
+                `f` float, `q` int64; `48s` is a struct of 48 bytes.
+
+        Raises:
+            InternalError: the image has no such function.
+        """
+        with self.device.current(f"find kernel {name}"):
+            function = self._box[0].get_function(name)
+            function.prepare(signature)
+        return Kernel(name, self.device, function)
 
 
 def _check_fits(nbytes: int, room_bytes: int) -> None:

@@ -24,7 +24,8 @@ class ModelTable:
 
     Attributes:
         registry: derived from the records; changed by the table and the lifecycle alone.
-        lock: guards all records, and every change of the registry. Held for no I/O and no load.
+        lock: guards all records, and every change of the registry; never held while a model loads
+            or is copied.
         changed: notified when an update ends.
         over: True once the daemon unloads everything for good.
     """

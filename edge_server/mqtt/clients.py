@@ -45,7 +45,7 @@ def try_broker(mqtt: Mqtt, client_id: str, *, timeout_s: float = TIMEOUT_S) -> B
     Args:
         mqtt: the broker.
         client_id: other than a connected publisher's: the broker would disconnect that publisher.
-        timeout_s: for the broker's answer.
+        timeout_s: for the broker's CONNACK.
     """
     connection = Connection(mqtt, client_id)
     try:

@@ -129,7 +129,7 @@ class LanePipeline:
         scores = response.outputs[LANE_SCORES].array
         if not _are_lanes(points, scores):
             raise _NoLanes(
-                f"model '{self._model}' answered '{LANE_POINTS}' {points.shape} and "
+                f"model '{self._model}' returned '{LANE_POINTS}' {points.shape} and "
                 f"'{LANE_SCORES}' {scores.shape}; lanes are (1, K, {ROW_COUNT}, 2) and (1, K), of "
                 "floating-point numbers"
             )

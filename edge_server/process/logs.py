@@ -14,7 +14,12 @@ import threading
 import time
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from edge_server.process.paths import error_of_place
+
+if TYPE_CHECKING:
+    from edge_server.settings import LogSection
 
 _PRIORITY = {
     logging.DEBUG: 7,
@@ -46,77 +51,6 @@ def _shortened(text: str) -> str:
     if len(text) <= _LONGEST_TEXT:
         return text
     return f"{text[:_LONGEST_TEXT]}… and {len(text) - _LONGEST_TEXT} characters more"
-
-
-class TextFormatter(logging.Formatter):
-    """`text`, of limited length, its further lines indented, control characters escaped."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        text = _shortened(super().format(record))
-        return text.translate(_ESCAPED).replace("\n", "\n    ")
-
-
-class TerminalFormatter(TextFormatter):
-    """`12:00:00 INFO    text`."""
-
-    def __init__(self) -> None:
-        super().__init__("%(asctime)s %(levelname)-7s %(message)s", datefmt="%H:%M:%S")
-
-
-class Iso8601Formatter(TextFormatter):
-    """`2026-01-31T12:00:00Z I text`: Triton's `ISO8601`."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(record.created))
-        return f"{at} {record.levelname[0]} {super().format(record)}"
-
-
-class JsonFormatter(logging.Formatter):
-    """Each record is one JSON object on its own line, for programs; duplicate fields of a record
-    are left out."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        at = datetime.fromtimestamp(record.created, timezone.utc)
-        fields = {
-            "time": at.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "thread": record.threadName,
-            "text": _shortened(record.getMessage()),
-        }
-        if record.exc_info:
-            fields["traceback"] = _shortened(self.formatException(record.exc_info))
-        # JSON escapes control characters and newlines.
-        return json.dumps(fields)
-
-
-class JournalFormatter(logging.Formatter):
-    """Each line of `form` with its priority; the journal adds its own time."""
-
-    def __init__(self, form: TextFormatter | JsonFormatter) -> None:
-        super().__init__()
-        self.form = form
-
-    def format(self, record: logging.LogRecord) -> str:
-        prefix = journal_prefix(record.levelno)
-        return "\n".join(prefix + line for line in self.form.format(record).split("\n"))
-
-
-def writes_json(formatter: logging.Formatter | None) -> bool:
-    """Return whether each line is a JSON object."""
-    if isinstance(formatter, JournalFormatter):
-        return isinstance(formatter.form, JsonFormatter)
-    return isinstance(formatter, JsonFormatter)
-
-
-def in_iso8601(usual: logging.Formatter | None) -> logging.Formatter:
-    """Return the formatter that writes `ISO8601` in place of `usual`; JSON always has full
-    times."""
-    if writes_json(usual):
-        return usual or JsonFormatter()
-    if isinstance(usual, JournalFormatter):
-        return JournalFormatter(Iso8601Formatter())
-    return Iso8601Formatter()
 
 
 @dataclass(frozen=True)
@@ -152,9 +86,8 @@ class LogSwitches(logging.Filter):
         super().__init__()
         self.file = file
         self._lock = threading.Lock()
-        root = logging.getLogger()
-        self.settings = LogSettings(verbose_level=int(root.isEnabledFor(logging.DEBUG)))
-        self._formatters: dict[int, logging.Formatter | None] = {}
+        verbose = logging.getLogger().isEnabledFor(logging.DEBUG)
+        self.settings = LogSettings(verbose_level=int(verbose))
 
     def change(self, **changes: Any) -> LogSettings:
         """Apply the given values; the other settings stay."""
@@ -163,11 +96,7 @@ class LogSwitches(logging.Filter):
             root = logging.getLogger()
             root.setLevel(logging.DEBUG if settings.verbose_level else logging.INFO)
             for handler in root.handlers:
-                if self not in handler.filters:
-                    self._formatters[id(handler)] = handler.formatter
-                    handler.addFilter(self)
-                before = self._formatters.get(id(handler))
-                handler.setFormatter(in_iso8601(before) if settings.iso8601 else before)
+                handler.addFilter(self)  # once, however often it is added
             return settings
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -181,42 +110,92 @@ class LogSwitches(logging.Filter):
         return settings.verbose_level > 0
 
 
-def set_up_logging(
-    verbose: int,
-    *,
-    info: bool = True,
-    warning: bool = True,
-    error: bool = True,
-    iso8601: bool = False,
-    json: bool = False,
-    path: str | None = None,
-) -> LogSwitches:
-    """Log to stderr, or append to the file at `path`; `verbose` 1 and more adds debug lines.
+class LogFormatter(logging.Formatter):
+    """Formats records: for a terminal `12:00:00 INFO    text`; for Triton's `ISO8601`
+    `2026-01-31T12:00:00Z I text`; for the journal, which adds its own time, `<6>text`; or as JSON.
+
+    A text is of limited length, its further lines are indented, control characters escaped. JSON is
+    one object on its own line, with the full time in any case; duplicate fields of a record are
+    left out.
 
     Args:
-        info: False drops lines of that level; likewise `warning` and `error`.
-        iso8601: times with their date, in UTC; otherwise short times for a terminal, priorities for
-            the journal.
-        json: one object per line, whatever `iso8601` says.
+        switches: whether times are ISO8601 now.
+        json: objects instead of texts.
+        journal: the lines go to the journal, each with its priority.
+    """
 
-    Returns:
-        The switches that change these settings, except the path, while the process runs.
+    def __init__(self, switches: LogSwitches, *, json: bool = False, journal: bool = False) -> None:
+        super().__init__(datefmt="%H:%M:%S")
+        self.json = json
+        self._switches = switches
+        self._journal = journal
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = self._object(record) if self.json else self._text(record)
+        if not self._journal:
+            return text
+        prefix = journal_prefix(record.levelno)
+        return "\n".join(prefix + line for line in text.split("\n"))
+
+    def _text(self, record: logging.LogRecord) -> str:
+        text = _shortened(super().format(record)).translate(_ESCAPED).replace("\n", "\n    ")
+        if self._switches.settings.iso8601:
+            at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(record.created))
+            return f"{at} {record.levelname[0]} {text}"
+        if self._journal:
+            return text
+        return f"{self.formatTime(record, self.datefmt)} {record.levelname:7} {text}"
+
+    def _object(self, record: logging.LogRecord) -> str:
+        at = datetime.fromtimestamp(record.created, timezone.utc)
+        fields = {
+            "time": at.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "thread": record.threadName,
+            "text": _shortened(record.getMessage()),
+        }
+        if record.exc_info:
+            fields["traceback"] = _shortened(self.formatException(record.exc_info))
+        # JSON escapes control characters and newlines.
+        return json.dumps(fields)
+
+
+def logs_json() -> bool:
+    """Return whether the log is JSON, for programs."""
+    formatters = [handler.formatter for handler in logging.getLogger().handlers]
+    return any(isinstance(each, LogFormatter) and each.json for each in formatters)
+
+
+def set_up_logging(settings: LogSection) -> LogSwitches:
+    """Log as `settings` say; return the switches that change them, except the file, while the
+    process runs.
 
     Raises:
-        OSError: the file cannot be opened.
+        SettingsError: the file cannot be opened, and will not be; Unavailable if it may be later.
     """
-    # A line may quote a file name that is not UTF-8; stderr escapes such bytes by default, a file
-    # does not.
-    handler = (
-        logging.StreamHandler(sys.stderr)
-        if path is None
-        else logging.FileHandler(path, encoding="utf-8", errors="backslashreplace")
-    )
-    if path is None and journal_listens():
-        handler.setFormatter(JournalFormatter(JsonFormatter() if json else TextFormatter()))
-    else:
-        handler.setFormatter(JsonFormatter() if json else TerminalFormatter())
+    switches = LogSwitches(settings.file or "")
+    handler: logging.Handler = logging.StreamHandler(sys.stderr)
+    if settings.file is not None:
+        try:
+            # A line may quote a file name that is not UTF-8; stderr escapes such bytes by default,
+            # a file does not.
+            handler = logging.FileHandler(
+                settings.file, encoding="utf-8", errors="backslashreplace"
+            )
+        except OSError as error:
+            # The file's disk may be mounted later, or have space again.
+            raise error_of_place(
+                error, f"log.file: {settings.file}: cannot be written: {error.strerror}"
+            ) from error
+    journal = settings.file is None and journal_listens()
+    handler.setFormatter(LogFormatter(switches, json=settings.format == "json", journal=journal))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
-    switches = LogSwitches(path or "")
-    switches.change(info=info, warning=warning, error=error, verbose_level=verbose, iso8601=iso8601)
+    switches.change(
+        info=settings.info,
+        warning=settings.warning,
+        error=settings.error,
+        verbose_level=settings.verbose,
+        iso8601=settings.format == "ISO8601",
+    )
     return switches

@@ -33,12 +33,12 @@ def value_mistake(text: str, table: Mapping[str, Any]) -> str:
 
 def in_words(message: str, path: str, table: Mapping[str, Any]) -> str:
     """msgspec's `message` about the value at `path` (`table.key[0]`) of `table`, and that value."""
-    told = re.sub(r", got `[^`]*`\Z", "", message)
-    told = re.sub(r"`([\w |]+)`", lambda found: _kind(found[1]), told)
-    told = told.replace("Expected", "expected", 1)
+    text = re.sub(r", got `[^`]*`\Z", "", message)
+    text = re.sub(r"`([\w |]+)`", lambda found: _kind(found[1]), text)
+    text = text.replace("Expected", "expected", 1)
     if _SECRET.fullmatch(path):
-        return told
-    return f"{told}; got {_shown(_value_at(path, table))}"
+        return text
+    return f"{text}; got {_shown(_value_at(path, table))}"
 
 
 def _kind(name: str) -> str:

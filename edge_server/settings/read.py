@@ -74,7 +74,9 @@ class Settings(Section, frozen=True):
         if self.grpc.tls != Tls() and not self.grpc.tls.on:
             lines.append("grpc.tls: no effect: neither enabled nor mutual (--grpc-use-ssl=true)")
         elif self.grpc.tls.client_ca and not self.grpc.tls.mutual:
-            lines.append("grpc.tls.client_ca: no effect: mutual is false, no client is asked")
+            lines.append(
+                "grpc.tls.client_ca: no effect: mutual is false, no certificate is required"
+            )
         if self.trace.level != ("OFF",) and not self.trace.file:
             lines.append("trace.level: no effect: no trace.file (--trace-config triton,file=FILE)")
         return lines

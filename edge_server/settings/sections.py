@@ -120,7 +120,7 @@ class Mqtt(Section, frozen=True):
         if self.password_file and not (self.ca_file or self.insecure or is_loopback(self.host)):
             raise ValueError(
                 f"{self.host} is beyond the loopback, and the password would cross the network in "
-                "plain text; encrypt it with ca_file, or say insecure = true if that is meant"
+                "plain text; encrypt it with ca_file, or set insecure = true if that is meant"
             )
 
 
@@ -165,7 +165,7 @@ class Serving(Section, frozen=True):
         exit_timeout_s: seconds that in-flight requests get when the daemon stops.
         client_shared_memory: clients on this machine may register shared memory.
         rate_limit: whether `rate_limiter` of instance groups is applied.
-        rate_limit_resources: the amounts; the default is the most that any model asks for.
+        rate_limit_resources: the amounts; the default is the most that any model requires.
         cache_bytes: for responses of models with `response_cache`; 0 disables the cache.
     """
 
@@ -181,7 +181,7 @@ class TraceSection(Section, frozen=True):
     """`[trace]`: Triton's trace settings at the start; clients may change all but the file.
 
     Attributes:
-        level: TIMESTAMPS records when each request was received, queued, computed and answered.
+        level: TIMESTAMPS records when each request was received, queued, computed and completed.
         rate: one of so many requests is traced.
         count: maximum number of traces; -1 is unlimited.
         log_frequency: traces per file before the next file begins, `file.0`, `file.1`, …; 0 is one
@@ -221,7 +221,7 @@ class Metrics(Section, frozen=True):
         if self.enabled and not self.insecure and not is_loopback(self.host):
             raise ValueError(
                 f"{self.host} is beyond the loopback, where anybody could read in plain text what "
-                "this appliance does; say insecure = true (--metrics-insecure) if that is meant"
+                "this appliance does; set insecure = true (--metrics-insecure) if that is meant"
             )
 
 

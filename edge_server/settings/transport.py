@@ -118,8 +118,8 @@ class Grpc(Section, frozen=True):
     def __post_init__(self) -> None:
         if not self.insecure and not self.tls.on and not is_loopback(self.host):
             raise ValueError(
-                f"{self.host} is beyond the loopback, where anybody could ask and listen in plain "
-                "text; encrypt it with [grpc.tls] (--grpc-use-ssl=true), or say insecure = true "
+                f"{self.host} is beyond the loopback, where anybody could send requests and listen "
+                "in plain text; encrypt it with [grpc.tls] (--grpc-use-ssl=true), or set insecure = true "
                 "(--grpc-insecure) if that is meant"
             )
         if (
@@ -130,8 +130,8 @@ class Grpc(Section, frozen=True):
         ):
             raise ValueError(
                 f'control: "everywhere" on {self.host} lets whoever reaches it load models, which '
-                'may be programs; answer control calls on the Unix socket (control = "unix", '
-                '--grpc-control=unix) or nowhere ("off"), or ask clients for certificates (mutual '
+                'may be programs; serve control calls on the Unix socket (control = "unix", '
+                '--grpc-control=unix) or nowhere ("off"), or require client certificates (mutual '
                 "in [grpc.tls], --grpc-use-ssl-mutual=true)"
             )
         if self.socket is not None and not (

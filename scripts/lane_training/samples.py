@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from edge_server.cameras.synthetic.road_renderer import render
 from edge_server.cameras.synthetic.road_scene import RoadScene
 from edge_server.lanes.anchors import INPUT_HEIGHT_PX, INPUT_WIDTH_PX, ROW_COUNT
 from lane_training import frames
@@ -27,6 +26,7 @@ from lane_training.augment import (
 )
 from lane_training.loss import Targets
 from lane_training.material import Material, TrainingImages
+from lane_training.roads import render_road, sample_road
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -55,7 +55,7 @@ class SampleStream:
         folder = material.folder if material else None
         self._taught = frames.taught_frames(folder) if folder else []
         self._bend = GeometryWarp(material.geometries() if material else [])
-        self._scene = RoadScene.sample(rng)
+        self._scene = sample_road(rng)
         self._scene_uses = 0
 
     def __next__(self) -> Sample:
@@ -83,7 +83,7 @@ class SampleStream:
             if self._rng.random() < CAMERA_SCENE_SHARE:
                 self._scene = RoadScene.for_camera(int(self._rng.integers(1 << 31)))
             else:
-                self._scene = RoadScene.sample(self._rng)
+                self._scene = sample_road(self._rng)
         self._scene_uses += 1
         return _rendered_sample(self._scene, self._rng)
 
@@ -162,14 +162,14 @@ class SampleRing:
 
 def _rendered_sample(scene: RoadScene, rng: np.random.Generator) -> Sample:
     distance_m = rng.uniform(0, LONGEST_DRIVE_M)
-    image, lanes = render(scene, distance_m, INPUT_WIDTH_PX, INPUT_HEIGHT_PX)
+    image, lanes = render_road(scene, distance_m, INPUT_WIDTH_PX, INPUT_HEIGHT_PX)
     return Sample(image, labels_on_rows(lanes))
 
 
 def rendered_set(count: int, seed: int) -> list[Sample]:
     """Synthetic roads for measuring, each from a scene of its own."""
     rngs = [np.random.default_rng((seed, number)) for number in range(count)]
-    return [_rendered_sample(RoadScene.sample(rng), rng) for rng in rngs]
+    return [_rendered_sample(sample_road(rng), rng) for rng in rngs]
 
 
 def camera_set(count: int, seed: int) -> list[Sample]:

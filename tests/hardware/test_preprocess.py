@@ -21,6 +21,7 @@ from edge_server.backends.vision import image_preprocess
 from edge_server.backends.vision.preprocess_cpu import UndistortionMap, scale_frame
 from edge_server.gpu.buffer_pool import BufferPool
 from edge_server.gpu.device_array import CudaArray
+from edge_server.gpu.kernels import kernel_image
 from edge_server.gpu.kernels.preprocess import (
     CropRegion,
     FrameAddress,
@@ -29,7 +30,8 @@ from edge_server.gpu.kernels.preprocess import (
     PixelFormat,
     PreprocessArgs,
 )
-from edge_server.gpu.kernels.shipped import kernel_image
+from edge_server.gpu.memory import DeviceMemory, MappedMemory
+from edge_server.gpu.stream import Module, Stream
 from edge_server.inference.scheduling import Scheduling
 from edge_server.inference.snapshot import ModelEntry, ModelState, Snapshot
 from edge_server.model_config.config import ModelConfig
@@ -40,7 +42,6 @@ from edge_server.tensors import Tensor
 if TYPE_CHECKING:
     from edge_server.gpu.device import Device
     from edge_server.gpu.devices import Devices
-    from edge_server.gpu.module import Module
 
 pytestmark = pytest.mark.hardware
 
@@ -59,7 +60,7 @@ SIZES = {
 
 @pytest.fixture(scope="module")
 def module(device: Device) -> Module:
-    return device.module(kernel_image(device.compute_capability, device.driver_version))
+    return Module(device, kernel_image(device.compute_capability, device.driver_version))
 
 
 class CameraFrame:
@@ -129,9 +130,9 @@ def test_undistorted(module: Module, pixel_format: PixelFormat, dtype: type[np.f
         random.uniform(-9, 729, shape).astype(np.float32),
     )
     device = module.device
-    stream = device.stream()
+    stream = Stream(device)
     maps = [np.ascontiguousarray(lens.positions), np.ascontiguousarray(lens.fractions)]
-    on_device = [device.memory(each.nbytes) for each in maps]
+    on_device = [DeviceMemory(device, each.nbytes) for each in maps]
     for memory, each in zip(on_device, maps, strict=True):
         stream.to_device(memory, each)
     stream.synchronize()
@@ -159,17 +160,17 @@ def run(
 ) -> np.ndarray:
     """What the kernel makes of `frame`."""
     device = module.device
-    stream = device.stream()
+    stream = Stream(device)
     memory: object
     if mapped:
         if not device.can_map_host_memory:
             pytest.skip("this GPU cannot map host memory")
-        memory = device.mapped(frame.bytes.shape, np.uint8)
+        memory = MappedMemory(device, frame.bytes.shape, np.uint8)
         memory.array[:] = frame.bytes
     else:
-        memory = device.memory(frame.bytes.nbytes)
+        memory = DeviceMemory(device, frame.bytes.nbytes)
         stream.to_device(memory, frame.bytes)
-    out = device.memory(like.nbytes)
+    out = DeviceMemory(device, like.nbytes)
     launch = geometry.launch([frame.at(memory.pointer)], out.pointer)
     kernel = module.kernel(launch.kernel, f"{ctypes.sizeof(PreprocessArgs)}s")
     stream.launch(kernel, launch.grid, launch.block, launch.args)
@@ -253,7 +254,7 @@ def test_a_batch_larger_than_a_launch(preprocess: Snapshot) -> None:
 def test_frames_on_the_device_are_read_before_their_memory_is_written_again(
     preprocess: Snapshot, device: Device
 ) -> None:
-    stream = device.stream()
+    stream = Stream(device)
     pool = BufferPool(device, 1 << 26, "camera")
     made = []
     for seed in range(6):

@@ -70,7 +70,7 @@ def test_a_wrong_password_is_a_fault_and_the_good_model_is_told(
     password.write_text("right\n")
     done = edge("check", *PORTS, decode, config)
     assert done.returncode == 0, done.stderr
-    assert f"mqtt {broker.host}:{broker.port}: lets us in" in done.stdout
+    assert f"mqtt {broker.host}:{broker.port}: accepts the connection" in done.stdout
 
 
 def test_a_password_file_that_is_missing_ends_run_with_78(

@@ -361,7 +361,7 @@ def test_what_cannot_be_told_ends_nothing(
         daemon.run(stop)
     finally:
         daemon.stop()
-    told = [r for r in caplog.records if "cannot be told; it goes on" in r.getMessage()]
+    told = [r for r in caplog.records if "cannot be reported; it goes on" in r.getMessage()]
     assert 1 <= len(told) <= 4, "each of the four tellings is logged once"
 
 

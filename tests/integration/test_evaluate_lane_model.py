@@ -13,7 +13,8 @@ import cv2
 import numpy as np
 import pytest
 
-from edge_server.cameras.synthetic.road_renderer import SyntheticRoad
+from edge_server.cameras.synthetic.road_renderer import render
+from edge_server.cameras.synthetic.road_scene import RoadScene
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,9 +28,9 @@ PATIENCE_S = 60.0
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with `road.png` and `label.json`: a rendered road and its true lanes."""
     folder = tmp_path_factory.mktemp("images")
-    road = SyntheticRoad(seed=7, fps=0)
-    cv2.imwrite(str(folder / "road.png"), road.read())
-    lanes = [on_rows(points) for points in road.truth]
+    image, true_lanes = render(RoadScene.for_camera(7), 0.0)
+    cv2.imwrite(str(folder / "road.png"), image)
+    lanes = [on_rows(points) for points in true_lanes]
     label = {"image": "road.png", "h_samples": ROWS, "lanes": lanes}
     (folder / "label.json").write_text(json.dumps(label))
     return folder

@@ -22,6 +22,8 @@ import contextlib, sys, threading
 import edge_server.daemon.daemon
 from edge_server.cli.main import run_command
 from edge_server.errors import DeviceLost
+from edge_server.gpu.memory import DeviceMemory
+from edge_server.gpu.stream import Module, Stream
 
 class Daemon(edge_server.daemon.daemon.Daemon):
     def start(self, stop):
@@ -30,8 +32,8 @@ class Daemon(edge_server.daemon.daemon.Daemon):
 
     def request(self):
         device = self.devices.gpu(0)
-        stream, memory = device.stream(), device.memory(64)
-        kernel = device.module(b"").kernel("resize", "P")
+        stream, memory = Stream(device), DeviceMemory(device, 64)
+        kernel = Module(device, b"").kernel("resize", "P")
         with contextlib.suppress(DeviceLost):
             while True:
                 stream.launch(kernel, (1,), (1,), memory)

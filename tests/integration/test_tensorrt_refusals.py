@@ -50,6 +50,7 @@ from pathlib import Path
 from edge_server.backends.tensorrt.context import Context
 from edge_server.backends.tensorrt.engine import Engine
 from edge_server.gpu.device import open_device
+from edge_server.gpu.stream import Stream
 from edge_server.errors import EdgeServerError
 
 def refuse(what): os.environ["EDGE_FAKE_NVINFER"] = what
@@ -64,7 +65,7 @@ plan.write_bytes(b"none")
 tell(lambda: Engine(device, plan, None, "m"))
 plan.write_bytes(b"fake")
 engine = Engine(device, plan, None, "m")
-stream = device.stream()
+stream = Stream(device)
 with device.current():
     refuse("context")
     tell(lambda: Context(engine, stream, "m_0"))

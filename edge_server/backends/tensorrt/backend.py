@@ -33,7 +33,7 @@ from edge_server.backends.tensorrt.options import (
 )
 from edge_server.backends.tensorrt.plan_io import PlanIO
 from edge_server.errors import EdgeServerError, ModelConfigError, ModelLoadError
-from edge_server.gpu.bare_gpu import BareGpu
+from edge_server.gpu.libcuda import BareGpu
 from edge_server.model_config.files import require_path
 from edge_server.process.run_in_child import ChildFailed, run_in_child
 

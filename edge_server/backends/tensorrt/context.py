@@ -9,6 +9,7 @@ import tensorrt as trt
 from edge_server.backends.tensorrt.io_slots import Span
 from edge_server.backends.tensorrt.trt_log import trt_log, version_here
 from edge_server.errors import DeviceLost, EdgeServerError, InternalError, InvalidRequest
+from edge_server.gpu.memory import DeviceMemory
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -16,9 +17,7 @@ if TYPE_CHECKING:
     from edge_server.backends.tensorrt.engine import Engine
     from edge_server.backends.tensorrt.plan_io import Shape, Shapes
     from edge_server.gpu.device import Device
-    from edge_server.gpu.memory import DeviceMemory
-    from edge_server.gpu.priority_stream import PriorityStream
-    from edge_server.gpu.stream import Stream
+    from edge_server.gpu.stream import PriorityStream, Stream
 
 # Before this version the bindings set Python's error without the GIL, in the calls that release it:
 # infer_shapes and set_optimization_profile_async. The result is a segmentation fault.
@@ -255,7 +254,7 @@ class OutputAllocator(trt.IOutputAllocator):  # type: ignore[misc]
     def _pointer(self, size: int) -> int:
         if self.memory is None or size > self.memory.nbytes:
             try:
-                self.memory = self._device.memory(max(1, size))
+                self.memory = DeviceMemory(self._device, max(1, size))
             except EdgeServerError as error:
                 self.failure = error
                 return 0

@@ -13,6 +13,7 @@ from edge_server.backends.tensorrt.graphs import Graphs, record
 from edge_server.backends.tensorrt.io_buffers import allocate_io
 from edge_server.backends.tensorrt.plan_io import ProfileChoice
 from edge_server.errors import EdgeServerError, InternalError, Unavailable
+from edge_server.gpu.stream import Event, PriorityStream, Stream
 from edge_server.tensors import Tensor
 
 if TYPE_CHECKING:
@@ -61,12 +62,12 @@ class PlanInstance:
         self._after_close = after_close
         self._profiles = ProfileChoice(engine.io, profiles, name)
         with self._device.current(f"make instance {name}"):
-            self._stream = self._device.stream()
-            self._copies = self._device.stream() if options.copy_stream else self._stream
-            self._through = self._device.event(spin=options.busy_wait)
-            self._copied = self._device.event(spin=options.busy_wait)
+            self._stream = Stream(self._device)
+            self._copies = Stream(self._device) if options.copy_stream else self._stream
+            self._through = Event(self._device, spin=options.busy_wait)
+            self._copied = Event(self._device, spin=options.busy_wait)
             self._ahead = (
-                self._device.priority_stream(options.priority) if options.priority else None
+                PriorityStream(self._device, options.priority) if options.priority else None
             )
             self._context = Context(engine, self._stream, name, self._ahead)
             self._graphs = Graphs()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from edge_server.gpu.device_array import CudaArray
+from edge_server.gpu.memory import DeviceMemory, MappedMemory, pinned_array
 from edge_server.tensors import element_count
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from edge_server.backends.tensorrt.plan_io import Shape
     from edge_server.gpu.buffer_pool import BufferPool
     from edge_server.gpu.device import Device
-    from edge_server.gpu.memory import DeviceMemory, MappedMemory
     from edge_server.gpu.stream import Stream
 
 # The alignment of every address that TensorRT gets.
@@ -54,12 +54,12 @@ class StagingBuffer:
         self.host: NDArray[np.uint8] | None = None
         self._memory: DeviceMemory | MappedMemory
         if mapped:
-            self._memory = device.mapped((self.nbytes,), np.uint8)
+            self._memory = MappedMemory(device, (self.nbytes,), np.uint8)
             self.host = self._memory.array
         else:
-            self._memory = device.memory(self.nbytes)
+            self._memory = DeviceMemory(device, self.nbytes)
             if pinned:
-                self.host = device.pinned((self.nbytes,), np.uint8)
+                self.host = pinned_array(device, (self.nbytes,), np.uint8)
 
     @property
     def pointer(self) -> int:

@@ -25,7 +25,7 @@ from edge_server.backends.tensorrt.options import on_gpu_alone, plan_name
 from edge_server.backends.tensorrt.trt_log import dla_cores
 from edge_server.board.state_directory import state_directory
 from edge_server.errors import ModelConfigError, Unavailable
-from edge_server.gpu.bare_gpu import BareGpu
+from edge_server.gpu.libcuda import BareGpu
 from edge_server.model_config.files import reading, require_path
 
 if TYPE_CHECKING:

@@ -37,8 +37,9 @@ from edge_server.backends.vision.image_preprocess_config import Preprocessing, c
 from edge_server.backends.vision.image_preprocess_gpu import GpuPreprocess
 from edge_server.backends.vision.preprocess_cpu import bgr_of, scale_frame
 from edge_server.errors import DeviceLost, EdgeServerError, Unavailable
+from edge_server.gpu.kernels import kernel_image
 from edge_server.gpu.kernels.preprocess import PixelFormat
-from edge_server.gpu.kernels.shipped import kernel_image
+from edge_server.gpu.stream import Module
 from edge_server.tensors import Tensor
 
 if TYPE_CHECKING:
@@ -49,7 +50,6 @@ if TYPE_CHECKING:
     from edge_server.backends.contract import Instance, LoadContext, ModelMetric, Tensors
     from edge_server.gpu.device import Device
     from edge_server.gpu.devices import Devices
-    from edge_server.gpu.module import Module
     from edge_server.model_config.config import ModelConfig, Placement
     from edge_server.model_config.files import ModelFiles
 
@@ -137,5 +137,5 @@ class ImagePreprocess:
         """
         if device.index not in self._modules:
             image = kernel_image(device.compute_capability, device.driver_version)
-            self._modules[device.index] = device.module(image)
+            self._modules[device.index] = Module(device, image)
         return self._modules[device.index]

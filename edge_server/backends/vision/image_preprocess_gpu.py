@@ -24,6 +24,8 @@ from edge_server.gpu.kernels.preprocess import (
     PreprocessArgs,
     kernel_name,
 )
+from edge_server.gpu.memory import DeviceMemory
+from edge_server.gpu.stream import Stream
 from edge_server.tensors import DataType, Tensor
 
 if TYPE_CHECKING:
@@ -35,8 +37,7 @@ if TYPE_CHECKING:
     from edge_server.backends.vision.image_preprocess_config import FramesShape, Preprocessing
     from edge_server.backends.vision.preprocess_cpu import UndistortionMap
     from edge_server.gpu.device import Device
-    from edge_server.gpu.module import Module
-    from edge_server.gpu.stream import Stream
+    from edge_server.gpu.stream import Module
 
 # An upper bound: more full batches than the data plane admits at once. Arrays that callers never
 # release thus end in an error that names the instance, not in a full device.
@@ -64,7 +65,7 @@ class GpuPreprocess:
     def __init__(self, name: str, device: Device, module: Module, wanted: Preprocessing) -> None:
         self._device = device
         self._wanted = wanted
-        self._stream = device.stream()
+        self._stream = Stream(device)
         name_of_kernel = kernel_name(
             wanted.frame.pixel_format, undistorted=wanted.undistortion is not None
         )
@@ -201,7 +202,7 @@ class UndistortionOnDevice:
 
     def __init__(self, device: Device, stream: Stream, made: UndistortionMap) -> None:
         tables = [np.ascontiguousarray(made.positions), np.ascontiguousarray(made.fractions)]
-        self._memory = [device.memory(table.nbytes) for table in tables]
+        self._memory = [DeviceMemory(device, table.nbytes) for table in tables]
         for memory, table in zip(self._memory, tables, strict=True):
             stream.to_device(memory, table)
         stream.synchronize()

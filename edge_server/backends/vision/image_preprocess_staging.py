@@ -6,13 +6,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from edge_server.gpu.memory import DeviceMemory, MappedMemory, pinned_array
+from edge_server.gpu.stream import Event
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
     from edge_server.gpu.device import Device
-    from edge_server.gpu.memory import DeviceMemory
     from edge_server.gpu.stream import Stream
 
 # One slot to fill, one that a kernel reads, and a spare for a GPU busy with other work.
@@ -55,7 +57,7 @@ class FrameStaging:
         if not self.copies:
             return slot.pointer
         if self._on_device is None or self._on_device.nbytes < nbytes:
-            self._on_device = self._device.memory(nbytes)
+            self._on_device = DeviceMemory(self._device, nbytes)
         self._stream.to_device(self._on_device, host)
         return self._on_device.pointer
 
@@ -73,7 +75,7 @@ class _Slot:
     """Pinned memory, and the event after which it may be overwritten."""
 
     def __init__(self, device: Device) -> None:
-        self.read = device.event()
+        self.read = Event(device)
         self.pointer = 0
         self._device = device
         self._host = np.empty(0, np.uint8)
@@ -82,8 +84,8 @@ class _Slot:
         """Return the first `nbytes` of the slot; a smaller slot grows."""
         if self._host.nbytes < nbytes:
             if mapped:
-                memory = self._device.mapped((nbytes,), np.uint8)
+                memory = MappedMemory(self._device, (nbytes,), np.uint8)
                 self._host, self.pointer = memory.array, memory.pointer
             else:
-                self._host = self._device.pinned((nbytes,), np.uint8)
+                self._host = pinned_array(self._device, (nbytes,), np.uint8)
         return self._host[:nbytes]

@@ -1,9 +1,9 @@
-"""Parts of a rendered road: sampled once from a random generator, then only read."""
+"""A road to render: sampled once from a random generator, then only read."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import cv2
 import numpy as np
@@ -11,6 +11,8 @@ import numpy as np
 from edge_server.cameras.synthetic.road_view import Colour, Course, PinholeCamera
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
 TEXTURE_PX = 512
@@ -18,6 +20,13 @@ TEXTURE_MIDDLE = 128
 
 WHITE: Colour = (225.0, 228.0, 230.0)
 YELLOW: Colour = (60.0, 175.0, 225.0)
+WORN: Colour = (95.0, 95.0, 95.0)  # what is left of a line is asphalt
+VERGES: tuple[Colour, ...] = (
+    *((60.0, 120.0, 95.0), (75.0, 135.0, 150.0)),
+    *((90.0, 120.0, 130.0), (70.0, 90.0, 75.0)),
+)
+BARRIERS: tuple[Colour, Colour] = (165.0, 168.0, 170.0), (110.0, 105.0, 100.0)
+HILLS = np.array((75, 95, 80))
 
 
 @dataclass(frozen=True)
@@ -61,16 +70,11 @@ class Roadside:
     Attributes:
         asphalt, verge, shoulder: BGR of the surfaces.
         edge_left_m, edge_right_m: where the pavement ends.
-        kerb: BGR of the strip along both edges, as wide as a line and none; None without.
         barrier_height_m: left and right, 0 for none.
         barrier: BGR.
         texture: (512, 512) uint8 brightness of the ground, 128 = unchanged; it tiles.
         backdrop: (h, w, 3) uint8 BGR sky and hills, its bottom edge at the horizon.
         tree_spacing_m: 0 for none.
-        tree_shadow: darkness of the trees' shadows on the road, 1 = none.
-        seam_m: spacing of expansion joints across the road, 0 for none.
-        seam_offsets_m: tar seams along the road, easily taken for lines.
-        arrow: whether arrows are painted in the lanes.
     """
 
     asphalt: Colour
@@ -78,16 +82,11 @@ class Roadside:
     shoulder: Colour
     edge_left_m: float
     edge_right_m: float
-    kerb: Colour | None
     barrier_height_m: tuple[float, float]
     barrier: Colour
     texture: NDArray[np.uint8]
     backdrop: NDArray[np.uint8]
     tree_spacing_m: float
-    tree_shadow: float
-    seam_m: float
-    seam_offsets_m: tuple[float, ...]
-    arrow: bool
 
 
 @dataclass(frozen=True)
@@ -102,12 +101,12 @@ class RoadScene:
 
     @classmethod
     def for_camera(cls, seed: int) -> RoadScene:
-        """Return a motorway by daylight: three or four clear lines, mild curves, no roll."""
+        """Return a motorway by daylight: three or four clear lines, mild curves."""
         rng = np.random.default_rng(seed)
         lane_m = rng.uniform(3.5, 3.7)
         left, right = ((1, 2), (2, 1), (2, 2))[int(rng.integers(0, 3))]
         camera = PinholeCamera(
-            rng.uniform(0.85, 1.0), rng.uniform(0.38, 0.44), rng.uniform(1.3, 1.5), 0.0
+            rng.uniform(0.85, 1.0), rng.uniform(0.38, 0.44), rng.uniform(1.3, 1.5)
         )
         course = Course(
             curvature_per_m=rng.uniform(1 / 1500, 1 / 700) * rng.choice((-1, 1)),
@@ -118,80 +117,43 @@ class RoadScene:
             sway_m=rng.uniform(0.08, 0.2),
             sway_wavelength_m=rng.uniform(150, 300),
         )
-        lines = _lines(rng, lane_m, left, right, wear=0.08, mainstream=True)
-        roadside = _roadside(rng, lines, mainstream=True)
-        return cls(camera, course, lines, _traffic(rng, lane_m, left, right, 3), roadside)
-
-    @classmethod
-    def sample(cls, rng: np.random.Generator) -> RoadScene:
-        """Return a random road within the network's intended range; one in ten has no line at
-        all."""
-        lane_m = rng.uniform(3.0, 3.9)
-        left, right = int(rng.choice((1, 2, 3), p=(0.52, 0.33, 0.15))), int(rng.integers(1, 3))
-        camera = PinholeCamera(
-            focal=0.5 / np.tan(np.radians(rng.uniform(50, 75)) / 2),
-            horizon=rng.uniform(0.3, 0.56),
-            height_m=rng.uniform(1.2, 1.9),
-            roll_rad=np.radians(rng.uniform(-1.5, 1.5)) if rng.random() < 0.5 else 0.0,
-        )
-        course = Course(
-            curvature_per_m=rng.normal(0, 1 / 500 if rng.random() < 0.7 else 1 / 3000),
-            curvature_wavelength_m=rng.uniform(250, 1500),
-            curvature_phase=rng.uniform(0, 2 * np.pi),
-            grade_per_m=rng.normal(0, 1e-4) if rng.random() < 0.4 else 0.0,
-            heading_rad=np.radians(rng.normal(0, 2.0)),
-            # Beyond half a lane the vehicle changes lanes.
-            sway_m=rng.uniform(0, 0.9) if rng.random() < 0.8 else rng.uniform(0.9, 2.0),
-            sway_wavelength_m=rng.uniform(60, 300),
-        )
-        lines = _lines(rng, lane_m, left, right, wear=rng.uniform(0, 0.6), mainstream=False)
-        roadside = _roadside(rng, lines, mainstream=False)
-        if rng.random() < 0.1:
-            lines = ()
-        vehicles = _traffic(rng, lane_m, left, right, int(rng.integers(0, 7)))
-        return cls(camera, course, lines, vehicles, roadside)
+        lines = _lines(rng, lane_m, left, right)
+        roadside = _roadside(rng, lines)
+        return cls(camera, course, lines, traffic(rng, lane_m, left, right, 3), roadside)
 
 
-def _mix(a: Colour, b: Colour, share_b: float) -> Colour:
+def mix(a: Colour, b: Colour, share_b: float) -> Colour:
+    """Return the colour between `a` and `b`."""
     blue, green, red = (x + (y - x) * share_b for x, y in zip(a, b, strict=True))
     return blue, green, red
 
 
-def _lines(
-    rng: np.random.Generator, lane_m: float, left: int, right: int, *, wear: float, mainstream: bool
-) -> tuple[Line, ...]:
+def _lines(rng: np.random.Generator, lane_m: float, left: int, right: int) -> tuple[Line, ...]:
     """Boundaries of `left + right - 1` lanes: solid at the edges, dashed between."""
-    asphalt: Colour = (95.0, 95.0, 95.0)
-    styles = ((3.0, 12.0), (3.0, 9.0), (2.0, 6.0), (6.0, 12.0), (0.15, 1.2))
-    dash_m, period_m = styles[
-        0 if mainstream else int(rng.choice(5, p=(0.4, 0.2, 0.15, 0.15, 0.1)))
-    ]
+    dash_m, period_m = 3.0, 12.0
     count = left + right
     lines = []
     for place in range(count):
-        offset_m = (place - left + 0.5) * lane_m
-        edge = place in (0, count - 1)
-        solid = edge if mainstream or rng.random() < 0.85 else not edge
         colour = YELLOW if place == 0 and rng.random() < 0.5 else WHITE
-        width_m = rng.uniform(0.12, 0.18) if mainstream else rng.uniform(0.09, 0.24)
-        double = solid and not mainstream and rng.random() < 0.15
+        width_m = rng.uniform(0.12, 0.18)
         lines.append(
             Line(
-                offset_m=offset_m,
-                strokes_m=(-width_m, width_m) if double else (0.0,),
+                offset_m=(place - left + 0.5) * lane_m,
+                strokes_m=(0.0,),
                 width_m=width_m,
-                dash_m=period_m if solid else dash_m,
+                dash_m=period_m if place in (0, count - 1) else dash_m,
                 period_m=period_m,
                 phase_m=rng.uniform(0, period_m),
-                colour=_mix(colour, asphalt, wear * rng.uniform(0.6, 1.3)),
+                colour=mix(colour, WORN, 0.08 * rng.uniform(0.6, 1.3)),
             )
         )
     return tuple(lines)
 
 
-def _traffic(
+def traffic(
     rng: np.random.Generator, lane_m: float, left: int, right: int, count: int
 ) -> tuple[Vehicle, ...]:
+    """Return `count` cars and lorries in the lanes ahead."""
     vehicles = []
     for _ in range(count):
         tall = rng.random() < 0.25
@@ -212,38 +174,41 @@ def _traffic(
     return tuple(vehicles)
 
 
-def _roadside(rng: np.random.Generator, lines: tuple[Line, ...], *, mainstream: bool) -> Roadside:
-    grey = rng.uniform(85, 110) if mainstream else rng.uniform(55, 165)
+def _roadside(rng: np.random.Generator, lines: tuple[Line, ...]) -> Roadside:
+    grey = rng.uniform(85, 110)
     asphalt = (grey * rng.uniform(0.97, 1.05), grey, grey * rng.uniform(0.95, 1.05))
-    verges = ((60.0, 120.0, 95.0), (75.0, 135.0, 150.0), (90.0, 120.0, 130.0), (70.0, 90.0, 75.0))
-    verge = verges[int(rng.integers(0, 2 if mainstream else 4))]
-    contrast = rng.uniform(6, 9) if mainstream else rng.uniform(4, 22)
+    verge = VERGES[int(rng.integers(0, 2))]
+    texture = asphalt_texture(rng, rng.uniform(6, 9), (1, 4))
+    has_barrier = rng.random(2) < 0.35
+    barrier_left_m, barrier_right_m = np.where(has_barrier, rng.uniform(0.6, 1.1, 2), 0.0)
+    return Roadside(
+        asphalt=asphalt,
+        verge=mix(verge, (128.0, 128.0, 128.0), rng.uniform(0, 0.3)),
+        shoulder=mix(asphalt, (140.0, 145.0, 150.0), rng.uniform(0.0, 0.35)),
+        edge_left_m=lines[0].offset_m - rng.uniform(0.4, 2.5),
+        edge_right_m=lines[-1].offset_m + rng.uniform(0.6, 3.5),
+        barrier_height_m=(float(barrier_left_m), float(barrier_right_m)),
+        barrier=mix(*BARRIERS, rng.uniform(0, 1)),
+        texture=texture,
+        backdrop=backdrop(rng, np.array((205, 150, 95)), np.array((235, 220, 205)), lambda: HILLS),
+        tree_spacing_m=rng.uniform(14, 40),
+    )
+
+
+def asphalt_texture(
+    rng: np.random.Generator, contrast: float, polish: tuple[float, float]
+) -> NDArray[np.uint8]:
+    """Return (512, 512) uint8 brightness of the ground, 128 = unchanged.
+
+    Args:
+        contrast: of the noise.
+        polish: range of the tyres' tracks' brightness.
+    """
     texture = TEXTURE_MIDDLE + contrast * noise_tile(rng, (8, 32, 128, 256))
     # Tyres polish two bands in every lane; the tile is two lanes wide, so the bands are periodic.
     across = np.cos(np.linspace(0, 8 * np.pi, TEXTURE_PX, endpoint=False)).astype(np.float32)
-    texture += (rng.uniform(1, 4) if mainstream else rng.uniform(-7, 10)) * across
-    has_barrier = rng.random(2) < (0.35 if mainstream else 0.4)
-    barrier_left_m, barrier_right_m = np.where(has_barrier, rng.uniform(0.6, 1.1, 2), 0.0)
-    has_kerb = not mainstream and rng.random() < 0.35
-    has_seams = not mainstream and rng.random() < 0.35
-    seam_offsets = rng.uniform(-7, 7, int(rng.integers(1, 4))) if has_seams else ()
-    return Roadside(
-        asphalt=asphalt,
-        verge=_mix(verge, (128.0, 128.0, 128.0), rng.uniform(0, 0.3)),
-        shoulder=_mix(asphalt, (140.0, 145.0, 150.0), rng.uniform(0.0, 0.35)),
-        edge_left_m=lines[0].offset_m - rng.uniform(0.4, 2.5 if mainstream else 4.5),
-        edge_right_m=lines[-1].offset_m + rng.uniform(0.6, 3.5 if mainstream else 4.5),
-        kerb=_mix(asphalt, (190.0, 195.0, 195.0), rng.uniform(-0.3, 0.8)) if has_kerb else None,
-        barrier_height_m=(float(barrier_left_m), float(barrier_right_m)),
-        barrier=_mix((165.0, 168.0, 170.0), (110.0, 105.0, 100.0), rng.uniform(0, 1)),
-        texture=np.clip(texture, 20, 250).astype(np.uint8),
-        backdrop=backdrop(rng, mainstream=mainstream),
-        tree_spacing_m=rng.uniform(14, 40) if mainstream or rng.random() < 0.5 else 0.0,
-        tree_shadow=1.0 if mainstream or rng.random() < 0.6 else rng.uniform(0.35, 0.8),
-        seam_m=rng.uniform(4, 9) if not mainstream and rng.random() < 0.3 else 0.0,
-        seam_offsets_m=tuple(float(x) for x in seam_offsets),
-        arrow=not mainstream and rng.random() < 0.12,
-    )
+    texture += rng.uniform(*polish) * across
+    return np.asarray(np.clip(texture, 20, 250).astype(np.uint8))
 
 
 def noise_tile(rng: np.random.Generator, scales: tuple[int, ...]) -> NDArray[np.float32]:
@@ -258,13 +223,19 @@ def noise_tile(rng: np.random.Generator, scales: tuple[int, ...]) -> NDArray[np.
     return np.asarray(tile / len(scales) ** 0.5, np.float32)
 
 
-def backdrop(rng: np.random.Generator, *, mainstream: bool) -> NDArray[np.uint8]:
-    """Return sky with a few clouds, and two ranges of hills along the bottom edge."""
+def backdrop(
+    rng: np.random.Generator,
+    zenith: NDArray[Any],
+    haze: NDArray[Any],
+    hills: Callable[[], NDArray[Any]],
+) -> NDArray[np.uint8]:
+    """Return sky with a few clouds, and two ranges of hills along the bottom edge.
+
+    Args:
+        zenith, haze: BGR at the top and at the horizon.
+        hills: returns the BGR of the next range.
+    """
     height, width = 200, 640
-    zenith = np.array(
-        (205, 150, 95) if mainstream else rng.uniform((120, 110, 80), (235, 200, 190))
-    )
-    haze = np.array((235, 220, 205)) if mainstream else rng.uniform(150, 245, 3)
     fade = np.linspace(0, 1, height)[:, None, None] ** 1.5
     sky = (zenith * (1 - fade) + haze * fade).astype(np.float32).repeat(width, 1)
     cloud = cv2.resize(noise_tile(rng, (4, 8, 16, 32))[:, :128], (width, height))
@@ -276,7 +247,6 @@ def backdrop(rng: np.random.Generator, *, mainstream: bool) -> NDArray[np.uint8]
         for k in (1, 2, 5, 9, 23):
             waves += np.sin(columns / width * 2 * np.pi * k + rng.uniform(0, 6.28)) / k
         crest = height * (1 - share * rng.uniform(0.3, 1.0) * (1.1 + 0.5 * waves))
-        hills = np.arange(height)[:, None] > crest[None]
-        green = np.array((75, 95, 80)) if mainstream else rng.uniform(40, 130, 3)
-        sky[hills] = haze + (green - haze) * tone
+        below = np.arange(height)[:, None] > crest[None]
+        sky[below] = haze + (hills() - haze) * tone
     return np.clip(sky, 0, 255).astype(np.uint8)

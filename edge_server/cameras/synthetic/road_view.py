@@ -28,13 +28,11 @@ class PinholeCamera:
         focal: focal length over the image width.
         horizon: height of the horizon, 0 = top of the image.
         height_m: above the road.
-        roll_rad: clockwise turn of the image.
     """
 
     focal: float
     horizon: float
     height_m: float
-    roll_rad: float
 
 
 @dataclass(frozen=True)

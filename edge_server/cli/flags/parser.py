@@ -26,7 +26,7 @@ examples:
   edge-server {verb} --model-repository models --camera front=road.mp4 --mqtt localhost:1883
   edge-server {verb} --config /etc/edge_server/config.toml
 
-A configuration file can say all of this and more; a flag counts more than the file. BOOL is true or
+A configuration file can set all of this and more; a flag counts more than the file. BOOL is true or
 false. --help-triton also lists tritonserver's flags that set nothing here, and its deprecated ones,
 each with the reason or with what took its place.
 """

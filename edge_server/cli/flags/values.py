@@ -81,6 +81,11 @@ def pair(form: str, separator: str) -> Callable[[str], tuple[str, str]]:
     return read
 
 
+gpu_bytes = pair("<GPU>:<bytes>", ":")
+gpu_fraction = pair("<GPU>:<fraction>", ":")
+metrics_setting = pair("<setting>=<value>", "=")
+
+
 def named_setting(given: str) -> tuple[str, str, str]:
     """`name,key=value`, or `key=value` with no name, as Triton's `…-config` flags take it."""
     name, comma, setting = given.partition(",")
@@ -200,5 +205,5 @@ def backend_config(given: str) -> Effect:
 
 def compression_level(given: str) -> Effect:
     if one_of("none", "low", "medium", "high")(given) == "none":
-        return "answers are not compressed in any case"
-    return "answers are not compressed: tensors gain little and cost much"
+        return "responses are not compressed in any case"
+    return "responses are not compressed: tensors gain little and cost much"

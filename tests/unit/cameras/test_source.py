@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from edge_server.cameras.source import SourceKind, is_live, open_source
-from edge_server.cameras.synthetic.road_renderer import SyntheticRoad
+from edge_server.cameras.synthetic.road_renderer import render
+from edge_server.cameras.synthetic.road_scene import RoadScene
 from edge_server.errors import SourceError
 
 if TYPE_CHECKING:
@@ -335,16 +336,16 @@ def test_the_face_of_the_room_imports_no_opencv() -> None:
 
 def test_a_video_plays_at_its_own_rate(tmp_path: Path) -> None:
     source = open_source(str(write_video(tmp_path / "fast.mkv", 3, fps=200.0)))
-    assert source._pace._period_s == pytest.approx(1 / 200)  # type: ignore[attr-defined]
+    assert source.pace.period_s == pytest.approx(1 / 200)  # type: ignore[attr-defined]
 
 
 def test_a_given_rate_overrides_the_videos_own(video: Path) -> None:
     source = open_source(f"file://{video}?fps=500")
-    assert source._pace._period_s == pytest.approx(1 / 500)  # type: ignore[attr-defined]
+    assert source.pace.period_s == pytest.approx(1 / 500)  # type: ignore[attr-defined]
 
 
 def test_a_folder_plays_10_images_a_second(folder: Path) -> None:
-    assert open_source(str(folder))._pace._period_s == pytest.approx(0.1)  # type: ignore[attr-defined]
+    assert open_source(str(folder)).pace.period_s == pytest.approx(0.1)  # type: ignore[attr-defined]
 
 
 # The synthetic road
@@ -359,15 +360,15 @@ def test_a_synthetic_road_has_the_size_asked_for_and_ends_after_its_frames() -> 
     assert source.read() is None
 
 
-def test_a_synthetic_road_moves_and_tells_the_lanes_of_its_last_image() -> None:
+def test_a_synthetic_road_moves_and_its_lanes_are_known() -> None:
     source = open_source("synthetic://road?fps=0&width=320&height=180")
-    assert isinstance(source, SyntheticRoad)
-    assert source.truth == []
     first = source.read()
     second = source.read()
     assert not np.array_equal(first, second)
-    assert len(source.truth) >= 2
-    for lane in source.truth:
+    image, lanes = render(RoadScene.for_camera(0), 0.0, 320, 180)
+    assert np.array_equal(first, image)
+    assert len(lanes) >= 2
+    for lane in lanes:
         assert lane.shape[1:] == (2,)
         assert lane.dtype == np.float32
 

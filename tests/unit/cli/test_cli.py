@@ -11,7 +11,7 @@ import pytest
 
 from edge_server import errors
 from edge_server.cli.flags.table import GROUPS
-from edge_server.cli.main import _tell, run_command
+from edge_server.cli.main import _report, run_command
 
 LANES = Path(__file__).parents[3] / "models/laneDetect_model"
 _HEAVY = "heavy = {'numpy', 'grpc', 'cv2', 'paho', 'msgspec', 'google'} & set(sys.modules)\n"
@@ -124,7 +124,7 @@ def test_the_rest_of_tritonservers_flags_has_a_help_of_its_own(
             assert f"--{flag.name}" in text
 
 
-def test_check_tells_of_flags_without_effect(
+def test_check_reports_of_flags_without_effect(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ports = ["--grpc-port=0", "--metrics-port=0"]
@@ -187,7 +187,7 @@ CODES = {
 
 def test_every_kind_of_error_has_its_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
     kinds = {k: v for k, v in vars(errors).items() if isinstance(v, type)}
-    assert {name: _tell(kind("why")) for name, kind in kinds.items()} == CODES
+    assert {name: _report(kind("why")) for name, kind in kinds.items()} == CODES
     assert capsys.readouterr().err == "edge-server: why\n" * len(CODES)
 
 
@@ -201,7 +201,7 @@ def test_an_error_of_a_room_has_the_code_of_its_kind() -> None:
     class TornModel(errors.ModelLoadError):
         pass
 
-    assert _tell(TornModel("torn")) == 69
+    assert _report(TornModel("torn")) == 69
 
 
 def test_the_unit_restarts_after_every_code_but_those_that_stay() -> None:

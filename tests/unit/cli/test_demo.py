@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from edge_server.cameras.images import write_picture
+from edge_server.cameras.recordings import write_picture
 from edge_server.cli.demo import KEPT, Inbox, free_name
 from edge_server.errors import SourceError
 
@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 def test_messages_that_nobody_takes_give_way_to_newer_ones() -> None:
     inbox = Inbox()
     for number in range(KEPT + 10):
-        inbox.put(b"%d" % number)
-    taken = [inbox.take(0.0) for _ in range(KEPT + 1)]
-    assert taken == [*(b"%d" % n for n in range(10, KEPT + 10)), None]
+        inbox.add(b"%d" % number)
+    taken = [inbox.get_nowait() for _ in range(KEPT)]
+    assert taken == [b"%d" % n for n in range(10, KEPT + 10)]
+    assert inbox.empty()
 
 
 def test_a_picture_that_cannot_be_encoded_leaves_no_file(tmp_path: Path) -> None:

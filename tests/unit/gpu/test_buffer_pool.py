@@ -14,13 +14,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edge_server.errors import Unavailable
-from edge_server.gpu.buffer import Buffer
 from edge_server.gpu.buffer_pool import BufferPool
+from edge_server.gpu.device_array import Buffer
+from edge_server.gpu.memory import pinned_array
+from edge_server.gpu.stream import Event, Stream
 
 if TYPE_CHECKING:
     from edge_server.gpu.device import Device
     from edge_server.gpu.device_array import CudaArray
-    from edge_server.gpu.stream import Stream
 
     from ...conftest import SimulatedGpu
 
@@ -33,7 +34,7 @@ def pool(device: Device) -> BufferPool:
 def test_nothing_is_allocated_once_every_size_has_been_seen(
     device: Device, pool: BufferPool, simulated_gpu: SimulatedGpu
 ) -> None:
-    stream = device.stream()
+    stream = Stream(device)
 
     def frame(rows: int) -> None:
         array = pool.take(stream, (rows, 640), np.float16)
@@ -51,7 +52,7 @@ def test_nothing_is_allocated_once_every_size_has_been_seen(
 def test_memory_stays_with_its_views_and_comes_back_with_the_last(
     device: Device, pool: BufferPool
 ) -> None:
-    stream = device.stream()
+    stream = Stream(device)
     array = pool.take(stream, (4, 256), np.uint8)
     pointer, view = array.pointer, array[1:2].reshape((-1,))
     del array
@@ -62,7 +63,7 @@ def test_memory_stays_with_its_views_and_comes_back_with_the_last(
 
 
 def test_an_array_may_be_dropped_on_any_thread(device: Device, pool: BufferPool) -> None:
-    stream = device.stream()
+    stream = Stream(device)
     held = [pool.take(stream, (8,), np.uint8)]
     pointer = held[0].pointer
     worker = threading.Thread(target=held.clear)
@@ -73,7 +74,7 @@ def test_an_array_may_be_dropped_on_any_thread(device: Device, pool: BufferPool)
 
 def test_a_pool_says_who_wants_more_than_its_limit(device: Device) -> None:
     pool = BufferPool(device, 1536, "lane_preprocess_0")
-    stream = device.stream()
+    stream = Stream(device)
     held = pool.take(stream, (1500,), np.uint8)
     with pytest.raises(
         Unavailable,
@@ -90,7 +91,7 @@ def test_a_closed_pool_frees_what_is_idle_at_once_and_the_rest_with_its_arrays(
     device: Device, simulated_gpu: SimulatedGpu
 ) -> None:
     pool = BufferPool(device, 1 << 20, "test")
-    stream = device.stream()
+    stream = Stream(device)
     idle, used = (pool.take(stream, (512,), np.uint8) for _ in range(2))
     del idle
     pool.close()
@@ -106,7 +107,7 @@ def test_threads_share_a_pool_and_hand_arrays_on(device: Device, pool: BufferPoo
     frames, seen = 100, []
 
     def write(first: int) -> None:
-        stream = device.stream()
+        stream = Stream(device)
         for value in range(first, first + frames):
             array = pool.take(stream, (64,), np.uint8)
             stream.fill(array, value)
@@ -115,7 +116,7 @@ def test_threads_share_a_pool_and_hand_arrays_on(device: Device, pool: BufferPoo
         arrays.put(None)
 
     def read() -> None:
-        stream, done, copy = device.stream(), device.event(), device.pinned((64,), np.uint8)
+        stream, done, copy = Stream(device), Event(device), pinned_array(device, (64,), np.uint8)
         while (array := arrays.get()) is not None:
             stream.wait(array.ready)
             stream.to_host(copy, array)
@@ -150,7 +151,7 @@ class Day:
 
     def __init__(self, device: Device, pool: BufferPool) -> None:
         self.pool = pool
-        self.streams = [device.stream() for _ in range(3)]
+        self.streams = [Stream(device) for _ in range(3)]
         self.alive: list[tuple[int, CudaArray]] = []
         self.read: list[tuple[int, np.ndarray]] = []
         self.device = device
@@ -166,7 +167,7 @@ class Day:
     def reads(self, stream: int, which: int) -> None:
         if which < len(self.alive):
             value, array = self.alive[which]
-            copy = self.device.pinned((16,), np.uint8)
+            copy = pinned_array(self.device, (16,), np.uint8)
             self.streams[stream].wait(array.ready)
             self.streams[stream].to_host(copy, array)
             array.read_by(self.streams[stream].record())
@@ -223,7 +224,7 @@ def test_the_simulation_catches_a_pool_that_does_not_wait_for_readers(
 def test_memory_that_comes_back_from_a_reference_cycle_can_be_used_again(
     device: Device, pool: BufferPool
 ) -> None:
-    stream = device.stream()
+    stream = Stream(device)
     array = pool.take(stream, (4, 256), np.uint8)
     pointer = array.pointer
     # As the traceback of an error keeps what a request held.

@@ -15,6 +15,8 @@ import pytest
 from edge_server.errors import DeviceLost, InternalError, Unavailable
 from edge_server.gpu.device import open_device
 from edge_server.gpu.devices import Devices
+from edge_server.gpu.memory import DeviceMemory, MappedMemory, pinned_array
+from edge_server.gpu.stream import Event, Module, Stream
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -146,14 +148,16 @@ def test_every_thread_may_use_it_and_drop_what_is_on_it(
     device: Device, simulated_gpu: SimulatedGpu
 ) -> None:
     things = [
-        device.memory(64),
-        device.stream(),
-        device.event(),
-        device.pinned((4,), np.uint8),
-        device.mapped((4,), np.uint8),
-        device.module(b"image"),
+        DeviceMemory(device, 64),
+        Stream(device),
+        Event(device),
+        pinned_array(device, (4,), np.uint8),
+        MappedMemory(device, (4,), np.uint8),
+        Module(device, b"image"),
     ]
-    worker = threading.Thread(target=lambda: (things.append(device.memory(32)), things.clear()))
+    worker = threading.Thread(
+        target=lambda: (things.append(DeviceMemory(device, 32)), things.clear())
+    )
     worker.start()
     worker.join()
     gc.collect()
@@ -162,7 +166,7 @@ def test_every_thread_may_use_it_and_drop_what_is_on_it(
 
 
 def test_pinned_memory_lives_as_long_as_any_view(device: Device) -> None:
-    row = device.pinned((4, 6), np.float32)[2:3]
+    row = pinned_array(device, (4, 6), np.float32)[2:3]
     row[:] = 5.0
     gc.collect()
     assert row.tolist() == [[5.0] * 6]
@@ -175,8 +179,8 @@ def test_memory_that_is_short_is_told_with_its_size(
     with pytest.raises(
         Unavailable, match=r"^GPU 0: allocate 1001 bytes: cuMemAlloc failed: out of memory: fewer"
     ):
-        device.memory(1001)
-    device.memory(1000)
+        DeviceMemory(device, 1001)
+    DeviceMemory(device, 1000)
 
 
 def test_an_error_says_what_was_tried(device: Device, simulated_gpu: SimulatedGpu) -> None:
@@ -184,23 +188,23 @@ def test_an_error_says_what_was_tried(device: Device, simulated_gpu: SimulatedGp
     with pytest.raises(
         InternalError, match=r"^GPU 0: make a stream: cuStreamCreate failed: invalid resource"
     ):
-        device.stream()
-    device.stream()
+        Stream(device)
+    Stream(device)
 
 
 @pytest.mark.parametrize("code", [214, 700, 702, 709, 710, 714, 718, 719, 999])
 def test_a_sticky_error_is_a_lost_device(simulated_gpu: SimulatedGpu, code: int) -> None:
     lost: list[DeviceLost] = []
     device = open_device(on_lost=lost.append)
-    stream = device.stream()
+    stream = Stream(device)
     simulated_gpu.set(f"fail=kernel:{code}:0")
-    stream.launch(device.module(b"").kernel("k", "P"), (1,), (1,), device.memory(8))
+    stream.launch(Module(device, b"").kernel("k", "P"), (1,), (1,), DeviceMemory(device, 8))
     with pytest.raises(DeviceLost, match=rf"synchronize: .*CUDA error {code}\): the process must"):
         stream.synchronize()
     assert str(code) in str(lost[0])
     # So it stays.
     with pytest.raises(DeviceLost):
-        device.memory(8)
+        DeviceMemory(device, 8)
     with pytest.raises(DeviceLost):
         device.check()
     device.close()
@@ -212,7 +216,7 @@ def test_a_lost_context_is_a_lost_device_already_where_it_is_made_current(
     device = open_device()
     simulated_gpu.set("fail=cuCtxPushCurrent_v2:709:0")
     with pytest.raises(DeviceLost, match="context is destroyed"):
-        device.memory(8)
+        DeviceMemory(device, 8)
     device.close()
 
 
@@ -241,7 +245,7 @@ def test_what_is_dropped_after_the_device_was_closed_is_no_error(
     simulated_gpu: SimulatedGpu,
 ) -> None:
     device = open_device()
-    things = [device.stream(), device.memory(8), device.pinned((8,), np.int8)]
+    things = [Stream(device), DeviceMemory(device, 8), pinned_array(device, (8,), np.int8)]
     device.close()
     device.close()
     things.clear()
@@ -275,7 +279,7 @@ def test_whichever_thread_meets_a_lost_gpu_all_hear_of_it(simulated_gpu: Simulat
 
     def request() -> None:
         with pytest.raises(DeviceLost) as caught:
-            device.memory(8)
+            DeviceMemory(device, 8)
         failures.append(caught.value)
 
     devices.check()

@@ -15,6 +15,8 @@ import pytest
 from edge_server.errors import Unavailable
 from edge_server.gpu.buffer_pool import BufferPool
 from edge_server.gpu.device import open_device
+from edge_server.gpu.memory import DeviceMemory, pinned_array
+from edge_server.gpu.stream import Stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,16 +30,16 @@ SHORT_MS = 200
 
 
 def drop_memory(device: Device) -> None:
-    device.memory(512)
+    DeviceMemory(device, 512)
 
 
 def drop_pinned(device: Device) -> None:
-    device.pinned((512,), np.uint8)
+    pinned_array(device, (512,), np.uint8)
 
 
 def make_room_in_a_pool(device: Device) -> None:
     pool = BufferPool(device, 2048, "test")
-    stream = device.stream()
+    stream = Stream(device)
     pool.take(stream, (2048,), np.uint8)
     pool.take(stream, (1,), np.uint8)
 
@@ -71,7 +73,7 @@ def test_other_threads_stand_still_while_pycuda_frees_and_do_not_while_we_do(
                 memory.clear()
             else:
                 simulated_gpu.keep_busy(LONG_MS)
-                device.memory(512).close()
+                DeviceMemory(device, 512)
                 device._freeing.wait()
 
     dropping = threading.Thread(target=drop)
@@ -86,19 +88,19 @@ def test_memory_that_is_short_is_waited_for_where_some_is_garbage(
     simulated_gpu.set("memory=1000")
     for _ in range(20):
         # What the last round dropped may not be free yet.
-        device.memory(1000)
-    held = device.memory(1000)
+        DeviceMemory(device, 1000)
+    held = DeviceMemory(device, 1000)
     with pytest.raises(Unavailable, match="out of memory"):
-        device.memory(1)
-    held.close()
-    device.memory(1)
+        DeviceMemory(device, 1)
+    del held
+    DeviceMemory(device, 1)
 
 
 def test_a_device_that_is_closed_has_freed_what_was_dropped(simulated_gpu: SimulatedGpu) -> None:
     device = open_device()
     for _ in range(50):
-        device.memory(512)
-        device.pinned((512,), np.uint8)
+        DeviceMemory(device, 512)
+        pinned_array(device, (512,), np.uint8)
     device.close()
     assert simulated_gpu.device_bytes == 0
     assert not device._freeing._thread.is_alive()

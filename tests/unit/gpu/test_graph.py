@@ -6,6 +6,7 @@ Where cuda-bindings is installed, the real one runs over the simulated driver.
 from __future__ import annotations
 
 import gc
+import importlib.util
 import sys
 from typing import TYPE_CHECKING
 
@@ -13,14 +14,18 @@ import numpy as np
 import pytest
 
 from edge_server.errors import DeviceLost, InternalError, Unavailable
-from edge_server.gpu.graph import no_graphs_because, record_graph
+from edge_server.gpu.graph import record_graph
+from edge_server.gpu.memory import DeviceMemory, pinned_array
+from edge_server.gpu.stream import Stream
 
 if TYPE_CHECKING:
     from edge_server.gpu.device import Device
 
     from ...conftest import SimulatedGpu
 
-with_bindings = pytest.mark.skipif(bool(no_graphs_because()), reason="no cuda-bindings here")
+with_bindings = pytest.mark.skipif(
+    not importlib.util.find_spec("cuda"), reason="no cuda-bindings here"
+)
 
 
 def test_without_cuda_bindings_the_reason_is_told(
@@ -28,16 +33,18 @@ def test_without_cuda_bindings_the_reason_is_told(
 ) -> None:
     for name in ("cuda", "cuda.bindings"):
         monkeypatch.setitem(sys.modules, name, None)
-    assert no_graphs_because().endswith(
-        "; pip install cuda-bindings, of the driver's major version"
-    )
-    with pytest.raises(Unavailable, match="no CUDA graphs"):
-        record_graph(device.stream(), lambda: None)
+    with pytest.raises(Unavailable, match="no CUDA graphs") as caught:
+        record_graph(Stream(device), lambda: None)
+    assert str(caught.value).endswith("; pip install cuda-bindings, of the driver's major version")
 
 
 @with_bindings
 def test_recorded_work_runs_with_every_launch_and_not_before(device: Device) -> None:
-    stream, memory, back = device.stream(), device.memory(4), device.pinned((4,), np.uint8)
+    stream, memory, back = (
+        Stream(device),
+        DeviceMemory(device, 4),
+        pinned_array(device, (4,), np.uint8),
+    )
     stream.fill(memory, 1)
 
     def work() -> None:
@@ -57,7 +64,7 @@ def test_recorded_work_runs_with_every_launch_and_not_before(device: Device) -> 
 
 @with_bindings
 def test_a_stream_records_no_longer_after_work_that_failed(device: Device) -> None:
-    stream, memory = device.stream(), device.memory(4)
+    stream, memory = Stream(device), DeviceMemory(device, 4)
     with pytest.raises(ZeroDivisionError):
         record_graph(stream, lambda: 1 / 0)
     back = np.zeros(4, np.uint8)
@@ -69,7 +76,7 @@ def test_a_stream_records_no_longer_after_work_that_failed(device: Device) -> No
 
 @with_bindings
 def test_memory_that_is_freed_while_work_is_recorded_does_not_spoil_it(device: Device) -> None:
-    stream, memory, garbage = device.stream(), device.memory(4), [device.memory(4)]
+    stream, memory, garbage = Stream(device), DeviceMemory(device, 4), [DeviceMemory(device, 4)]
 
     def work() -> None:
         garbage.clear()
@@ -86,7 +93,7 @@ def test_memory_that_is_freed_while_work_is_recorded_does_not_spoil_it(device: D
 def test_what_cannot_be_recorded_is_told(
     device: Device, simulated_gpu: SimulatedGpu, code: int, error: type[Exception]
 ) -> None:
-    stream = device.stream()
+    stream = Stream(device)
     simulated_gpu.set(f"fail=cuGraphInstantiateWithFlags:{code}:0")
     with pytest.raises(error, match="GPU 0: record a graph: cuGraphInstantiate failed"):
         record_graph(stream, lambda: None)
@@ -94,5 +101,5 @@ def test_what_cannot_be_recorded_is_told(
 
 @with_bindings
 def test_a_graph_may_be_dropped(device: Device) -> None:
-    record_graph(device.stream(), lambda: None)
+    record_graph(Stream(device), lambda: None)
     gc.collect()

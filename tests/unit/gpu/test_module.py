@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 from edge_server.errors import InternalError, Unavailable
+from edge_server.gpu.memory import DeviceMemory, MappedMemory
+from edge_server.gpu.stream import Module, Stream
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,10 +47,10 @@ def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_kernel_gets_its_arguments_and_its_grid(kernels: None, device: Device) -> None:
-    stream = device.stream()
-    out = device.mapped((6,), np.float32)
+    stream = Stream(device)
+    out = MappedMemory(device, (6,), np.float32)
     out.array[:] = 0
-    kernel = device.module(b"image").kernel("mix", "Pif4s")
+    kernel = Module(device, b"image").kernel("mix", "Pif4s")
     pair = np.array([-3, 9], np.int16).tobytes()
     stream.launch(kernel, (2, 3), (4, 5, 6), out, -7, 0.5, pair)
     assert out.array.tolist() == [0] * 6
@@ -59,7 +61,7 @@ def test_a_kernel_gets_its_arguments_and_its_grid(kernels: None, device: Device)
 def test_kernels_in_a_cycle_are_unloaded_whatever_thread_collects_them(
     kernels: None, device: Device
 ) -> None:
-    cycle: list[object] = [device.module(b"image").kernel("mix", "Pif4s")]
+    cycle: list[object] = [Module(device, b"image").kernel("mix", "Pif4s")]
     cycle.append(cycle)
     del cycle
     # pycuda warns, and leaks, where a module is dropped without its context.
@@ -71,8 +73,8 @@ def test_kernels_in_a_cycle_are_unloaded_whatever_thread_collects_them(
 def test_the_error_of_a_launch_keeps_no_object_of_pycuda_alive(
     kernels: None, device: Device, simulated_gpu: SimulatedGpu
 ) -> None:
-    stream, out = device.stream(), device.memory(24)
-    kernel = device.module(b"image").kernel("mix", "Pif4s")
+    stream, out = Stream(device), DeviceMemory(device, 24)
+    kernel = Module(device, b"image").kernel("mix", "Pif4s")
     simulated_gpu.set("fail=cuLaunchKernel:701:0")
     errors = []
     with pytest.raises(InternalError) as caught:
@@ -89,15 +91,15 @@ def test_the_error_of_a_launch_keeps_no_object_of_pycuda_alive(
 
 
 def test_a_kernel_outlives_the_name_of_its_module(kernels: None, device: Device) -> None:
-    kernel = device.module(b"image").kernel("mix", "Pif4s")
-    stream, out = device.stream(), device.memory(24)
+    kernel = Module(device, b"image").kernel("mix", "Pif4s")
+    stream, out = Stream(device), DeviceMemory(device, 24)
     stream.launch(kernel, (1,), (1,), out, 1, 2.0, b"abcd")
     stream.synchronize()
 
 
 def test_a_kernel_that_is_not_there_is_named(kernels: None, device: Device) -> None:
     with pytest.raises(InternalError, match=r"^GPU 0: find kernel blur: .*named symbol not found"):
-        device.module(b"image").kernel("blur", "P")
+        Module(device, b"image").kernel("blur", "P")
 
 
 @pytest.mark.parametrize(
@@ -116,4 +118,4 @@ def test_kernels_that_the_driver_does_not_take_are_told_with_the_remedy(
 ) -> None:
     simulated_gpu.set(f"fail=cuModuleLoadDataEx:{code}:0")
     with pytest.raises(Unavailable, match=rf"^GPU 0: load kernels: .*{remedy}"):
-        device.module(b"image")
+        Module(device, b"image")

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from edge_server.errors import Unavailable
 from edge_server.process.logs import LogSettings, set_up_logging
+from edge_server.settings import LogSection
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,7 +38,7 @@ def told(root: logging.Logger, tmp_path: Path) -> Any:
 
     def tell(**chosen: Any) -> list[str]:
         path = tmp_path / "log"
-        set_up_logging(chosen.pop("verbose", 0), path=str(path), **chosen)
+        set_up_logging(LogSection(file=str(path), **chosen))
         for number in (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR):
             log.log(number, "it is %s", logging.getLevelName(number))
         return path.read_text().splitlines()
@@ -63,7 +65,7 @@ def test_a_level_can_be_left_out(told: Any, chosen: dict, expected: list[str]) -
 
 
 def test_iso8601_has_the_date_in_utc_and_the_severity(told: Any) -> None:
-    for line in told(iso8601=True):
+    for line in told(format="ISO8601"):
         assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ [IWE] it is [A-Z]+", line)
 
 
@@ -73,15 +75,17 @@ def test_a_file_that_is_there_is_added_to(told: Any, tmp_path: Path) -> None:
 
 
 def test_a_file_that_cannot_be_opened_is_told(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        set_up_logging(0, path=str(tmp_path / "gone" / "log"))
+    with pytest.raises(Unavailable, match=r"^log\.file: .*/log: cannot be written: No such file"):
+        set_up_logging(LogSection(file=str(tmp_path / "gone" / "log")))
 
 
 def test_what_was_chosen_at_the_start_is_told_and_can_be_changed(
     root: logging.Logger, tmp_path: Path
 ) -> None:
     path = tmp_path / "log"
-    switches = set_up_logging(3, info=False, warning=False, iso8601=True, path=str(path))
+    switches = set_up_logging(
+        LogSection(verbose=3, info=False, warning=False, format="ISO8601", file=str(path))
+    )
     assert switches.settings == LogSettings(
         info=False, warning=False, error=True, verbose_level=3, iso8601=True
     )
@@ -101,7 +105,7 @@ def test_the_journal_gets_a_priority_on_every_line(
     iso8601: bool,
 ) -> None:
     monkeypatch.setenv("JOURNAL_STREAM", "8:1")
-    set_up_logging(0, iso8601=iso8601)
+    set_up_logging(LogSection(format="ISO8601" if iso8601 else "default"))
     log.warning("one\ntwo")
     assert [line[:3] for line in capsys.readouterr().err.splitlines()] == ["<4>", "<4>"]
 
@@ -119,7 +123,7 @@ def test_what_a_client_sent_forges_no_line_and_steers_no_terminal(
     journal: bool,
 ) -> None:
     monkeypatch.setenv("JOURNAL_STREAM", "8:1" if journal else "")
-    set_up_logging(0, iso8601=iso8601)
+    set_up_logging(LogSection(format="ISO8601" if iso8601 else "default"))
     log.error("%s", FORGED)
     first, second = capsys.readouterr().err.splitlines()
     assert first.endswith("refused: ")
@@ -138,7 +142,7 @@ def test_what_a_client_sent_does_not_fill_the_disk(told: Any, tmp_path: Path) ->
 
 def test_json_is_an_object_for_each_line_whatever_it_quotes(root: Any, tmp_path: Path) -> None:
     path = tmp_path / "log"
-    switches = set_up_logging(0, json=True, path=str(path))
+    switches = set_up_logging(LogSection(format="json", file=str(path)))
     log.info("it says %s", 'two\nlines, "quotes" and \x1b[31m')
     try:
         int("why")
@@ -162,7 +166,7 @@ def test_json_in_the_journal_has_its_priority(
     root: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("JOURNAL_STREAM", "1:2")
-    set_up_logging(0, json=True).change(iso8601=True)
+    set_up_logging(LogSection(format="json")).change(iso8601=True)
     log.warning("it warns")
     said = capsys.readouterr().err
     assert said.startswith('<4>{"time": ')

@@ -57,11 +57,11 @@ def test_the_command_line_wins_key_by_key(path: Path) -> None:
         ('[grpc]\nport = "3"', 'grpc.port: expected a whole number; got "3"'),
         ("[grpc]\nport = 99999", "grpc.port: expected a whole number <= 65535; got 99999"),
         ('[grpc]\nhost = "0.0.0.0"', "grpc: 0.0.0.0 is beyond the loopback"),
-        ('[grpc]\nhost = "vehicle.local"', "say insecure = true (--grpc-insecure)"),
+        ('[grpc]\nhost = "vehicle.local"', "set insecure = true (--grpc-insecure)"),
         (
             '[mqtt]\nhost = "broker"\nusername = "me"\npassword_file = "p"',
             "mqtt: broker is beyond the loopback, and the password would cross the network in "
-            "plain text; encrypt it with ca_file, or say insecure = true",
+            "plain text; encrypt it with ca_file, or set insecure = true",
         ),
         ('[mqtt]\nhost = "b"\ncert_file = "c"', "mqtt: cert_file and key_file belong together"),
         ('[mqtt]\nhost = "b"\ncert_file = "c"\nkey_file = "k"', "mqtt: cert_file needs ca_file"),

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from edge_server.backends.tensorrt.build.build_options import BuildOptions
     from edge_server.backends.tensorrt.build.events import OnEvent
     from edge_server.backends.tensorrt.build.process import BuildJob
-    from edge_server.gpu.bare_gpu import BareGpu
+    from edge_server.gpu.libcuda import BareGpu
 
 _REPORT_EVERY_S = 0.1
 

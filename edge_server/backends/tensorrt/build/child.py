@@ -11,7 +11,7 @@ from edge_server.backends.tensorrt.build.events import TrtMessage
 from edge_server.backends.tensorrt.build.process import BuildJob
 from edge_server.backends.tensorrt.build.side_car import device_facts
 from edge_server.errors import Unavailable
-from edge_server.gpu.bare_gpu import BareGpu
+from edge_server.gpu.libcuda import BareGpu
 
 if TYPE_CHECKING:
     from collections.abc import Callable

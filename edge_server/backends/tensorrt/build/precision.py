@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from edge_server.backends.tensorrt.build.build_options import BuildOptions, Shape
     from edge_server.backends.tensorrt.build.profiles import Profile
-    from edge_server.gpu.bare_gpu import BareGpu
+    from edge_server.gpu.libcuda import BareGpu
 
 Sample = Mapping[str, "NDArray[Any]"]
 

@@ -24,7 +24,7 @@ from edge_server.model_config.files import reading
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from edge_server.gpu.bare_gpu import BareGpu
+    from edge_server.gpu.libcuda import BareGpu
 
 FORMAT = 2
 _CHUNK_BYTES = 1 << 20

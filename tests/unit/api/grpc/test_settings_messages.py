@@ -13,7 +13,7 @@ from edge_server.api.grpc.trace_settings import update_trace_settings
 from edge_server.errors import EdgeServerError, InvalidRequest
 from edge_server.inference.tracing.traced_request import TraceRule
 from edge_server.inference.tracing.tracer import Tracer
-from edge_server.process.logs import LogSwitches
+from edge_server.process.logs import LogFormatter, LogSwitches
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -143,7 +143,7 @@ def test_log_settings_decide_what_is_written(
 def test_the_time_of_a_line_can_be_iso8601(root: logging.Logger) -> None:
     switches = LogSwitches()
     handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", datefmt="%H:%M:%S"))
+    handler.setFormatter(LogFormatter(switches))
     root.addHandler(handler)
     try:
         record = logging.makeLogRecord({"created": 0.0, "msg": "x", "levelname": "INFO"})

@@ -13,6 +13,8 @@ from onnx import TensorProto, helper
 from edge_server.backends.tensorrt.io_buffers import KEPT_ANSWERS
 from edge_server.errors import DeviceLost, InternalError, InvalidRequest
 from edge_server.gpu.buffer_pool import BufferPool
+from edge_server.gpu.memory import pinned_array
+from edge_server.gpu.stream import Stream
 from edge_server.inference.snapshot import Snapshot
 from edge_server.requests import InferRequest, InferResponse
 from edge_server.tensors import DataType, Tensor
@@ -34,9 +36,9 @@ def batching(workshop: Workshop, **said: Any) -> None:
 
 def on_device(workshop: Workshop, array: np.ndarray[Any, Any], pool: BufferPool) -> Tensor:
     """`array` in the GPU's memory, written by a stream of somebody else's that is not through."""
-    stream = workshop.devices.gpu(0).stream()
+    stream = Stream(workshop.devices.gpu(0))
     copy = pool.take(stream, array.shape, array.dtype)
-    pinned = workshop.devices.gpu(0).pinned(array.shape, array.dtype)
+    pinned = pinned_array(workshop.devices.gpu(0), array.shape, array.dtype)
     pinned[...] = array
     stream.to_device(copy, pinned)
     copy.written(stream)

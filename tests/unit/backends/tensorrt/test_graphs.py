@@ -10,6 +10,7 @@ from onnx import TensorProto, helper
 
 from edge_server.errors import DeviceLost, ModelConfigError
 from edge_server.gpu.buffer_pool import BufferPool
+from edge_server.gpu.stream import Stream
 from edge_server.tensors import Tensor
 
 from .conftest import Asked, add_one, onnx_bytes
@@ -67,7 +68,7 @@ def test_a_graph_takes_and_gives_tensors_on_the_device(
     spec = "graph_spec { batch_size: 2 }"
     instance = workshop.instance("max_batch_size: 8 " + GRAPHS % spec)
     device = workshop.devices.gpu(0)
-    pool, stream = BufferPool(device, 1 << 16, "test"), device.stream()
+    pool, stream = BufferPool(device, 1 << 16, "test"), Stream(device)
     asked = []
     for i in range(2):
         array = pool.take(stream, (1, 4), np.float32)

@@ -17,6 +17,7 @@ from edge_server.backends.vision import image_preprocess
 from edge_server.errors import DeviceLost, EdgeServerError, InternalError, Unavailable
 from edge_server.gpu.buffer_pool import BufferPool
 from edge_server.gpu.device_array import CudaArray
+from edge_server.gpu.stream import Stream
 from edge_server.inference.scheduling import Scheduling
 from edge_server.inference.snapshot import ModelEntry, ModelState, Snapshot
 from edge_server.model_config.config import ModelConfig, Placement
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
     from edge_server.backends.contract import Model, Tensors
     from edge_server.gpu.device import Device
     from edge_server.gpu.devices import Devices
-    from edge_server.gpu.stream import Stream
 
     from ...conftest import SimulatedGpu
 
@@ -57,7 +57,7 @@ class Camera:
     """Another user of the GPU, with a stream of its own and frames there."""
 
     def __init__(self, device: Device) -> None:
-        self.stream: Stream = device.stream()
+        self.stream: Stream = Stream(device)
         self._pool = BufferPool(device, 1 << 24, "camera")
 
     def frame(self, image: NDArray[np.uint8]) -> CudaArray:
@@ -334,7 +334,7 @@ class Network:
     its own and leaves another; here, the same values. It never sees one on the host."""
 
     def __init__(self, device: Device) -> None:
-        self._stream = device.stream()
+        self._stream = Stream(device)
         self._pool = BufferPool(device, 1 << 24, "network")
 
     def make_instance(self, name: str, placement: Placement) -> Network:

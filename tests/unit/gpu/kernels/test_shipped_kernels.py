@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from edge_server.errors import Unavailable
-from edge_server.gpu.kernels.shipped import image_name, kernel_image
+from edge_server.gpu.kernels import image_name, kernel_image
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from edge_server.process import sd_notify
-from edge_server.process.sd_notify import notify, watchdog_period_s
+from edge_server.daemon import status
+from edge_server.daemon.status import notify, watchdog_period_s
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,7 +24,7 @@ class Listener:
         self._socket.bind(address)
         self._socket.settimeout(5)
 
-    def hears(self) -> str:
+    def received(self) -> str:
         return self._socket.recv(4096).decode()
 
     def close(self) -> None:
@@ -42,14 +42,14 @@ def systemd(
     listener.close()
 
 
-def test_what_is_told_together_arrives_as_one_message(systemd: Listener) -> None:
+def test_what_is_sent_together_arrives_as_one_message(systemd: Listener) -> None:
     notify("READY=1", "STATUS=4 models")
-    assert systemd.hears() == "READY=1\nSTATUS=4 models"
+    assert systemd.received() == "READY=1\nSTATUS=4 models"
 
 
 def test_text_is_utf_8(systemd: Listener) -> None:
     notify("STATUS=camera näher")
-    assert systemd.hears() == "STATUS=camera näher"
+    assert systemd.received() == "STATUS=camera näher"
 
 
 def test_without_systemd_nothing_happens(
@@ -67,13 +67,13 @@ def test_a_systemd_that_does_not_listen_costs_a_warning(
     notify("WATCHDOG=1", "STATUS=4 models")
     ((_, level, text),) = caplog.record_tuples
     assert level == logging.WARNING
-    assert text.startswith("systemd: cannot be told WATCHDOG=1: ")
+    assert text.startswith("systemd: cannot be notified of WATCHDOG=1: ")
 
 
 def test_a_manager_that_does_not_listen_is_not_waited_for(
     systemd: Listener, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sd_notify, "PATIENCE_S", 0.01)
+    monkeypatch.setattr(status, "NOTIFY_TIMEOUT_S", 0.01)
     for _ in range(1000):  # more than any socket queues
         notify("WATCHDOG=1")
         if caplog.record_tuples:
@@ -104,6 +104,6 @@ def test_a_watchdog_for_another_process_is_not_ours(monkeypatch: pytest.MonkeyPa
     assert watchdog_period_s() is None
 
 
-def test_a_name_that_is_not_utf_8_is_told_escaped(systemd: Listener) -> None:
+def test_a_name_that_is_not_utf_8_is_sent_escaped(systemd: Listener) -> None:
     notify("STATUS=" + os.fsdecode(b"m\xff"))
-    assert systemd.hears() == "STATUS=m\\udcff"
+    assert systemd.received() == "STATUS=m\\udcff"

@@ -1,18 +1,19 @@
-"""Images in files: a folder of them as a source of frames, and pictures with lanes drawn in."""
+"""Videos and folders of images as sources of frames, and pictures with lanes drawn in."""
 
 from __future__ import annotations
 
 import logging
+import os
 from typing import TYPE_CHECKING
 
 import cv2
 import numpy as np
 
-from edge_server.cameras.frame import IMAGE_SUFFIXES, Pace
+from edge_server.cameras.frame import FASTEST_FPS, IMAGE_SUFFIXES, SLOWEST_FPS, Recording
 from edge_server.errors import SourceError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Generator, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -21,74 +22,117 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-DEFAULT_FPS = 10.0
+FOLDER_FPS = 10.0
+# The rate of a video that does not state its own.
+VIDEO_FPS = 25.0
+_FFMPEG_QUIET = "-8"  # AV_LOG_QUIET
+# FFmpeg plays any .txt file as ANSI art, which is never the user's intention.
+ANSI_ART = int.from_bytes(b"ansi", "little")
 
 # BGR, by rank: the lane with the highest score first.
 _COLOURS = ((80, 220, 60), (60, 160, 255), (255, 160, 60), (220, 80, 220), (60, 220, 220))
 _SUBPIXEL_BITS = 4
 
 
-class ImageFolder:
-    """Plays the images of a folder in the order of their names; a FrameSource.
+def open_images(path: Path, *, fps: float | None = None, loop: bool = False) -> Recording:
+    """Play the images of a folder in the order of their names, or one image.
 
-    The source skips an image that cannot be decoded completely, and logs that image once, however
-    often the folder loops.
+    An image that cannot be decoded completely is skipped, and logged once, however often the folder
+    loops.
 
     Args:
         path: a folder, or one image, which is played as a folder of one.
-        fps: frames per second; 0 plays at the reading speed.
+        fps: frames per second, `FOLDER_FPS` if None; 0 plays at the reading speed.
         loop: restart at the end.
 
     Raises:
         SourceError: the folder has no image that can be decoded.
     """
+    return Recording(_folder(path, loop), FOLDER_FPS if fps is None else fps)
 
-    def __init__(self, path: Path, *, fps: float | None = None, loop: bool = False) -> None:
-        self._path = path
-        self._loop = loop
-        self._images = _images_of(path)
-        self._at = 0
-        self._pace = Pace(DEFAULT_FPS if fps is None else fps)
-        self._ahead: NDArray[np.uint8] | None = None
-        self._ahead = self._decode()
-        if self._ahead is None:
-            raise self._nothing_readable()
 
-    def read(self) -> NDArray[np.uint8] | None:
-        """Return the next image, (H, W, 3) uint8 BGR, when it is due; None at the end.
+def open_video(path: Path, *, fps: float | None = None, loop: bool = False) -> Recording:
+    """Play a video at its own frame rate.
 
-        Raises:
-            SourceError: a loop has no readable image left.
-        """
-        image, self._ahead = self._ahead, None
-        if image is None:
-            image = self._decode()
-        if image is None and self._loop:
-            self._at = 0
-            image = self._decode()
+    A file that breaks off in the middle ends there. Each round of a loop reopens the file, so a
+    replaced file is played in its new form.
+
+    Args:
+        path: a regular file.
+        fps: frames per second instead of the file's own rate; 0 plays at the reading speed.
+        loop: restart at the end.
+
+    Raises:
+        SourceError: no image can be decoded from the file.
+    """
+    capture, first = _open_capture(path)
+    return Recording(
+        _video(path, capture, first, loop), _own_fps(path, capture) if fps is None else fps
+    )
+
+
+def _folder(path: Path, loop: bool) -> Generator[NDArray[np.uint8], None, None]:
+    images = _images_of(path)
+    while True:
+        for each in tuple(images):
+            image = _decode_or_skip(each)
             if image is None:
-                raise self._nothing_readable()
-        if image is not None:
-            self._pace.wait()
-        return image
+                images.remove(each)
+            else:
+                yield image
+        if not images:
+            raise SourceError(
+                f"{path}: none of its images can be read; they are damaged or no JPEG or PNG"
+            )
+        if not loop:
+            return
 
-    def close(self) -> None:
-        """Do nothing: no file stays open between two images."""
 
-    def _decode(self) -> NDArray[np.uint8] | None:
-        """Return the next readable image of this round; None after the last."""
-        while self._at < len(self._images):
-            image = _decode_or_skip(self._images[self._at])
-            if image is not None:
-                self._at += 1
-                return image
-            del self._images[self._at]
-        return None
+def _video(
+    path: Path, capture: cv2.VideoCapture, first: NDArray[np.uint8], loop: bool
+) -> Generator[NDArray[np.uint8], None, None]:
+    expected = int(capture.get(cv2.CAP_PROP_FRAME_COUNT))
+    image: NDArray[np.uint8] | None = first
+    played = 0
+    try:
+        while image is not None:
+            yield image
+            played += 1
+            image = capture.read()[1]
+            if image is None and played + 1 < expected:  # containers may count one too many
+                log.warning("video %s: broke off after %d of %d frames", path, played, expected)
+                expected = 0
+            if image is None and loop:
+                capture.release()
+                capture, image = _open_capture(path)
+    finally:
+        capture.release()
 
-    def _nothing_readable(self) -> SourceError:
-        return SourceError(
-            f"{self._path}: none of its images can be read; they are damaged or no JPEG or PNG"
+
+def _own_fps(path: Path, capture: cv2.VideoCapture) -> float:
+    fps = float(capture.get(cv2.CAP_PROP_FPS))
+    if SLOWEST_FPS <= fps <= FASTEST_FPS:
+        return fps
+    log.warning("video %s: has no usable frame rate, playing %g fps", path, VIDEO_FPS)
+    return VIDEO_FPS
+
+
+def _open_capture(path: Path) -> tuple[cv2.VideoCapture, NDArray[np.uint8]]:
+    """Return the opened file and its first image."""
+    # FFmpeg's lines on stderr must not mix with the log: with --log-format json each line is an
+    # object.
+    os.environ.setdefault("OPENCV_FFMPEG_LOGLEVEL", _FFMPEG_QUIET)
+    capture = cv2.VideoCapture(str(path))
+    image = None
+    if capture.isOpened() and int(capture.get(cv2.CAP_PROP_FOURCC)) != ANSI_ART:
+        image = capture.read()[1]
+    if image is None:
+        capture.release()
+        raise SourceError(
+            f"{path}: no video can be read from this file; it is damaged, incomplete or of an "
+            "unknown format: play it elsewhere, or convert it to MP4 (H.264)"
         )
+    return capture, image
 
 
 def _images_of(path: Path) -> list[Path]:

@@ -1,0 +1,164 @@
+"""The daemon's state, reported to the broker, and to systemd by sd_notify(3)."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import time
+from typing import TYPE_CHECKING, Literal
+
+from edge_server.cameras.camera import CameraState
+from edge_server.inference.snapshot import UNLOADED, ModelState
+from edge_server.lifecycle.poll_control import PollControl
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from edge_server.inference.data_plane import DataPlane
+    from edge_server.lifecycle.control import RepositoryControl
+    from edge_server.mqtt.publisher import Publisher
+    from edge_server.pipeline.lane_pipeline import LanePipeline
+
+log = logging.getLogger(__name__)
+
+NOTIFY_TIMEOUT_S = 1.0
+# Each progress report of a build extends systemd's start timeout by its default for a whole start.
+START_MORE_S = 90.0
+# An open camera that delivers no frame for this long has stalled.
+STALLED_S = 1.0
+# Characters of a model's error in systemd's status.
+_LONGEST_STATUS = 200
+
+
+class StatusReport:
+    """Reports the state of models and cameras; a failure to do so ends nothing that works."""
+
+    def __init__(
+        self,
+        data_plane: DataPlane,
+        control: RepositoryControl | PollControl,
+        pipelines: Sequence[LanePipeline],
+        publisher: Publisher | None,
+    ) -> None:
+        self._data_plane = data_plane
+        self._control = control
+        self._pipelines = pipelines
+        self._publisher = publisher
+        self._published: dict[str, tuple[str, str]] = {}
+        self._faults: dict[str, str] = {}
+
+    def report_loading(self) -> None:
+        """Publish the models, and extend systemd's start timeout while a plan is built."""
+        self._attempt(self._publish_models)
+        self._attempt(self._extend_start)
+
+    def report(self, event: str) -> str:
+        """Publish all states that changed, and notify systemd of `event` (`READY=1`); return the
+        status line."""
+        self._attempt(self._publish_states)
+        status = self._attempt(self._status)
+        notify(event, f"STATUS={status}")
+        return status
+
+    def _extend_start(self) -> str:
+        """systemd ends a start that takes longer than its timeout."""
+        builds = [
+            f"{entry.name}: {entry.reason}"
+            for entry in self._data_plane.index(only_ready=False)
+            if entry.state is ModelState.LOADING and entry.reason
+        ]
+        status = "; ".join(builds).replace("\n", " ")
+        if builds:
+            notify(f"EXTEND_TIMEOUT_USEC={round(1e6 * START_MORE_S)}", f"STATUS={status}")
+        return status
+
+    def _publish_states(self) -> str:
+        if self._publisher is None:
+            return ""
+        now = time.monotonic()
+        no_lanes = []
+        for pipeline in self._pipelines:
+            camera, failure = pipeline.camera, pipeline.failure
+            age_s = camera.last_frame_age_s(now)
+            state = _camera_state(camera.state, age_s)
+            if failure or (state != "ok" and camera.state is not CameraState.STARTING):
+                no_lanes.append(camera.name)
+            if self._published.get(camera.name) != (state, failure):
+                self._published[camera.name] = state, failure
+                age_ms = None if age_s is None else round(1e3 * age_s)
+                self._publisher.publish_camera_status(camera.name, state, age_ms, failure)
+        self._publish_models()
+        self._publisher.publish_online(no_lanes)
+        return ""
+
+    def _publish_models(self) -> str:
+        if self._publisher is None:
+            return ""
+        entries = self._data_plane.index(only_ready=False)
+        if isinstance(self._control, PollControl):
+            # The model was removed from the repository; on request, an unloaded one may come back.
+            entries = [e for e in entries if e.loaded is not None or e.reason != UNLOADED]
+        self._publisher.publish_models(entries)
+        return ""
+
+    def _status(self) -> str:
+        cameras = ", ".join(
+            f"{p.camera.name} {p.camera.state.value}, {p.camera.captured} frames, "
+            f"{p.camera.dropped} dropped, {p.failed_frames} failed"
+            + (f", no lanes: {p.failure[:_LONGEST_STATUS]}" if p.failure else "")
+            for p in self._pipelines
+        )
+        broker = "off"
+        if self._publisher is not None:
+            state = "connected" if self._publisher.connected else "away"
+            broker = f"{state}, {self._publisher.dropped} lanes dropped"
+        ready = len(self._data_plane.index(only_ready=True))
+        # systemd reads a second line as another assignment.
+        return f"{ready} models; cameras: {cameras or 'none'}; mqtt: {broker}".replace("\n", " ")
+
+    def _attempt(self, report: Callable[[], str]) -> str:
+        """Return the text of `report`; its failure is logged once per fault."""
+        try:
+            return report()
+        except Exception as error:
+            fault = f"{type(error).__name__}: {error}"
+            if fault != self._faults.get(report.__name__):
+                self._faults[report.__name__] = fault
+                log.exception("the daemon's state cannot be reported; it goes on")
+            return "cannot be reported"
+
+
+def _camera_state(state: CameraState, age_s: float | None) -> Literal["ok", "stalled", "lost"]:
+    """Return a camera's state as its topic spells it."""
+    if state is not CameraState.LIVE or age_s is None:
+        return "lost"
+    return "ok" if age_s < STALLED_S else "stalled"
+
+
+def notify(*assignments: str) -> None:
+    """Send `READY=1`, `STATUS=…`, `WATCHDOG=1`, … to systemd, if it started the daemon; never
+    raises.
+
+    Waits at most `NOTIFY_TIMEOUT_S` for a service manager that does not read: lanes continue
+    without the notification, and systemd's own timeouts apply.
+    """
+    address = os.environ.get("NOTIFY_SOCKET")
+    if not address:
+        return
+    if address.startswith("@"):
+        address = "\0" + address[1:]
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
+            sock.settimeout(NOTIFY_TIMEOUT_S)
+            sock.sendto("\n".join(assignments).encode(errors="backslashreplace"), address)
+    except OSError as error:
+        log.warning("systemd: cannot be notified of %s: %s", assignments[0], error)
+
+
+def watchdog_period_s() -> float | None:
+    """Return the longest interval between two `WATCHDOG=1`; None without a watchdog."""
+    if os.environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
+        return None
+    period_us = os.environ.get("WATCHDOG_USEC", "")
+    return int(period_us) / 1e6 if period_us.isdecimal() and int(period_us) > 0 else None

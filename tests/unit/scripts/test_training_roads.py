@@ -1,0 +1,35 @@
+"""Rendered training roads have labels that a network can learn from."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from lane_training.roads import render_road, sample_road
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_labels_run_upwards_from_the_bottom_without_crossing(seed: int) -> None:
+    scene = sample_road(np.random.default_rng(seed))
+    _, lanes = render_road(scene, 70.0, 640, 360)
+    assert len(lanes) <= 5
+    for lane in lanes:
+        assert lane.dtype == np.float32
+        assert lane.shape[1] == 2
+    if scene.roll_rad:
+        return
+    bottoms = [float(lane[0, 0]) for lane in lanes]
+    in_order = [lanes[i] for i in np.argsort(bottoms)]
+    for lane in in_order:
+        assert lane[0, 1] == pytest.approx(360, abs=0.5)
+        assert (np.diff(lane[:, 1]) < 0).all()
+    for left, right in itertools.pairwise(in_order):
+        np.testing.assert_allclose(left[:, 1], right[:, 1], atol=1e-3)
+        assert (right[:, 0] > left[:, 0]).all()
+
+
+def test_some_training_roads_have_no_line() -> None:
+    counts = [len(sample_road(np.random.default_rng(seed)).lines) for seed in range(60)]
+    assert 0 < counts.count(0) < 20
+    assert max(counts) >= 4
