@@ -39,8 +39,8 @@ from onnx import TensorProto, helper, numpy_helper
 from reload import CONFIG, METHOD, Daemon
 from tritonclient.grpc import service_pb2 as pb
 
-from edge_server.cli.models.push import push
-from edge_server.repository.transfer.local import LocalRepository
+from edge_server.cli.models.push import pack
+from edge_server.repository.transfer.incoming import receive
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -105,7 +105,7 @@ class Pushes:
 
     def __init__(self, folder: Path, repository: Path) -> None:
         self._model = folder / "made" / "m"
-        self._repository = LocalRepository(repository)
+        self._repository = repository
         self._numbers = itertools.count(1)
 
     def push(self, kind: str) -> None:
@@ -123,7 +123,7 @@ class Pushes:
         said = 2 * number + 1 if kind == "golden" else number
         arrays = {"input.x": np.ones(1, np.float32), "output.y": np.full(1, 1 + said, np.float32)}
         np.savez(self._model / "golden" / "one.npz", **arrays)  # type: ignore[arg-type]
-        push(self._model, self._repository)
+        receive(self._repository, pack(self._model).entries())
 
 
 @dataclass

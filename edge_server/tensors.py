@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 
 class DataType(Enum):
-    """A tensor's element type; the value is the protocol's name (`FP32`, `BYTES`)."""
+    """A tensor's element type; the value is the protocol's name (`FP32`, `BYTES`).
+
+    In the order of the protocol's own enumeration, from 1.
+    """
 
     BOOL = "BOOL"
     UINT8 = "UINT8"
@@ -31,8 +34,8 @@ class DataType(Enum):
     FP16 = "FP16"
     FP32 = "FP32"
     FP64 = "FP64"
-    BF16 = "BF16"
     BYTES = "BYTES"
+    BF16 = "BF16"
 
     @property
     def numpy(self) -> np.dtype[Any]:

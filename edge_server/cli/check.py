@@ -6,13 +6,15 @@ for it.
 
 from __future__ import annotations
 
+import errno
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from edge_server.api.grpc.credentials import server_credentials
-from edge_server.api.grpc.port_trial import try_port, who_answers
+from edge_server.api.grpc.self_call import server_name
+from edge_server.board.listening import listener, remedy
 from edge_server.cameras.camera import Camera
 from edge_server.daemon.model_parts import (
     chosen_control,
@@ -114,31 +116,48 @@ def _check_ports(settings: chosen.Settings, findings: Findings) -> None:
     metrics = settings.metrics
     if metrics.enabled and metrics.port:
         where = f"{metrics.host}:{metrics.port}"
-        found = try_port(metrics.host, metrics.port, "--metrics")
-        if not found.trouble:
+        trouble, is_taken = _try_port(metrics.host, metrics.port, "--metrics")
+        if not trouble:
             findings.well.append(f"metrics {where}: is free")
-        elif not (runs and found.taken):
-            findings.unavailable.append(f"metrics cannot listen on {where}: {found.trouble}")
+        elif not (runs and is_taken):
+            findings.unavailable.append(f"metrics cannot listen on {where}: {trouble}")
 
 
 def _check_grpc(settings: chosen.Settings, findings: Findings) -> bool:
     """Return whether the daemon itself seems to run there."""
     grpc = settings.grpc
     where = f"{grpc.host}:{grpc.port}"
-    found = try_port(grpc.host, grpc.port, "--grpc")
-    if not found.trouble:
+    trouble, is_taken = _try_port(grpc.host, grpc.port, "--grpc")
+    if not trouble:
         findings.well.append(f"grpc {where}: is free")
         return False
     us = f"{settings.serving.name} {version('edge-server')}"
-    if found.taken and who_answers(grpc) == us:
+    if is_taken and server_name(grpc) == us:
         findings.well.append(f"grpc {where}: is taken by {us}: the daemon runs")
         return True
-    if found.taken and (grpc.tls.on or grpc.restricted):
+    if is_taken and (grpc.tls.on or grpc.restricted):
         # The daemon does not identify itself to a client without credentials.
         findings.well.append(f"warning: grpc {where}: is taken, by the daemon or something else")
         return True
-    findings.unavailable.append(f"gRPC cannot listen on {where}: {found.trouble}")
+    findings.unavailable.append(f"gRPC cannot listen on {where}: {trouble}")
     return False
+
+
+def _try_port(host: str, port: int, flags: str) -> tuple[str, bool]:
+    """Bind and release the address.
+
+    Args:
+        flags: prefix of the flags for address and port: `--grpc`.
+
+    Returns:
+        Why the address cannot be bound now, with the remedy, empty if it can be; and whether a
+        process listens there.
+    """
+    try:
+        listener(host, port).close()
+    except OSError as error:
+        return remedy(error, flags), error.errno == errno.EADDRINUSE
+    return "", False
 
 
 def _check_models(

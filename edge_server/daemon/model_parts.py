@@ -23,9 +23,9 @@ from edge_server.lifecycle.model_table import ModelTable
 from edge_server.lifecycle.poll_control import PollControl
 from edge_server.model_config.config import Completion
 from edge_server.pipeline.lane_pipeline import LANE_TENSORS
-from edge_server.repository.private_copies import PrivateCopies
-from edge_server.repository.private_directory import PrivateDirectory
-from edge_server.repository.scan import Repositories, is_utf8, shown
+from edge_server.process.utf8 import is_utf8, shown
+from edge_server.repository.private_copies import PrivateCopies, PrivateDirectory
+from edge_server.repository.scan import Repositories
 from edge_server.repository.signature import SignaturePolicy
 from edge_server.repository.store import ModelStore
 from edge_server.settings import Python

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from edge_server.cameras.camera import CameraState
 from edge_server.inference.snapshot import UNLOADED, ModelState
 from edge_server.lifecycle.poll_control import PollControl
+from edge_server.process.utf8 import as_utf8
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -151,7 +152,7 @@ def notify(*assignments: str) -> None:
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
             sock.settimeout(NOTIFY_TIMEOUT_S)
-            sock.sendto("\n".join(assignments).encode(errors="backslashreplace"), address)
+            sock.sendto(as_utf8("\n".join(assignments)).encode(), address)
     except OSError as error:
         log.warning("systemd: cannot be notified of %s: %s", assignments[0], error)
 

@@ -10,8 +10,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from edge_server.inference.canary_window import HANGS_S, WatchedScheduler, WatchedVersion
-from edge_server.inference.mirror import Mirror
-from edge_server.inference.predecessor import Predecessor
 from edge_server.process.worker import Worker
 
 if TYPE_CHECKING:
@@ -119,16 +117,11 @@ class CanaryMonitor:
             predecessor: stays open for as long as the canary lasts.
             members: the members of a predecessor that is an ensemble; open likewise.
         """
-        comparable = Predecessor.of(model, predecessor, members)
-        mirror = None if comparable is None else Mirror(comparable, self._wake.set)
-        scheduler = model.scheduler
-        if isinstance(scheduler, WatchedScheduler):
-            scheduler = scheduler.beneath
-        scheduler = WatchedScheduler(
-            scheduler, model.config, self._terms.requests, mirror, wake=self._wake.set
+        version = WatchedVersion.of(
+            model, predecessor, members, self._terms.requests, self._wake.set
         )
-        self.watched.append(WatchedVersion.of(model, scheduler, mirror, predecessor))
-        return replace(model, scheduler=scheduler)
+        self.watched.append(version)
+        return replace(model, scheduler=version.scheduler)
 
     def start(self) -> None:
         """Start the monitor's thread; returns at once.
@@ -167,7 +160,8 @@ class CanaryMonitor:
         unclear = next((text for each in self.watched if (text := each.unclear())), "")
         passed = (enough and not unclear) or seconds >= self._terms.longest_s
         if not reason and not passed:
-            self._report(unclear if enough else "")
+            news = f"watched for longer than {self._terms.least_s:g} s: {unclear}"
+            self._set_news(self._slower() or (news if enough else ""))
             return True
         if not self._end():
             return False
@@ -220,13 +214,6 @@ class CanaryMonitor:
         """The version that is slower than its predecessor, as text; empty where none is."""
         found = ((each.model.version, each.slower()) for each in self.watched)
         return next((f"version {version} is {text}" for version, text in found if text), "")
-
-    def _report(self, unclear: str) -> None:
-        news = self._slower()
-        if not news and unclear:
-            news = f"watched for longer than {self._terms.least_s:g} s: {unclear}"
-        if news and not (self._news and news.startswith("watched")):
-            self._set_news(news)
 
     def _set_news(self, news: str) -> None:
         # Logged once per kind: the figures change with every request.

@@ -13,13 +13,19 @@ from msgspec.structs import replace
 
 from edge_server.errors import EdgeServerError, InvalidRequest
 from edge_server.inference.mirror import Mirror, Pairs
-from edge_server.inference.predecessor import WITHOUT_VERDICT, Fault, all_finite, has_non_finite
+from edge_server.inference.predecessor import (
+    WITHOUT_VERDICT,
+    Fault,
+    Predecessor,
+    all_finite,
+    has_non_finite,
+)
 from edge_server.inference.snapshot import SchedulerWrapper
 from edge_server.inference.statistics import FailureReason
 from edge_server.requests import InferResponse
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from edge_server.inference.snapshot import LoadedModel, Scheduler, Snapshot
     from edge_server.model_config.config import ModelConfig
@@ -210,10 +216,17 @@ class WatchedVersion(NamedTuple):
     @staticmethod
     def of(
         model: LoadedModel,
-        scheduler: WatchedScheduler,
-        mirror: Mirror | None,
         predecessor: LoadedModel,
+        members: Sequence[LoadedModel],
+        window: int,
+        wake: Callable[[], None],
     ) -> WatchedVersion:
+        comparable = Predecessor.of(model, predecessor, members)
+        mirror = None if comparable is None else Mirror(comparable, wake)
+        scheduler = model.scheduler
+        if isinstance(scheduler, WatchedScheduler):
+            scheduler = scheduler.beneath
+        scheduler = WatchedScheduler(scheduler, model.config, window, mirror, wake=wake)
         hangs_s = 30 * predecessor.statistics.p99_ns(_LEAST_FOR_P99) / 1e9
         return WatchedVersion(model, scheduler, mirror, _shares(predecessor), hangs_s)
 

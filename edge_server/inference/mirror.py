@@ -86,7 +86,6 @@ class Mirror:
         self._wake = wake
         self._lock = threading.Lock()
         self._waiting: deque[_Replay] = deque()
-        self._waiting_bytes = 0
         self._running: _Replay | None = None
         self._has_sample = False
         self._rests_till_s = self._samples_from_s = 0.0
@@ -172,7 +171,6 @@ class Mirror:
         now = time.monotonic()
         took_s = now - began_s
         with self._lock:
-            self._waiting_bytes -= replay.n_bytes
             self._running = None
             self._has_sample &= replay.fault is not None
             self._rests_till_s = now + _REST_BEFORE_FAULT * took_s
@@ -202,7 +200,8 @@ class Mirror:
         n_bytes = sum(map(size_bytes, request.inputs.values()))
         with self._lock:
             full = fault is not None and len(self._waiting) >= _MOST_WAITING
-            if not self.comparable or full or self._waiting_bytes + n_bytes > _MOST_BYTES:
+            waiting_bytes = sum(replay.n_bytes for replay in self._waiting)
+            if not self.comparable or full or waiting_bytes + n_bytes > _MOST_BYTES:
                 return
             try:
                 # The lock bounds the memory: one copy at a time is made.
@@ -210,7 +209,6 @@ class Mirror:
             except (EdgeServerError, MemoryError) as error:
                 log.debug("model %s: not replayed: %r", request.model_name, error)
                 return
-            self._waiting_bytes += n_bytes
             if fault is not None:
                 self._waiting.append(replay)
             else:

@@ -14,10 +14,14 @@ from edge_server.inference.instance_pool import InstancePool
 from edge_server.inference.instance_thread import InstanceThread
 from edge_server.inference.job import Job
 from edge_server.inference.line_watch import MOST_WAITING
-from edge_server.inference.sequence_book import SequenceBook
-from edge_server.inference.sequence_controls import SequenceControls
-from edge_server.inference.sequence_state import SequenceStates, zeros
-from edge_server.inference.sequence_strategy import DirectStrategy, Head, OldestStrategy
+from edge_server.inference.sequence_book import (
+    DirectStrategy,
+    Head,
+    OldestStrategy,
+    SequenceBook,
+)
+from edge_server.inference.sequence_tensors import SequenceControls, SequenceStates
+from edge_server.inference.tensor_data import zeros
 from edge_server.requests import InferRequest
 from edge_server.tensors import Tensor
 
@@ -27,24 +31,21 @@ if TYPE_CHECKING:
 
     from edge_server.backends.contract import Model, Tensors
     from edge_server.errors import EdgeServerError
-    from edge_server.inference import sequence_book
     from edge_server.inference.execution import Executor
     from edge_server.inference.line_watch import LineWatch
     from edge_server.inference.rate_limiter import RateLimiter
-    from edge_server.inference.sequence_book import WaitingRequest
-    from edge_server.inference.sequence_strategy import Strategy
+    from edge_server.inference.sequence_book import BookedSequence, WaitingRequest
     from edge_server.inference.snapshot import Snapshot
     from edge_server.model_config.config import ModelConfig
     from edge_server.model_config.scheduling import SequenceBatching
     from edge_server.requests import Respond, SequencePlace
 
-    BookedSequence = sequence_book.Sequence[Job]
-    _Begun = tuple[BookedSequence, WaitingRequest[Job]]
-    _Dead = tuple[Job, EdgeServerError]
+    _Begun = tuple[BookedSequence[Job], WaitingRequest[Job]]
+    _Refused = list[tuple[Job, EdgeServerError]]
 
 log = logging.getLogger(__name__)
 
-# An idle thread wakes now and then, so that its heartbeat tells waiting from hanging.
+# An idle thread wakes now and then, so that its heartbeat shows waiting, not hanging.
 _LONGEST_WAIT_S = 5.0
 
 
@@ -107,39 +108,40 @@ class SequenceScheduler:
         job.outputs |= self._states.output_names
         place = self._place(job)
         now = time.monotonic()
-        with self._lock:
-            late = self._expire(now)
-            restarts = place.start and self._book.is_live(place.id)
-            refusal = self._refusal(request, place)
-            if refusal is None:
+        refused: _Refused = []
+        try:
+            with self._lock:
+                refused = self._expire(now)
+                restarts = place.start and self._book.is_live(place.id)
+                self._check_room(request, place)
                 sequence = self._book.add(job, place, now, request.timeout_us / 1e6 or inf)
-                self._wake(sequence)
+                if sequence.slot is not None:
+                    self._threads[sequence.slot.instance].wake.notify()
+                # The watch enforces the time limit of a sequence without a slot.
                 self._watch.note_waiting()
-        self._refuse_late(late)
-        if refusal is not None:
-            raise refusal
+        finally:
+            self._refuse(refused)
         if restarts:
             log.warning(
-                "model %s: sequence %s starts again before its END: its earlier requests are "
-                "answered first, then its state is forgotten",
+                "model %s: sequence %s starts again before its END: its earlier requests run "
+                "first, then its state is forgotten",
                 self._executor.config.name,
                 place.id,
             )
 
     def drop_dead(self) -> bool:
         """See `WatchedLine.drop_dead`; drops sequences that waited too long for a slot, too."""
-        dead: list[_Dead] = []
         with self._lock:
-            late = self._expire(time.monotonic())
-            for sequence in self._book.waiting_in():
-                dead += self._drop_dead_of(sequence)
+            refused = self._expire(time.monotonic())
+            dead = [
+                each for sequence in self._book.waiting_in() for each in self._drop_of(sequence)
+            ]
             if dead:
                 # Any slot may have passed to another sequence.
                 for thread in self._threads:
                     thread.wake.notify()
             others_wait = self._book.waiting > 0
-        self._refuse_late(late)
-        self._refuse_dead(dead)
+        self._refuse(refused + dead)
         return others_wait
 
     def pending(self) -> int:
@@ -181,41 +183,29 @@ class SequenceScheduler:
         self._controls.check(place.id)
         return place
 
-    def _refusal(self, request: InferRequest, place: SequencePlace) -> EdgeServerError | None:
-        """The error of a request that the book cannot take."""
-        model = self._executor.config.name
+    def _check_room(self, request: InferRequest, place: SequencePlace) -> None:
+        """Raises: Unavailable, InvalidRequest: the book cannot take the request."""
         if self._stopping:
-            return _stopping(request)
+            raise _stopping(request)
         if self._book.waiting >= MOST_WAITING:
-            return Unavailable(f"{request.log_prefix}Exceeds maximum queue size")
+            raise Unavailable(f"{request.log_prefix}Exceeds maximum queue size")
         if not place.start and not self._book.is_live(place.id):
-            return InvalidRequest(
-                f"inference request for sequence {place.id} to model '{model}' must specify the "
-                "START flag on the first request of the sequence"
+            raise InvalidRequest(
+                f"inference request for sequence {place.id} to model "
+                f"'{self._executor.config.name}' must specify the START flag on the first request "
+                "of the sequence"
             )
-        return None
-
-    def _wake(self, sequence: BookedSequence) -> None:
-        """Wake the thread of `sequence`; without a slot, all threads if its wait is limited."""
-        if sequence.slot is not None:
-            self._threads[sequence.slot.instance].wake.notify()
-        elif sequence.expires_at != inf:
-            # Any idle thread can enforce the time limit of the waiting request.
-            for thread in self._threads:
-                thread.wake.notify()
 
     def _tick(self, index: int, now: float) -> None:
         thread = self._threads[index]
         with self._lock:
-            late = self._expire(now)
-            dead = self._drop_dead(index)
+            refused = self._expire(now) + self._drop_dead_heads(index)
             batch, wait_s = self._choose(index, now)
             begun = [None if each is None else (each, self._book.begin(each)) for each in batch]
-            if not (late or dead or begun or self._stopping):
+            if not (refused or begun or self._stopping):
                 thread.wake.wait(wait_s)
         try:
-            self._refuse_late(late)
-            self._refuse_dead(dead)
+            self._refuse(refused)
             if begun:
                 self._run(thread, begun)
         finally:
@@ -236,28 +226,29 @@ class SequenceScheduler:
             return
         thread.run(self._executor, jobs)
 
-    def _expire(self, now: float) -> list[Job]:
-        expired = self._book.expire(now)
-        for index in expired.instances:
+    def _expire(self, now: float) -> _Refused:
+        late, instances = self._book.expire(now)
+        for index in instances:
             self._threads[index].wake.notify()
-        return expired.items
+        text = "timeout of the corresponding sequence has been expired"
+        return [(job, Unavailable(text)) for job in late]
 
-    def _drop_dead(self, index: int) -> list[_Dead]:
+    def _drop_dead_heads(self, index: int) -> _Refused:
         """Drop the dead requests that are next on the instance, with those behind them."""
-        dead: list[_Dead] = []
+        refused: _Refused = []
         # The request behind a dead one may be dead too.
-        while found := [
-            each
+        while dead := [
+            sequence
             for sequence in self._book.ready(index).values()
             if sequence.waiting[0].item.death() is not None
-            for each in self._drop_dead_of(sequence)
         ]:
-            dead += found
-        return dead
+            for sequence in dead:
+                refused += self._drop_of(sequence)
+        return refused
 
-    def _drop_dead_of(self, sequence: BookedSequence) -> list[_Dead]:
+    def _drop_of(self, sequence: BookedSequence[Job]) -> _Refused:
         """Drop the dead requests of `sequence`, each with those behind it."""
-        dead: list[_Dead] = []
+        refused: _Refused = []
         index = 0
         while index < len(sequence.waiting):
             death = sequence.waiting[index].item.death()
@@ -265,25 +256,24 @@ class SequenceScheduler:
                 index += 1
                 continue
             first, *others = self._book.drop(sequence, index)
-            dead.append((first, death))
-            dead += [(job, _ended_early(sequence)) for job in others]
-        return dead
+            refused.append((first, death))
+            refused += [(job, _ended_early(sequence)) for job in others]
+        return refused
 
-    def _choose(self, index: int, now: float) -> tuple[Sequence[BookedSequence | None], float]:
+    def _choose(self, index: int, now: float) -> tuple[Sequence[BookedSequence[Job] | None], float]:
         """The rows of the next batch, or how long in s to wait for one."""
-        wait_s = min(_LONGEST_WAIT_S, max(0.0, self._book.next_expiry - now))
         ready = self._book.ready(index)
         if not ready:
-            return (), wait_s
+            return (), _LONGEST_WAIT_S
         heads = [
             Head(slot, sequence.waiting[0].item.queued_at_ns / 1e9, self._form(sequence))
             for slot, sequence in ready.items()
         ]
         choice = self._strategy.choose(heads, now)
         rows = [None if head is None else ready[head.slot] for head in choice.batch]
-        return rows, min(wait_s, choice.wait_s)
+        return rows, choice.wait_s
 
-    def _form(self, sequence: BookedSequence) -> Hashable:
+    def _form(self, sequence: BookedSequence[Job]) -> Hashable:
         waiting = sequence.waiting[0]
         states = self._states.initial if waiting.place.start else sequence.states
         tensors = [*waiting.item.inputs.items(), *states.items()]
@@ -295,7 +285,7 @@ class SequenceScheduler:
         real = next(filter(None, jobs))
         return [self._padding_like(real) if job is None else job for job in jobs]
 
-    def _job(self, sequence: BookedSequence, waiting: WaitingRequest[Job]) -> Job:
+    def _job(self, sequence: BookedSequence[Job], waiting: WaitingRequest[Job]) -> Job:
         if waiting.place.start:
             sequence.states = self._states.initial
         job = waiting.item
@@ -305,41 +295,30 @@ class SequenceScheduler:
         return job
 
     def _padding_like(self, job: Job) -> Job:
-        blank = {name: _zeros_like(tensor) for name, tensor in job.inputs.items()}
-        request = InferRequest(self._executor.config.name, blank | self._controls.of_padding())
+        inputs = {name: Tensor(zeros(t.datatype, t.shape)) for name, t in job.inputs.items()}
+        request = InferRequest(self._executor.config.name, inputs | self._controls.of(None))
         padding = Job(self._executor.config, request, job.snapshot, lambda *_: None)
         padding.outputs = job.outputs
         padding.padding = True
         return padding
 
-    def _keep(self, sequence: BookedSequence, made: Tensors) -> None:
+    def _keep(self, sequence: BookedSequence[Job], made: Tensors) -> None:
         sequence.states = self._states.after(made)
 
-    def _refuse_dead(self, dead: Iterable[_Dead]) -> None:
-        for job, error in dead:
+    def _refuse(self, refused: Iterable[tuple[Job, EdgeServerError]]) -> None:
+        for job, error in refused:
             self._executor.refuse(job, error)
 
-    def _refuse_late(self, jobs: Iterable[Job]) -> None:
-        for job in jobs:
-            self._executor.refuse(
-                job, Unavailable("timeout of the corresponding sequence has been expired")
-            )
 
-
-def _strategy(config: ModelConfig, batching: SequenceBatching) -> tuple[int, Strategy]:
+def _strategy(
+    config: ModelConfig, batching: SequenceBatching
+) -> tuple[int, DirectStrategy | OldestStrategy]:
     """The number of sequences per instance, and how their requests become batches."""
-    max_batch = max(1, config.max_batch_size)
-    oldest = batching.oldest
-    if oldest is None:
-        delay_s = batching.max_queue_delay_us / 1e6
-        return max_batch, DirectStrategy(max_batch, batching.minimum_slot_utilization, delay_s)
-    delay_s = oldest.max_queue_delay_us / 1e6
-    strategy = OldestStrategy(max_batch, oldest.preferred_batch_sizes, delay_s)
-    return oldest.max_candidate_sequences, strategy
-
-
-def _zeros_like(tensor: Tensor) -> Tensor:
-    return Tensor(zeros(tensor.datatype, tensor.shape))
+    max_batch, delay_s = max(1, config.max_batch_size), batching.max_queue_delay_us / 1e6
+    candidates = batching.max_candidate_sequences
+    if candidates:
+        return candidates, OldestStrategy(max_batch, batching.preferred_batch_sizes, delay_s)
+    return max_batch, DirectStrategy(max_batch, batching.minimum_slot_utilization, delay_s)
 
 
 def _stopping(request: InferRequest) -> Unavailable:
@@ -349,7 +328,7 @@ def _stopping(request: InferRequest) -> Unavailable:
     )
 
 
-def _ended_early(sequence: BookedSequence) -> Cancelled:
+def _ended_early(sequence: BookedSequence[Job]) -> Cancelled:
     return Cancelled(
         f"sequence {sequence.id} has ended: a request of it before this one was cancelled or "
         "came too late; start it again"

@@ -1,14 +1,17 @@
-"""The book of sequences: slots and the requests that may run; no threads and no clock."""
+"""The book of sequences: slots, and which requests may run together; no threads and no clock."""
 
 from __future__ import annotations
 
 import heapq
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import takewhile
 from math import inf
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
+    from collections.abc import Hashable, Sequence
+
     from edge_server.backends.contract import Tensors
     from edge_server.requests import SequencePlace
 
@@ -31,7 +34,7 @@ class WaitingRequest(Generic[T]):
 
 
 @dataclass(eq=False)
-class Sequence(Generic[T]):
+class BookedSequence(Generic[T]):
     """The requests of one correlation id, from its START to its END.
 
     A second START before an END begins anew in the same slot, after the earlier requests.
@@ -56,19 +59,6 @@ class Sequence(Generic[T]):
     states: Tensors = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Expired(Generic[T]):
-    """The result of `SequenceBook.expire`.
-
-    Attributes:
-        items: requests of sequences that waited too long for a slot; the book has dropped them.
-        instances: instances that may have got a request to run.
-    """
-
-    items: list[T]
-    instances: set[int]
-
-
 class SequenceBook(Generic[T]):
     """Assigns sequences to the slots of instances and keeps each one's requests in order.
 
@@ -84,38 +74,26 @@ class SequenceBook(Generic[T]):
 
     def __init__(self, instances: int, slots: int, max_idle_s: float) -> None:
         self._max_idle_s = max_idle_s
-        self._live: dict[int | str, Sequence[T]] = {}
+        self._live: dict[int | str, BookedSequence[T]] = {}
         self._instances = instances
-        # The number of slots still to be made, and the free slots that have been used: all of the
-        # latter come before new ones.
-        self._unmade = instances * slots
+        self._slots = instances * slots
+        # The number of slots made so far, and the free ones among them, which come before new ones.
         self._made = 0
         self._free: list[Slot] = []
-        self._seated: list[dict[int, Sequence[T]]] = [{} for _ in range(instances)]
-        self._backlog: deque[Sequence[T]] = deque()
-        self._waiting = 0
-        self._next_expiry = inf
-
-    @property
-    def waiting(self) -> int:
-        """The number of requests that have not begun."""
-        return self._waiting
-
-    @property
-    def free_slots(self) -> int:
-        """The number of sequences that may begin at once."""
-        return len(self._free) + self._unmade
-
-    @property
-    def next_expiry(self) -> float:
-        """A lower bound of the next expiry of any sequence."""
-        return self._next_expiry
+        self._seated: list[dict[int, BookedSequence[T]]] = [{} for _ in range(instances)]
+        self._backlog: deque[BookedSequence[T]] = deque()
+        # The number of requests that have not begun.
+        self.waiting = 0
+        # A lower bound of the next expiry of any sequence.
+        self.next_expiry = inf
 
     def is_live(self, sequence_id: int | str) -> bool:
         """Whether a request without START may join a sequence of that id."""
         return sequence_id in self._live
 
-    def add(self, item: T, place: SequencePlace, now: float, timeout_s: float = inf) -> Sequence[T]:
+    def add(
+        self, item: T, place: SequencePlace, now: float, timeout_s: float = inf
+    ) -> BookedSequence[T]:
         """Add a request to its sequence, or to a new one where none is live.
 
         Args:
@@ -126,22 +104,22 @@ class SequenceBook(Generic[T]):
         if sequence is None:
             if not place.start:
                 raise AssertionError(f"sequence {place.id} is not live, and this is no START")
-            sequence = self._live[place.id] = Sequence(place.id)
+            sequence = self._live[place.id] = BookedSequence(place.id)
             slot = self._free_slot()
             if slot is not None:
                 self._seat(sequence, slot)
             else:
                 self._backlog.append(sequence)
         sequence.waiting.append(WaitingRequest(item, place))
-        self._waiting += 1
+        self.waiting += 1
         if place.end:
             self._shut(sequence)
         if sequence.slot is None:
             sequence.expires_at = min(sequence.expires_at, now + timeout_s)
-            self._next_expiry = min(self._next_expiry, sequence.expires_at)
+            self.next_expiry = min(self.next_expiry, sequence.expires_at)
         return sequence
 
-    def ready(self, instance: int) -> dict[int, Sequence[T]]:
+    def ready(self, instance: int) -> dict[int, BookedSequence[T]]:
         """Slot number → sequence of that instance whose first request may begin."""
         return {
             number: sequence
@@ -149,25 +127,25 @@ class SequenceBook(Generic[T]):
             if sequence.waiting and not sequence.running
         }
 
-    def begin(self, sequence: Sequence[T]) -> WaitingRequest[T]:
+    def begin(self, sequence: BookedSequence[T]) -> WaitingRequest[T]:
         """Take the first request of a ready sequence; the request runs until `end`."""
         sequence.running = True
-        self._waiting -= 1
+        self.waiting -= 1
         return sequence.waiting.popleft()
 
-    def end(self, sequence: Sequence[T], now: float) -> None:
+    def end(self, sequence: BookedSequence[T], now: float) -> None:
         """End the running request of `sequence`."""
         sequence.running = False
         sequence.over_at = now
-        self._next_expiry = min(self._next_expiry, now + self._max_idle_s)
+        self.next_expiry = min(self.next_expiry, now + self._max_idle_s)
         self._free_if_over(sequence)
 
-    def waiting_in(self) -> list[Sequence[T]]:
+    def waiting_in(self) -> list[BookedSequence[T]]:
         """The sequences with a waiting request, whether they have a slot or not."""
         seated = (s for seats in self._seated for s in seats.values())
         return [s for s in (*seated, *self._backlog) if s.waiting]
 
-    def drop(self, sequence: Sequence[T], index: int = 0) -> list[T]:
+    def drop(self, sequence: BookedSequence[T], index: int = 0) -> list[T]:
         """Remove a waiting request and those of its sequence behind it, and return them.
 
         The later requests would run on a state that lacks a step. A later START stays, because it
@@ -178,7 +156,7 @@ class SequenceBook(Generic[T]):
         while end < len(waiting) and not waiting[end].place.start:
             end += 1
         sequence.waiting = deque(waiting[:index] + waiting[end:])
-        self._waiting -= end - index
+        self.waiting -= end - index
         if end == len(waiting):
             self._shut(sequence)
         if sequence.slot is None and not sequence.waiting:
@@ -186,30 +164,35 @@ class SequenceBook(Generic[T]):
         self._free_if_over(sequence)
         return [each.item for each in waiting[index:end]]
 
-    def expire(self, now: float) -> Expired[T]:
-        """End sequences that were idle, or waited for a slot, for too long."""
-        expired: Expired[T] = Expired([], set())
-        if now < self._next_expiry:
-            return expired
+    def expire(self, now: float) -> tuple[list[T], set[int]]:
+        """End sequences that were idle, or waited for a slot, for too long.
+
+        Returns: the requests of those that waited for a slot, dropped from the book; and the
+        instances that may have got a request to run.
+        """
+        items: list[T] = []
+        instances: set[int] = set()
+        if now < self.next_expiry:
+            return items, instances
         late = [sequence for sequence in self._backlog if sequence.expires_at <= now]
         for sequence in late:
             self._backlog.remove(sequence)
             self._shut(sequence)
-            expired.items.extend(self._empty(sequence))
+            items += self._empty(sequence)
         for instance, seated in enumerate(self._seated):
             for sequence in list(seated.values()):
                 if self._idle_until(sequence) <= now:
                     self._shut(sequence)
                     self._free_if_over(sequence)
-                    expired.instances.add(instance)
-        self._next_expiry = min(
+                    instances.add(instance)
+        self.next_expiry = min(
             (
                 *(sequence.expires_at for sequence in self._backlog),
                 *(self._idle_until(s) for seated in self._seated for s in seated.values()),
             ),
             default=inf,
         )
-        return expired
+        return items, instances
 
     def clear(self) -> list[T]:
         """Remove every waiting request; each sequence is over when its running request is."""
@@ -221,24 +204,24 @@ class SequenceBook(Generic[T]):
             self._free_if_over(sequence)
         return items
 
-    def _idle_until(self, sequence: Sequence[T]) -> float:
+    def _idle_until(self, sequence: BookedSequence[T]) -> float:
         if sequence.waiting or sequence.running:
             return inf
         return sequence.over_at + self._max_idle_s
 
-    def _shut(self, sequence: Sequence[T]) -> None:
+    def _shut(self, sequence: BookedSequence[T]) -> None:
         """Close the sequence to new requests; its id may begin another."""
         if sequence.open:
             sequence.open = False
             del self._live[sequence.id]
 
-    def _empty(self, sequence: Sequence[T]) -> list[T]:
+    def _empty(self, sequence: BookedSequence[T]) -> list[T]:
         items = [waiting.item for waiting in sequence.waiting]
-        self._waiting -= len(items)
+        self.waiting -= len(items)
         sequence.waiting.clear()
         return items
 
-    def _free_if_over(self, sequence: Sequence[T]) -> None:
+    def _free_if_over(self, sequence: BookedSequence[T]) -> None:
         """Give the slot of a finished sequence to the one that has waited longest."""
         slot = sequence.slot
         if slot is None or sequence.open or sequence.waiting or sequence.running:
@@ -253,13 +236,93 @@ class SequenceBook(Generic[T]):
     def _free_slot(self) -> Slot | None:
         if self._free:
             return heapq.heappop(self._free)
-        if not self._unmade:
+        if self._made == self._slots:
             return None
-        slot = Slot(*divmod(self._made, self._instances))
         self._made += 1
-        self._unmade -= 1
-        return slot
+        return Slot(*divmod(self._made - 1, self._instances))
 
-    def _seat(self, sequence: Sequence[T], slot: Slot) -> None:
+    def _seat(self, sequence: BookedSequence[T], slot: Slot) -> None:
         sequence.slot = slot
         self._seated[slot.instance][slot.number] = sequence
+
+
+class Head(NamedTuple):
+    """The first request of a sequence that may run.
+
+    Attributes:
+        slot: the sequence's, within its instance.
+        came_at: in s.
+        form: equal for requests whose tensors can be joined.
+    """
+
+    slot: int
+    came_at: float
+    form: Hashable
+
+
+class Choice(NamedTuple):
+    """The decision of a strategy.
+
+    Attributes:
+        batch: by row; None is a row of padding. Empty: wait.
+        wait_s: how long to wait, if no further request comes.
+    """
+
+    batch: Sequence[Head | None]
+    wait_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class DirectStrategy:
+    """Gives each sequence a batch row of its own for the sequence's lifetime.
+
+    The batch extends to the highest row with a request; rows without one are padding, and so are
+    rows whose request cannot be joined with the oldest: these run in the next batch.
+
+    Args:
+        rows: number of rows of a full batch.
+        min_utilization, delay_s: while a smaller share of the rows has a request, the oldest one
+            waits for others, at most this long; where either is 0 it does not wait.
+    """
+
+    rows: int
+    min_utilization: float
+    delay_s: float
+
+    def choose(self, heads: Sequence[Head], now: float) -> Choice:
+        """Decide on `heads`, at least one, by slot number."""
+        oldest = min(heads, key=lambda head: head.came_at)
+        if len(heads) < self.min_utilization * self.rows:
+            wait_s = oldest.came_at + self.delay_s - now
+            if wait_s > 0:
+                return Choice((), wait_s)
+        rows = {head.slot: head for head in heads if head.form == oldest.form}
+        return Choice([rows.get(row) for row in range(max(rows) + 1)])
+
+
+@dataclass(frozen=True)
+class OldestStrategy:
+    """Runs the oldest requests together, in any row.
+
+    A batch that reaches the largest possible preferred size runs at once; so does one that cannot
+    grow. Any other waits for more until its oldest request has waited `delay_s`. Batches of one
+    instance run one after the other and oldest first, so responses leave in the order in which
+    requests may run, whether `preserve_ordering` is set or not.
+    """
+
+    max_batch: int
+    preferred: tuple[int, ...]
+    delay_s: float
+
+    def choose(self, heads: Sequence[Head], now: float) -> Choice:
+        by_age = sorted(heads, key=lambda head: head.came_at)
+        first = by_age[0]
+        batch = list(takewhile(lambda head: head.form == first.form, by_age))[: self.max_batch]
+        preferred = max((size for size in self.preferred if size <= len(batch)), default=0)
+        if preferred:
+            return Choice(batch[:preferred])
+        can_grow = len(batch) == len(heads) < self.max_batch
+        wait_s = first.came_at + self.delay_s - now
+        if can_grow and wait_s > 0:
+            return Choice((), wait_s)
+        return Choice(batch)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,10 +10,10 @@ import numpy as np
 from edge_server.backends.contract import ExecuteRequest
 from edge_server.errors import EdgeServerError, InternalError, ModelConfigError
 from edge_server.inference.snapshot import Snapshot
-from edge_server.model_config.files import reading
-from edge_server.model_config.warmup import WarmupData
+from edge_server.inference.tensor_data import first_tensor, random_data, zeros
+from edge_server.model_config.files import WARMUP_DIRECTORY, reading
 from edge_server.requests import NO_PARAMETERS, InferRequest
-from edge_server.tensors import DataType, Tensor, element_count, shape_fits, shape_text
+from edge_server.tensors import Tensor, shape_fits, shape_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -24,25 +23,11 @@ if TYPE_CHECKING:
 
     from edge_server.backends.contract import Instance, Model, ModelMetric, Tensors
     from edge_server.model_config.config import ModelConfig, Placement
-    from edge_server.model_config.warmup import Warmup, WarmupInput
+    from edge_server.model_config.scheduling import Warmup, WarmupInput
     from edge_server.requests import Parameters
 
 # A decoupled model may respond after `execute` has returned, within this time.
-PATIENCE_S = 60.0
-
-
-@dataclass(frozen=True, eq=False)
-class WarmUpSample:
-    """One request that an instance runs `count` times.
-
-    Attributes:
-        inputs: in the shapes that the model takes, batch dimension included; with the control and
-            state tensors of a sequence model.
-    """
-
-    name: str
-    count: int
-    inputs: Mapping[str, Tensor]
+RESPONSE_TIMEOUT_S = 60.0
 
 
 def warmed_up(config: ModelConfig, model: Model, directory: Path) -> Model:
@@ -51,28 +36,28 @@ def warmed_up(config: ModelConfig, model: Model, directory: Path) -> Model:
     Raises:
         ModelConfigError: see `read_samples`.
     """
-    samples = read_samples(config, directory / "warmup")
+    samples = read_samples(config, directory / WARMUP_DIRECTORY)
     return _WarmingModel(config, model, samples) if samples else model
 
 
-def read_samples(config: ModelConfig, folder: Path) -> list[WarmUpSample]:
+def read_samples(config: ModelConfig, folder: Path) -> list[tuple[Warmup, Mapping[str, Tensor]]]:
     """Read the samples of the configuration, with the data of their files in `folder`.
 
-    Random data is the same each time.
+    The inputs have the shapes that the model takes, batch dimension included. Random data is the
+    same each time.
 
     Raises:
         ModelConfigError: a sample does not fit the model, or its file cannot be used; names model,
             sample and remedy.
     """
-    samples = []
+    samples: list[tuple[Warmup, Mapping[str, Tensor]]] = []
     for warmup in config.warmups:
         try:
-            inputs = _inputs(config, warmup, folder)
+            samples.append((warmup, _inputs(config, warmup, folder)))
         except ModelConfigError as error:
             raise ModelConfigError(
                 f"model '{config.name}': warm-up sample '{warmup.name}': {error}"
             ) from error
-        samples.append(WarmUpSample(warmup.name, warmup.count, inputs))
     return samples
 
 
@@ -83,7 +68,9 @@ class _WarmingModel:
     finds the models that serve already.
     """
 
-    def __init__(self, config: ModelConfig, model: Model, samples: Sequence[WarmUpSample]) -> None:
+    def __init__(
+        self, config: ModelConfig, model: Model, samples: list[tuple[Warmup, Mapping[str, Tensor]]]
+    ) -> None:
         self._config = config
         self._model = model
         self._samples = samples
@@ -92,9 +79,8 @@ class _WarmingModel:
         """Raises: ModelConfigError: a sample failed; names model, sample and remedy."""
         instance = self._model.make_instance(name, placement)
         try:
-            for sample in self._samples:
-                for _ in range(sample.count):
-                    self._run(instance, sample)
+            for warmup, inputs in self._samples:
+                self._run(instance, warmup, inputs)
         except BaseException:
             instance.close()
             raise
@@ -109,45 +95,38 @@ class _WarmingModel:
     def close(self) -> None:
         self._model.close()
 
-    def _run(self, instance: Instance, sample: WarmUpSample) -> None:
+    def _run(self, instance: Instance, warmup: Warmup, inputs: Mapping[str, Tensor]) -> None:
         try:
-            _run(self._config, instance, sample)
+            for _ in range(warmup.count):
+                _run(self._config, instance, inputs)
         except Exception as error:
             why = str(error) if isinstance(error, EdgeServerError) else repr(error)
             raise ModelConfigError(
-                f"model '{self._config.name}': warm-up sample '{sample.name}' failed: {why}; give "
+                f"model '{self._config.name}': warm-up sample '{warmup.name}' failed: {why}; give "
                 "it data that the model can work on, or remove that model_warmup"
             ) from error
 
 
-class _Answered:
-    """A `RespondTensors` that records the outcome."""
+def _run(config: ModelConfig, instance: Instance, inputs: Mapping[str, Tensor]) -> None:
+    over = threading.Event()
+    errors: list[EdgeServerError] = []
 
-    def __init__(self) -> None:
-        self.over = threading.Event()
-        self.error: EdgeServerError | None = None
-
-    def __call__(
-        self,
+    def respond(
         answer: Tensors | EdgeServerError | None,
         final: bool,
-        parameters: Parameters = NO_PARAMETERS,  # noqa: ARG002 - not needed
+        parameters: Parameters = NO_PARAMETERS,  # noqa: ARG001 - not needed
     ) -> None:
         if isinstance(answer, EdgeServerError):
-            self.error = answer
+            errors.append(answer)
         if final:
-            self.over.set()
+            over.set()
 
-
-def _run(config: ModelConfig, instance: Instance, sample: WarmUpSample) -> None:
-    answered = _Answered()
-    outputs = config.output_names
-    request = InferRequest(config.name, sample.inputs, id=sample.name)
-    instance.execute([ExecuteRequest(sample.inputs, outputs, answered, request, Snapshot({}))])
-    if not answered.over.wait(PATIENCE_S if config.decoupled else 0.0):
-        raise InternalError("it ended without an answer")
-    if answered.error is not None:
-        raise answered.error
+    request, others = InferRequest(config.name, inputs), Snapshot({})
+    instance.execute([ExecuteRequest(inputs, config.output_names, respond, request, others)])
+    if not over.wait(RESPONSE_TIMEOUT_S if config.decoupled else 0.0):
+        raise InternalError("it ended without a response")
+    if errors:
+        raise errors[0]
 
 
 def _inputs(config: ModelConfig, warmup: Warmup, folder: Path) -> dict[str, Tensor]:
@@ -170,97 +149,29 @@ def _inputs(config: ModelConfig, warmup: Warmup, folder: Path) -> dict[str, Tens
                 f"input '{name}' is {data.datatype.config_name} {shape_text(data.shape)}, the "
                 f"model takes {spec.datatype.config_name} {shape_text(spec.shape)}"
             )
-        array = _array(data, folder)
+        array, shape = _array(data, folder), config.reshapes.get(name, data.shape)
         if config.max_batch_size > 0:
-            array = np.repeat(array[np.newaxis], batch_size, axis=0)
-        inputs[name] = Tensor.of(_for_model(config, name, array))
+            array, shape = np.repeat(array[np.newaxis], batch_size, axis=0), (batch_size, *shape)
+        try:
+            inputs[name] = Tensor.of(array.reshape(shape))
+        except ValueError as error:
+            raise ModelConfigError(
+                f"input '{name}' of shape {shape_text(array.shape)} cannot be reshaped to "
+                f"{shape_text(shape)}"
+            ) from error
     return inputs
 
 
-def _for_model(config: ModelConfig, name: str, array: NDArray[Any]) -> NDArray[Any]:
-    shape = config.reshapes.get(name)
-    if shape is None:
-        return array
-    try:
-        return array.reshape((len(array), *shape) if config.max_batch_size > 0 else shape)
-    except ValueError as error:
-        raise ModelConfigError(
-            f"input '{name}' of shape {shape_text(array.shape)} cannot be reshaped to "
-            f"{shape_text(shape)}"
-        ) from error
-
-
 def _array(data: WarmupInput, folder: Path) -> NDArray[Any]:
-    if data.file is not None:
-        return _from_file(data.file, data.datatype, data.shape, folder)
-    if data.data is WarmupData.RANDOM:
-        return random_data(data.datatype, data.shape)
-    return zeros(data.datatype, data.shape)
-
-
-def zeros(datatype: DataType, shape: tuple[int, ...]) -> NDArray[Any]:
-    """Zeros of any type; texts are empty."""
-    if datatype is DataType.BYTES:
-        return np.full(shape, b"", np.object_)
-    return np.zeros(shape, datatype.numpy)
-
-
-def random_data(datatype: DataType, shape: tuple[int, ...]) -> NDArray[Any]:
-    """Any integer, floats in [0, 1), texts of 8 digits; the same each time."""
-    generator = np.random.default_rng(0)
-    dtype = datatype.numpy
-    if datatype is DataType.BYTES:
-        texts = [b"%08d" % n for n in generator.integers(0, 10**8, element_count(shape))]
-        return np.array(texts, np.object_).reshape(shape)
-    if datatype is DataType.BF16:
-        # The upper half of a float32 is a bfloat16.
-        bits = generator.random(shape, np.float32).view(np.uint32) >> 16
-        return bits.astype("<u2").view(dtype)
-    if dtype.kind == "f":
-        return generator.random(shape).astype(dtype)
-    if dtype.kind == "b":
-        return generator.integers(0, 2, shape).astype(dtype)
-    limits = np.iinfo(dtype)
-    return generator.integers(limits.min, limits.max, shape, dtype, endpoint=True)
-
-
-def _from_file(file: str, datatype: DataType, shape: tuple[int, ...], folder: Path) -> NDArray[Any]:
-    raw = _file_in(folder, file)
-    count = element_count(shape)
-    if datatype is DataType.BYTES:
-        return np.array(_texts(raw, count, file), np.object_).reshape(shape)
-    expected = count * datatype.numpy.itemsize
-    if len(raw) < expected:
-        raise _too_short(expected, file, len(raw))
-    return np.frombuffer(raw, datatype.numpy, count).reshape(shape)
-
-
-def _file_in(folder: Path, file: str) -> bytes:
-    path = folder / file
-    with reading(path):
-        if not path.resolve().is_relative_to(folder.resolve()):
-            raise ModelConfigError(
-                f"input_data_file '{file}' leaves {folder}; put the file there and give its name"
-            )
-        return path.read_bytes()
-
-
-def _texts(raw: bytes, count: int, file: str) -> list[bytes]:
-    """The first `count` elements of BYTES in the protocol's form: 4 bytes of length, then text."""
-    texts: list[bytes] = []
-    at = 0
-    for _ in range(count):
-        end = at + 4 + int.from_bytes(raw[at : at + 4], "little")
-        if len(raw) < max(end, at + 4):
-            raise _too_short(max(end, at + 4), file, len(raw))
-        texts.append(raw[at + 4 : end])
-        at = end
-    return texts
-
-
-def _too_short(expected: int, file: str, got: int) -> ModelConfigError:
-    # The missing blank is in Triton's text.
-    return ModelConfigError(
-        f"warmup setting expects {expected} bytes, but the data provided from {file}only has "
-        f"{got} bytes"
-    )
+    if data.file is None:
+        return (random_data if data.random else zeros)(data.datatype, data.shape)
+    with reading(folder / data.file):
+        raw = (folder / data.file).read_bytes()
+    array, expected = first_tensor(raw, data.datatype, data.shape)
+    if array is None:
+        # The missing blank is in Triton's text.
+        raise ModelConfigError(
+            f"warmup setting expects {expected} bytes, but the data provided from {data.file}only "
+            f"has {len(raw)} bytes"
+        )
+    return array

@@ -23,7 +23,7 @@ from edge_server.inference.snapshot import ModelEntry, ModelState
 from edge_server.lifecycle.model_spec import Override
 from edge_server.lifecycle.staging import StagedFiles
 from edge_server.model_config.parse import parse_model_config_json
-from edge_server.repository.private_directory import PrivateDirectory
+from edge_server.repository.private_copies import PrivateDirectory
 from edge_server.repository.scan import APPEARS_TWICE, is_model_name
 
 if TYPE_CHECKING:

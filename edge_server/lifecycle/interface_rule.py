@@ -11,7 +11,7 @@ from edge_server.model_config.interface import (
     interface_break,
     tensor_break,
 )
-from edge_server.repository.manifest import NAME, says_interface_change
+from edge_server.repository.manifest import NAME, allows_interface_change
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
@@ -98,7 +98,7 @@ def _allows(model_spec: ModelSpec) -> bool:
             "give 'true' or 'false'"
         )
     # The manifest describes the files on disk, not a client's override.
-    by_manifest = not model_spec.is_overridden and says_interface_change(
+    by_manifest = not model_spec.is_overridden and allows_interface_change(
         model_spec.files.directory / NAME
     )
     return value == "true" or by_manifest

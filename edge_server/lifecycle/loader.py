@@ -19,8 +19,8 @@ from edge_server.lifecycle.model_locks import ModelLocks
 from edge_server.lifecycle.model_spec import LoadedVersions, LoadFailure, ModelSpec
 from edge_server.model_config.config import USUAL_COMPLETION
 from edge_server.process.threads import run_parallel
+from edge_server.repository.content import manifest_and_signature
 from edge_server.repository.scan import NAME_RULE, files_in, is_model_name
-from edge_server.repository.staged_copy import what_came_with
 
 if TYPE_CHECKING:
     import threading
@@ -288,7 +288,7 @@ class RepositoryLoader:
         try:
             if self._signatures is not None:
                 # An override carries no signature, so the signature on disk cannot cover it.
-                signed = what_came_with(files.directory) if override is None else None
+                signed = manifest_and_signature(files.directory) if override is None else None
                 self._signatures.check_loaded(name, signed)
             return ModelSpec.read(files, override, self._completion)
         except ModelConfigError as error:

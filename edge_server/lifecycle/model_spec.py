@@ -12,11 +12,10 @@ from edge_server.backends import BACKENDS
 from edge_server.errors import EdgeServerError, InternalError, ModelConfigError
 from edge_server.model_config.completion import complete
 from edge_server.model_config.config import USUAL_COMPLETION, ModelConfig
-from edge_server.model_config.labels import read_labels
+from edge_server.model_config.files import read_labels, select_versions
 from edge_server.model_config.parse import read_model_config
 from edge_server.model_config.validation import validate
-from edge_server.model_config.version_policy import select_versions
-from edge_server.repository.fingerprint import fingerprint
+from edge_server.repository.tree import fingerprint
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from edge_server.lifecycle.staging import StagedFiles
     from edge_server.model_config.config import Completion
     from edge_server.model_config.files import ModelFiles
-    from edge_server.repository.fingerprint import Fingerprint
+    from edge_server.repository.tree import Fingerprint
 
 log = logging.getLogger(__name__)
 

@@ -21,7 +21,8 @@ from edge_server.errors import (
 )
 from edge_server.inference.request_check import check_request
 from edge_server.inference.snapshot import Snapshot, innermost
-from edge_server.inference.warm_up import PATIENCE_S, random_data, zeros
+from edge_server.inference.tensor_data import random_data, zeros
+from edge_server.inference.warm_up import RESPONSE_TIMEOUT_S
 from edge_server.lifecycle.golden import TOLERANCES, difference, golden_pairs, not_finite
 from edge_server.model_config.scheduling import ControlKind
 from edge_server.requests import InferRequest, InferResponse, SequencePlace
@@ -159,9 +160,9 @@ class _Running:
         self._on_progress()
         began_s = time.monotonic()
         self._scheduler.submit(request, Snapshot({}), responses)
-        while not responses.over.wait(PATIENCE_S):
+        while not responses.over.wait(RESPONSE_TIMEOUT_S):
             if not self._scheduler.longest_run_s(time.monotonic()):
-                raise InternalError(f"no response within {PATIENCE_S:g} s")
+                raise InternalError(f"no response within {RESPONSE_TIMEOUT_S:g} s")
         outputs = responses.outputs()
         self.took_s.append(time.monotonic() - began_s)
         return outputs

@@ -15,7 +15,7 @@ from edge_server.errors import may_pass
 from edge_server.inference.snapshot import UNLOADED, ModelEntry, ModelState
 from edge_server.lifecycle.budget import TooLittleMemory
 from edge_server.lifecycle.model_spec import LONGEST_REASON, LoadedVersions
-from edge_server.model_config.validation import without_effect
+from edge_server.model_config.fields import without_effect
 from edge_server.process.backoff import Backoff
 from edge_server.repository.store import StagedModel
 from edge_server.repository.verdicts import GOOD, LOADING, ON_TRIAL, ROLLED_BACK, Verdict

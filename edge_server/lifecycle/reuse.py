@@ -14,7 +14,7 @@ from edge_server.repository.manifest import NAME, SIGNATURE_NAME
 if TYPE_CHECKING:
     from edge_server.lifecycle.model_spec import ModelSpec
     from edge_server.model_config.config import ModelConfig
-    from edge_server.repository.fingerprint import Fingerprint
+    from edge_server.repository.tree import Fingerprint
 
 # A model of these backends consists of its instances only, each with its whole configuration.
 _ONLY_INSTANCES = frozenset({"python"})

@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from edge_server.errors import InternalError, InvalidRequest
-from edge_server.repository.scan import is_utf8
+from edge_server.process.utf8 import is_utf8
 from edge_server.repository.tree import DEEPEST, MOST_FILES
 
 if TYPE_CHECKING:

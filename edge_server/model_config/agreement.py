@@ -14,13 +14,13 @@ from tritonclient.grpc import model_config_pb2 as pb
 from edge_server.errors import ModelConfigError
 from edge_server.model_config.completion import complete_scheduling
 from edge_server.model_config.config import ModelConfig
-from edge_server.model_config.shapes import unified
-from edge_server.tensors import DataType, TensorSpec, shape_text
+from edge_server.model_config.fields import datatype_of
+from edge_server.model_config.interface import unified
+from edge_server.tensors import TensorSpec, shape_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from edge_server.model_config.files import ModelFiles
+    from edge_server.tensors import DataType
 
 log = logging.getLogger(__name__)
 
@@ -54,10 +54,10 @@ def complete_from(files: ModelFiles, config: ModelConfig, signature: Signature) 
     Raises:
         ModelConfigError: configuration and signature disagree.
     """
-    agreement = _SignatureCheck(files, config, signature)
+    check = _SignatureCheck(files, config, signature)
     message = pb.ModelConfig()
     message.CopyFrom(config.message)
-    message.max_batch_size = agreement.max_batch_size()
+    message.max_batch_size = check.max_batch_size()
     if (
         config.completion.auto
         and message.max_batch_size > 1
@@ -65,26 +65,23 @@ def complete_from(files: ModelFiles, config: ModelConfig, signature: Signature) 
     ):
         message.dynamic_batching.SetInParent()
     complete_scheduling(message)
-    batched = ModelConfig.of(message, config.completion)
-    agreement = _SignatureCheck(files, batched, signature)
-    return batched.with_io(agreement.inputs(), agreement.outputs())
+    check.batched = message.max_batch_size > 0
+    completed = ModelConfig.of(message, config.completion)
+    return completed.with_io(check.agreed("input"), check.agreed("output"))
 
 
 class _SignatureCheck:
-    """Compares one configuration with one signature, one aspect per method."""
+    """Compares one configuration with one signature.
+
+    Attributes:
+        batched: whether the model's shapes have a batch dimension in front.
+    """
 
     def __init__(self, files: ModelFiles, config: ModelConfig, signature: Signature) -> None:
         self._path = files.config_path
         self._config = config
         self._signature = signature
-        sequences = config.sequence_batching
-        controls = sequences.controls if sequences else ()
-        self._states = sequences.states if sequences else ()
-        # Input → the datatype of the sequence batcher for it.
-        self._filled_in = {c.input_name: c.datatype for c in controls} | {
-            s.input_name: s.datatype for s in self._states
-        }
-        self._carried_on = {s.output_name: s.datatype for s in self._states}
+        self.batched = False
 
     def max_batch_size(self) -> int:
         config, real = self._config, (*self._signature.inputs, *self._signature.outputs)
@@ -99,7 +96,7 @@ class _SignatureCheck:
         size = max(0, config.completion.default_max_batch_size)
         log.warning(
             "model %s: max_batch_size set to %d, since the model batches and the configuration "
-            "does not say; give it to batch more, or the tensors' dims in full to batch nothing",
+            "does not give it; set it to batch more, or the tensors' dims in full to batch nothing",
             config.name,
             size,
         )
@@ -120,87 +117,88 @@ class _SignatureCheck:
         )
 
     def _means_no_batching(self) -> bool:
-        message = self._config.message
-        if any(t.optional for t in message.input) or any(
-            s.optional for s in self._signature.inputs
-        ):
+        message, signature = self._config.message, self._signature
+        if any(tensor.optional for tensor in (*message.input, *signature.inputs)):
             return True
-        for said, real in (
-            (message.input, self._signature.inputs),
-            (message.output, self._signature.outputs),
+        for configured, real in (
+            (message.input, signature.inputs),
+            (message.output, signature.outputs),
         ):
             ranks = {spec.name: len(spec.shape) for spec in real}
-            for tensor in said:
+            for tensor in configured:
                 dims = tensor.reshape.shape if tensor.HasField("reshape") else tensor.dims
                 if tensor.dims and ranks.get(tensor.name) == len(dims):
                     return True
         return False
 
-    def inputs(self) -> list[TensorSpec]:
-        named = {tensor.name for tensor in self._config.message.input}
-        defaults = [spec for spec in self._signature.with_defaults if spec.name in named]
-        return self._agreed(
-            "input",
-            self._config.message.input,
-            [*self._signature.inputs, *defaults],
-            self._filled_in,
-        )
-
-    def outputs(self) -> list[TensorSpec]:
-        said, real = self._config.message.output, self._signature.outputs
-        return self._agreed("output", said, real, self._carried_on)
-
-    def _agreed(
-        self,
-        kind: str,
-        said: Iterable[Any],
-        real: Iterable[TensorSpec],
-        batchers: dict[str, DataType],
-    ) -> list[TensorSpec]:
+    def agreed(self, kind: str) -> list[TensorSpec]:
         """The model's tensors in the file's order; a free size on one side is fixed by the other.
 
         Tensors of the sequence batcher are hidden, except a state that the configuration names
         among its outputs, so that clients can read it.
         """
-        model = f"unable to load model '{self._config.name}', "
-        found = {spec.name: spec for spec in real}
-        for name, datatype in batchers.items():
-            self._check_name(kind, name, found)
-            self._check_type(kind, name, datatype, found[name].datatype)
-        self._check_states(kind, found)
-        tensors = {tensor.name: tensor for tensor in said}
-        shown = {n: spec for n, spec in found.items() if n in tensors or n not in batchers}
-        count = len(tensors)
-        if count > len(shown) or (count < len(shown) and not self._config.completion.auto):
+        config = self._config
+        configured = {tensor.name: tensor for tensor in getattr(config.message, kind)}
+        found = {spec.name: spec for spec in getattr(self._signature, f"{kind}s")}
+        if kind == "input":
+            defaults = self._signature.with_defaults
+            found |= {spec.name: spec for spec in defaults if spec.name in configured}
+        hidden = self._check_sequence_tensors(kind, found)
+        shown = {n: spec for n, spec in found.items() if n in configured or n not in hidden}
+        count = len(configured)
+        if count > len(shown) or (count < len(shown) and not config.completion.auto):
             raise self._error(
-                f"{model}configuration expects {count} {kind}s, model provides {len(shown)}"
+                f"unable to load model '{config.name}', configuration expects {count} {kind}s, "
+                f"model provides {len(shown)}"
             )
-        for name in tensors:
+        for name in configured:
             self._check_name(kind, name, shown)
         return [
-            self._agreed_tensor(kind, tensors[name], spec)
-            if name in tensors
+            self._agreed_tensor(kind, configured[name], spec)
+            if name in configured
             else replace(spec, shape=self._unbatched(spec))
             for name, spec in shown.items()
         ]
 
-    def _agreed_tensor(self, kind: str, said: Any, real: TensorSpec) -> TensorSpec:
-        if kind == "input":
-            self._check_optional(said, real)
-        if said.data_type != pb.TYPE_INVALID:
-            datatype = DataType.from_config(pb.DataType.Name(said.data_type))
-            self._check_type(kind, said.name, datatype, real.datatype)
-        shape, dims = self._unbatched(real), tuple(said.dims)
-        reshaped = said.HasField("reshape") and bool(dims)
-        if not dims:
-            dims = shape
-        agreed = unified(tuple(said.reshape.shape) if reshaped else dims, shape)
+    def _check_sequence_tensors(self, kind: str, found: dict[str, TensorSpec]) -> set[str]:
+        """Check the controls and states against the model's tensors; return their names."""
+        batching = self._config.sequence_batching
+        if batching is None:
+            return set()
+        controls = batching.controls if kind == "input" else ()
+        datatypes = {control.input_name: control.datatype for control in controls}
+        states = {
+            (state.input_name if kind == "input" else state.output_name): state
+            for state in batching.states
+        }
+        datatypes |= {name: state.datatype for name, state in states.items()}
+        for name, datatype in datatypes.items():
+            self._check_name(kind, name, found)
+            self._check_type(kind, name, datatype, found[name].datatype)
+        for name, state in states.items():
+            if unified(state.shape, self._unbatched(found[name])) is None:
+                raise self._error(
+                    f"model '{self._config.name}', state '{name}': the model has shape "
+                    f"{shape_text(found[name].shape)} but the configuration has dims "
+                    f"{shape_text(state.shape)}"
+                )
+        return set(datatypes)
+
+    def _agreed_tensor(self, kind: str, tensor: Any, real: TensorSpec) -> TensorSpec:
+        if kind == "input" and tensor.optional:
+            self._check_optional(tensor, real)
+        if tensor.data_type != pb.TYPE_INVALID:
+            self._check_type(kind, tensor.name, datatype_of(tensor.data_type), real.datatype)
+        shape = self._unbatched(real)
+        dims = tuple(tensor.dims) or shape
+        reshaped = tensor.HasField("reshape") and bool(tensor.dims)
+        agreed = unified(tuple(tensor.reshape.shape) if reshaped else dims, shape)
         if agreed is None:
-            raise self._other_dims(said, real)
-        return TensorSpec(said.name, real.datatype, dims if reshaped else agreed)
+            raise self._other_dims(tensor, real)
+        return TensorSpec(tensor.name, real.datatype, dims if reshaped else agreed)
 
     def _unbatched(self, spec: TensorSpec) -> tuple[int, ...]:
-        return spec.shape[1:] if self._config.max_batch_size > 0 else spec.shape
+        return spec.shape[1:] if self.batched else spec.shape
 
     def _check_name(self, kind: str, name: str, known: dict[str, TensorSpec]) -> None:
         if name not in known:
@@ -208,47 +206,39 @@ class _SignatureCheck:
                 f"unexpected inference {kind} '{name}', allowed {kind}s are: {', '.join(known)}"
             )
 
-    def _check_type(self, kind: str, name: str, said: DataType | None, real: DataType) -> None:
-        if said is not real:
+    def _check_type(
+        self, kind: str, name: str, configured: DataType | None, real: DataType
+    ) -> None:
+        if configured is not real:
+            expected = configured.config_name if configured else "TYPE_INVALID"
             raise self._error(
                 f"unable to load model '{self._config.name}', configuration expects datatype "
-                f"{said.config_name if said else 'TYPE_INVALID'} for {kind} '{name}', model "
-                f"provides {real.config_name}"
+                f"{expected} for {kind} '{name}', model provides {real.config_name}"
             )
 
-    def _check_states(self, kind: str, found: dict[str, TensorSpec]) -> None:
-        for state in self._states:
-            spec = found[state.input_name if kind == "input" else state.output_name]
-            if unified(state.shape, self._unbatched(spec)) is None:
-                raise self._error(
-                    f"model '{self._config.name}', state '{spec.name}': the model has shape "
-                    f"{shape_text(spec.shape)} but the configuration has dims "
-                    f"{shape_text(state.shape)}"
-                )
-
-    def _check_optional(self, said: Any, real: TensorSpec) -> None:
-        if said.optional and self._config.max_batch_size > 0:
+    def _check_optional(self, tensor: Any, real: TensorSpec) -> None:
+        if self.batched:
             raise self._error(
-                f"optional input '{said.name}' is not supported for models that support batching"
+                f"optional input '{tensor.name}' is not supported for models that support batching"
             )
-        if said.optional and not real.optional:
+        if not real.optional:
             raise self._error(
-                f"input '{said.name}' is optional in the configuration of model "
+                f"input '{tensor.name}' is optional in the configuration of model "
                 f"'{self._config.name}', but the model cannot do without; remove 'optional', or "
                 "export the model with a default for it"
             )
 
-    def _other_dims(self, said: Any, real: TensorSpec) -> ModelConfigError:
-        dims = tuple(said.reshape.shape if said.HasField("reshape") else said.dims)
+    def _other_dims(self, tensor: Any, real: TensorSpec) -> ModelConfigError:
+        dims = tuple(tensor.reshape.shape if tensor.HasField("reshape") else tensor.dims)
         shown = f"(shape {shape_text(dims)})"
-        if self._config.max_batch_size > 0:
+        if self.batched:
             dims = (-1, *dims)
             shown = (
                 "(an initial batch dimension because max_batch_size > 0 followed by the explicit "
                 f"tensor shape, making complete shape {shape_text(dims)})"
             )
         return self._error(
-            f"model '{self._config.name}', tensor '{said.name}': the model expects "
+            f"model '{self._config.name}', tensor '{tensor.name}': the model expects "
             f"{len(real.shape)} dimensions (shape {shape_text(real.shape)}) but the model "
             f"configuration specifies {len(dims)} dimensions {shown}"
         )

@@ -8,28 +8,75 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.errors import ModelConfigError
 from edge_server.model_config.config import USUAL_COMPLETION
-from edge_server.model_config.conversions import FILES, remedy_for_file
 from edge_server.model_config.files import reading
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from edge_server.model_config.config import Completion
     from edge_server.model_config.files import ModelFiles
 
-# A file in a version directory → (backend, platform) that loads it; the first that exists wins.
-_BACKEND_BY_FILE = {
-    "model.plan": ("tensorrt", "tensorrt_plan"),
-    "model.onnx": ("onnxruntime", "onnxruntime_onnx"),
-    "model.py": ("python", ""),
-}
-BACKEND_BY_PLATFORM = {
-    "tensorrt_plan": "tensorrt",
-    "onnxruntime_onnx": "onnxruntime",
-}
-_PLATFORM_BY_BACKEND = {backend: platform for platform, backend in BACKEND_BY_PLATFORM.items()}
-_FILE_BY_BACKEND = {backend: file for file, (backend, _) in _BACKEND_BY_FILE.items()}
+# Backend, its platform, and its file in a version directory, the first that exists wins.
+_BACKENDS = (
+    ("tensorrt", "tensorrt_plan", "model.plan"),
+    ("onnxruntime", "onnxruntime_onnx", "model.onnx"),
+    ("python", "", "model.py"),
+)
+BACKEND_BY_PLATFORM = {platform: backend for backend, platform, _ in _BACKENDS if platform}
+_PLATFORM_BY_BACKEND = {backend: platform for backend, platform, _ in _BACKENDS}
+_FILE_BY_BACKEND = {backend: file for backend, _, file in _BACKENDS}
 # Backends that can use a GPU; the others always run on the CPU.
 GPU_BACKENDS = frozenset({"tensorrt", "image_preprocess"})
 _DEFAULT_SEQUENCE_IDLE_US = 1_000_000
+
+# Remedies for models whose backend Triton has and edge_server lacks.
+_THEN = 'put it into the version directory as model.onnx, with backend: "onnxruntime"'
+_WRAP = 'or load it in a model.py, with backend: "python"'
+
+# Names in config.pbtxt (backends, and the platforms of Triton's older configurations), a file in a
+# version directory, and the remedy.
+_REMEDIES = (
+    (
+        ("pytorch", "pytorch_libtorch"),
+        "model.pt",
+        'convert it with torch.onnx.export(torch.jit.load("model.pt"), (example,), "model.onnx", '
+        f"dynamo=False) and {_THEN}; {_WRAP}",
+    ),
+    (
+        ("tensorflow", "tensorflow_savedmodel"),
+        "model.savedmodel",
+        "convert it with python -m tf2onnx.convert --saved-model model.savedmodel --output "
+        f"model.onnx and {_THEN}; {_WRAP}",
+    ),
+    (
+        ("tensorflow_graphdef",),
+        "model.graphdef",
+        "convert it with python -m tf2onnx.convert --graphdef model.graphdef --inputs NAME:0 "
+        f"--outputs NAME:0 --output model.onnx and {_THEN}; {_WRAP}",
+    ),
+    (
+        ("openvino",),
+        "model.xml",
+        f"export the model that it was made of to ONNX and {_THEN}; {_WRAP}",
+    ),
+    (
+        ("paddle",),
+        "model.pdmodel",
+        "convert it with paddle2onnx --model_dir DIR --model_filename model.pdmodel "
+        f"--params_filename model.pdiparams --save_file model.onnx and {_THEN}; {_WRAP}",
+    ),
+    (("fil",), "", f"convert it with onnxmltools and {_THEN}; {_WRAP}"),
+    (
+        ("dali",),
+        "",
+        'use backend: "image_preprocess" for images, or a model.py with backend: "python"',
+    ),
+    (
+        ("vllm", "tensorrtllm"),
+        "",
+        'load it in a model.py, with backend: "python", where the board has room for it',
+    ),
+)
 
 
 def complete(message: Any, files: ModelFiles, completion: Completion = USUAL_COMPLETION) -> None:
@@ -94,35 +141,45 @@ def _complete_backend(message: Any, files: ModelFiles) -> None:
 
 
 def _backend_of(filename: str, files: ModelFiles) -> tuple[str, str]:
-    if filename in _BACKEND_BY_FILE:
-        return _BACKEND_BY_FILE[filename]
+    by_file = {file: (backend, platform) for backend, platform, file in _BACKENDS}
+    if filename in by_file:
+        return by_file[filename]
     for directory in () if filename else files.versions.values():
-        for known, found in _BACKEND_BY_FILE.items():
-            with reading(directory):
-                if (directory / known).exists():
-                    return found
+        for file, found in by_file.items():
+            if _exists(directory / file):
+                return found
     stem, dot, suffix = files.name.rpartition(".")
     if dot and stem and suffix:
         return suffix, ""
-    remedy = _remedy(files) or (
-        "Name a 'backend' in config.pbtxt, or put one of "
-        f"{', '.join(_BACKEND_BY_FILE)} into a version directory."
-    )
     raise ModelConfigError(
         f"{files.config_path}: Invalid model name: Could not determine backend for model "
         f"'{files.name}' with no backend in model configuration. Expected model name of the form "
-        f"'model.<backend_name>'. {remedy}"
+        f"'model.<backend_name>'. {_remedy_for_files(files)}"
     )
 
 
-def _remedy(files: ModelFiles) -> str:
+def remedy_for(name: str) -> str:
+    """The remedy for a model of that backend or platform, to follow the text of the fault.
+
+    Empty for a name that is none of Triton's.
+    """
+    found = (remedy for names, _, remedy in _REMEDIES if name in names)
+    return next((f"; '{name}' is not built here: {remedy}" for remedy in found), "")
+
+
+def _remedy_for_files(files: ModelFiles) -> str:
     """The remedy for a model in a file format of none of our backends."""
     for directory in files.versions.values():
-        for filename in FILES:
-            with reading(directory):
-                if (directory / filename).exists():
-                    return remedy_for_file(filename)
-    return ""
+        for _, file, remedy in _REMEDIES:
+            if file and _exists(directory / file):
+                return f"{file} is of a backend that is not built here: {remedy}"
+    known = ", ".join(file for _, _, file in _BACKENDS)
+    return f"Name a 'backend' in config.pbtxt, or put one of {known} into a version directory."
+
+
+def _exists(path: Path) -> bool:
+    with reading(path):
+        return path.exists()
 
 
 def _complete_instance_groups(message: Any, gpus: int) -> None:

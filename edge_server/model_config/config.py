@@ -8,15 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 from tritonclient.grpc import model_config_pb2 as pb
 
+from edge_server.model_config.fields import datatype_of
 from edge_server.model_config.scheduling import (
     DynamicBatching,
     SequenceBatching,
+    Warmup,
     dynamic_batching_of,
     sequence_batching_of,
+    warmups_of,
 )
-from edge_server.model_config.warmup import Warmup, warmups_of
 from edge_server.settings import Python
-from edge_server.tensors import DataType, TensorSpec
+from edge_server.tensors import TensorSpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -136,7 +138,6 @@ class ModelConfig:
             waiting before the steps that feed it are held back; 0 is unlimited.
         reshapes: tensor name → the model's own shape, without the batch dimension, where it
             differs from the clients' shape.
-        label_files: output name → file under the model's directory, one label per line.
         decoupled: a request may have any number of responses.
         response_cache: responses may come from the cache.
         warmups: the samples that each instance runs before it serves.
@@ -158,7 +159,6 @@ class ModelConfig:
     dynamic_batching: DynamicBatching | None
     sequence_batching: SequenceBatching | None
     reshapes: Mapping[str, tuple[int, ...]]
-    label_files: Mapping[str, str]
     decoupled: bool
     response_cache: bool
     warmups: tuple[Warmup, ...]
@@ -199,13 +199,8 @@ class ModelConfig:
             default_model_filename=message.default_model_filename,
             parameters={k: v.string_value for k, v in message.parameters.items()},
             steps=tuple(
-                EnsembleStep(
-                    step.model_name,
-                    step.model_version,
-                    dict(step.input_map),
-                    dict(step.output_map),
-                )
-                for step in message.ensemble_scheduling.step
+                EnsembleStep(s.model_name, s.model_version, dict(s.input_map), dict(s.output_map))
+                for s in message.ensemble_scheduling.step
             ),
             max_inflight_requests=message.ensemble_scheduling.max_inflight_requests,
             dynamic_batching=dynamic_batching_of(message),
@@ -215,7 +210,6 @@ class ModelConfig:
                 for tensor in (*message.input, *message.output)
                 if tensor.HasField("reshape")
             },
-            label_files={t.name: t.label_filename for t in message.output if t.label_filename},
             decoupled=message.model_transaction_policy.decoupled,
             response_cache=message.response_cache.enable,
             warmups=warmups_of(message),
@@ -267,12 +261,12 @@ class ModelConfig:
 
 
 def _rewrite(target: Any, source: Any, specs: Iterable[TensorSpec]) -> None:
-    said = {tensor.name: tensor for tensor in source}
+    configured = {tensor.name: tensor for tensor in source}
     del target[:]
     for spec in specs:
         tensor = target.add()
-        if spec.name in said:
-            tensor.CopyFrom(said[spec.name])
+        if spec.name in configured:
+            tensor.CopyFrom(configured[spec.name])
         tensor.name = spec.name
         tensor.data_type = pb.DataType.Value(spec.datatype.config_name)
         tensor.dims[:] = spec.shape
@@ -284,5 +278,5 @@ def _specs(tensors: Iterable[Any]) -> tuple[TensorSpec, ...]:
     return tuple(
         TensorSpec(tensor.name, datatype, tuple(tensor.dims), getattr(tensor, "optional", False))
         for tensor in tensors
-        if (datatype := DataType.from_config(pb.DataType.Name(tensor.data_type))) is not None
+        if (datatype := datatype_of(tensor.data_type)) is not None
     )

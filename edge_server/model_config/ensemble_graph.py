@@ -1,33 +1,60 @@
-"""The data-flow graph of an ensemble, checked against its members before it is published."""
+"""The data-flow graph of an ensemble, checked by itself and against its members."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.errors import ModelConfigError
-from edge_server.model_config.shapes import unified
+from edge_server.model_config.interface import unified
 from edge_server.tensors import shape_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
     from edge_server.model_config.config import EnsembleStep, ModelConfig
-    from edge_server.tensors import TensorSpec
+    from edge_server.tensors import DataType
 
     FindMember = Callable[[EnsembleStep], ModelConfig]
+    Members = list[tuple[EnsembleStep, ModelConfig]]
 
 
-@dataclass(frozen=True)
-class _End:
-    """One end of an edge: the ensemble tensor as `model` declares it, batch dimension included."""
-
-    model: str
-    spec: TensorSpec
-    shape: tuple[int, ...]
+def ensemble_faults(message: Any) -> Iterator[str]:
+    """Yield the faults of an ensemble's configuration that show without its members."""
+    name, steps = message.name, message.ensemble_scheduling.step
+    if not message.HasField("ensemble_scheduling"):
+        yield f"ensemble scheduling must be set for ensemble {name} whose platform is ensemble"
+    elif not steps:
+        yield f"must specify 'step' for ensemble '{name}'"
+    if message.instance_group:
+        yield f"instance group should not be specified for ensemble '{name}'"
+    if message.HasField("optimization"):
+        yield f"optimization should not be specified for ensemble '{name}'"
+    if message.model_warmup:
+        yield f"model_warmup can not be specified for ensemble '{name}'"
+    if not message.input or not message.output:
+        yield f"ensemble '{name}' must specify its 'input' and 'output' tensors"
+    inputs = {tensor.name for tensor in message.input}
+    written: set[str] = set()
+    for index, step in enumerate(steps):
+        for field in ("model_name", "input_map", "output_map"):
+            if not getattr(step, field):
+                yield f"must specify '{field}' in step {index} of ensemble '{name}'"
+        for tensor in step.output_map.values():
+            if tensor in written:
+                yield (
+                    f"ensemble tensor '{tensor}' can appear in an output map only once for "
+                    f"ensemble '{name}' step {index}"
+                )
+            if tensor in inputs:
+                yield (
+                    f"ensemble tensor '{tensor}' is an input of ensemble '{name}', so it cannot "
+                    f"appear in the output map of step {index}"
+                )
+            written.add(tensor)
 
 
 def resolve_graph(config: ModelConfig, path: Path, find_member: FindMember) -> ModelConfig:
@@ -44,20 +71,9 @@ def resolve_graph(config: ModelConfig, path: Path, find_member: FindMember) -> M
         ModelConfigError: the first fault of the graph, in Triton's words.
     """
     members = [(step, find_member(step)) for step in config.steps]
-    for fault in (
-        *_mapping_faults(config, members),
-        *_batch_faults(config, members),
-        *_connection_faults(config),
-        *_agreement_faults(config, members),
-        *_decoupled_faults(config, members),
-    ):
+    for fault in _graph_faults(config, members):
         raise ModelConfigError(f"{path}: {fault}")
     decoupled = any(member.decoupled for _, member in members)
-    if decoupled and config.response_cache:
-        raise ModelConfigError(
-            f"{path}: Response Cache does not currently support model {config.name} with "
-            "'decoupled' transaction policy. Please disable the response cache."
-        )
     message = pb.ModelConfig()
     message.CopyFrom(config.message)
     if decoupled or message.HasField("model_transaction_policy"):
@@ -66,67 +82,34 @@ def resolve_graph(config: ModelConfig, path: Path, find_member: FindMember) -> M
         config,
         steps=tuple(replace(step, decoupled=member.decoupled) for step, member in members),
         decoupled=decoupled,
-        labels=_labels(config, members),
+        # The ensemble's own labels override those of its members.
+        labels={
+            **{
+                tensor: member.labels[name]
+                for step, member in members
+                for name, tensor in step.output_map.items()
+                if name in member.labels
+            },
+            **config.labels,
+        },
         message=message,
     )
 
 
-def _labels(
-    config: ModelConfig, members: list[tuple[EnsembleStep, ModelConfig]]
-) -> dict[str, Sequence[str]]:
-    """The members' labels for the ensemble's outputs; the ensemble's own labels override them."""
-    found = {
-        tensor: member.labels[name]
-        for step, member in members
-        for name, tensor in step.output_map.items()
-        if name in member.labels
-    }
-    return {**found, **config.labels}
+def _graph_faults(config: ModelConfig, members: Members) -> Iterator[str]:
+    yield from _mapping_faults(config, members)
+    order = _run_order(config)
+    yield from _connection_faults(config, order)
+    yield from _agreement_faults(config, members)
+    yield from _decoupled_faults(config, [members[index] for index in order])
+    if config.response_cache and any(member.decoupled for _, member in members):
+        yield (
+            f"Response Cache does not currently support model {config.name} with 'decoupled' "
+            "transaction policy. Please disable the response cache."
+        )
 
 
-def _decoupled_faults(
-    config: ModelConfig, members: list[tuple[EnsembleStep, ModelConfig]]
-) -> Iterator[str]:
-    """Tensors that are read together must come once per request, or per response of one model.
-
-    The ensemble's outputs are read together too.
-    """
-    # Tensor → index of the decoupled step whose responses it comes with; None is once per request.
-    origins: dict[str, int | None] = {spec.name: None for spec in config.inputs}
-    waiting = list(enumerate(members))
-    while ready := [
-        entry for entry in waiting if origins.keys() >= set(entry[1][0].input_map.values())
-    ]:
-        for place, (step, member) in ready:
-            waiting.remove((place, (step, member)))
-            origin = _one_origin(origins[tensor] for tensor in step.input_map.values())
-            if origin == _SEVERAL:
-                yield _of_several(config, member.name)
-            origin = place if member.decoupled else origin
-            origins.update(dict.fromkeys(step.output_map.values(), origin))
-    if _one_origin(origins.get(spec.name) for spec in config.outputs) == _SEVERAL:
-        yield _of_several(config, config.name)
-
-
-_SEVERAL = -1
-
-
-def _one_origin(origins: Iterable[int | None]) -> int | None:
-    """The only origin beside None; `_SEVERAL` for several."""
-    found = {origin for origin in origins if origin is not None}
-    return _SEVERAL if len(found) > 1 else next(iter(found), None)
-
-
-def _of_several(config: ModelConfig, reader: str) -> str:
-    return (
-        f"in ensemble {config.name}, step of model '{reader}' receives inputs originated from "
-        "different decoupled models"
-    )
-
-
-def _mapping_faults(
-    config: ModelConfig, members: list[tuple[EnsembleStep, ModelConfig]]
-) -> Iterator[str]:
+def _mapping_faults(config: ModelConfig, members: Members) -> Iterator[str]:
     where = f"in ensemble {config.name}"
     for step, member in members:
         inputs = {spec.name for spec in member.inputs}
@@ -149,11 +132,6 @@ def _mapping_faults(
                 f"{where}, input {name} in model {member.name} is not mapped to any "
                 "ensemble tensors"
             )
-
-
-def _batch_faults(
-    config: ModelConfig, members: list[tuple[EnsembleStep, ModelConfig]]
-) -> Iterator[str]:
     for _, member in members:
         if 0 < member.max_batch_size < config.max_batch_size:
             yield (
@@ -163,89 +141,119 @@ def _batch_faults(
             )
 
 
-def _connection_faults(config: ModelConfig) -> Iterator[str]:
-    name = config.name
-    read = {tensor for step in config.steps for tensor in step.input_map.values()}
+def _run_order(config: ModelConfig) -> list[int]:
+    """The indices of the steps that can run, each after those that write its inputs."""
+    order: list[int] = []
+    written = {spec.name for spec in config.inputs}
+    waiting = dict(enumerate(config.steps))
+    while ready := [
+        i for i, step in waiting.items() if written.issuperset(step.input_map.values())
+    ]:
+        for index in ready:
+            written.update(waiting.pop(index).output_map.values())
+        order += ready
+    return order
+
+
+def _connection_faults(config: ModelConfig, order: list[int]) -> Iterator[str]:
+    name, steps = config.name, config.steps
+    read = {tensor for step in steps for tensor in step.input_map.values()}
     outputs = {spec.name for spec in config.outputs}
+    written = {spec.name for spec in config.inputs}
+    written |= {tensor for index in order for tensor in steps[index].output_map.values()}
+    # The steps that can never run, and the first tensor that each of them misses.
+    stuck = [
+        (step, min(set(step.input_map.values()) - written))
+        for index, step in enumerate(steps)
+        if index not in order
+    ]
     for spec in config.inputs:
         if spec.name not in read:
             yield f"ensemble input '{spec.name}' for ensemble {name}' is not used"
-    # The computable tensors: the inputs, then every output of a step with computable inputs.
-    written = {spec.name for spec in config.inputs}
-    waiting = list(config.steps)
-    while ready := [step for step in waiting if written.issuperset(step.input_map.values())]:
-        for step in ready:
-            written.update(step.output_map.values())
-            waiting.remove(step)
     for spec in config.outputs:
-        if spec.name not in written:
-            yield (
-                f"output '{spec.name}' for ensemble '{name}' is not written"
-                f"{_missing_source(spec.name, waiting, written)}"
-            )
-    for step in waiting:
-        missing = sorted(set(step.input_map.values()) - written)
+        if spec.name in written:
+            continue
+        missing = [tensor for step, tensor in stuck if spec.name in step.output_map.values()]
+        reason = (
+            f": at least one of its depending tensors, '{missing[0]}', is not connected"
+            if missing
+            else ""
+        )
+        yield f"output '{spec.name}' for ensemble '{name}' is not written{reason}"
+    for step, tensor in stuck:
         yield (
             f"ensemble '{name}': step of model '{step.model_name}' can never run, no step and no "
-            f"input gives tensor '{missing[0]}'"
+            f"input gives tensor '{tensor}'"
         )
-    for step in config.steps:
+    for step in steps:
         for tensor in step.output_map.values():
             if tensor not in read and tensor not in outputs:
                 yield f"ensemble tensor '{tensor}' is unused in ensemble '{name}'"
 
 
-def _missing_source(output: str, waiting: list[EnsembleStep], written: set[str]) -> str:
-    for step in waiting:
-        if output in step.output_map.values():
-            missing = sorted(set(step.input_map.values()) - written)
-            return (
-                f": at least one of its depending tensors, '{missing[0]}', is not connected"
-                if missing
-                else ""
-            )
-    return ""
-
-
-def _agreement_faults(
-    config: ModelConfig, members: list[tuple[EnsembleStep, ModelConfig]]
-) -> Iterator[str]:
-    """All ends of an edge must agree on type and shape, pairwise: -1 fits any one size."""
-    ends: dict[str, list[_End]] = {}
-    seen = set()
-    for tensor, new in _ends(config, members):
-        said = (tensor, new.spec.datatype, new.shape)
-        if said in seen:
-            # The same declaration as the end before, which was compared with the others.
+def _agreement_faults(config: ModelConfig, members: Members) -> Iterator[str]:
+    """All declarations of an ensemble tensor must agree on type and shape, pairwise: -1 fits any
+    one size."""
+    # Tensor → type and shape → the first model that declares the tensor so.
+    declared: dict[str, dict[tuple[DataType, tuple[int, ...]], str]] = {}
+    for tensor, model, datatype, shape in _declarations(config, members):
+        others = declared.setdefault(tensor, {})
+        if (datatype, shape) in others:
             continue
-        seen.add(said)
-        for old in ends.setdefault(tensor, []):
+        for (old_type, old_shape), old_model in others.items():
             where = f"in ensemble {config.name}, ensemble tensor {tensor}"
-            if old.spec.datatype != new.spec.datatype:
+            if old_type is not datatype:
                 yield (
-                    f"{where}: inconsistent data type: {old.spec.datatype.config_name} is "
-                    f"inferred from model {old.model} while {new.spec.datatype.config_name} is "
-                    f"inferred from model {new.model}"
+                    f"{where}: inconsistent data type: {old_type.config_name} is inferred from "
+                    f"model {old_model} while {datatype.config_name} is inferred from model {model}"
                 )
-            elif unified(old.shape, new.shape) is None:
+            elif unified(old_shape, shape) is None:
                 yield (
-                    f"{where}: inconsistent shape: {shape_text(old.shape)} is inferred from "
-                    f"model {old.model} while {shape_text(new.shape)} is inferred from "
-                    f"model {new.model}"
+                    f"{where}: inconsistent shape: {shape_text(old_shape)} is inferred from model "
+                    f"{old_model} while {shape_text(shape)} is inferred from model {model}"
                 )
-        ends[tensor].append(new)
+        others[datatype, shape] = model
 
 
-def _ends(
-    config: ModelConfig, members: list[tuple[EnsembleStep, ModelConfig]]
-) -> Iterator[tuple[str, _End]]:
-    """Yield every end of every edge, with the name of its ensemble tensor."""
+def _declarations(
+    config: ModelConfig, members: Members
+) -> Iterator[tuple[str, str, DataType, tuple[int, ...]]]:
+    """Yield each declaration of an ensemble tensor: the tensor, the model that declares it, type
+    and shape, batch dimension included."""
     for spec in (*config.inputs, *config.outputs):
         # The steps get the ensemble's own tensors in their reshaped form.
-        inside = replace(spec, shape=config.reshapes.get(spec.name, spec.shape))
-        yield spec.name, _End(config.name, inside, config.full_shape(inside))
+        inside = replace(spec, shape=config.model_shape(spec))
+        yield spec.name, config.name, spec.datatype, config.full_shape(inside)
     for step, member in members:
         for specs, tensors in ((member.outputs, step.output_map), (member.inputs, step.input_map)):
             for spec in specs:
                 if spec.name in tensors:
-                    yield tensors[spec.name], _End(member.name, spec, member.full_shape(spec))
+                    shape = member.full_shape(spec)
+                    yield tensors[spec.name], member.name, spec.datatype, shape
+
+
+def _decoupled_faults(config: ModelConfig, members: Members) -> Iterator[str]:
+    """Tensors that are read together must come once per request, or per response of one model.
+
+    The ensemble's outputs are read together too.
+
+    Args:
+        members: in the order in which they can run.
+    """
+    # Tensor → index of the decoupled step whose responses it comes with; None is once per request.
+    origins: dict[str, int | None] = {spec.name: None for spec in config.inputs}
+    readers: list[tuple[str, Iterable[str]]] = [
+        (member.name, step.input_map.values()) for step, member in members
+    ]
+    readers.append((config.name, [spec.name for spec in config.outputs]))
+    for index, (reader, tensors) in enumerate(readers):
+        found = {origins.get(tensor) for tensor in tensors} - {None}
+        if len(found) > 1:
+            yield (
+                f"in ensemble {config.name}, step of model '{reader}' receives inputs originated "
+                "from different decoupled models"
+            )
+        if index < len(members):
+            step, member = members[index]
+            origin = index if member.decoupled else next(iter(found), None)
+            origins.update(dict.fromkeys(step.output_map.values(), origin))

@@ -1,5 +1,8 @@
 """How the server treats each field of `inference.ModelConfig`: acted on, accepted, or refused.
 
+A configuration comes from the repository, and with `load_model` from a client: no list in it is
+longer than is useful.
+
 A silently ignored field is a silently broken promise, so the tables cover every field at every
 depth. A path leads through messages, lists and map values alike; in `ACCEPTED` and `REFUSED` it
 covers all fields under it, in `ACTED_ON` itself alone, so that a field that a later protocol adds
@@ -10,62 +13,53 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tritonclient.grpc import model_config_pb2 as pb
+
+from edge_server.tensors import DataType
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-def _under(prefix: str, names: str) -> set[str]:
-    return {f"{prefix}.{name}" for name in names.split()}
-
-
 _QUEUE_POLICY = "timeout_action default_timeout_microseconds allow_timeout_override max_queue_size"
-
+_GRAPH = "optimization.cuda.graph_spec"
+_ACTED_ON = {
+    "": "name platform backend max_batch_size default_model_filename cc_model_filenames",
+    "version_policy": "latest.num_versions all specific.versions",
+    "input": "name data_type format dims reshape.shape is_shape_tensor optional "
+    "is_non_linear_format_io",
+    "output": "name data_type dims reshape.shape label_filename is_shape_tensor "
+    "is_non_linear_format_io",
+    "optimization": "priority graph.level input_pinned_memory.enable output_pinned_memory.enable",
+    "optimization.cuda": "graphs busy_wait_events output_copy_stream",
+    _GRAPH: "batch_size input.dim graph_lower_bound.batch_size graph_lower_bound.input.dim",
+    "dynamic_batching": "preferred_batch_size max_queue_delay_microseconds preserve_ordering "
+    "priority_levels default_priority_level",
+    "dynamic_batching.default_queue_policy": _QUEUE_POLICY,
+    "dynamic_batching.priority_queue_policy": _QUEUE_POLICY,
+    "sequence_batching": "max_sequence_idle_microseconds direct.max_queue_delay_microseconds "
+    "direct.minimum_slot_utilization control_input.name",
+    "sequence_batching.oldest": "max_candidate_sequences preferred_batch_size "
+    "max_queue_delay_microseconds preserve_ordering",
+    "sequence_batching.control_input.control": "kind int32_false_true fp32_false_true "
+    "bool_false_true data_type",
+    "sequence_batching.state": "input_name output_name data_type dims",
+    "sequence_batching.state.initial_state": "name data_type dims zero_data data_file",
+    "ensemble_scheduling": "max_inflight_requests step.model_name step.model_version "
+    "step.input_map step.output_map",
+    "instance_group": "name kind count gpus profile passive secondary_devices.kind "
+    "secondary_devices.device_id",
+    "instance_group.rate_limiter": "priority resources.name resources.global resources.count",
+    "model_warmup": "name batch_size count",
+    "model_warmup.inputs": "data_type dims zero_data random_data input_data_file",
+    "parameters": "string_value",
+    "model_transaction_policy": "decoupled",
+    "response_cache": "enable",
+}
 ACTED_ON = frozenset(
-    {"name", "platform", "backend", "max_batch_size", "default_model_filename"}
-    | _under("version_policy", "latest.num_versions all specific.versions")
-    | _under(
-        "input",
-        "name data_type format dims reshape.shape is_shape_tensor optional is_non_linear_format_io",
-    )
-    | _under(
-        "output",
-        "name data_type dims reshape.shape label_filename is_shape_tensor is_non_linear_format_io",
-    )
-    | {"cc_model_filenames"}
-    | _under("optimization.cuda", "graphs busy_wait_events output_copy_stream")
-    | {"optimization.priority"}
-    | _under("optimization.cuda.graph_spec", "batch_size input.dim")
-    | _under("optimization.cuda.graph_spec.graph_lower_bound", "batch_size input.dim")
-    | _under("optimization", "graph.level input_pinned_memory.enable output_pinned_memory.enable")
-    | _under(
-        "dynamic_batching",
-        "preferred_batch_size max_queue_delay_microseconds preserve_ordering priority_levels "
-        "default_priority_level",
-    )
-    | _under("dynamic_batching.default_queue_policy", _QUEUE_POLICY)
-    | _under("dynamic_batching.priority_queue_policy", _QUEUE_POLICY)
-    | {"sequence_batching.max_sequence_idle_microseconds"}
-    | _under("sequence_batching.direct", "max_queue_delay_microseconds minimum_slot_utilization")
-    | _under(
-        "sequence_batching.oldest",
-        "max_candidate_sequences preferred_batch_size max_queue_delay_microseconds "
-        "preserve_ordering",
-    )
-    | _under(
-        "sequence_batching.control_input",
-        "name control.kind control.int32_false_true control.fp32_false_true "
-        "control.bool_false_true control.data_type",
-    )
-    | _under("sequence_batching.state", "input_name output_name data_type dims")
-    | _under("sequence_batching.state.initial_state", "name data_type dims zero_data data_file")
-    | _under("ensemble_scheduling", "max_inflight_requests")
-    | _under("ensemble_scheduling.step", "model_name model_version input_map output_map")
-    | _under("instance_group", "name kind count gpus profile passive rate_limiter.priority")
-    | _under("instance_group.secondary_devices", "kind device_id")
-    | _under("instance_group.rate_limiter.resources", "name global count")
-    | _under("model_warmup", "name batch_size count")
-    | _under("model_warmup.inputs", "data_type dims zero_data random_data input_data_file")
-    | {"parameters.string_value", "model_transaction_policy.decoupled", "response_cache.enable"}
+    f"{prefix}.{name}".removeprefix(".")
+    for prefix, names in _ACTED_ON.items()
+    for name in names.split()
 )
 
 _STATE_BUFFERS = "a state is handed on in memory that the server chooses"
@@ -89,9 +83,19 @@ REFUSED = {
     "batch_output": "nothing splits these tensors without ragged batches; remove it",
     "optimization.execution_accelerators": "ONNX Runtime runs on its CPU provider here; remove it",
     "sequence_batching.iterative_sequence": "a request runs once; remove it, and let a decoupled "
-    "model answer it step by step",
+    "model respond to it step by step",
     "model_repository_agents": "there are no repository agents here; remove it, and check "
     "the files before they come into the repository",
+}
+
+MOST_ENTRIES = 1024
+# numpy's own limit is 32, and one is the batch.
+MOST_DIMS = 31
+_MOST_ENTRIES_OF = {
+    # Resources exist per instance; a graph holds device memory as long as the model is loaded.
+    "instance_group.rate_limiter.resources": 64,
+    _GRAPH: 64,
+    "model_warmup": 64,
 }
 
 _ENSEMBLE_HANDS_ON = "an ensemble hands tensors from model to model as they are"
@@ -117,7 +121,7 @@ _ACTED_ON_BY = {
 def without_effect(message: Any) -> dict[str, str]:
     """The fields of a completed, valid configuration without effect on this server → why."""
     found = {}
-    for path, _, _, _ in _fields(message, "", ""):
+    for path, _, _, _ in _fields(message):
         if path in ACCEPTED:
             found[path] = ACCEPTED[path]
         elif message.platform == "ensemble":
@@ -133,9 +137,19 @@ def without_effect(message: Any) -> dict[str, str]:
     return found
 
 
+def list_faults(message: Any) -> Iterator[str]:
+    """Yield the lists that are too long; the other rules iterate over them."""
+    for path, shown, descriptor, value in _fields(message):
+        if descriptor.is_repeated:
+            dims = descriptor.name in ("dims", "dim", "shape")
+            most = MOST_DIMS if dims else _MOST_ENTRIES_OF.get(path, MOST_ENTRIES)
+            if len(value) > most:
+                yield f"field '{shown}' has {len(value)} entries; at most {most} can be"
+
+
 def field_faults(message: Any) -> Iterator[str]:
     """Yield the fields that this server refuses, and unknown enum values."""
-    for path, shown, descriptor, value in _fields(message, "", ""):
+    for path, shown, descriptor, value in _fields(message):
         if path in REFUSED:
             yield f"field '{shown}' is not supported by this server: {REFUSED[path]}"
         elif descriptor.enum_type is not None:
@@ -146,13 +160,13 @@ def field_faults(message: Any) -> Iterator[str]:
             yield f"field '{shown}' is not supported by this server; remove it"
 
 
-def fields_of(message: Any) -> Iterator[tuple[str, str, Any, Any]]:
-    """Yield each set field that is not refused or accepted as a whole, at every depth: its path,
-    its displayed name, its descriptor and its value."""
-    return _fields(message, "", "")
+def datatype_of(number: int) -> DataType | None:
+    """The type of a `data_type` field; None for TYPE_INVALID and unknown numbers."""
+    known = number in pb.DataType.values()
+    return DataType.from_config(pb.DataType.Name(number)) if known else None
 
 
-def _fields(message: Any, path: str, shown: str) -> Iterator[tuple[str, str, Any, Any]]:
+def _fields(message: Any, path: str = "", shown: str = "") -> Iterator[tuple[str, str, Any, Any]]:
     """Yield each set field: its path in the tables, its displayed name, descriptor and value.
 
     Fields under a path of `ACCEPTED` or `REFUSED` are left out.

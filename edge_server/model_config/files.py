@@ -1,22 +1,30 @@
-"""The files of a model, and the errors for files that are missing or cannot be read."""
+"""The files of a model: versions, labels, and the errors for files that cannot be read."""
 
 from __future__ import annotations
 
 import errno
+import logging
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from edge_server.errors import ModelConfigError, ModelLoadError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+log = logging.getLogger(__name__)
+
 CONFIG_NAME = "config.pbtxt"
 WARMUP_DIRECTORY = "warmup"
 INITIAL_STATE_DIRECTORY = "initial_state"
 GOLDEN_DIRECTORY = "golden"
+
+# The largest published label sets have some twenty thousand lines of a few words.
+MAX_LABEL_FILE_BYTES = 16 * 1024 * 1024
+# How many missing versions the log names.
+_MOST_NAMED = 8
 
 # Errors of the file itself. Any other error, like EIO, ESTALE or EMFILE, may pass.
 _STAYS = frozenset(
@@ -88,7 +96,7 @@ def cannot_be_read(path: Path | str, error: OSError) -> ModelConfigError:
     # Our own error, for a link without a target, has no errno.
     if error.errno is None or error.errno in _STAYS:
         return ModelConfigError(f"{text}; the user that the daemon runs as must be able to read it")
-    return ModelLoadError(f"{text}; the kernel's log may tell what is wrong with the disk")
+    return ModelLoadError(f"{text}; the kernel's log may name the fault of the disk")
 
 
 def require_path(path: Path, model: str) -> None:
@@ -121,3 +129,78 @@ def outside(directory: Path, name: str) -> bool:
             return not real.is_relative_to(directory.resolve())
         except RuntimeError as error:  # a circle of links, as Python before 3.13 reports it
             raise OSError(str(error)) from error
+
+
+def read_labels(message: Any, files: ModelFiles) -> Mapping[str, tuple[str, ...]]:
+    """Read output → labels by index, for each output with a `label_filename`.
+
+    Raises:
+        ModelConfigError: a file is outside the model's directory, missing, unreadable, too large
+            or not UTF-8 text.
+    """
+    return {
+        output.name: _labels(output, message.name, files)
+        for output in message.output
+        if output.label_filename
+    }
+
+
+def _labels(output: Any, model: str, files: ModelFiles) -> tuple[str, ...]:
+    name = output.label_filename
+    if outside(files.directory, name):
+        raise ModelConfigError(
+            f"{files.config_path}: label file path '{name}' for output '{output.name}' in model "
+            f"'{model}' is outside model directory"
+        )
+    path = files.directory / name
+    with reading(path):
+        if not path.is_file():
+            raise ModelConfigError(
+                f"{path}: missing; output '{output.name}' of model '{model}' has its labels there"
+            )
+        with path.open("rb") as file:
+            raw = file.read(MAX_LABEL_FILE_BYTES + 1)
+    if len(raw) > MAX_LABEL_FILE_BYTES:
+        raise ModelConfigError(
+            f"{path}: a label file has at most {MAX_LABEL_FILE_BYTES} bytes; this one is larger"
+        )
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ModelConfigError(
+            f"{path}: not UTF-8 text at byte {error.start}; a label file has a label a line"
+        ) from error
+    return tuple(line.removesuffix("\r") for line in text.removesuffix("\n").split("\n"))
+
+
+def select_versions(message: Any, files: ModelFiles) -> tuple[int, ...]:
+    """Return the versions that a completed configuration's policy selects, ascending.
+
+    Raises:
+        ModelConfigError: none of them is on disk.
+    """
+    available = sorted(files.versions)
+    policy = message.version_policy
+    choice = policy.WhichOneof("policy_choice")
+    if choice == "specific":
+        wanted = sorted(set(policy.specific.versions))
+        selected = [version for version in wanted if version in files.versions]
+        if missing := sorted(set(wanted) - set(selected)):
+            log.error(
+                "model %s: version %s is specified but not on disk%s",
+                files.name,
+                ", ".join(map(str, missing[:_MOST_NAMED])),
+                f", nor are {len(missing) - _MOST_NAMED} others"
+                if len(missing) > _MOST_NAMED
+                else "",
+            )
+    elif choice == "all":
+        selected = available
+    else:
+        selected = available[-max(policy.latest.num_versions, 1) :]
+    if not selected:
+        raise ModelConfigError(
+            f"{files.directory}: at least one version must be available under the version policy "
+            f"of model '{files.name}'; make a directory '1' with the model's file in it"
+        )
+    return tuple(selected)

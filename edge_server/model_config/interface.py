@@ -1,4 +1,4 @@
-"""The interface of a model towards its callers, and whether a new configuration breaks it."""
+"""Two declarations of a model's tensors: whether they agree, and whether one breaks callers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
     from edge_server.model_config.config import ModelConfig
-    from edge_server.tensors import TensorSpec
 
 # A key of `parameters` in config.pbtxt: "true" declares that the callers know of the change.
 ALLOW_INTERFACE_CHANGE = "allow_interface_change"
@@ -41,57 +40,57 @@ def _breaks(old: ModelConfig, new: ModelConfig) -> Iterator[str]:
 
 
 def _tensor_breaks(old: ModelConfig, new: ModelConfig, names: Collection[str]) -> Iterator[str]:
-    inputs = {spec.name: spec for spec in new.inputs}
-    outputs = {spec.name: spec for spec in new.outputs}
-    for was in old.inputs:
-        if was.name in names:
-            yield from _input_breaks(old, new, was, inputs.get(was.name))
-    for spec in new.inputs:
-        if spec.name not in old.input_names and not spec.optional:
-            yield f"input '{spec.name}' is new and not optional"
-    for was in old.outputs:
-        if was.name in names:
-            yield from _output_breaks(old, new, was, outputs.get(was.name))
+    for kind, before, after in (
+        ("input", old.inputs, new.inputs),
+        ("output", old.outputs, new.outputs),
+    ):
+        present = {spec.name: spec for spec in after}
+        for was in before:
+            now = present.get(was.name)
+            if was.name not in names:
+                continue
+            if now is None:
+                yield f"{kind} '{was.name}' is gone"
+                continue
+            if was.datatype is not now.datatype:
+                yield (f"{kind} '{was.name}' is {now.datatype.value}, was {was.datatype.value}")
+            if was.optional and not now.optional:
+                yield f"{kind} '{was.name}' is not optional any more"
+            old_shape, new_shape = old.full_shape(was), new.full_shape(now)
+            if not _accepted(kind, old, new, old_shape, new_shape):
+                yield (
+                    f"{kind} '{was.name}' has shape {shape_text(new_shape)}, had "
+                    f"{shape_text(old_shape)}"
+                )
+        if kind == "input":
+            for spec in after:
+                if spec.name not in old.input_names and not spec.optional:
+                    yield f"input '{spec.name}' is new and not optional"
 
 
-def _input_breaks(
-    old: ModelConfig, new: ModelConfig, was: TensorSpec, now: TensorSpec | None
-) -> Iterator[str]:
-    title = f"input '{was.name}'"
-    if now is None:
-        yield f"{title} is gone"
-        return
-    yield from _type_breaks(title, was, now)
-    if was.optional and not now.optional:
-        yield f"{title} is not optional any more"
-    before, after = old.full_shape(was), new.full_shape(now)
-    fits = len(before) == len(after) and all(
-        a in (b, -1) for b, a in zip(before, after, strict=True)
-    )
-    if fits and new.max_batch_size > 0 and old.max_batch_size == 0:
-        # The former free first dimension becomes the batch, which is limited.
-        fits = 1 <= before[0] <= new.max_batch_size
-    if not fits:
-        yield f"{title} has shape {shape_text(after)}, had {shape_text(before)}"
+def _accepted(
+    kind: str,
+    old: ModelConfig,
+    new: ModelConfig,
+    old_shape: tuple[int, ...],
+    new_shape: tuple[int, ...],
+) -> bool:
+    """Whether callers of `old` can send, or take, the new shape."""
+    if len(old_shape) != len(new_shape):
+        return False
+    pairs = list(zip(old_shape, new_shape, strict=True))
+    if kind == "output":
+        # A caller that accepts any size accepts one; -1 may still be the former size.
+        return all(now == was or -1 in (now, was) for was, now in pairs)
+    # The former free first dimension may become the batch, which is limited.
+    unlimited = new.max_batch_size == 0 or old.max_batch_size > 0
+    fits = unlimited or 1 <= old_shape[0] <= new.max_batch_size
+    return fits and all(now in (was, -1) for was, now in pairs)
 
 
-def _output_breaks(
-    old: ModelConfig, new: ModelConfig, was: TensorSpec, now: TensorSpec | None
-) -> Iterator[str]:
-    title = f"output '{was.name}'"
-    if now is None:
-        yield f"{title} is gone"
-        return
-    yield from _type_breaks(title, was, now)
-    before, after = old.full_shape(was), new.full_shape(now)
-    # A caller that accepts any size accepts one; -1 may still be the former size.
-    fits = len(before) == len(after) and all(
-        a == b or -1 in (a, b) for b, a in zip(before, after, strict=True)
-    )
-    if not fits:
-        yield f"{title} has shape {shape_text(after)}, had {shape_text(before)}"
-
-
-def _type_breaks(title: str, was: TensorSpec, now: TensorSpec) -> Iterator[str]:
-    if was.datatype is not now.datatype:
-        yield f"{title} is {now.datatype.value}, was {was.datatype.value}"
+def unified(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The shape that satisfies both declarations, a fixed size before -1, which is any size; None
+    where they disagree."""
+    if len(a) != len(b) or any(-1 not in (x, y) and x != y for x, y in zip(a, b, strict=True)):
+        return None
+    return tuple(max(x, y) for x, y in zip(a, b, strict=True))

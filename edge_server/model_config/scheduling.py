@@ -1,4 +1,4 @@
-"""The scheduling part of config.pbtxt in typed form."""
+"""The scheduling and warm-up parts of config.pbtxt in typed form."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tritonclient.grpc import model_config_pb2 as pb
 
+from edge_server.model_config.fields import datatype_of
 from edge_server.tensors import DataType
 
 if TYPE_CHECKING:
@@ -85,43 +86,21 @@ class SequenceControl:
 
 
 @dataclass(frozen=True)
-class InitialState:
-    """The initial value of a state at the start of a sequence.
-
-    Attributes:
-        file: under the model's `initial_state/`; None is zeros.
-    """
-
-    name: str
-    datatype: DataType
-    shape: tuple[int, ...]
-    file: str | None
-
-
-@dataclass(frozen=True)
 class SequenceState:
     """A tensor that the scheduler carries from one request of a sequence to the next.
 
     Attributes:
         shape: without the batch dimension; -1 is any size.
-        initial: None is zeros, of size 1 where the shape is free.
+        initial_shape: at the start of a sequence; every size is known.
+        initial_file: under the model's `initial_state/`, the value at the start; None is zeros.
     """
 
     input_name: str
     output_name: str
     datatype: DataType
     shape: tuple[int, ...]
-    initial: InitialState | None
-
-
-@dataclass(frozen=True)
-class OldestSequences:
-    """Sequences are batched dynamically, the longest waiting one first."""
-
-    max_candidate_sequences: int
-    preferred_batch_sizes: tuple[int, ...]
-    max_queue_delay_us: int
-    preserve_ordering: bool
+    initial_shape: tuple[int, ...]
+    initial_file: str | None = None
 
 
 @dataclass(frozen=True)
@@ -129,16 +108,49 @@ class SequenceBatching:
     """The sequence batcher: requests of one sequence reach the same instance, in order.
 
     Attributes:
-        oldest: None is direct: a sequence owns a slot of a batch until its end.
-        max_queue_delay_us, minimum_slot_utilization: of the direct strategy.
+        max_candidate_sequences: of the oldest strategy, which batches sequences dynamically, the
+            longest waiting one first; 0 is direct: a sequence owns a slot of a batch until its end.
+        preferred_batch_sizes: of the oldest strategy.
+        minimum_slot_utilization: of the direct strategy.
     """
 
     max_sequence_idle_us: int
     controls: tuple[SequenceControl, ...]
     states: tuple[SequenceState, ...]
-    oldest: OldestSequences | None
-    max_queue_delay_us: int = 0
+    max_queue_delay_us: int
+    max_candidate_sequences: int = 0
+    preferred_batch_sizes: tuple[int, ...] = ()
     minimum_slot_utilization: float = 0.0
+
+
+@dataclass(frozen=True)
+class WarmupInput:
+    """One input of a warm-up sample, of zeros where neither `random` nor `file` is given.
+
+    Attributes:
+        shape: without the batch dimension; every size is known.
+        file: under the model's `warmup/`.
+    """
+
+    datatype: DataType
+    shape: tuple[int, ...]
+    random: bool = False
+    file: str | None = None
+
+
+@dataclass(frozen=True)
+class Warmup:
+    """One sample of `model_warmup`, a request that a model runs before it is READY.
+
+    Attributes:
+        batch_size: 0 gives the inputs no batch dimension.
+        count: number of runs.
+    """
+
+    name: str
+    batch_size: int
+    count: int
+    inputs: Mapping[str, WarmupInput]
 
 
 def dynamic_batching_of(message: Any) -> DynamicBatching | None:
@@ -164,25 +176,40 @@ def sequence_batching_of(message: Any) -> SequenceBatching | None:
     if message.WhichOneof("scheduling_choice") != "sequence_batching":
         return None
     batching = message.sequence_batching
-    oldest = None
-    if batching.WhichOneof("strategy_choice") == "oldest":
-        oldest = OldestSequences(
-            max_candidate_sequences=batching.oldest.max_candidate_sequences,
-            preferred_batch_sizes=tuple(sorted(batching.oldest.preferred_batch_size)),
-            max_queue_delay_us=batching.oldest.max_queue_delay_microseconds,
-            preserve_ordering=batching.oldest.preserve_ordering,
-        )
+    strategy = batching.oldest if batching.HasField("oldest") else batching.direct
     return SequenceBatching(
         max_sequence_idle_us=batching.max_sequence_idle_microseconds,
         controls=tuple(
-            _control(control_input.name, control)
-            for control_input in batching.control_input
-            for control in control_input.control
+            _control(tensor.name, control)
+            for tensor in batching.control_input
+            for control in tensor.control
         ),
-        states=tuple(_state(state) for state in batching.state),
-        oldest=oldest,
-        max_queue_delay_us=batching.direct.max_queue_delay_microseconds,
+        states=tuple(map(_state, batching.state)),
+        max_queue_delay_us=strategy.max_queue_delay_microseconds,
+        max_candidate_sequences=batching.oldest.max_candidate_sequences,
+        preferred_batch_sizes=tuple(sorted(batching.oldest.preferred_batch_size)),
         minimum_slot_utilization=batching.direct.minimum_slot_utilization,
+    )
+
+
+def warmups_of(message: Any) -> tuple[Warmup, ...]:
+    """The `model_warmup` of a completed, valid `inference.ModelConfig`."""
+    return tuple(
+        Warmup(
+            sample.name,
+            sample.batch_size,
+            sample.count or 1,
+            {
+                name: WarmupInput(
+                    _valid_datatype(tensor.data_type),
+                    tuple(tensor.dims),
+                    tensor.WhichOneof("input_data_type") == "random_data",
+                    tensor.input_data_file or None,
+                )
+                for name, tensor in sample.inputs.items()
+            },
+        )
+        for sample in message.model_warmup
     )
 
 
@@ -198,7 +225,7 @@ def _queue_policy(message: Any) -> QueuePolicy:
 def _control(input_name: str, control: Any) -> SequenceControl:
     kind = ControlKind(pb.ModelSequenceBatching.Control.Kind.Name(control.kind))
     if kind is ControlKind.CORRID:
-        return SequenceControl(input_name, kind, _datatype(control.data_type), None)
+        return SequenceControl(input_name, kind, _valid_datatype(control.data_type), None)
     for values, datatype in (
         (control.int32_false_true, DataType.INT32),
         (control.fp32_false_true, DataType.FP32),
@@ -210,26 +237,17 @@ def _control(input_name: str, control: Any) -> SequenceControl:
 
 
 def _state(state: Any) -> SequenceState:
-    initial = None
+    shape = tuple(state.dims)
+    initial_shape, file = tuple(1 if size == -1 else size for size in shape), None
     if state.initial_state:
-        first = state.initial_state[0]
-        initial = InitialState(
-            first.name,
-            _datatype(first.data_type),
-            tuple(first.dims),
-            first.data_file if first.WhichOneof("state_data") == "data_file" else None,
-        )
-    return SequenceState(
-        state.input_name,
-        state.output_name,
-        _datatype(state.data_type),
-        tuple(state.dims),
-        initial,
-    )
+        initial_shape = tuple(state.initial_state[0].dims)
+        file = state.initial_state[0].data_file or None
+    datatype = _valid_datatype(state.data_type)
+    return SequenceState(state.input_name, state.output_name, datatype, shape, initial_shape, file)
 
 
-def _datatype(number: int) -> DataType:
-    datatype = DataType.from_config(pb.DataType.Name(number))
+def _valid_datatype(number: int) -> DataType:
+    datatype = datatype_of(number)
     if datatype is None:
         raise AssertionError(f"{number}: validation lets no such data type through")
     return datatype

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from tritonclient.grpc import model_config_pb2 as pb
 
-from edge_server.model_config.batching_rules import preferred_size_faults
+from edge_server.model_config.fields import datatype_of
 from edge_server.model_config.files import INITIAL_STATE_DIRECTORY, outside
-from edge_server.tensors import DataType, element_count
+from edge_server.model_config.tensor_rules import are_dims
+from edge_server.tensors import element_count
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from edge_server.model_config.files import ModelFiles
 
@@ -24,24 +25,35 @@ _VALUES = ("int32_false_true", "fp32_false_true", "bool_false_true")
 
 def sequence_faults(message: Any, files: ModelFiles) -> Iterator[str]:
     """Yield the faults of a completed configuration's sequence batcher, where it has one."""
-    if message.WhichOneof("scheduling_choice") != "sequence_batching":
+    if not message.HasField("sequence_batching"):
         return
-    batching = message.sequence_batching
-    yield from _strategy_faults(message)
-    yield from _control_faults(batching, message.name)
-    yield from _input_faults(message)
-    yield from _state_faults(batching, message.name, files)
-
-
-def _strategy_faults(message: Any) -> Iterator[str]:
     model, batching = message.name, message.sequence_batching
-    if batching.WhichOneof("strategy_choice") == "oldest":
-        yield from preferred_size_faults("sequence", batching.oldest.preferred_batch_size, message)
+    if batching.HasField("oldest"):
+        what = "sequence batching preferred batch size"
+        yield from preferred_size_faults(what, batching.oldest.preferred_batch_size, message)
         if batching.oldest.max_candidate_sequences < 1:
             yield f"sequence batching max candidate sequences must be positive for {model}"
     # The default, 0, stands for a value that was not given.
     elif not 0.0 <= batching.direct.minimum_slot_utilization <= 1.0:
         yield f"sequence batching minimum slot utilization must be in range (0.0, 1.0] for {model}"
+    yield from _control_faults(batching, model)
+    own = {tensor.name for tensor in batching.control_input}
+    own |= {state.input_name for state in batching.state}
+    for tensor in message.input:
+        if tensor.name in own:
+            yield (
+                f"model input '{tensor.name}' is the sequence batcher's to fill in for {model}; "
+                "remove it from 'input'"
+            )
+    yield from _state_faults(batching, model, files)
+
+
+def preferred_size_faults(what: str, sizes: Sequence[int], message: Any) -> Iterator[str]:
+    """Yield the faults of a batcher's preferred batch sizes, which `what` names."""
+    if any(size < 1 for size in sizes):
+        yield f"{what} must be positive for {message.name}"
+    if any(size > message.max_batch_size for size in sizes):
+        yield f"{what} must be <= max batch size for {message.name}"
 
 
 def _control_faults(batching: Any, model: str) -> Iterator[str]:
@@ -65,19 +77,6 @@ def _control_faults(batching: Any, model: str) -> Iterator[str]:
         yield from _value_faults(control, model)
 
 
-def _input_faults(message: Any) -> Iterator[str]:
-    """The sequence batcher's own inputs must be hidden from clients."""
-    batching = message.sequence_batching
-    own = {tensor.name for tensor in batching.control_input}
-    own |= {state.input_name for state in batching.state}
-    for tensor in message.input:
-        if tensor.name in own:
-            yield (
-                f"model input '{tensor.name}' is the sequence batcher's to fill in for "
-                f"{message.name}; remove it from 'input'"
-            )
-
-
 def _value_faults(control: Any, model: str) -> Iterator[str]:
     kind = _kind(control.kind)
     if control.kind == pb.ModelSequenceBatching.Control.CONTROL_SEQUENCE_CORRID:
@@ -88,15 +87,13 @@ def _value_faults(control: Any, model: str) -> Iterator[str]:
             )
         return
     given = [field for field in _VALUES if getattr(control, field)]
+    fields = "'int32_false_true', 'fp32_false_true' {} 'bool_false_true'"
     if not given:
-        yield (
-            "sequence batching must specify either 'int32_false_true', 'fp32_false_true' or "
-            f"'bool_false_true' for {kind} for {model}"
-        )
+        yield f"sequence batching must specify either {fields.format('or')} for {kind} for {model}"
     elif len(given) > 1:
         yield (
-            "sequence batching specifies more than one from 'int32_false_true', 'fp32_false_true' "
-            f"and 'bool_false_true' for {kind} for {model}"
+            f"sequence batching specifies more than one from {fields.format('and')} for {kind} for "
+            f"{model}"
         )
     for field in given:
         if len(getattr(control, field)) != 2:
@@ -121,9 +118,9 @@ def _state_faults(batching: Any, model: str, files: ModelFiles) -> Iterator[str]
             if (side, name) in taken:
                 yield f"{where}: {side} '{name}' is another state's already for {model}"
             taken.add((side, name))
-        if DataType.from_config(_type_name(state.data_type)) is None:
+        if datatype_of(state.data_type) is None:
             yield f"{where} must specify 'data_type' for {model}"
-        if not state.dims or any(dim < 1 and dim != -1 for dim in state.dims):
+        if not state.dims or not are_dims(state.dims):
             yield (
                 f"{where} must specify 'dims', integers >= 1, or -1 to indicate a variable-size "
                 f"dimension for {model}"
@@ -159,7 +156,3 @@ def _fits(shape: tuple[int, ...], spec: tuple[int, ...]) -> bool:
         and all(size >= 1 and want in (-1, size) for size, want in zip(shape, spec, strict=True))
         and element_count(shape) > 0
     )
-
-
-def _type_name(number: int) -> str:
-    return str(pb.DataType.Name(number)) if number in pb.DataType.values() else ""

@@ -4,32 +4,30 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tritonclient.grpc import model_config_pb2 as pb
+
 from edge_server.errors import ModelConfigError, ModelLoadError
-from edge_server.model_config.batching_rules import batching_faults, cache_faults
-from edge_server.model_config.completion import BACKEND_BY_PLATFORM
+from edge_server.model_config.completion import BACKEND_BY_PLATFORM, GPU_BACKENDS, remedy_for
 from edge_server.model_config.config import USUAL_COMPLETION, Completion
-from edge_server.model_config.conversions import remedy_for
-from edge_server.model_config.count_rules import list_faults, size_faults
-from edge_server.model_config.fields import field_faults, without_effect
-from edge_server.model_config.files import is_file_name
-from edge_server.model_config.instance_group_rules import absent_gpus, instance_group_faults
-from edge_server.model_config.io_rules import io_faults
-from edge_server.model_config.labels import read_labels
-from edge_server.model_config.sequence_rules import sequence_faults
-from edge_server.model_config.warmup import warmup_faults
+from edge_server.model_config.ensemble_graph import ensemble_faults
+from edge_server.model_config.fields import field_faults, list_faults
+from edge_server.model_config.files import is_file_name, read_labels
+from edge_server.model_config.sequence_rules import preferred_size_faults, sequence_faults
+from edge_server.model_config.tensor_rules import io_faults, size_faults, warmup_faults
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
     from edge_server.model_config.files import ModelFiles
 
-__all__ = ["validate", "without_effect"]
-
-# Readable at once; the text goes to every client that asks for the index.
+# Readable at once; the text goes to every client that reads the index.
 _MOST_FAULTS = 32
 # Backends that complete inputs and outputs from the model's file.
 _COMPLETES_IO = frozenset({"onnxruntime", "tensorrt", "python"})
+# Each instance holds a thread, a process or a copy of the model; a higher number is a typing error.
+MAX_INSTANCES = 1024
+# A process has an interpreter of its own, of some 30 MB.
+_MAX_PROCESSES = 64
 
 
 def validate(
@@ -43,40 +41,42 @@ def validate(
     Raises:
         ModelConfigError: names the file, the fault and the remedy; all faults, one per line.
     """
-    path = files.config_path
     if too_long := list(list_faults(message)):
-        raise _fault(path, too_long)
+        raise ModelConfigError(_text(files, too_long))
     by_backend = completion.auto and message.backend in _COMPLETES_IO
     faults = [
         *field_faults(message),
-        *_general(message, files, known_backends),
+        *_general_faults(message, files, known_backends),
         *io_faults(message, complete=not by_backend),
-        *batching_faults(message),
+        *_batching_faults(message),
         *sequence_faults(message, files),
-        *cache_faults(message),
+        *_cache_faults(message),
         *size_faults(message),
     ]
     if message.platform == "ensemble":
-        faults += _ensemble(message)
+        faults += ensemble_faults(message)
     else:
-        faults += [*instance_group_faults(message, completion), *warmup_faults(message, files)]
-    absent = list(absent_gpus(message, completion))
-    if faults or absent:
-        raise _fault(path, [*faults, *absent], ModelConfigError if faults else ModelLoadError)
+        faults += [*_instance_group_faults(message, completion), *warmup_faults(message, files)]
+    absent = list(_absent_gpus(message, completion))
+    if faults:
+        raise ModelConfigError(_text(files, [*faults, *absent]))
+    if absent:
+        # The driver may come up later.
+        raise ModelLoadError(_text(files, absent))
     read_labels(message, files)
 
 
-def _fault(
-    path: Path, faults: Sequence[str], kind: type[ModelConfigError] = ModelConfigError
-) -> ModelConfigError:
-    told = [f"{path}: {fault}" for fault in faults[:_MOST_FAULTS]]
+def _text(files: ModelFiles, faults: Sequence[str]) -> str:
+    shown = list(faults[:_MOST_FAULTS])
     if len(faults) > _MOST_FAULTS:
-        told.append(f"{path}: {len(faults) - _MOST_FAULTS} more faults of the same configuration")
-    return kind("\n".join(told))
+        shown.append(f"{len(faults) - _MOST_FAULTS} more faults of the same configuration")
+    return "\n".join(f"{files.config_path}: {fault}" for fault in shown)
 
 
-def _general(message: Any, files: ModelFiles, known_backends: frozenset[str]) -> Iterator[str]:
-    name = message.name
+def _general_faults(
+    message: Any, files: ModelFiles, known_backends: frozenset[str]
+) -> Iterator[str]:
+    name, platform, backend = message.name, message.platform, message.backend
     if name != files.name:
         yield (
             f"unexpected directory name '{files.name}' for model '{name}', directory name must "
@@ -84,22 +84,6 @@ def _general(message: Any, files: ModelFiles, known_backends: frozenset[str]) ->
         )
     if message.max_batch_size < 0:
         yield f"'max_batch_size' must be non-negative value for {name}"
-    yield from _backend(message, known_backends)
-    if message.WhichOneof("scheduling_choice") == "ensemble_scheduling" and (
-        message.platform != "ensemble"
-    ):
-        yield (
-            f"ensemble scheduling cannot be set for model '{name}' whose platform is not ensemble"
-        )
-    if message.default_model_filename and not is_file_name(message.default_model_filename):
-        yield (
-            f"default_model_filename '{message.default_model_filename}' leaves the version "
-            "directory; give a plain file name"
-        )
-
-
-def _backend(message: Any, known_backends: frozenset[str]) -> Iterator[str]:
-    name, platform, backend = message.name, message.platform, message.backend
     if platform == "ensemble":
         if backend:
             yield (
@@ -115,46 +99,120 @@ def _backend(message: Any, known_backends: frozenset[str]) -> Iterator[str]:
             f"the model configuration. Backends here: {', '.join(sorted(known_backends))}"
             f"{remedy_for(backend)}"
         )
+    if message.HasField("ensemble_scheduling") and platform != "ensemble":
+        yield (
+            f"ensemble scheduling cannot be set for model '{name}' whose platform is not ensemble"
+        )
+    if message.default_model_filename and not is_file_name(message.default_model_filename):
+        yield (
+            f"default_model_filename '{message.default_model_filename}' leaves the version "
+            "directory; give a plain file name"
+        )
 
 
-def _ensemble(message: Any) -> Iterator[str]:
-    name = message.name
-    if message.WhichOneof("scheduling_choice") != "ensemble_scheduling":
-        yield f"ensemble scheduling must be set for ensemble {name} whose platform is ensemble"
-    elif not message.ensemble_scheduling.step:
-        yield f"must specify 'step' for ensemble '{name}'"
-    if message.instance_group:
-        yield f"instance group should not be specified for ensemble '{name}'"
-    if message.HasField("optimization"):
-        yield f"optimization should not be specified for ensemble '{name}'"
-    if message.model_warmup:
-        yield f"model_warmup can not be specified for ensemble '{name}'"
-    if not message.input or not message.output:
-        yield f"ensemble '{name}' must specify its 'input' and 'output' tensors"
-    yield from _steps(message)
+def _batching_faults(message: Any) -> Iterator[str]:
+    if not message.HasField("dynamic_batching"):
+        return
+    model, batching = message.name, message.dynamic_batching
+    what = "dynamic batching preferred size"
+    yield from preferred_size_faults(what, batching.preferred_batch_size, message)
+    levels = batching.priority_levels
+    if levels:
+        if not 1 <= batching.default_priority_level <= levels:
+            yield f"default priority level must be in range [1, {levels}] for {model}"
+        if not all(1 <= level <= levels for level in batching.priority_queue_policy):
+            yield (
+                f"priority queue policy must have priority level in range [1, {levels}] for {model}"
+            )
+    if batching.preserve_ordering:
+        ordered = "when 'preserve_ordering' is true"
+        if levels > 1:
+            yield f"Only one priority level is allowed {ordered} for {model}"
+        # Without a timeout on the model no request ever expires.
+        if any(
+            policy.timeout_action == pb.ModelQueuePolicy.DELAY
+            and policy.default_timeout_microseconds
+            for policy in (batching.default_queue_policy, *batching.priority_queue_policy.values())
+        ):
+            yield f"Queue policy can not have DELAY as timeout action {ordered} for {model}"
 
 
-def _steps(message: Any) -> Iterator[str]:
-    name = message.name
-    inputs = {tensor.name for tensor in message.input}
-    written: set[str] = set()
-    for index, step in enumerate(message.ensemble_scheduling.step):
-        where = f"step {index} of ensemble '{name}'"
-        if not step.model_name:
-            yield f"must specify 'model_name' in {where}"
-        if not step.input_map:
-            yield f"must specify 'input_map' in {where}"
-        if not step.output_map:
-            yield f"must specify 'output_map' in {where}"
-        for tensor in step.output_map.values():
-            if tensor in written:
-                yield (
-                    f"ensemble tensor '{tensor}' can appear in an output map only once for "
-                    f"ensemble '{name}' step {index}"
-                )
-            if tensor in inputs:
-                yield (
-                    f"ensemble tensor '{tensor}' is an input of ensemble '{name}', so it cannot "
-                    f"appear in the output map of step {index}"
-                )
-            written.add(tensor)
+def _cache_faults(message: Any) -> Iterator[str]:
+    """Refuse the cache for responses that depend on more than the request's inputs."""
+    for without, reason in (
+        (message.HasField("sequence_batching"), "sequence batching scheduler"),
+        (message.model_transaction_policy.decoupled, "'decoupled' transaction policy"),
+    ):
+        if message.response_cache.enable and without:
+            yield (
+                f"Response Cache does not currently support model {message.name} with {reason}. "
+                "Please disable the response cache."
+            )
+
+
+def _instance_group_faults(message: Any, completion: Completion) -> Iterator[str]:
+    model, groups = message.name, message.instance_group
+    for group in groups:
+        where = f"instance group {group.name} of model {model}"
+        yield from _device_faults(message, group, where, completion)
+        if group.count < 0:
+            yield f"{where} has a negative count"
+        if group.profile and message.platform != "tensorrt_plan":
+            yield (
+                f"{where} and platform {message.platform}specifies profile field which is only "
+                "supported for TensorRT models"
+            )
+        else:
+            for profile in group.profile:
+                # A longer text is no profile number, and Python parses none of 5,000 digits.
+                if not (profile.isascii() and profile.isdigit() and len(profile) < 10):
+                    yield (
+                        f"{where} and platform {message.platform} specifies invalid profile "
+                        f"{profile}. The field should contain the string representation of a "
+                        "non-negative integer."
+                    )
+        if any(not resource.name for resource in group.rate_limiter.resources):
+            yield f"{where} has a rate limiter resource without 'name'"
+    count = sum(max(group.count, 0) * max(1, len(group.gpus)) for group in groups)
+    most = _MAX_PROCESSES if message.backend == "python" else MAX_INSTANCES
+    if count > most:
+        yield f"model {model} has {count} instances; at most {most} can be"
+    if all(group.passive for group in groups):
+        yield f"every instance group of model {model} is passive, so that nothing would run"
+
+
+def _device_faults(message: Any, group: Any, where: str, completion: Completion) -> Iterator[str]:
+    kinds = pb.ModelInstanceGroup.Kind
+    on_gpu = group.kind == pb.ModelInstanceGroup.KIND_GPU
+    if on_gpu and message.backend not in GPU_BACKENDS:
+        yield (
+            f"{where} has kind KIND_GPU but server does not support GPUs for backend "
+            f"'{message.backend}'; give KIND_CPU"
+        )
+    if group.gpus and not on_gpu:
+        name = kinds.Name(group.kind) if group.kind in kinds.values() else group.kind
+        yield f"{where} has kind {name} but specifies one or more GPUs"
+    for gpu in group.gpus if on_gpu else ():
+        if completion.gpus and not 0 <= gpu < completion.gpus:
+            present = ",".join(map(str, range(completion.gpus)))
+            yield (
+                f"{where} specifies invalid or unsupported gpu id {gpu}. GPUs with at least the "
+                f"minimum required CUDA compute compatibility of 6.000000 are: {present}"
+            )
+    shown = f"{group.name} of model {message.name}"
+    if len(group.secondary_devices) > 1:
+        yield f"{shown} must have either zero or or one secondary devices"
+    nvdla = pb.ModelInstanceGroup.SecondaryDevice.KIND_NVDLA
+    if any(device.kind != nvdla for device in group.secondary_devices):
+        yield f"secondary device for {shown} must be KIND_NVDLA"
+
+
+def _absent_gpus(message: Any, completion: Completion) -> Iterator[str]:
+    """Yield the groups that need a GPU where there is none."""
+    for group in message.instance_group:
+        on_gpu = group.kind == pb.ModelInstanceGroup.KIND_GPU and message.backend in GPU_BACKENDS
+        if on_gpu and not completion.gpus:
+            yield (
+                f"instance group {group.name} of model {message.name} has kind KIND_GPU but no "
+                f"GPUs are available: {completion.no_gpu}"
+            )

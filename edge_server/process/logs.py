@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
-from edge_server.process.paths import error_of_place
+from edge_server.process.disk import error_of_place
 
 if TYPE_CHECKING:
     from edge_server.settings import LogSection

@@ -1,28 +1,38 @@
-"""Reads and hashes a model's files once, through descriptors, while other processes may write."""
+"""Reads, hashes and copies a model's files, through descriptors, while others may write them."""
 
 from __future__ import annotations
 
 import errno
 import hashlib
 import os
+import shutil
 import stat
 import time
-from contextlib import ExitStack
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from edge_server.errors import ModelConfigError, ModelLoadError
 from edge_server.model_config.files import cannot_be_read
-from edge_server.repository import manifest
-from edge_server.repository.manifest import ManifestFile
-from edge_server.repository.tree import SeenFile, opened
+from edge_server.process.disk import sync
+from edge_server.repository.manifest import (
+    ABOUT_CONTENT,
+    MOST_BYTES,
+    NAME,
+    SIGNATURE_NAME,
+    Manifest,
+    ManifestFile,
+)
+from edge_server.repository.tree import SeenFile, empty_directories, look, opened
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
-    from edge_server.repository.tree import ModelTree
+    from edge_server.repository.tree import Fingerprint, ModelTree
 
-_PIECE_BYTES = 1 << 20
+PIECE_BYTES = 1 << 20
+_MOST_BYTES = {NAME: MOST_BYTES, SIGNATURE_NAME: 64 << 10}
 
 # File systems stamp times with the kernel's tick of at most 10 ms, so a second change in the same
 # tick leaves no trace.
@@ -42,64 +52,113 @@ class Content:
 
     Attributes:
         files: path relative to the model's directory → size and SHA-256.
-        empty: the empty directories, such as the versions of an ensemble.
+        empty: the empty directories, such as the versions of an ensemble, sorted.
     """
 
-    files: Mapping[str, ManifestFile]
-    empty: tuple[str, ...]
-
-    @staticmethod
-    def of(tree: ModelTree, files: Mapping[str, ManifestFile]) -> Content:
-        return Content(files, tree.empty_directories)
+    files: dict[str, ManifestFile] = field(default_factory=dict)
+    empty: tuple[str, ...] = ()
 
     @property
     def digest(self) -> str:
         """The SHA-256 of the content in hex, without the name, the manifest and the signature."""
-        beside = {manifest.NAME, manifest.SIGNATURE_NAME}
-        return _sha256("", {p: f for p, f in self.files.items() if p not in beside}, self.empty)
+        return _sha256(
+            "", {p: f for p, f in self.files.items() if p not in ABOUT_CONTENT}, self.empty
+        )
 
     def key(self, name: str) -> str:
         """Return the SHA-256 in hex of name and content, manifest and signature included."""
         return _sha256(f"{name}\0", self.files, self.empty)
 
+    @property
+    def fingerprint(self) -> Fingerprint:
+        """The fingerprint by content, equal for two copies with equal files."""
+        return frozenset(
+            {(p, file.size, 0, int(file.sha256[:16], 16), 0) for p, file in self.files.items()}
+            | {(path, 0, 0, 0, 0) for path in self.empty}
+        )
 
-def content_of(tree: ModelTree) -> Content:
-    """Read and hash all files of `tree`.
+
+def content_of(tree: ModelTree, only: Callable[[str], bool] = lambda _: True) -> Content:
+    """Read and hash the files of `tree`, but those for whose path `only` returns False.
 
     Raises:
-        TornModel, ModelConfigError: see `read_file`.
+        TornModel, ModelConfigError: see `reading`.
     """
-    return Content.of(tree, {seen.path: read_file(tree, seen) for seen in tree.files})
+    files = {seen.path: read_file(tree, seen) for seen in tree.files if only(seen.path)}
+    return Content(files, empty_directories(filter(only, tree.directories), files))
 
 
 def read_file(tree: ModelTree, seen: SeenFile, copy: BinaryIO | None = None) -> ManifestFile:
     """Read and hash one file of `tree`, and write it to `copy` if given, with its executable bit.
 
     Raises:
-        TornModel: the file differs from the scanned one, or changed while it was read.
-        ModelConfigError: the file cannot be read.
+        TornModel, ModelConfigError: see `reading`.
         OSError: `copy` cannot be written.
     """
     sha256 = hashlib.sha256()
-    with ExitStack() as stack:
-        file = _reach(tree, seen.path, stack)
-        status = os.fstat(file)
-        if SeenFile.of(seen.path, status) != seen:
-            raise torn(tree, seen.path)
-        _outwait(status.st_ctime_ns)
-        left = seen.size
-        while piece := _piece(tree, seen.path, file):
-            left -= len(piece)
-            if left < 0:  # a file that keeps growing would fill the disk
-                raise torn(tree, seen.path)
+    with reading(tree, seen) as (read, status):
+        if copy is not None:
+            _outwait(status.st_ctime_ns)
+        while piece := read(PIECE_BYTES):
             sha256.update(piece)
             if copy is not None:
                 copy.write(piece)
-        if left or SeenFile.of(seen.path, os.fstat(file)) != seen:
-            raise torn(tree, seen.path)
     if copy is not None:
         os.fchmod(copy.fileno(), 0o555 if status.st_mode & stat.S_IXUSR else 0o444)
     return ManifestFile(sha256.hexdigest(), seen.size)
+
+
+@contextmanager
+def reading(
+    tree: ModelTree, seen: SeenFile
+) -> Iterator[tuple[Callable[[int], bytes], os.stat_result]]:
+    """Open one file of `tree`; yield the function that reads its next bytes, and its status.
+
+    Raises:
+        TornModel: the file differs from the scanned one, or changed before the end of the block.
+        ModelConfigError: the file cannot be read.
+    """
+    left = seen.size
+
+    def read(most: int) -> bytes:
+        nonlocal left
+        try:
+            piece = os.read(file, most)
+        except OSError as error:
+            raise _unreadable(tree, seen.path, error) from error
+        left -= len(piece)
+        if left < 0:  # a file that keeps growing would fill the disk
+            raise torn(tree, seen.path)
+        return piece
+
+    with ExitStack() as stack:
+        try:
+            file = stack.enter_context(opened(tree, seen.path))
+        except OSError as error:
+            # No errno: `opened` raises so for a file that is no longer regular.
+            if error.errno is None or error.errno in _GONE:
+                raise torn(tree, seen.path) from error
+            raise _unreadable(tree, seen.path, error) from error
+        status = os.fstat(file)
+        if SeenFile.of(seen.path, status) != seen:
+            raise torn(tree, seen.path)
+        yield read, status
+        if left or SeenFile.of(seen.path, os.fstat(file)) != seen:
+            raise torn(tree, seen.path)
+
+
+def require_unchanged(tree: ModelTree) -> None:
+    """Scan the model again.
+
+    Raises:
+        TornModel: the scan differs from `tree`.
+    """
+    try:
+        now = look(tree.repository, tree.name, follow_links=tree.follows_links)
+    except OSError as error:
+        raise torn(tree) from error
+    if now != tree:
+        raise torn(tree)
 
 
 def torn(tree: ModelTree, path: str = "") -> TornModel:
@@ -108,21 +167,72 @@ def torn(tree: ModelTree, path: str = "") -> TornModel:
     return TornModel(f"{where}: changed while it was copied; push it in one go, or leave it alone")
 
 
-def _reach(tree: ModelTree, path: str, stack: ExitStack) -> int:
-    try:
-        return stack.enter_context(opened(tree, path))
-    except OSError as error:
-        # No errno: `opened` raises so for a file that is no longer regular.
-        if error.errno is None or error.errno in _GONE:
-            raise torn(tree, path) from error
-        raise _unreadable(tree, path, error) from error
+def copy_model(tree: ModelTree, directory: Path) -> Content:
+    """Copy `tree` to the new directory `directory`, consistent and as its manifest says.
+
+    The copy equals `tree` at one moment: each file is checked before and after it is read, and the
+    whole tree is scanned once more after the last file. The copy is not durable yet: see `seal`.
+
+    Raises:
+        TornModel: the model changed during the copy.
+        ModelConfigError: the model cannot be read, or differs from its manifest.
+        OSError: the copy cannot be written.
+    """
+    if tree.fault:
+        raise ModelConfigError(tree.fault)
+    for seen in tree.files:
+        if seen.size > _MOST_BYTES.get(seen.path, seen.size):
+            raise ModelConfigError(
+                f"{tree.directory / seen.path}: {seen.size} bytes, more than "
+                f"{_MOST_BYTES[seen.path]}; push the model again"
+            )
+    directory.mkdir()
+    for path in tree.directories:
+        (directory / path).mkdir()
+    files = {}
+    for seen in tree.files:
+        with (directory / seen.path).open("xb") as copy:
+            files[seen.path] = read_file(tree, seen, copy)
+    require_unchanged(tree)
+    content = Content(files, tree.empty_directories)
+    manifest, _ = manifest_and_signature(directory)
+    if manifest is not None:
+        fault = Manifest.parse(manifest).unfit(tree.name, content.files, content.empty)
+        if fault:
+            raise ModelConfigError(
+                f"{tree.directory / NAME}: {fault}; torn, or damaged on the way: push the model "
+                "again"
+            )
+    return content
 
 
-def _piece(tree: ModelTree, path: str, file: int) -> bytes:
+def manifest_and_signature(directory: Path) -> tuple[bytes | None, bytes | None]:
+    """Return the bytes of the manifest and of the signature in `directory`, None if missing."""
+    return _bytes(directory / NAME), _bytes(directory / SIGNATURE_NAME)
+
+
+def seal(directory: Path) -> None:
+    """Make the copy in `directory` read-only and durable, except for its own directory entry."""
+    for folder, _, files in os.walk(directory, topdown=False):
+        for name in files:
+            sync(Path(folder, name))
+        Path(folder).chmod(0o555)
+        sync(Path(folder))
+
+
+def remove(directory: Path) -> None:
+    """Remove a copy, sealed or not, as far as the file system allows."""
+    with suppress(OSError):
+        for folder, _, _ in os.walk(directory):
+            Path(folder).chmod(0o700)
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def _bytes(path: Path) -> bytes | None:
     try:
-        return os.read(file, _PIECE_BYTES)
-    except OSError as error:
-        raise _unreadable(tree, path, error) from error
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
 
 
 def _unreadable(tree: ModelTree, path: str, error: OSError) -> ModelConfigError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import tempfile
@@ -10,12 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge_server.errors import ModelConfigError
-from edge_server.repository.content import TornModel, content_of
-from edge_server.repository.staged_copy import remove, sync
+from edge_server.process.disk import sync
+from edge_server.repository.content import TornModel, content_of, remove
 from edge_server.repository.tree import look
 
 if TYPE_CHECKING:
     from edge_server.repository.store_state import KeptCopy
+
+log = logging.getLogger(__name__)
 
 _KEY = re.compile(r"[0-9a-f]{64}\Z")
 
@@ -115,6 +118,14 @@ class Copies:
         except OSError:
             self.drop(key)
             raise
+
+    def keep_only(self, keys: set[str]) -> None:
+        """Remove all copies but those of `keys`, as far as the file system allows."""
+        for key in self.keys - keys:
+            try:
+                self.drop(key)
+            except OSError as error:
+                log.warning("model store: copy %s cannot be removed: %s", key, error)
 
     def drop(self, key: str) -> None:
         """Remove a copy.

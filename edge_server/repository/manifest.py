@@ -11,13 +11,15 @@ from edge_server.errors import ModelConfigError
 from edge_server.repository.tree import opened
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
     from edge_server.repository.tree import ModelTree
 
 NAME = "manifest.json"
 SIGNATURE_NAME = "manifest.json.sig"
+# Neither file is content; both describe the content.
+ABOUT_CONTENT = frozenset({NAME, SIGNATURE_NAME})
 MOST_BYTES = 4 << 20
 
 
@@ -50,6 +52,30 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     allow_interface_change: bool | msgspec.UnsetType = msgspec.UNSET
 
     @staticmethod
+    def of(
+        name: str,
+        files: Mapping[str, ManifestFile],
+        empty: Iterable[str],
+        *,
+        allow_interface_change: bool = False,
+    ) -> Manifest:
+        """Return the manifest of these files; equal content gives equal bytes, and so an equal
+        signature.
+
+        Args:
+            name: the model.
+            files: path → content; the manifest and its signature are left out.
+            empty: the empty directories.
+            allow_interface_change: True allows the model to break the callers of its predecessor.
+        """
+        return Manifest(
+            name,
+            {path: file for path, file in files.items() if path not in ABOUT_CONTENT},
+            empty_directories=tuple(sorted(empty)) or msgspec.UNSET,
+            allow_interface_change=allow_interface_change or msgspec.UNSET,
+        )
+
+    @staticmethod
     def parse(data: bytes) -> Manifest:
         """Return the manifest in `data`.
 
@@ -58,7 +84,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """
         try:
             return msgspec.json.decode(data, type=Manifest)
-        except (msgspec.DecodeError, ValueError) as error:
+        except (msgspec.DecodeError, ValueError, RecursionError) as error:
             raise ModelConfigError(f"{NAME}: {error}; push the model again") from error
 
     def encode(self) -> bytes:
@@ -67,42 +93,64 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def missing(self, tree: ModelTree) -> str:
         """Return the first difference of `tree` by name or size, or "" if there is none."""
-        there = {file.path: file.size for file in tree.files}
-        there.pop(NAME, None)
-        there.pop(SIGNATURE_NAME, None)
-        if self.model != tree.name:
-            return f"it is of model '{self.model}'"
-        for path, file in sorted(self.files.items()):
-            size = there.pop(path, None)
-            if size is None:
-                return f"{path} is missing"
-            if size != file.size:
-                return f"{path} has {size} bytes, not {file.size}"
-        for path in sorted(there):
-            return f"{path} is not in it"
-        return self.differing_directory(tree.empty_directories)
+        sizes = {file.path: file.size for file in tree.files}
+        return self._difference(tree.name, sizes, tree.empty_directories)
 
-    def differing_directory(self, empty: Collection[str]) -> str:
-        """Return the first difference between `empty`, the empty directories, and the manifest's,
-        or "" if there is none."""
-        said = set(self.empty_directories or ())
-        for path in sorted(said.symmetric_difference(empty)):
-            what = "is missing" if path in said else "is not in it"
-            return f"directory {path}, which is empty, {what}"
+    def unfit(self, name: str, files: Mapping[str, ManifestFile], empty: Iterable[str]) -> str:
+        """Return the first difference of model `name` by content, or "" if there is none.
+
+        Args:
+            name: the model.
+            files: path → content of its files.
+            empty: its empty directories.
+        """
+        sizes = {path: file.size for path, file in files.items()}
+        if difference := self._difference(name, sizes, empty):
+            return difference
+        for path, file in sorted(self.files.items()):
+            if files[path] != file:
+                return f"{path} has other content than {NAME} says"
+        return ""
+
+    def _difference(self, name: str, sizes: Mapping[str, int], empty: Iterable[str]) -> str:
+        if self.model != name:
+            return f"{NAME} is of model '{self.model}'"
+        there = {path: size for path, size in sizes.items() if path not in ABOUT_CONTENT}
+        for path in sorted(self.files.keys() | there.keys()):
+            if path not in there:
+                return f"{path} is missing"
+            if path not in self.files:
+                return f"{path} is not in {NAME}"
+            if there[path] != self.files[path].size:
+                return f"{path} has {there[path]} bytes, not {self.files[path].size}"
+        listed = set(self.empty_directories or ())
+        for path in sorted(listed.symmetric_difference(empty)):
+            problem = "is missing" if path in listed else f"is not in {NAME}"
+            return f"directory {path}, which is empty, {problem}"
         return ""
 
 
-def says_interface_change(path: Path) -> bool:
+def unfit(
+    manifest: bytes, name: str, files: Mapping[str, ManifestFile], empty: Iterable[str]
+) -> str:
+    """Return the fault of `manifest`, or the first difference of the model as `Manifest.unfit`."""
+    try:
+        return Manifest.parse(manifest).unfit(name, files, empty)
+    except ModelConfigError as error:
+        return str(error)
+
+
+def allows_interface_change(path: Path) -> bool:
     """Return whether the manifest at `path` allows its model to break its callers.
 
     A missing or invalid manifest does not.
     """
     try:
         with path.open("rb") as file:
-            said = Manifest.parse(file.read(MOST_BYTES))
+            manifest = Manifest.parse(file.read(MOST_BYTES))
     except (OSError, ModelConfigError):
         return False
-    return said.allow_interface_change is True
+    return manifest.allow_interface_change is True
 
 
 def read_manifest(tree: ModelTree) -> Manifest:
@@ -111,11 +159,24 @@ def read_manifest(tree: ModelTree) -> Manifest:
     Raises:
         ModelConfigError: the manifest cannot be read, or is invalid.
     """
-    try:
-        with opened(tree, NAME) as descriptor, os.fdopen(descriptor, "rb", closefd=False) as file:
-            data = file.read(MOST_BYTES + 1)
-    except OSError as error:
-        raise ModelConfigError(f"{NAME}: cannot be read: {error.strerror or error}") from error
+    data = read_about(tree, NAME) or b""
     if len(data) > MOST_BYTES:
         raise ModelConfigError(f"{NAME}: more than {MOST_BYTES >> 20} MiB")
     return Manifest.parse(data)
+
+
+def read_about(tree: ModelTree, path: str) -> bytes | None:
+    """Return the manifest or the signature of `tree`, which is at `path`; None if there is none.
+
+    A file that is too long is cut, but long enough to be found invalid.
+
+    Raises:
+        ModelConfigError: the file cannot be read.
+    """
+    if all(file.path != path for file in tree.files):
+        return None
+    try:
+        with opened(tree, path) as descriptor, os.fdopen(descriptor, "rb", closefd=False) as file:
+            return file.read(MOST_BYTES + 1)
+    except OSError as error:
+        raise ModelConfigError(f"{path}: cannot be read: {error.strerror or error}") from error

@@ -2,28 +2,74 @@
 
 from __future__ import annotations
 
+import fcntl
+import math
+import os
+import shutil
+import stat
 import tempfile
 import threading
+import time
 import weakref
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge_server.errors import ModelConfigError
-from edge_server.repository.content import TornModel
+from edge_server.repository.content import TornModel, copy_model, remove
 from edge_server.repository.scan import files_in
-from edge_server.repository.staged_copy import copy_model, remove
 from edge_server.repository.tree import look
 
 if TYPE_CHECKING:
     from edge_server.model_config.files import ModelFiles
-    from edge_server.repository.content import Content
-    from edge_server.repository.fingerprint import Fingerprint
-    from edge_server.repository.private_directory import PrivateDirectory
     from edge_server.repository.tree import ModelTree
 
 # Attempts to copy a model whose files change during the copy.
 _ATTEMPTS = 3
+_USUAL = Path("/var/tmp")  # noqa: S108 - only for a directory that `mkdtemp` makes there
+# The longest time between the creation and the lock, after which the directory gets its name.
+_NEW_S = 60.0
+
+
+class PrivateDirectory:
+    """A directory that no other process changes, locked, in `TMPDIR` or else in /var/tmp.
+
+    The directory is created at first use and removed at close. /tmp is in memory on many systems,
+    and too small for models. The next process removes the directory of a killed one. Because the
+    directory is locked, systemd-tmpfiles does not remove it.
+    """
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self._root: Path | None = None
+        self._lock = -1
+
+    def path(self) -> Path:
+        """Return the directory, created at the first call.
+
+        Raises:
+            OSError: the directory cannot be created.
+        """
+        with self._mutex:
+            if self._root is None:
+                parent, user = _parent(), os.geteuid()
+                new, named = f".edge-server-{user}-", f"edge-server-{user}-"
+                _remove_left(parent, new, _NEW_S)
+                _remove_left(parent, named)
+                # mkdtemp gives access to the owner only.
+                made = Path(tempfile.mkdtemp(prefix=new, dir=parent))
+                self._lock = _locked(made)
+                self._root = made.rename(parent / made.name.replace(new, named))
+            return self._root
+
+    def close(self) -> None:
+        """Remove the directory with all its contents, even files in use."""
+        with self._mutex:
+            root, self._root = self._root, None
+            if root is not None:
+                shutil.rmtree(root, ignore_errors=True)
+                os.close(self._lock)
 
 
 class PrivateCopies:
@@ -59,28 +105,10 @@ class PrivateCopies:
         return replace(files, fingerprint=copy.fingerprint, holder=copy, shown=directory)
 
     def _made(self, directory: Path) -> _Copy:
-        for attempt in range(_ATTEMPTS):
-            try:
-                return self._copied(_look(directory))
-            except TornModel:
-                if attempt == _ATTEMPTS - 1:
-                    raise
-        raise AssertionError("unreachable")
-
-    def _copied(self, tree: ModelTree) -> _Copy:
-        try:
-            place = Path(tempfile.mkdtemp(dir=self._directory.path()))
-            try:
-                content = copy_model(tree, place / tree.name)
-            except BaseException:
-                remove(place)
-                raise
-        except OSError as error:
-            raise ModelConfigError(
-                f"{tree.directory}: cannot be copied: {error.filename or 'the copy'}: "
-                f"{error.strerror or error}; make room there, or name another directory in TMPDIR"
-            ) from error
-        return _Copy(tree, place, content)
+        for _ in range(_ATTEMPTS - 1):
+            with suppress(TornModel):
+                return _Copy(_look(directory), self._directory)
+        return _Copy(_look(directory), self._directory)
 
 
 class _Copy:
@@ -90,13 +118,28 @@ class _Copy:
         tree: the tree that was copied.
         directory: the model's directory in the copy.
         fingerprint: the fingerprint by content.
+
+    Raises:
+        TornModel: the model changed during the copy.
+        ModelConfigError: the model cannot be read or copied, or differs from its manifest.
     """
 
-    def __init__(self, tree: ModelTree, place: Path, content: Content) -> None:
+    def __init__(self, tree: ModelTree, private: PrivateDirectory) -> None:
         self.tree = tree
-        self.directory = place / tree.name
-        self.fingerprint = _fingerprint(tree, content)
-        weakref.finalize(self, remove, place)
+        try:
+            place = Path(tempfile.mkdtemp(dir=private.path()))
+            removal = weakref.finalize(self, remove, place)
+            self.directory = place / tree.name
+            try:
+                self.fingerprint = copy_model(tree, self.directory).fingerprint
+            except BaseException:
+                removal()  # now, as the exception references this object
+                raise
+        except OSError as error:
+            raise ModelConfigError(
+                f"{tree.directory}: cannot be copied: {error.filename or 'the copy'}: "
+                f"{error.strerror or error}; make room there, or name another directory in TMPDIR"
+            ) from error
 
 
 def _look(directory: Path) -> ModelTree:
@@ -108,9 +151,37 @@ def _look(directory: Path) -> ModelTree:
         ) from error
 
 
-def _fingerprint(tree: ModelTree, content: Content) -> Fingerprint:
-    """Return the fingerprint by content, equal for two copies with equal files."""
-    files = {
-        (path, file.size, 0, int(file.sha256[:16], 16), 0) for path, file in content.files.items()
-    }
-    return frozenset(files | {(path, 0, 0, 0, 0) for path in tree.directories})
+def _parent() -> Path:
+    if not os.environ.get("TMPDIR") and os.access(_USUAL, os.W_OK | os.X_OK):
+        return _USUAL
+    return Path(tempfile.gettempdir())
+
+
+def _locked(directory: Path) -> int:
+    """Lock `directory` and return the descriptor that holds the lock.
+
+    Raises:
+        OSError: `directory` is not a directory of this user, or another process has locked it.
+    """
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(directory, flags)
+    try:
+        if os.fstat(descriptor).st_uid != os.geteuid():
+            raise PermissionError(f"{directory}: of another user")
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _remove_left(parent: Path, prefix: str, age_s: float = -math.inf) -> None:
+    """Remove the directories with `prefix` that no process has locked and that are older than
+    `age_s` seconds."""
+    for place in parent.glob(f"{prefix}*"):
+        with suppress(OSError):
+            status = place.lstat()
+            if stat.S_ISDIR(status.st_mode) and time.time() - status.st_mtime > age_s:
+                lock = _locked(place)
+                shutil.rmtree(place, ignore_errors=True)
+                os.close(lock)

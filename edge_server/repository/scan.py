@@ -126,27 +126,6 @@ def files_in(directory: Path) -> ModelFiles:
     return ModelFiles(directory.name, directory, _versions(directory))
 
 
-def shown(name: str) -> str:
-    r"""Return a file name in a printable form.
-
-    A byte that is not UTF-8 becomes `\xff`, because neither JSON nor protobuf accepts the lone
-    surrogate that Python keeps for it; a line break becomes `\n`.
-    """
-    text = name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
-
-
-def is_utf8(name: str) -> bool:
-    """Return whether a file name is valid UTF-8."""
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def is_model_name(name: str) -> bool:
     return _MODEL_NAME.match(name) is not None
 

@@ -1,8 +1,11 @@
-"""The signature policy: checks that a trusted key signed a model's manifest before its load."""
+"""Signatures of models: the policy that checks them before a load, and the keys that make them."""
 
 from __future__ import annotations
 
 import logging
+import os
+import stat
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from edge_server.errors import ModelConfigError, SettingsError
@@ -10,7 +13,7 @@ from edge_server.repository.manifest import NAME, SIGNATURE_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
+    from types import ModuleType
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +27,7 @@ _BROUGHT = (
     "is loaded with a configuration or files that a client sent, which nobody signed; put the "
     "model into the repository, signed, and load it without parameters"
 )
+_NOT_ED25519 = "{}: is not a key for Ed25519; `edge-server models keygen` makes one"
 _PUSH = "push it with `edge-server models push --sign KEY`"
 
 
@@ -47,7 +51,7 @@ class SignaturePolicy:
         """
         self.mode = mode
         self._keys = {} if mode == "off" else {path: _public_key(path) for path in keys}
-        self._told: dict[str, str] = {}
+        self._reported: dict[str, str] = {}
         if mode == "require" and not self._keys:
             raise SettingsError(
                 "repository.signatures: 'require' needs a public key to check signatures with; "
@@ -66,30 +70,30 @@ class SignaturePolicy:
             ModelConfigError: the model violates `require`; the text names the fault and the remedy.
         """
         if self.mode != "off":
-            self._tell(name, self._fault(manifest, signature))
+            self._report(name, self._fault(manifest, signature))
 
-    def check_loaded(self, name: str, said: tuple[bytes | None, bytes | None] | None) -> None:
+    def check_loaded(self, name: str, signed: tuple[bytes | None, bytes | None] | None) -> None:
         """Check a model that is about to be loaded, as `check` does.
 
         Args:
             name: the model.
-            said: its manifest and its signature; None if a client sent the configuration or the
+            signed: its manifest and its signature; None if a client sent the configuration or the
                 files.
 
         Raises:
             ModelConfigError: the model violates `require`.
         """
-        if said is not None:
-            self.check(name, *said)
+        if signed is not None:
+            self.check(name, *signed)
         elif self.mode != "off":
-            self._tell(name, _BROUGHT)
+            self._report(name, _BROUGHT)
 
-    def _tell(self, name: str, fault: str) -> None:
+    def _report(self, name: str, fault: str) -> None:
         if fault and self.mode == "require":
             raise ModelConfigError(f"model '{name}': {fault}")
-        if fault and self._told.get(name) != fault:
+        if fault and self._reported.get(name) != fault:
             log.warning("model %s: %s", name, fault)
-        self._told[name] = fault
+        self._reported[name] = fault
 
     def _fault(self, manifest: bytes | None, signature: bytes | None) -> str:
         if manifest is None:
@@ -118,6 +122,82 @@ class SignaturePolicy:
         return ""
 
 
+class SigningKey:
+    """A private Ed25519 key."""
+
+    def __init__(self, path: Path) -> None:
+        """Read the key from the PEM file `path`.
+
+        Raises:
+            SettingsError: the file is unreadable, accessible to others, encrypted or holds no
+                Ed25519 key, or the package for keys is missing; the text names file and remedy.
+        """
+        ed25519, serialization = _cryptography()
+        try:
+            with path.open("rb") as file:
+                mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+                data = file.read()
+        except OSError as error:
+            raise SettingsError(f"{path}: cannot be read: {error.strerror}") from error
+        if b"PUBLIC KEY" in data:
+            raise SettingsError(f"{path}: is a public key; what signs is the private one")
+        if mode & 0o077:
+            raise SettingsError(
+                f"{path}: others may read or change this private key (mode {mode:o}): chmod 600 it"
+            )
+        try:
+            key = serialization.load_pem_private_key(data, password=None)
+        except TypeError:
+            raise SettingsError(
+                f"{path}: is encrypted with a password; decrypt it: openssl pkey -in {path} -out "
+                "OTHER"
+            ) from None
+        except Exception:  # noqa: BLE001 - the errors for an invalid key are undocumented
+            raise SettingsError(f"{path}: holds no private key in PEM form") from None
+        if not isinstance(key, ed25519.Ed25519PrivateKey):
+            raise SettingsError(_NOT_ED25519.format(path))
+        self._key: Any = key
+
+    def sign(self, manifest: bytes) -> bytes:
+        """Return the signature of these bytes, always the same for the same bytes."""
+        signature: bytes = self._key.sign(manifest)
+        return signature
+
+    def has_signed(self, manifest: bytes | None, signature: bytes | None) -> bool:
+        """Return whether both are given and this key made the signature of these bytes."""
+        return manifest is not None and self.sign(manifest) == signature
+
+
+def make_keys(path: Path) -> Path:
+    """Write a new private key to `path` for its owner only, and the public key beside it.
+
+    Returns:
+        The file of the public key: `path` with the suffix `.pub`.
+
+    Raises:
+        SettingsError: one of the files exists already or cannot be written; neither file is
+            changed in this case.
+    """
+    ed25519, serialization = _cryptography()
+    key = ed25519.Ed25519PrivateKey.generate()
+    private = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    public = key.public_key().public_bytes(
+        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+    public_path = Path(f"{path}.pub")
+    _write_new(path, private, 0o600)
+    try:
+        _write_new(public_path, public, 0o644)
+    except SettingsError:
+        path.unlink()
+        raise
+    return public_path
+
+
 def _is_signed_by(key: Any, manifest: bytes, signature: bytes) -> bool:
     from cryptography.exceptions import InvalidSignature  # noqa: PLC0415
 
@@ -129,17 +209,11 @@ def _is_signed_by(key: Any, manifest: bytes, signature: bytes) -> bool:
 
 
 def _public_key(path: Path) -> Any:
-    try:
-        from cryptography.hazmat.primitives.asymmetric import ed25519  # noqa: PLC0415
-        from cryptography.hazmat.primitives.serialization import (  # noqa: PLC0415
-            load_pem_public_key,
-        )
-    except ImportError:
-        raise SettingsError(NEEDS_EXTRA) from None
+    ed25519, serialization = _cryptography()
     from cryptography.exceptions import UnsupportedAlgorithm  # noqa: PLC0415
 
     try:
-        key = load_pem_public_key(path.read_bytes())
+        key = serialization.load_pem_public_key(path.read_bytes())
     except OSError as error:
         raise SettingsError(f"{path}: cannot be read: {error.strerror}") from error
     except (ValueError, UnsupportedAlgorithm):
@@ -148,7 +222,30 @@ def _public_key(path: Path) -> Any:
             "keygen` writes"
         ) from None
     if not isinstance(key, ed25519.Ed25519PublicKey):
-        raise SettingsError(
-            f"{path}: is not a key for Ed25519; `edge-server models keygen` makes one"
-        )
+        raise SettingsError(_NOT_ED25519.format(path))
     return key
+
+
+def _write_new(path: Path, data: bytes, mode: int) -> None:
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    except FileExistsError:
+        raise SettingsError(
+            f"{path}: exists already, and a key is never overwritten; give another name, or move "
+            "it away first"
+        ) from None
+    except OSError as error:
+        raise SettingsError(f"{path}: cannot be written: {error.strerror}") from error
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _cryptography() -> tuple[ModuleType, ModuleType]:
+    try:
+        from cryptography.hazmat.primitives import serialization  # noqa: PLC0415
+        from cryptography.hazmat.primitives.asymmetric import ed25519  # noqa: PLC0415
+    except ImportError:
+        raise SettingsError(NEEDS_EXTRA) from None
+    return ed25519, serialization

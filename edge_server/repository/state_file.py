@@ -1,23 +1,88 @@
-"""The state file of a model store, written atomically: after a crash the old or the new state."""
+"""The files of a model store beside its copies: the lock, and the state after the last change."""
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import logging
 import os
-from typing import TYPE_CHECKING
+import stat
+from contextlib import suppress
+from pathlib import Path
 
 import msgspec
 
-from edge_server.repository.staged_copy import sync
+from edge_server.board.state_directory import state_directory
+from edge_server.errors import AlreadyRunning, SettingsError
+from edge_server.process.disk import atomic_write, error_of_place
 from edge_server.repository.store_state import StoreState
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 log = logging.getLogger(__name__)
 
 FORMAT = 1
+_LOCK = "lock"
+# The directory that StateDirectory= of the systemd unit creates.
+_INSTALLED = Path("/var/lib/edge_server")
+
+
+def installed_store() -> Path:
+    """Return the store of the installed daemon if there is one, otherwise this user's store."""
+    return (_INSTALLED if _INSTALLED.is_dir() else state_directory()) / "store"
+
+
+def stores_here() -> list[Path]:
+    """Return the possible stores on this machine: the installed daemon's, then this user's."""
+    return list(dict.fromkeys([_INSTALLED / "store", state_directory() / "store"]))
+
+
+def lock_store(directory: Path) -> int:
+    """Create `directory` if missing and lock it; return the descriptor that holds the lock.
+
+    Raises:
+        AlreadyRunning: another process has locked the directory.
+        SettingsError: the directory is unsafe, or holds other files.
+        Unavailable: the directory cannot be created or written; its disk may be mounted, or have
+            space, later.
+    """
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _require_own(directory)
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        lock = os.open(directory / _LOCK, flags, 0o600)
+    except OSError as error:
+        raise error_of_place(
+            error,
+            f"model store {directory}: {error.strerror}; give it a directory that the daemon may "
+            "write to (systemd: StateDirectory=)",
+        ) from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        raise AlreadyRunning(
+            f"model store {directory}: another daemon keeps its models there; stop it, or give "
+            "this one a directory of its own with repository.store (--repository-copies)"
+        ) from None
+    return lock
+
+
+def _require_own(directory: Path) -> None:
+    status = directory.stat()
+    if status.st_uid != os.geteuid():
+        raise SettingsError(
+            f"model store {directory}: it belongs to another user; chown it, or choose another"
+        )
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise SettingsError(
+            f"model store {directory}: others could put models there; chmod go-w it"
+        )
+    # The store removes unknown files in its directory, which must therefore be no repository.
+    there = {entry.name for entry in directory.iterdir()} - {"lost+found"}
+    if there and _LOCK not in there:
+        raise SettingsError(
+            f"model store {directory}: holds something else ({min(there)}); choose an empty "
+            "directory"
+        )
 
 
 class _Envelope(msgspec.Struct, frozen=True):
@@ -39,6 +104,8 @@ class _OtherFormat(ValueError):
 class StateFile:
     """`state.json` in `directory`, with the previous state in `state.before.json`.
 
+    After a crash the file holds the old or the new state.
+
     Attributes:
         was_unreadable: True if the last `read` found a file that it could not use.
     """
@@ -48,14 +115,17 @@ class StateFile:
         self._directory = directory
         self._path = directory / "state.json"
         self._before = directory / "state.before.json"
-        self._new = directory / "state.json.tmp"
 
     def read(self) -> StoreState:
         """Return the last state that was written; set an unreadable file aside and log that once.
 
-        A store starts with the previous or an empty state rather than not at all.
+        A store starts with the previous or an empty state rather than not at all. What an
+        interrupted `write` left is removed.
         """
         self.was_unreadable = False
+        for left in (*self._directory.glob(".state.json.*"), self._directory / "state.json.tmp"):
+            with suppress(OSError):
+                left.unlink()
         for path in (self._path, self._before):
             try:
                 return _decode(path.read_bytes())
@@ -104,16 +174,8 @@ class StateFile:
         """
         data = msgspec.json.encode(state)
         envelope = _Envelope(FORMAT, hashlib.sha256(data).hexdigest(), msgspec.Raw(data))
-        self._new.unlink(missing_ok=True)
-        descriptor = os.open(self._new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(msgspec.json.encode(envelope))
-            file.flush()
-            os.fsync(file.fileno())
-        if self._path.exists():
-            self._path.replace(self._before)
-        self._new.replace(self._path)
-        sync(self._directory)
+        data = msgspec.json.encode(envelope)
+        atomic_write(self._path, data, mode=0o600, previous=self._before)
 
 
 def _decode(data: bytes) -> StoreState:

@@ -12,41 +12,34 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from edge_server.errors import InternalError, ModelConfigError
-from edge_server.process.paths import error_of_place
+from edge_server.process.disk import error_of_place
+from edge_server.repository.content import (
+    content_of,
+    copy_model,
+    manifest_and_signature,
+    seal,
+)
 from edge_server.repository.copies import Copies
-from edge_server.repository.fingerprint import content_fingerprint
 from edge_server.repository.quarantine_releases import QuarantineReleases
-from edge_server.repository.staged_copy import copy_model, seal, what_came_with
-from edge_server.repository.state_file import StateFile
-from edge_server.repository.store_lock import lock_store
+from edge_server.repository.state_file import StateFile, lock_store
 from edge_server.repository.store_state import MOST_QUARANTINED, KeptCopy, StoreState
+from edge_server.repository.tree import look
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
 
-    from edge_server.repository.fingerprint import Fingerprint
-    from edge_server.repository.tree import ModelTree, SeenFile
+    from edge_server.repository.signature import SignaturePolicy
+    from edge_server.repository.tree import Fingerprint, ModelTree, SeenFile
 
 log = logging.getLogger(__name__)
 
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-
-
-class Signatures(Protocol):
-    """Checks the signatures of models; see `SignaturePolicy`."""
-
-    def check(self, name: str, manifest: bytes | None, signature: bytes | None) -> None:
-        """Check the exact bytes of a model's manifest and signature, None for a missing file.
-
-        Raises:
-            ModelConfigError: the signature does not meet the policy.
-        """
 
 
 @dataclass(frozen=True)
@@ -68,7 +61,7 @@ class StagedModel:
     @cached_property
     def fingerprint(self) -> Fingerprint:
         """The fingerprint by content, equal for two copies with equal files."""
-        return content_fingerprint(self.directory)
+        return content_of(look(self.directory.parent, self.name)).fingerprint
 
 
 class ModelStore:
@@ -94,7 +87,7 @@ class ModelStore:
         directory: Path,
         *,
         most_bytes: int = 8 << 30,
-        signatures: Signatures | None = None,
+        signatures: SignaturePolicy | None = None,
         boot: str = "",
         repositories: Collection[Path] = (),
     ) -> None:
@@ -346,7 +339,7 @@ class ModelStore:
 
     def _check_signature(self, name: str, directory: Path) -> None:
         if self._signatures is not None:
-            self._signatures.check(name, *what_came_with(directory))
+            self._signatures.check(name, *manifest_and_signature(directory))
 
     @contextmanager
     def _place(self, size_bytes: int) -> Iterator[Path]:
@@ -405,11 +398,7 @@ class ModelStore:
         """Remove the copies that are neither recorded in the state nor in use."""
         keep = {kept.key for kept in self._state.kept} | self._in_use()
         keep.update(self._state.unclaimed)
-        for key in self._copies.keys - keep:
-            try:
-                self._copies.drop(key)
-            except OSError as error:
-                log.warning("model store: copy %s cannot be removed: %s", key, error)
+        self._copies.keep_only(keep)
 
     def _make_room(self, size_bytes: int) -> None:
         """Drop copies until there is space for `size_bytes`: first unclaimed copies, then copies

@@ -14,7 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from edge_server.repository.scan import APPEARS_TWICE, NAME_RULE, is_model_name, is_utf8, shown
+from edge_server.process.utf8 import is_utf8, shown
+from edge_server.repository.scan import APPEARS_TWICE, NAME_RULE, is_model_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -27,6 +28,12 @@ MOST_BYTES = 16 << 30
 DEEPEST = 16
 
 _OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+
+# (path, size in bytes, mtime in ns, inode, ctime in ns) of every file of a model, or of its copy
+# (path, size, 0, a part of the SHA-256, 0); a size of -1 for a model that cannot be read.
+# Fingerprints are compared for equality only: a clock that was set back and an older file copied
+# over a newer one are changes, too.
+Fingerprint = frozenset[tuple[str, int, int, int, int]]
 
 
 class SeenFile(NamedTuple):
@@ -145,11 +152,24 @@ def look(repository: Path, name: str, *, follow_links: bool = False) -> ModelTre
     Raises:
         OSError: the repository itself cannot be read.
     """
-    descriptor = os.open(repository, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    descriptor = os.open(repository, _OPEN_DIRECTORY)
     try:
         return _look(descriptor, repository, name, follow_links=follow_links)
     finally:
         os.close(descriptor)
+
+
+def fingerprint(directory: Path) -> Fingerprint:
+    """Return the fingerprint of the model in `directory`, which is read in place; links are
+    followed."""
+    try:
+        tree = look(directory.parent, directory.name, follow_links=True)
+    except OSError as error:
+        return frozenset({(str(error), -1, -1, -1, -1)})
+    if tree.fault:
+        return frozenset({(tree.fault, -1, -1, -1, -1)})
+    # An empty version directory counts, too.
+    return frozenset([*tree.files, *((path, 0, 0, 0, 0) for path in tree.directories)])
 
 
 @contextmanager
@@ -159,7 +179,7 @@ def opened(tree: ModelTree, path: str) -> Iterator[int]:
     Raises:
         OSError: the file is gone, is not a regular file, or is reached through a link.
     """
-    descriptor = os.open(tree.repository, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    descriptor = os.open(tree.repository, _OPEN_DIRECTORY)
     try:
         *folders, last = [tree.name, *path.split("/")]
         if ".." in folders:
@@ -200,7 +220,7 @@ def is_left_behind(name: str) -> bool:
 
 
 def _models(repository: Path) -> list[ModelTree]:
-    descriptor = os.open(repository, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    descriptor = os.open(repository, _OPEN_DIRECTORY)
     try:
         with os.scandir(descriptor) as entries:
             names = [

@@ -119,8 +119,8 @@ class Grpc(Section, frozen=True):
         if not self.insecure and not self.tls.on and not is_loopback(self.host):
             raise ValueError(
                 f"{self.host} is beyond the loopback, where anybody could send requests and listen "
-                "in plain text; encrypt it with [grpc.tls] (--grpc-use-ssl=true), or set insecure = true "
-                "(--grpc-insecure) if that is meant"
+                "in plain text; encrypt it with [grpc.tls] (--grpc-use-ssl=true), or set "
+                "insecure = true (--grpc-insecure) if that is meant"
             )
         if (
             self.enabled

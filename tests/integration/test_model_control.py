@@ -15,8 +15,8 @@ import tritonclient.grpc as triton
 from onnx import TensorProto, helper, numpy_helper
 from tritonclient.utils import InferenceServerException
 
-from edge_server.cli.models.push import write_about
-from edge_server.repository.transfer.keys import SigningKey, make_keys
+from edge_server.cli.models.push import write_manifest
+from edge_server.repository.signature import SigningKey, make_keys
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -292,7 +292,7 @@ def test_where_models_must_be_signed_nothing_else_is_loaded_on_request(
     server = client(start(f"--config={settings}"))
     _, text = refusal(server.load_model, "echo")
     assert "model 'echo': is not signed" in text
-    write_about(models / "echo", SigningKey(tmp_path / "key"))
+    write_manifest(models / "echo", SigningKey(tmp_path / "key"))
     server.load_model("echo")
     assert ask(server, "echo") == [1.0, 2.0]
     # What a client brings was signed by nobody.

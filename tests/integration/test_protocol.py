@@ -28,7 +28,7 @@ from tritonclient.utils import InferenceServerException
 
 from edge_server.api.grpc.admission import Admission
 from edge_server.api.grpc.shared_memory import SharedMemory
-from edge_server.api.grpc.triton import TritonServicer, answer_with
+from edge_server.api.grpc.triton import HealthServicer, TritonServicer, register
 from edge_server.backends.contract import ExecuteRequest, TensorModel, no_progress
 from edge_server.backends.server_context import STANDALONE
 from edge_server.backends.vision import identity
@@ -130,7 +130,7 @@ class Server:
         servicer = TritonServicer(
             data_plane, "triton", "1", self.admission, shared_memory=shared_memory
         )
-        answer_with(servicer, self._server)
+        register(self._server, servicer, HealthServicer(data_plane))
         self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
         self._server.start()
 

@@ -190,7 +190,7 @@ def wait_until_ready(connection: Any, model: str) -> None:
         time.sleep(0.02)
 
 
-def test_unchanged_models_answer_the_stock_client(
+def test_unchanged_models_serve_the_stock_client(
     repository: Path, start: Callable[..., Process], client: Callable[[Process], Any]
 ) -> None:
     write(repository, "add_sub", ADD_SUB_CONFIG, ADD_SUB)
@@ -223,7 +223,7 @@ def test_unchanged_models_answer_the_stock_client(
     assert "Cleaning up..." in process.log.read_text()
 
 
-def test_a_crash_and_a_hang_cost_their_request_and_readiness_tells_the_truth(
+def test_a_crash_and_a_hang_cost_their_request_and_readiness_is_true(
     repository: Path, start: Callable[..., Process], client: Callable[[Process], Any]
 ) -> None:
     write(repository, "willing", WILLING_CONFIG, WILLING)

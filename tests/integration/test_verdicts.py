@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import onnx
@@ -13,7 +14,6 @@ from onnx import TensorProto, helper
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from tests.integration.conftest import Server
 
@@ -144,9 +144,13 @@ def test_who_insists_on_a_daemon_that_is_not_there_is_told(
 def test_over_ssh_the_daemon_there_says_what_it_makes_of_it(
     serve: Callable[..., Server], repository: Path, tmp_path: Path
 ) -> None:
-    # Runs the command as the login shell of the host would, with a Python that has nothing of ours.
+    # Runs the command as the login shell of the host would, which has edge-server in its PATH.
     ssh = tmp_path / "ssh"
-    ssh.write_text('#!/bin/sh\nwhile [ "$1" != -- ]; do shift; done\nshift 2\nexec sh -c "$*"\n')
+    path = Path(sys.executable).parent
+    ssh.write_text(
+        '#!/bin/sh\nwhile [ "$1" != -- ]; do shift; done\nshift 2\n'
+        f'PATH={path}:$PATH exec sh -c "$*"\n'
+    )
     ssh.chmod(0o755)
     server, store, made = serve(), tmp_path / "store", tmp_path / "made" / "m"
     there = ("--to", f"host:{repository}", "--ssh", ssh, "--store", store)

@@ -5,17 +5,10 @@ from __future__ import annotations
 import hmac
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NoReturn
-
-import grpc
-from google.protobuf.message import DecodeError
-from tritonclient.grpc import service_pb2 as pb
-
-from edge_server.api.grpc.methods import LONGEST_QUESTION_BYTES
-from edge_server.api.grpc.traffic import Traffic
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
     from edge_server.settings import Grpc, Restriction
 
@@ -64,12 +57,7 @@ OPEN = frozenset(
 )
 
 # Control calls only if the request names a setting; without one the call only reads the settings.
-UPDATES: Mapping[str, Callable[[bytes], Any]] = MappingProxyType(
-    {
-        f"{_TRITON}TraceSetting": pb.TraceSettingRequest.FromString,
-        f"{_TRITON}LogSettings": pb.LogSettingsRequest.FromString,
-    }
-)
+UPDATES = frozenset({f"{_TRITON}TraceSetting", f"{_TRITON}LogSettings"})
 
 
 @dataclass(frozen=True)
@@ -105,84 +93,21 @@ class AccessRules:
         """Whether the rules refuse any call at all."""
         return bool(self.control_refusal or self.restrictions)
 
-    def refusal(self, method: str, metadata: Mapping[str, str | bytes]) -> str:
+    def refusal(self, method: str, metadata: Iterable[tuple[str, str | bytes]]) -> str:
         """Return why a call of `method` with these headers is refused; empty if it is allowed."""
         restriction = self.restrictions.get(method)
         if restriction is not None:
-            told = metadata.get(restriction.header, b"")
-            told = told.encode() if isinstance(told, str) else told
-            if not hmac.compare_digest(told, restriction.value.encode()):
+            given = next((value for key, value in metadata if key == restriction.header), b"")
+            given = given.encode() if isinstance(given, str) else given
+            if not hmac.compare_digest(given, restriction.value.encode()):
                 return f"This protocol is restricted, expecting header '{restriction.header}'"
-        if self.control_refusal and method not in OPEN and method not in UPDATES:
-            return f"{method.rpartition('/')[2]} {self.control_refusal}"
-        return ""
+        return "" if method in OPEN or method in UPDATES else self._control_refusal_of(method)
 
-    def update_refusal(self, method: str, request: bytes) -> str:
-        """Return the same where only the request shows whether the method changes a setting."""
-        if not self.control_refusal or len(request) > LONGEST_QUESTION_BYTES:
-            return ""  # the method refuses a request of that length
-        try:
-            changes = bool(UPDATES[method](request).settings)
-        except DecodeError:
-            return ""  # such a request changes nothing; its method returns the error
-        return f"{method.rpartition('/')[2]} {self.control_refusal}" if changes else ""
+    def update_refusal(self, method: str) -> str:
+        """Return the same of a call whose request changes settings; empty if it is allowed or if
+        the method has none."""
+        return self._control_refusal_of(method) if method in UPDATES else ""
 
-
-class AccessCheck(grpc.ServerInterceptor):
-    """Refuses, before any other check, every call that the rules of its listener do not allow.
-
-    A refusal is UNAVAILABLE, as Triton's own for restricted protocols.
-
-    Args:
-        traffic: see `unary`.
-    """
-
-    def __init__(self, rules: AccessRules, traffic: Traffic | None = None) -> None:
-        self._rules = rules
-        self._traffic = traffic or Traffic()
-
-    def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], grpc.RpcMethodHandler[Any, Any] | None],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler[Any, Any] | None:
-        handler = continuation(handler_call_details)
-        if handler is None:
-            return None
-        method = handler_call_details.method
-        refusal = self._rules.refusal(method, _first(handler_call_details.invocation_metadata))
-        if refusal:
-            return _refusing(handler, refusal)
-        behaviour = handler.stream_unary
-        if method not in UPDATES or behaviour is None:
-            return handler
-
-        def answer(requests: Iterator[bytes], context: grpc.ServicerContext) -> Any:
-            request = self._traffic.read(requests, context)
-            refusal = self._rules.update_refusal(method, request)
-            if refusal:
-                context.abort(grpc.StatusCode.UNAVAILABLE, refusal)
-            return behaviour(iter((request,)), context)
-
-        return grpc.stream_unary_rpc_method_handler(answer)
-
-
-def _first(metadata: Sequence[tuple[str, str | bytes]] | None) -> dict[str, str | bytes]:
-    return dict(reversed(metadata or ()))
-
-
-def _refusing(
-    handler: grpc.RpcMethodHandler[Any, Any], text: str
-) -> grpc.RpcMethodHandler[Any, Any]:
-    """Return a handler of the same kind that refuses every call."""
-
-    def refuse(_: Any, context: grpc.ServicerContext) -> NoReturn:
-        context.abort(grpc.StatusCode.UNAVAILABLE, text)
-
-    if handler.request_streaming and handler.response_streaming:
-        return grpc.stream_stream_rpc_method_handler(refuse)
-    if handler.request_streaming:
-        return grpc.stream_unary_rpc_method_handler(refuse)
-    if handler.response_streaming:
-        return grpc.unary_stream_rpc_method_handler(refuse)
-    return grpc.unary_unary_rpc_method_handler(refuse)
+    def _control_refusal_of(self, method: str) -> str:
+        name = method.rpartition("/")[2]
+        return f"{name} {self.control_refusal}" if self.control_refusal else ""

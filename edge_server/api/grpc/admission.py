@@ -1,9 +1,9 @@
-"""Admission: limits the inferences in flight, and refuses new ones during shutdown."""
+"""What may be in flight at once: inferences and streams (Admission), and bytes (ByteBudget)."""
 
 from __future__ import annotations
 
 import threading
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 from edge_server.errors import Unavailable
@@ -11,14 +11,21 @@ from edge_server.errors import Unavailable
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+MIB = 1024 * 1024
 SHUTTING_DOWN = "GRPC server is shutting down and has stopped accepting new requests."
+# Smaller messages are not counted: the number of calls bounds them, and counting slows each call.
+COUNTED_FROM_BYTES = 64 * 1024
+# Interval at which a waiting thread checks whether to give up.
+_LOOK_S = 0.2
+_NOTHING = nullcontext()
 
 
 class Admission:
     """Admits `limit` callers and refuses the rest at once, so that other calls find a thread.
 
-    After `close` every caller is refused with a text. Without it gRPC ends a call that arrives
-    during shutdown as CANCELLED, and the client cannot tell whether the call ran.
+    A caller is inside for a `with` block. After `close` every caller is refused with a text.
+    Without it gRPC ends a call that arrives during shutdown as CANCELLED, and the client cannot
+    tell whether the call ran.
 
     A stream holds one of `streams` places for as long as it is open. Its requests take none of
     `limit`: they hold no thread of a call, and the stream itself limits their number by leaving
@@ -31,41 +38,24 @@ class Admission:
         self._inside = 0
         self._inside_streams = 0
         self._closed = False
-        self._lock = threading.Lock()
-        self._left = threading.Condition(self._lock)
+        self._changed = threading.Condition()
         self._open_streams: list[Callable[[], None]] = []
 
-    def enter(self) -> None:
-        """Take a place until `leave`.
-
-        Raises:
-            Unavailable: all places are taken, or the gate is closed (Triton's texts).
-        """
-        with self._lock:
+    def __enter__(self) -> None:
+        """Raises: Unavailable: all places are taken, or the gate is closed (Triton's texts)."""
+        with self._changed:
             refusal = self.refusal()
             if refusal is not None:
                 raise refusal
             self._inside += 1
 
-    def enter_from_stream(self) -> None:
-        """Count a request of an open stream until `leave_from_stream`.
-
-        Raises:
-            Unavailable: the gate is closed.
-        """
-        with self._lock:
-            if self._closed:
-                raise Unavailable(SHUTTING_DOWN)
-            self._inside_streams += 1
-
-    def leave_from_stream(self) -> None:
-        """Stop counting a request of a stream; from any thread."""
-        with self._lock:
-            self._inside_streams -= 1
-            self._tell_if_empty()
+    def __exit__(self, *_: object) -> None:
+        with self._changed:
+            self._inside -= 1
+            self._notify_if_closed()
 
     def refusal(self) -> Unavailable | None:
-        """Return the error that `enter` would raise now; None if it would admit the caller."""
+        """Return the error that a caller would get now; None if it would be admitted."""
         if self._closed:
             return Unavailable(SHUTTING_DOWN)
         if self._inside == self._limit:
@@ -74,18 +64,22 @@ class Admission:
             )
         return None
 
-    def leave(self) -> None:
-        """Release a place; from any thread."""
-        with self._lock:
-            self._inside -= 1
-            self._tell_if_empty()
+    def enter_from_stream(self) -> None:
+        """Count a request of an open stream until `leave_from_stream`.
 
-    def __enter__(self) -> None:
-        """Do the same as `enter`."""
-        self.enter()
+        Raises:
+            Unavailable: the gate is closed.
+        """
+        with self._changed:
+            if self._closed:
+                raise Unavailable(SHUTTING_DOWN)
+            self._inside_streams += 1
 
-    def __exit__(self, *_: object) -> None:
-        self.leave()
+    def leave_from_stream(self) -> None:
+        """Stop counting a request of a stream; from any thread."""
+        with self._changed:
+            self._inside_streams -= 1
+            self._notify_if_closed()
 
     @contextmanager
     def stream(self, when_closed: Callable[[], None]) -> Iterator[None]:
@@ -94,7 +88,7 @@ class Admission:
         Raises:
             Unavailable: `streams` streams are open, or the gate is closed.
         """
-        with self._left:
+        with self._changed:
             if self._closed:
                 raise Unavailable(SHUTTING_DOWN)
             if len(self._open_streams) == self._streams:
@@ -106,12 +100,16 @@ class Admission:
         try:
             yield
         finally:
-            with self._left:
+            with self._changed:
                 self._open_streams.remove(when_closed)
+
+    def inside(self) -> int:
+        """Return the number of inferences in flight, those of streams included."""
+        return self._inside + self._inside_streams
 
     def close(self) -> None:
         """Refuse every new caller; inferences in flight continue."""
-        with self._left:
+        with self._changed:
             self._closed = True
             streams = tuple(self._open_streams)
         for when_closed in streams:
@@ -119,9 +117,84 @@ class Admission:
 
     def wait_until_empty(self, timeout_s: float) -> None:
         """After `close`: return after the last inference, or after `timeout_s` seconds."""
-        with self._left:
-            self._left.wait_for(lambda: not self._inside and not self._inside_streams, timeout_s)
+        with self._changed:
+            self._changed.wait_for(lambda: not self.inside(), timeout_s)
 
-    def _tell_if_empty(self) -> None:
-        if self._closed and not self._inside and not self._inside_streams:
-            self._left.notify_all()
+    def _notify_if_closed(self) -> None:
+        if self._closed:
+            self._changed.notify_all()
+
+
+class ByteBudget:
+    """Counts the bytes of the messages in flight.
+
+    A request that is alone is always accepted: only the limit on one message bounds it.
+
+    Args:
+        limit_bytes: of all messages together.
+    """
+
+    def __init__(self, limit_bytes: int = 192 * MIB) -> None:
+        self.limit_bytes = limit_bytes
+        self._changed = threading.Condition()
+        self._inside_bytes = 0
+
+    def hold(self, size_bytes: int) -> AbstractContextManager[None]:
+        """Count `size_bytes` for a block.
+
+        Raises:
+            Unavailable: see `take`.
+        """
+        return _NOTHING if size_bytes < COUNTED_FROM_BYTES else self._hold(size_bytes)
+
+    def take(self, size_bytes: int) -> None:
+        """Count `size_bytes` until `give`.
+
+        Raises:
+            Unavailable: the bytes exceed the limit together with the requests in flight.
+        """
+        with self._changed:
+            if not self._fits(size_bytes):
+                raise Unavailable(
+                    f"Exceeds maximum queue size: messages of {self._inside_bytes} bytes are in "
+                    f"flight already, and of {self.limit_bytes} at most (grpc.max_pending_bytes); "
+                    f"this one has {size_bytes}"
+                )
+            self._inside_bytes += size_bytes
+
+    def take_when_it_fits(self, size_bytes: int, given_up: Callable[[], bool]) -> bool:
+        """Wait for room and count the bytes until `give`; return False after `given_up`."""
+        with self._changed:
+            while not self._fits(size_bytes):
+                if given_up():
+                    return False
+                self._changed.wait(_LOOK_S)
+            self._inside_bytes += size_bytes
+            return True
+
+    def add(self, size_bytes: int) -> None:
+        """Count `size_bytes` until `give`, even beyond the limit: they are already in memory."""
+        with self._changed:
+            self._inside_bytes += size_bytes
+
+    def give(self, size_bytes: int) -> None:
+        """Stop counting the bytes; from any thread."""
+        with self._changed:
+            self._inside_bytes -= size_bytes
+            self._changed.notify_all()
+
+    @property
+    def room_bytes(self) -> int:
+        """The number of bytes that still fit."""
+        return max(0, self.limit_bytes - self._inside_bytes)
+
+    @contextmanager
+    def _hold(self, size_bytes: int) -> Iterator[None]:
+        self.take(size_bytes)
+        try:
+            yield
+        finally:
+            self.give(size_bytes)
+
+    def _fits(self, size_bytes: int) -> bool:
+        return not self._inside_bytes or self._inside_bytes + size_bytes <= self.limit_bytes

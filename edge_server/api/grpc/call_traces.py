@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from edge_server.api.grpc.call_threads import CallMoments
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from edge_server.api.grpc.call_threads import CallMoments
     from edge_server.inference.tracing.traced_request import ModelTrace
     from edge_server.inference.tracing.tracer import Tracer
     from edge_server.requests import InferRequest
@@ -82,23 +81,23 @@ class StreamReads:
 
 
 class CallTraces:
-    """Makes the traces of the servicer's calls.
+    """Makes the traces of one side's calls.
 
-    Attributes:
-        moments: holds the receive time of a call; None if tracing is impossible.
+    Args:
+        moments: holds the receive time of the call that runs on a thread; None is unknown.
     """
 
-    def __init__(self, tracer: Tracer) -> None:
+    def __init__(self, tracer: Tracer, moments: CallMoments | None = None) -> None:
         self.tracer = tracer
-        self.moments = CallMoments() if tracer.file_name else None
+        self._moments = moments
 
     def unary(self) -> UnaryTrace:
         """Return the trace of the call that runs on this thread."""
-        return UnaryTrace(self.tracer, 0 if self.moments is None else self.moments.taken_ns)
+        return UnaryTrace(self.tracer, 0 if self._moments is None else self._moments.taken_ns)
 
     def reads(self, requests: Iterator[bytes]) -> Iterator[bytes]:
         """Return `requests`, with the read times that `of_stream` needs."""
-        return requests if self.moments is None else StreamReads(requests)
+        return StreamReads(requests) if self.tracer.file_name else requests
 
     def of_stream(self, request: InferRequest, reads: Iterator[bytes]) -> InferRequest:
         """Return `request`, the last of `reads`, with a trace if the tracer selects it."""

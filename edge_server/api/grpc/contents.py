@@ -15,31 +15,20 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-# The field of InferTensorContents for each type; FP16 and BF16 are only sent raw.
-_CONTENTS_FIELD = {
-    DataType.BOOL: "bool_contents",
-    DataType.INT8: "int_contents",
-    DataType.INT16: "int_contents",
-    DataType.INT32: "int_contents",
-    DataType.INT64: "int64_contents",
-    DataType.UINT8: "uint_contents",
-    DataType.UINT16: "uint_contents",
-    DataType.UINT32: "uint_contents",
-    DataType.UINT64: "uint64_contents",
-    DataType.FP32: "fp32_contents",
-    DataType.FP64: "fp64_contents",
-    DataType.BYTES: "bytes_contents",
+# The fields of InferTensorContents, each with the types that use it, first the one whose name
+# Triton's texts give the field. FP16 and BF16 are only sent raw.
+_CONTENTS_FIELDS = {
+    "bool_contents": (DataType.BOOL,),
+    "int_contents": (DataType.INT32, DataType.INT16, DataType.INT8),
+    "int64_contents": (DataType.INT64,),
+    "uint_contents": (DataType.UINT32, DataType.UINT16, DataType.UINT8),
+    "uint64_contents": (DataType.UINT64,),
+    "fp32_contents": (DataType.FP32,),
+    "fp64_contents": (DataType.FP64,),
+    "bytes_contents": (DataType.BYTES,),
 }
-# Triton's name of the type in a contents field.
-_TYPE_OF_FIELD = {
-    "bool_contents": "BOOL",
-    "int_contents": "INT32",
-    "int64_contents": "INT64",
-    "uint_contents": "UINT32",
-    "uint64_contents": "UINT64",
-    "fp32_contents": "FP32",
-    "fp64_contents": "FP64",
-    "bytes_contents": "BYTES",
+_FIELD_OF_TYPE = {
+    datatype: field for field, datatypes in _CONTENTS_FIELDS.items() for datatype in datatypes
 }
 # numpy's limit on 1.x; such a tensor has more elements than any board has memory for.
 _MOST_DIMENSIONS = 32
@@ -122,7 +111,7 @@ def from_contents(declared: Declared, contents: Any) -> NDArray[Any]:
             declared shape, or are out of range.
     """
     name, datatype, model = declared.name, declared.datatype, declared.model
-    field = _CONTENTS_FIELD.get(datatype, "raw_input_contents")
+    field = _FIELD_OF_TYPE.get(datatype, "raw_input_contents")
     filled = [descriptor.name for descriptor, _ in contents.ListFields()]
     if len(filled) > 1 and field in filled:
         raise InvalidRequest(
@@ -133,7 +122,8 @@ def from_contents(declared: Declared, contents: Any) -> NDArray[Any]:
         if other != field:
             raise InvalidRequest(
                 f"unexpected explicit tensor data for input tensor '{name}' for model '{model}' "
-                f"of type '{_TYPE_OF_FIELD[other]}', expected datatype '{datatype.value}'"
+                f"of type '{_CONTENTS_FIELDS[other][0].value}', expected datatype "
+                f"'{datatype.value}'"
             )
     values = getattr(contents, field) if filled else ()
     if datatype is DataType.BYTES:

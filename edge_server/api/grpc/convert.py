@@ -1,17 +1,25 @@
-"""Protocol messages ↔ requests. Raw contents become views on the received bytes: no copy."""
+"""Protocol messages ↔ requests, and the classification of outputs. Raw contents become views on
+the received bytes: no copy."""
 
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from tritonclient.grpc import service_pb2 as pb
 
-from edge_server.api.grpc.classification import Classification
 from edge_server.api.grpc.contents import Declared, from_contents, from_raw, to_raw
-from edge_server.api.grpc.parameters import RequestParameters, read_parameters, write_parameter
-from edge_server.api.grpc.shared_memory import DISABLED, RegionSlice, region_of
+from edge_server.api.grpc.parameters import (
+    RequestParameters,
+    read_parameters,
+    region_of,
+    typed_value,
+    write_parameter,
+)
+from edge_server.api.grpc.shared_memory import DISABLED, RegionSlice
 from edge_server.errors import InvalidRequest, Unsupported
 from edge_server.inference.request_check import check_names, check_tensor
 from edge_server.requests import InferRequest, InferResponse
@@ -27,14 +35,70 @@ if TYPE_CHECKING:
     from edge_server.model_config.config import ModelConfig
     from edge_server.requests import Cancellation
 
-# The form of an output that a request wants classified or in shared memory.
-OutputForm = Classification | RegionSlice
-AS_IT_IS: Mapping[str, OutputForm] = MappingProxyType({})
-
 _NO_PARAMETERS = RequestParameters()
 _NO_BYTES = memoryview(b"")
 # Each string is a separate Python object of some fifty bytes even when it is short.
 _MOST_STRINGS = 2**20
+_NO_CLASSES = frozenset({DataType.BOOL, DataType.FP16, DataType.BF16, DataType.BYTES})
+# Each class is a separate text; a dense output requested in full would be millions of texts.
+_MOST_CLASSES = 65536
+
+
+@dataclass(frozen=True)
+class Classification:
+    """The requested classification of one output.
+
+    Attributes:
+        count: maximum number of classes.
+        batched: the output's first dimension counts batch elements.
+        labels: of the classes, by index; a class without a label is returned without one.
+    """
+
+    count: int
+    batched: bool
+    labels: Sequence[str] = ()
+
+    def of(self, scores: Tensor) -> Tensor:
+        """Return `<score as %f>:<index>[:<label>]`, highest first, equal scores in index order.
+
+        Args:
+            scores: of any shape; the dimensions after the batch are flattened to one class list.
+
+        Returns:
+            BYTES of shape [batch, k], or [k] where the model does not batch.
+
+        Raises:
+            InvalidRequest: the type has no scores, or the request wants too many classes.
+        """
+        if scores.datatype in _NO_CLASSES:
+            raise InvalidRequest(
+                "class result not available for output due to unsupported type "
+                f"'{scores.datatype.value}'"
+            )
+        array = scores.array
+        batch = array.shape[0] if self.batched else 1
+        rows = array.reshape(batch, array.size // batch if batch else 0)
+        count = min(self.count, rows.shape[1])
+        if batch * count > _MOST_CLASSES:
+            raise InvalidRequest("classification output tensor too large")
+        texts = np.empty((batch, count), dtype=np.object_)
+        for row, row_texts in zip(rows, texts, strict=True):
+            row_texts[:] = [self._text(row, place) for place in _best_first(row)[:count]]
+        return Tensor(texts if self.batched else texts[0])
+
+    def _text(self, row: NDArray[Any], place: int) -> bytes:
+        label = self.labels[place] if place < len(self.labels) else ""
+        return f"{row[place]:f}:{place}{':' if label else ''}{label}".encode()
+
+
+def _best_first(row: NDArray[Any]) -> NDArray[np.intp]:
+    """Return indices from the highest value to the lowest; equal values in order."""
+    return row.size - 1 - np.argsort(row[::-1], kind="stable")[::-1]
+
+
+# The form of an output that a request wants classified or in shared memory.
+OutputForm = Classification | RegionSlice
+AS_IT_IS: Mapping[str, OutputForm] = MappingProxyType({})
 
 
 def to_infer_request(
@@ -61,7 +125,7 @@ def to_infer_request(
         Unavailable: the budget has no room for the tensors in shared memory.
         Unsupported: the request uses shared memory, which is off.
     """
-    said = read_parameters(message.parameters) if message.parameters else _NO_PARAMETERS
+    parameters = read_parameters(message.parameters) if message.parameters else _NO_PARAMETERS
     like = InferRequest(message.model_name, {}, id=message.id)
     prefix = like.log_prefix
     names = _distinct("input", message.inputs, prefix)
@@ -97,10 +161,10 @@ def to_infer_request(
         outputs=outputs,
         id=message.id,
         deadline=None if timeout_s is None else time.monotonic() + timeout_s,
-        priority=said.priority,
-        timeout_us=said.timeout_us,
-        sequence=said.sequence,
-        parameters=said.custom,
+        priority=parameters.priority,
+        timeout_us=parameters.timeout_us,
+        sequence=parameters.sequence,
+        parameters=parameters.custom,
         cancellation=cancellation,
     )
 
@@ -218,12 +282,9 @@ def _place(tensor: Any, shared_memory: SharedMemory | None) -> RegionSlice | Non
 def _class_count(parameters: Any) -> int | None:
     if "classification" not in parameters:
         return None
-    value = parameters["classification"]
-    if value.WhichOneof("parameter_choice") != "int64_param":
-        raise InvalidRequest(
-            "invalid value type for 'classification' parameter, expected int64_param"
-        )
-    if value.int64_param <= 0:
+    count: int = typed_value(
+        parameters["classification"], "'classification' parameter", "int64_param", end=""
+    )
+    if count <= 0:
         raise InvalidRequest("invalid value for 'classification' parameter, expected >= 0")
-    count: int = value.int64_param
     return count

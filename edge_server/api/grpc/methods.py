@@ -1,26 +1,44 @@
-"""Builds handlers over bytes for every method that a service describes."""
+"""Handlers over bytes for every method that a service describes; every error becomes a status."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import logging
+from typing import TYPE_CHECKING, Any, NoReturn
 
+import grpc
 from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
-from edge_server.api.grpc.status import streaming, unary
-from edge_server.errors import InvalidRequest, Unsupported
+from edge_server import errors
+from edge_server.api.grpc.traffic import Traffic
+from edge_server.process.utf8 import as_utf8
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
 
-    import grpc
-
-    from edge_server.api.grpc.traffic import Traffic
+    from edge_server.api.grpc.access import AccessRules
 
     Handler = grpc.RpcMethodHandler[Any, Any]
 
+log = logging.getLogger(__name__)
+
+STATUS = {
+    errors.InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.ModelConfigError: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.ModelLoadError: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.NotFound: grpc.StatusCode.NOT_FOUND,
+    errors.Unavailable: grpc.StatusCode.UNAVAILABLE,
+    errors.Unsupported: grpc.StatusCode.UNIMPLEMENTED,
+    errors.AlreadyExists: grpc.StatusCode.ALREADY_EXISTS,
+    errors.Cancelled: grpc.StatusCode.CANCELLED,
+    errors.DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
+    errors.InternalError: grpc.StatusCode.INTERNAL,
+}
+
 # Such requests are short; protobuf's objects can be many times larger than the parsed bytes.
-LONGEST_QUESTION_BYTES = 64 * 1024
+_LONGEST_QUESTION_BYTES = 64 * 1024
+# A status travels in HTTP/2 headers, which peers cap; and a text may quote what a client sent.
+_LONGEST_TEXT_BYTES = 4000
 
 
 def method_handlers(
@@ -28,6 +46,7 @@ def method_handlers(
     servicer: object,
     over_bytes: Collection[str] = (),
     traffic: Traffic | None = None,
+    rules: AccessRules | None = None,
 ) -> dict[str, Handler]:
     """Return a handler for each method of the descriptor `service` that calls `servicer`'s method.
 
@@ -37,55 +56,143 @@ def method_handlers(
     its name.
 
     Args:
-        traffic: see `unary`.
+        traffic, rules: see `unary`.
     """
-
-    def handler(method: Any, answer: Callable[..., Any]) -> Handler:
-        # Errors become statuses here rather than in an interceptor, which would slow every call.
-        if method.server_streaming:
-            return streaming(answer, method.full_name, traffic)
-        return unary(answer, method.full_name, traffic)
-
     handlers = {}
     for method in service.methods:
-        answer = getattr(servicer, method.name, None)
-        if method.name not in vars(type(servicer)) or answer is None:
-            handlers[method.name] = handler(method, _refusing(method))
-        elif method.name in over_bytes:
-            handlers[method.name] = handler(method, answer)
-        else:
-            handlers[method.name] = handler(method, _parsing(method, answer))
+        path = f"/{service.full_name}/{method.name}"
+        behaviour = getattr(servicer, method.name, None)
+        if method.name not in vars(type(servicer)) or behaviour is None:
+            behaviour = _refusing(method.name)
+        elif method.name not in over_bytes:
+            behaviour = _parsing(method, behaviour, rules.update_refusal(path) if rules else "")
+        # Errors become statuses here rather than in an interceptor, which would slow every call.
+        make = streaming if method.server_streaming else unary
+        handlers[method.name] = make(behaviour, path, traffic, rules)
     return handlers
 
 
-def _parsing(method: Any, answer: Callable[..., Any]) -> Callable[..., bytes]:
-    read = GetMessageClass(method.input_type).FromString
+def unary(
+    behaviour: Callable[[bytes, grpc.ServicerContext], bytes],
+    path: str,
+    traffic: Traffic | None = None,
+    rules: AccessRules | None = None,
+) -> Handler:
+    """Return a handler that runs `behaviour` and maps every exception to a status.
 
-    def answer_parsed(request: bytes, context: grpc.ServicerContext) -> bytes:
-        if len(request) > LONGEST_QUESTION_BYTES:
-            raise InvalidRequest(
-                f"a {method.input_type.name} of {len(request)} bytes is not read; it has "
-                f"{LONGEST_QUESTION_BYTES} at most"
+    On the wire a call with one request is a stream of one. As such a stream the call reads its
+    request itself, so that `traffic` can limit how long the request takes.
+
+    Args:
+        path: of the method, as on the wire.
+        traffic: reads the request and watches that the client reads the response; None only reads.
+        rules: refuse calls before their request is read; None allows all.
+    """
+    traffic = traffic or Traffic()
+
+    def respond(requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
+        request = traffic.read(requests, context)
+        try:
+            with traffic.budget.hold(len(request)):
+                response = behaviour(request, context)
+        except Exception as error:  # noqa: BLE001 - every exception becomes a status
+            _abort(context, path, error)
+        return traffic.send(response, context)
+
+    return grpc.stream_unary_rpc_method_handler(_allowed(respond, path, rules))
+
+
+def streaming(
+    behaviour: Callable[..., Iterator[bytes]],
+    path: str,
+    traffic: Traffic | None = None,
+    rules: AccessRules | None = None,
+) -> Handler:
+    """Return a handler like `unary`'s, for a behaviour that takes and returns streams."""
+    traffic = traffic or Traffic()
+
+    def respond(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        try:
+            for response in behaviour(requests, context):
+                with traffic.sending(response, context):
+                    yield response
+                del response
+        except Exception as error:  # noqa: BLE001 - every exception becomes a status
+            _abort(context, path, error)
+        finally:
+            # Half of a large request may have arrived, which nothing has counted.
+            traffic.wake()
+
+    return grpc.stream_stream_rpc_method_handler(_allowed(respond, path, rules))
+
+
+def _allowed(
+    respond: Callable[..., Any], path: str, rules: AccessRules | None
+) -> Callable[..., Any]:
+    if rules is None or not rules.refuse_any:
+        return respond
+
+    def respond_if_allowed(requests: Iterator[bytes], context: grpc.ServicerContext) -> Any:
+        refusal = rules.refusal(path, context.invocation_metadata())
+        if refusal:
+            context.abort(grpc.StatusCode.UNAVAILABLE, refusal)
+        return respond(requests, context)
+
+    return respond_if_allowed
+
+
+def _parsing(method: Any, behaviour: Callable[..., Any], update_refusal: str) -> Callable[..., Any]:
+    """Return a behaviour over bytes; a request with settings to change gets `update_refusal`."""
+    parse: Callable[[bytes], Any] = GetMessageClass(method.input_type).FromString
+    name = method.input_type.name
+
+    def respond(request: bytes, context: grpc.ServicerContext) -> bytes:
+        if len(request) > _LONGEST_QUESTION_BYTES:
+            raise errors.InvalidRequest(
+                f"a {name} of {len(request)} bytes is not read; it has {_LONGEST_QUESTION_BYTES} "
+                "at most"
             )
         try:
-            message = read(request)
+            message = parse(request)
         except DecodeError as error:
-            raise InvalidRequest(f"the request is no {method.input_type.name}: {error}") from error
-        written: bytes = answer(message, context).SerializeToString()
+            raise errors.InvalidRequest(f"the request is no {name}: {error}") from error
+        if update_refusal and message.settings:
+            raise errors.Unavailable(update_refusal)
+        written: bytes = behaviour(message, context).SerializeToString()
         return written
 
-    return answer_parsed
+    return respond
 
 
-def _refusing(method: Any) -> Callable[..., Any]:
-    text = f"{method.name} is not offered by this server"
+def _refusing(name: str) -> Callable[..., Any]:
+    def refuse(request: object, context: object) -> Any:  # noqa: ARG001
+        raise errors.Unsupported(f"{name} is not offered by this server")
 
-    def refuse(request: bytes, context: grpc.ServicerContext) -> bytes:  # noqa: ARG001
-        raise Unsupported(text)
+    return refuse
 
-    def refuse_stream(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:  # noqa: ARG001
-        raise Unsupported(text)
-        yield b""
 
-    # On the wire a call with one request is a stream of one.
-    return refuse_stream if method.server_streaming else refuse
+def status_of(error: errors.EdgeServerError) -> grpc.StatusCode:
+    """Return the status code of `error`; an error without a mapping is INTERNAL."""
+    return STATUS.get(type(error), grpc.StatusCode.INTERNAL)
+
+
+def _abort(context: grpc.ServicerContext, path: str, error: Exception) -> NoReturn:
+    if isinstance(error, errors.EdgeServerError):
+        context.abort(status_of(error), header_text(str(error)))
+    log.error("grpc %s: unforeseen error", path, exc_info=error)
+    context.abort(grpc.StatusCode.INTERNAL, header_text(f"{type(error).__name__}: {error}"))
+
+
+def header_text(text: str) -> str:
+    """Return the part of `text` that fits into a header; invalid Unicode is escaped.
+
+    gRPC writes each byte that is not printable ASCII as three.
+    """
+    text = as_utf8(text)
+    size_bytes = 0
+    for place, char in enumerate(text):
+        plain = " " <= char <= "~" and char != "%"
+        size_bytes += 1 if plain else 3 * len(char.encode())
+        if size_bytes > _LONGEST_TEXT_BYTES:
+            return text[:place]
+    return text

@@ -1,4 +1,4 @@
-"""Reads the parameters of an inference request; holds the texts for invalid ones."""
+"""The parameters of an inference request and of its tensors, and the texts for invalid ones."""
 
 from __future__ import annotations
 
@@ -23,6 +23,11 @@ _KINDS = {
     "timeout": ("int64_param",),
     EMPTY_FINAL_RESPONSE: ("bool_param",),
 }
+_REGION_KINDS = {
+    "shared_memory_region": "string_param",
+    "shared_memory_offset": "int64_param",
+    "shared_memory_byte_size": "int64_param",
+}
 _CUSTOM_KINDS = ("int64_param", "bool_param", "string_param")
 
 
@@ -45,14 +50,9 @@ def read_parameters(parameters: Any) -> RequestParameters:
     own: dict[str, Any] = {}
     custom: dict[str, Parameter] = {}
     for key, value in parameters.items():
-        kind = value.WhichOneof("parameter_choice")
         kinds = _KINDS.get(key)
         if kinds is not None:
-            if kind not in kinds:
-                raise InvalidRequest(
-                    f"invalid value type for '{key}' parameter, expected {' or '.join(kinds)}."
-                )
-            own[key] = getattr(value, kind)
+            own[key] = typed_value(value, f"'{key}' parameter", *kinds)
             continue
         if key.startswith("triton_"):
             raise InvalidRequest(
@@ -60,6 +60,7 @@ def read_parameters(parameters: Any) -> RequestParameters:
                 "following keys starting with 'triton_' are allowed: "
                 f"{EMPTY_FINAL_RESPONSE} "
             )
+        kind = value.WhichOneof("parameter_choice")
         if kind not in _CUSTOM_KINDS:
             raise InvalidRequest(
                 f"invalid value type for '{key}' parameter, expected int64_param, bool_param, or "
@@ -73,6 +74,46 @@ def read_parameters(parameters: Any) -> RequestParameters:
         empty_final_response=own.get(EMPTY_FINAL_RESPONSE, False),
         custom=custom,
     )
+
+
+def region_of(tensor: str, parameters: Any) -> tuple[str, int, int] | None:
+    """Return region, offset and byte size from a tensor's parameters; None without a region.
+
+    Raises:
+        InvalidRequest: a parameter is missing or of a wrong type.
+    """
+    name, offset, byte_size = (
+        typed_value(parameters[key], f"'{key}' parameter for tensor '{tensor}'", kind)
+        if key in parameters
+        else None
+        for key, kind in _REGION_KINDS.items()
+    )
+    if name is None:
+        for key, value in zip(_REGION_KINDS, (name, offset, byte_size), strict=True):
+            if value is not None:
+                raise InvalidRequest(
+                    f"'{key}' can not be specified without 'shared_memory_region' parameter for "
+                    f"tensor '{tensor}'"
+                )
+        return None
+    if byte_size is None:
+        raise InvalidRequest(
+            "'shared_memory_byte_size' must be specified along with 'shared_memory_region' "
+            f"parameter for tensor '{tensor}'"
+        )
+    return name, offset or 0, byte_size
+
+
+def typed_value(value: Any, where: str, *kinds: str, end: str = ".") -> Any:
+    """Return what is set in an `InferParameter` or a parameter of a load.
+
+    Raises:
+        InvalidRequest: none of the fields `kinds` is set; the text names the parameter by `where`.
+    """
+    kind = value.WhichOneof("parameter_choice")
+    if kind not in kinds:
+        raise InvalidRequest(f"invalid value type for {where}, expected {' or '.join(kinds)}{end}")
+    return getattr(value, kind)
 
 
 def write_parameter(message: Any, value: Parameter) -> None:

@@ -1,4 +1,4 @@
-"""SelfCall: the daemon calls its own gRPC server, as a client would, to check its health."""
+"""Calls of the daemon's own gRPC server, as a client makes them: is it healthy, does it run."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import grpc
+import tritonclient.grpc as triton
 from grpc_health.v1 import health_pb2 as pb
 
 from edge_server.errors import StageStuck
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Sequence
 
+    from edge_server.settings import Grpc
+
 log = logging.getLogger(__name__)
 
 METHOD = "/grpc.health.v1.Health/Check"
@@ -23,7 +26,7 @@ METHOD = "/grpc.health.v1.Health/Check"
 # calls, not seconds, as the whole process may have been suspended for a while.
 MOST_FAILURES = 5
 _PERIOD_S = 5.0
-_PATIENCE_S = 5.0
+_TIMEOUT_S = 5.0
 _OPTIONS = (
     # The environment's proxies are for other machines.
     ("grpc.enable_http_proxy", 0),
@@ -59,10 +62,10 @@ class SelfCall:
         metadata: Sequence[tuple[str, str]] = (),
         speaks_tls: bool = False,
         period_s: float = _PERIOD_S,
-        patience_s: float = _PATIENCE_S,
+        timeout_s: float = _TIMEOUT_S,
     ) -> None:
         self.worker = Worker(
-            "grpc-self-call", self._tick, deadline_s=10 * patience_s, on_end=self._close
+            "grpc-self-call", self._tick, deadline_s=10 * timeout_s, on_end=self._close
         )
         self._target = target
         self._connect = connect
@@ -70,7 +73,7 @@ class SelfCall:
         self._metadata = tuple(metadata)
         self._speaks_tls = speaks_tls
         self._period_s = period_s
-        self._patience_s = patience_s
+        self._timeout_s = timeout_s
         self._channel: grpc.Channel | None = None
         self._failures = 0
         self._why = ""
@@ -109,7 +112,7 @@ class SelfCall:
             response_deserializer=pb.HealthCheckResponse.FromString,
         )
         try:
-            check(pb.HealthCheckRequest(), timeout=self._patience_s, metadata=self._metadata)
+            check(pb.HealthCheckRequest(), timeout=self._timeout_s, metadata=self._metadata)
         except grpc.RpcError as error:
             greeting = self._greeted()[0]
             # A server that accepts the connection and answers no call gives DEADLINE_EXCEEDED.
@@ -123,7 +126,7 @@ class SelfCall:
         """Return the first byte on a new connection, empty if it was closed; or the reason for
         neither."""
         try:
-            with self._connect(self._patience_s) as connection:
+            with self._connect(self._timeout_s) as connection:
                 if self._speaks_tls:
                     connection.sendall(_client_hello())
                 return connection.recv(1), ""
@@ -148,3 +151,16 @@ def _client_hello() -> bytes:
     with suppress(ssl.SSLWantReadError):
         context.wrap_bio(ssl.MemoryBIO(), sent).do_handshake()
     return sent.read()
+
+
+def server_name(settings: Grpc) -> str:
+    """Return name and version of the server that serves there in plain text; empty without one."""
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    client = triton.InferenceServerClient(f"{host}:{settings.port}")
+    try:
+        metadata = client.get_server_metadata(client_timeout=_TIMEOUT_S)
+    except triton.InferenceServerException:
+        return ""
+    finally:
+        client.close()
+    return f"{metadata.name} {metadata.version}"

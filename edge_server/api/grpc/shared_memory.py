@@ -20,12 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from edge_server.api.grpc.byte_budget import MIB, ByteBudget
+from edge_server.api.grpc.admission import MIB, ByteBudget
 from edge_server.errors import AlreadyExists, InternalError, InvalidRequest, NotFound, Unavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from numpy.typing import NDArray
 
 DISABLED = (
@@ -258,45 +256,3 @@ class SharedMemory:
             raise
         weakref.finalize(copy, self._budget.give, size_bytes)
         return memoryview(copy)
-
-
-def region_of(tensor: str, parameters: Any) -> tuple[str, int, int] | None:
-    """Return region, offset and byte size from a tensor's parameters; None without a region.
-
-    Raises:
-        InvalidRequest: a parameter is missing or of a wrong type.
-    """
-    values = {key: _parameter(tensor, parameters, key, kind) for key, kind in _KINDS.items()}
-    name = values["shared_memory_region"]
-    if name is None:
-        for key in ("shared_memory_offset", "shared_memory_byte_size"):
-            if values[key] is not None:
-                raise InvalidRequest(
-                    f"'{key}' can not be specified without 'shared_memory_region' parameter for "
-                    f"tensor '{tensor}'"
-                )
-        return None
-    if values["shared_memory_byte_size"] is None:
-        raise InvalidRequest(
-            "'shared_memory_byte_size' must be specified along with 'shared_memory_region' "
-            f"parameter for tensor '{tensor}'"
-        )
-    return name, values["shared_memory_offset"] or 0, values["shared_memory_byte_size"]
-
-
-_KINDS: Mapping[str, str] = {
-    "shared_memory_region": "string_param",
-    "shared_memory_offset": "int64_param",
-    "shared_memory_byte_size": "int64_param",
-}
-
-
-def _parameter(tensor: str, parameters: Any, key: str, kind: str) -> Any:
-    if key not in parameters:
-        return None
-    value = parameters[key]
-    if value.WhichOneof("parameter_choice") != kind:
-        raise InvalidRequest(
-            f"invalid value type for '{key}' parameter for tensor '{tensor}', expected {kind}."
-        )
-    return getattr(value, kind)

@@ -11,20 +11,27 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import grpc
+from tritonclient.grpc import service_pb2 as pb
 
-from edge_server.api.grpc.admission import SHUTTING_DOWN
-from edge_server.api.grpc.byte_budget import ByteBudget
-from edge_server.api.grpc.stream_request import StreamRequest
+from edge_server.api.grpc.admission import SHUTTING_DOWN, ByteBudget
+from edge_server.api.grpc.convert import AS_IT_IS, to_response_message
 from edge_server.api.grpc.traffic import SLOW_READER_S
+from edge_server.api.grpc.wire import write_response, write_stream_response
 from edge_server.errors import EdgeServerError, InternalError, Unavailable
+from edge_server.requests import InferResponse
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
+    from edge_server.api.grpc.convert import OutputForm
     from edge_server.requests import ResponseCallback
+
+    # Parses the bytes into the request, gives it its place, and submits it with its `respond`.
+    # Raises EdgeServerError where the request is refused; `respond` is not called then.
+    Submit = Callable[[bytes, "StreamRequest"], None]
 
 log = logging.getLogger(__name__)
 
@@ -33,18 +40,7 @@ log = logging.getLogger(__name__)
 _MOST_WAITING = 16
 # Limit for an error text, which may quote a client's request: the text also waits in memory.
 _LONGEST_TEXT = 4000
-
-
-class Submit(Protocol):
-    """Starts one request of a stream."""
-
-    def __call__(self, data: bytes, stream_request: StreamRequest) -> None:
-        """Parse `data` into `stream_request`, give it its place, submit it with its `respond`.
-
-        Raises:
-            EdgeServerError: the request is refused; `respond` is not called.
-        """
-        ...
+_NAME_OF_FINAL = "triton_final_response"
 
 
 class InferStream:
@@ -75,16 +71,15 @@ class InferStream:
         self._errors_end_it = errors_end_it
         self._slow_reader_s = slow_reader_s
         self._changed = threading.Condition()
-        # Responses to write: the ordered ones by request, and those of decoupled models.
-        self._in_order: deque[StreamRequest] = deque()
+        # Requests in order, each until its last response is sent; decoupled models' responses.
+        self._requests: list[StreamRequest] = []
         self._at_once: deque[tuple[StreamRequest, ResponseCallback, bool]] = deque()
-        self._open: set[StreamRequest] = set()
         self._read_to_end = False
         self._closing = False
         self._failure: EdgeServerError | None = None
         self.over = False
 
-    def answers(self, requests: Iterator[bytes]) -> Iterator[bytes]:
+    def responses(self, requests: Iterator[bytes]) -> Iterator[bytes]:
         """Yield each response as a serialised `ModelStreamInferResponse`, until the last one.
 
         Raises:
@@ -96,13 +91,14 @@ class InferStream:
         reader.start()
         try:
             while (taken := self._take()) is not None:
-                stream_request, answer, final = taken
+                request, response, final = taken
                 try:
-                    yield self._written(stream_request, answer, final=final)
+                    yield self._serialise(request, response, final=final)
                 finally:
-                    if final:
-                        self._release(stream_request)
-                    del taken, stream_request, answer
+                    with self._changed:
+                        request.unsent -= 1
+                        self._remove_if_over(request)
+                    del taken, request, response
         finally:
             self.end()
 
@@ -118,64 +114,69 @@ class InferStream:
             if self.over:
                 return
             self.over = True
-            callbacks = [
-                callback for stream_request in self._open for callback in stream_request.callbacks
-            ]
-            for stream_request in (*self._in_order, *(waiting[0] for waiting in self._at_once)):
-                if stream_request.answered:
-                    self._release(stream_request)
-            self._in_order.clear()
+            ended, self._requests = self._requests, []
             self._at_once.clear()
+            callbacks = [callback for request in ended for callback in request.callbacks]
+            for request in ended:
+                self._remove_if_over(request)
             self._changed.notify_all()
         for callback in callbacks:
             callback()
 
-    def when_over(self, stream_request: StreamRequest, callback: Callable[[], None]) -> None:
-        """Call `callback` when the stream ends before `stream_request` has its last response."""
+    def when_over(self, request: StreamRequest, callback: Callable[[], None]) -> None:
+        """Call `callback` when the stream ends before `request` has its last response."""
         with self._changed:
             if not self.over:
-                stream_request.callbacks.append(callback)
+                request.callbacks.append(callback)
                 return
         callback()
 
-    def give(self, stream_request: StreamRequest, answer: ResponseCallback, *, final: bool) -> None:
-        """Queue a model's response in its order; a response after the end is dropped."""
-        queued = False
+    def admit(self, request: StreamRequest) -> None:
+        """Give `request` its place among the responses."""
         with self._changed:
-            if stream_request.decoupled:
-                if (answer is not None or stream_request.empty_final) and self._wait_for_room():
-                    self._at_once.append((stream_request, answer, final))
-                    queued = True
-            elif answer is not None:
-                stream_request.answer = answer
-            # Last: a stream does not end while it has open requests.
+            if not self.over:
+                self._requests.append(request)
+
+    def add(self, request: StreamRequest, response: ResponseCallback, *, final: bool) -> None:
+        """Queue a model's response in its order; a response after the end is dropped."""
+        with self._changed:
+            if request.decoupled:
+                if (response is not None or request.empty_final) and self._wait_for_room():
+                    self._at_once.append((request, response, final))
+                    request.unsent += 1
+            elif not self.over:
+                request.response = response or request.response
+                request.unsent = int(final)
+            # Last: a stream does not end while it has incomplete requests.
             if final:
-                self._open.discard(stream_request)
-                stream_request.callbacks.clear()
-                if self.over or (stream_request.decoupled and not queued):
-                    self._release(stream_request)
-            stream_request.answered = stream_request.answered or final
-            given_up = self._failure is not None
+                request.complete = True
+                request.callbacks.clear()
+                self._remove_if_over(request)
+            failed = self._failure is not None
             self._changed.notify_all()
-        if given_up:
+        if failed:
             # Otherwise each model of the stream would wait as long again for each next response.
             self.end()
 
-    def _written(
-        self, stream_request: StreamRequest, answer: ResponseCallback, *, final: bool
+    def _serialise(
+        self, request: StreamRequest, response: ResponseCallback, *, final: bool
     ) -> bytes:
         try:
-            return stream_request.written(answer, final=final)
+            return request.serialise(response, final=final)
         except EdgeServerError as error:
             if self._errors_end_it:
                 raise
-            return stream_request.told(error)
+            return request.serialise_error(error)
 
-    def _release(self, stream_request: StreamRequest) -> None:
-        """Release the request's bytes from the budget."""
-        with self._changed:
-            size_bytes, stream_request.size_bytes = stream_request.size_bytes, 0
+    def _remove_if_over(self, request: StreamRequest) -> None:
+        """Forget a request without further responses, and release its bytes from the budget."""
+        if not request.complete or (request.unsent and not self.over):
+            return
+        if request in self._requests:
+            self._requests.remove(request)
+        size_bytes, request.size_bytes = request.size_bytes, 0
         self._budget.give(size_bytes)
+        self._changed.notify_all()
 
     def _wait_for_room(self) -> bool:
         """Block a decoupled model for a limited time; return whether its response fits."""
@@ -190,15 +191,15 @@ class InferStream:
     def _read(self, requests: Iterator[bytes]) -> None:
         try:
             for data in requests:
-                stream_request = StreamRequest(self, len(data))
+                request = StreamRequest(self, len(data))
                 if not self._has_room() or not self._budget.take_when_it_fits(
-                    stream_request.size_bytes, lambda: self.over
+                    request.size_bytes, lambda: self.over
                 ):
                     return
-                self._start(stream_request, data)
+                self._start(request, data)
                 # A client may pause for hours; and when the client disconnects, gRPC's error keeps
                 # this frame until the next full garbage collection.
-                del data, stream_request
+                del data, request
         except grpc.RpcError:
             # gRPC raises this when the call is over.
             return
@@ -211,36 +212,25 @@ class InferStream:
         """Wait until the stream may accept one more request; return False after its end."""
         with self._changed:
             self._changed.wait_for(
-                lambda: (
-                    self.over
-                    or self._closing
-                    or max(len(self._in_order), len(self._open)) < _MOST_WAITING
-                )
+                lambda: self.over or self._closing or len(self._requests) < _MOST_WAITING
             )
             return not (self.over or self._closing)
 
-    def _start(self, stream_request: StreamRequest, data: bytes) -> None:
+    def _start(self, request: StreamRequest, data: bytes) -> None:
         try:
-            self._submit(data, stream_request)
+            self._submit(data, request)
         except EdgeServerError as error:
-            self._refuse(stream_request, type(error)(str(error)[:_LONGEST_TEXT]))
+            self._refuse(request, type(error)(str(error)[:_LONGEST_TEXT]))
         except Exception as error:
             log.exception("grpc ModelStreamInfer: unforeseen error")
             text = f"{type(error).__name__}: {error}"
-            self._refuse(stream_request, InternalError(text[:_LONGEST_TEXT]))
+            self._refuse(request, InternalError(text[:_LONGEST_TEXT]))
 
-    def admit(self, stream_request: StreamRequest) -> None:
-        """Give `stream_request` its place among the responses."""
-        with self._changed:
-            self._open.add(stream_request)
-            if not stream_request.decoupled:
-                self._in_order.append(stream_request)
-
-    def _refuse(self, stream_request: StreamRequest, error: EdgeServerError) -> None:
-        if stream_request not in self._open:
-            stream_request.decoupled = False
-            self.admit(stream_request)
-        stream_request.respond(error, True)
+    def _refuse(self, request: StreamRequest, error: EdgeServerError) -> None:
+        if request not in self._requests:
+            request.decoupled = False
+            self.admit(request)
+        request.respond(error, True)
 
     def _take(self) -> tuple[StreamRequest, ResponseCallback, bool] | None:
         """Wait for the next response to write; return None at the end of the stream.
@@ -249,32 +239,105 @@ class InferStream:
             EdgeServerError: the stream ends with that status.
         """
         with self._changed:
-            self._changed.wait_for(self._has_news)
+            self._changed.wait_for(
+                lambda: (
+                    self.over
+                    or self._failure
+                    or self._at_once
+                    or self._first_in_order()
+                    or ((self._read_to_end or self._closing) and not self._requests)
+                )
+            )
             if self._failure is not None:
                 raise self._failure
             if self.over:
                 return None
-            taken: tuple[StreamRequest, ResponseCallback, bool] | None = None
             if self._at_once:
-                taken = self._at_once.popleft()
-            elif self._in_order and self._in_order[0].answered:
-                stream_request = self._in_order.popleft()
-                answer = stream_request.answer or _without_answer(stream_request)
-                taken = stream_request, answer, True
-            elif self._closing and not self._read_to_end:
+                self._changed.notify_all()
+                return self._at_once.popleft()
+            request = self._first_in_order()
+            if request is not None:
+                return request, request.response or _no_response(request), True
+            if not self._read_to_end:
                 raise Unavailable(SHUTTING_DOWN)
-            self._changed.notify_all()
-            return taken
+            return None
 
-    def _has_news(self) -> bool:
-        return bool(
-            self.over
-            or self._failure
-            or self._at_once
-            or (self._in_order and self._in_order[0].answered)
-            or ((self._read_to_end or self._closing) and not self._open and not self._in_order)
-        )
+    def _first_in_order(self) -> StreamRequest | None:
+        """Return the first request that is not decoupled, once its response is complete."""
+        first = next((each for each in self._requests if not each.decoupled), None)
+        return first if first is not None and first.complete else None
 
 
-def _without_answer(stream_request: StreamRequest) -> EdgeServerError:
-    return InternalError(f"model '{stream_request.model_name}' ended without an answer")
+class StreamRequest:
+    """One request of a stream and its responses; also the `Cancellation` of that request.
+
+    Attributes:
+        size_bytes: of the request.
+        id: of the request, if it could be parsed.
+        decoupled: the responses do not wait for those of earlier requests.
+        empty_final: the client wants a final response even if it is empty.
+        forms: see `to_response_message`.
+        finally_: called once, after the last response.
+        response: of a model that is not decoupled, until its last one.
+        complete: the model has given the last response.
+        unsent: number of responses that are queued or being sent.
+    """
+
+    def __init__(self, stream: InferStream, size_bytes: int = 0) -> None:
+        self._stream = stream
+        self.size_bytes = size_bytes
+        self.id = ""
+        self.model_name = ""
+        self.model_version = ""
+        self.decoupled = False
+        self.empty_final = False
+        self.forms: Mapping[str, OutputForm] = AS_IT_IS
+        self.finally_: Callable[[], None] | None = None
+        self.response: ResponseCallback = None
+        self.complete = False
+        self.unsent = 0
+        self.callbacks: list[Callable[[], None]] = []
+
+    @property
+    def cancelled(self) -> bool:
+        return self._stream.over
+
+    def when_cancelled(self, callback: Callable[[], None]) -> None:
+        self._stream.when_over(self, callback)
+
+    def take_place(self) -> None:
+        """Give the request its place among the stream's responses."""
+        self._stream.admit(self)
+
+    def respond(self, response: ResponseCallback, final: bool) -> None:
+        """See `Respond`. A decoupled model blocks here while the client reads too slowly."""
+        if final and self.finally_ is not None:
+            finally_, self.finally_ = self.finally_, None
+            finally_()
+        self._stream.add(self, response, final=final)
+
+    def serialise(self, response: ResponseCallback, *, final: bool) -> bytes:
+        """Return the `ModelStreamInferResponse` for one response.
+
+        Raises:
+            EdgeServerError: the response does not fit the form that the client requested.
+        """
+        if response is None:
+            response = InferResponse(self.model_name, self.model_version, self.id, {})
+        if isinstance(response, EdgeServerError):
+            raise response
+        message, raw = to_response_message(response, self.forms)
+        if self.decoupled:
+            message.parameters[_NAME_OF_FINAL].bool_param = final
+        return write_stream_response(write_response(message, raw))
+
+    def serialise_error(self, error: EdgeServerError) -> bytes:
+        """Return the `ModelStreamInferResponse` for an error: only its text and the id."""
+        message = pb.ModelStreamInferResponse(error_message=str(error) or type(error).__name__)
+        message.infer_response.id = self.id
+        written: bytes = message.SerializeToString()
+        return written
+
+
+def _no_response(request: StreamRequest) -> EdgeServerError:
+    return InternalError(f"model '{request.model_name}' ended without an answer")

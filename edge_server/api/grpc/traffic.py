@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import grpc
 
-from edge_server.api.grpc.byte_budget import COUNTED_FROM_BYTES, MIB, ByteBudget
+from edge_server.api.grpc.admission import COUNTED_FROM_BYTES, MIB, ByteBudget
 from edge_server.process.allocator import give_back, resident_bytes
 
 if TYPE_CHECKING:
@@ -31,6 +31,12 @@ _CROWDED_S = 0.5
 # A stream's client reads one response after another, and may process each before the next.
 SLOW_READER_S = 10.0
 _LOG_EVERY_S = 60.0
+# After so many more bytes the allocator may hold some hundred MiB of free memory. It goes back to
+# the kernel after a quiet time, as a sequence of large requests uses it again; under load from time
+# to time, as that sequence uses some more.
+_MANY_BYTES = 8 * MIB
+_QUIET_S = 2.0
+_MOST_UNREST_S = 10.0
 
 
 class Traffic:
@@ -54,7 +60,9 @@ class Traffic:
         within_s: seconds that a message may take to transfer.
         longest_bytes: of one request.
         waiting: returns the number of calls that wait for a thread.
+        inferences: returns the number of inferences in flight.
         resident: returns the resident memory of this process, in bytes.
+        give_back: returns its free memory to the kernel.
     """
 
     def __init__(
@@ -64,24 +72,31 @@ class Traffic:
         longest_bytes: int = 64 * MIB,
         *,
         waiting: Callable[[], int] = lambda: 0,
+        inferences: Callable[[], int] = lambda: 0,
         resident: Callable[[], int] = resident_bytes,
+        give_back: Callable[[], None] = give_back,
     ) -> None:
         self.budget = budget or ByteBudget()
         self._within_s = within_s
         self._longest_bytes = longest_bytes
         self._waiting = waiting
+        self._inferences = inferences
         self._resident = resident
+        self._give_back = give_back
         # Calls whose request is arriving, oldest first, with their start time; calls whose response
         # is being sent, with start time and limit. Single steps on a dict need no lock.
         self._arriving: dict[grpc.ServicerContext, float] = {}
         self._leaving: dict[grpc.ServicerContext, tuple[float, float]] = {}
         self._resident_before = resident()
+        # Resident memory after free memory was returned in a quiet time, and the times of the last
+        # return and of the last message in flight.
+        self._rest_bytes = self._resident_before
+        self._returned_at = self._busy_at = time.monotonic()
         self._ended = 0
         self._logged_at = float("-inf")
         self._awake = threading.Event()
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
-        self.budget.when_many = self._wake
 
     def start(self) -> None:
         """Start watching calls."""
@@ -98,7 +113,7 @@ class Traffic:
     def read(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
         """Return a call's request; a call without one ends with gRPC's own status."""
         self._arriving[context] = time.monotonic()
-        self._wake()
+        self.wake()
         try:
             request = next(requests, None)
         finally:
@@ -115,7 +130,7 @@ class Traffic:
         if size_bytes >= COUNTED_FROM_BYTES:
             self.budget.add(size_bytes)
             self._leaving[context] = time.monotonic(), self._within_s
-            self._wake()
+            self.wake()
 
             def sent() -> None:
                 self._leaving.pop(context, None)
@@ -130,7 +145,7 @@ class Traffic:
         """Count and watch a stream's `response` for the block, which ends when it is sent."""
         self.budget.add(len(response))
         self._leaving[context] = time.monotonic(), max(self._within_s, SLOW_READER_S)
-        self._wake()
+        self.wake()
         try:
             yield
         finally:
@@ -144,11 +159,28 @@ class Traffic:
             if now - since > limit_s:
                 text = f"the client did not read the response within {limit_s:g} s"
                 self._end(context, grpc.StatusCode.DEADLINE_EXCEEDED, text)
-        if self.budget.memory_is_due(now):
-            give_back()
+        self._return_memory(now)
         if self._ended and now - self._logged_at > _LOG_EVERY_S:
             log.warning("grpc: %d calls were cut off, their messages got stuck", self._ended)
             self._ended, self._logged_at = 0, now
+
+    def wake(self) -> None:
+        """Look at the calls, and at the memory, until all is quiet."""
+        if not self._awake.is_set():
+            self._awake.set()
+
+    def _return_memory(self, now: float) -> None:
+        in_flight = self._arriving or self._leaving or self._inferences()
+        if in_flight or self.budget.room_bytes < self.budget.limit_bytes:
+            self._busy_at = now
+        is_quiet = now - self._busy_at > _QUIET_S
+        if not is_quiet and now - self._returned_at <= _MOST_UNREST_S:
+            return
+        self._returned_at = now
+        if self._resident() - self._rest_bytes > _MANY_BYTES:
+            self._give_back()
+            if is_quiet:  # otherwise messages in flight count in
+                self._rest_bytes = self._resident()
 
     def _end_late_requests(self, now: float) -> None:
         within_s, why = self._within_s, " (grpc.message_timeout_ms)"
@@ -173,20 +205,16 @@ class Traffic:
         self._arriving.pop(context, None)
         self._leaving.pop(context, None)
         end_call(context, code, text)
-        self.budget.note_many()
         self._ended += 1
-
-    def _wake(self) -> None:
-        if not self._awake.is_set():
-            self._awake.set()
 
     def _watch(self) -> None:
         while self._awake.wait() and not self._closed.is_set():
             self._awake.clear()
+            self._busy_at = time.monotonic()
             while not self._closed.wait(_LOOK_S):
-                self.tick(time.monotonic())
-                busy = self._arriving or self._leaving or self._ended or self.budget.waits_for_quiet
-                if not busy:
+                now = time.monotonic()
+                self.tick(now)
+                if now - self._busy_at > _QUIET_S and not self._ended:
                     break
 
 

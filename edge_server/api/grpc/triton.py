@@ -5,44 +5,46 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
+from grpc_health.v1 import health_pb2
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
-from edge_server.api.grpc.byte_budget import ByteBudget
+from edge_server.api.grpc.admission import ByteBudget
 from edge_server.api.grpc.call_traces import CallTraces
-from edge_server.api.grpc.cancellation import CallCancellation
+from edge_server.api.grpc.control_calls import (
+    load_model,
+    refuse_repository_name,
+    unload_model,
+    update_log_settings,
+    update_trace_settings,
+)
 from edge_server.api.grpc.convert import (
     AS_IT_IS,
     output_forms,
     to_infer_request,
     to_response_message,
 )
-from edge_server.api.grpc.health import SERVICE as HEALTH
-from edge_server.api.grpc.health import HealthServicer
-from edge_server.api.grpc.log_settings import update_log_settings
-from edge_server.api.grpc.metadata import server_extensions, tensor_metadata
 from edge_server.api.grpc.methods import method_handlers
-from edge_server.api.grpc.model_control import load_model, refuse_repository_name, unload_model
+from edge_server.api.grpc.model_info import server_extensions, statistics_message, tensor_metadata
 from edge_server.api.grpc.parameters import EMPTY_FINAL_RESPONSE
 from edge_server.api.grpc.shared_memory import DISABLED
-from edge_server.api.grpc.statistics import statistics_message
 from edge_server.api.grpc.stream import InferStream
-from edge_server.api.grpc.trace_settings import update_trace_settings
 from edge_server.api.grpc.wire import read_load_request, read_request, write_response
 from edge_server.errors import InvalidRequest, NotFound, Unavailable, Unsupported
 from edge_server.inference.tracing.tracer import Tracer
 from edge_server.process.logs import LogSwitches
-from edge_server.process.paths import as_utf8
+from edge_server.process.utf8 import as_utf8
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     import grpc
 
+    from edge_server.api.grpc.access import AccessRules
     from edge_server.api.grpc.admission import Admission
     from edge_server.api.grpc.methods import Handler
     from edge_server.api.grpc.shared_memory import SharedMemory
-    from edge_server.api.grpc.stream_request import StreamRequest
+    from edge_server.api.grpc.stream import StreamRequest
     from edge_server.api.grpc.traffic import Traffic
     from edge_server.inference.control import ModelControl
     from edge_server.inference.data_plane import DataPlane
@@ -50,6 +52,8 @@ if TYPE_CHECKING:
 
 # Methods that parse and serialise their messages themselves.
 _OVER_BYTES = ("ModelInfer", "ModelStreamInfer", "RepositoryModelLoad")
+_HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"]
+_SERVICES = ("", "inference.GRPCInferenceService")
 
 
 class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
@@ -88,11 +92,6 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
         self._tracer = self._traces.tracer
         self._extensions = server_extensions(control, shared_memory, self._tracer)
         self._budget = budget or ByteBudget()
-
-    @property
-    def health(self) -> HealthServicer:
-        """The standard health service, over the same data plane."""
-        return HealthServicer(self._data_plane)
 
     def ServerLive(self, request: Any, context: Any) -> Any:
         return pb.ServerLiveResponse(live=True)
@@ -136,7 +135,7 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
             loaded = self._find_for_one_answer(message.model_name, message.model_version)
             shared_memory = self._shared_memory
             asked = to_infer_request(
-                message, raw, _patience_s(context), caller, shared_memory, config=loaded.config
+                message, raw, _timeout_s(context), caller, shared_memory, config=loaded.config
             )
             forms = output_forms(message, loaded, shared_memory) if asked.outputs else AS_IT_IS
             if trace is not None:
@@ -168,7 +167,7 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
         with self._admission.stream(stream.close):
             if not context.add_callback(stream.end):
                 return
-            yield from stream.answers(requests)
+            yield from stream.responses(requests)
 
     def _submit(
         self, data: bytes, stream_request: StreamRequest, context: Any, requests: Iterator[bytes]
@@ -183,7 +182,7 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
         request = to_infer_request(
             message,
             raw,
-            _patience_s(context),
+            _timeout_s(context),
             stream_request,
             self._shared_memory,
             config=loaded.config,
@@ -275,27 +274,62 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
         return self._shared_memory
 
 
-def answer_with(
-    servicer: TritonServicer,
+class HealthServicer:
+    """`grpc.health.v1.Health`, the check of load balancers and `grpc_health_probe`: SERVING while
+    the server is ready. Only `Check`; `Watch` is not offered, which its definition allows."""
+
+    def __init__(self, data_plane: DataPlane) -> None:
+        self._data_plane = data_plane
+
+    def Check(self, request: Any, context: Any) -> Any:
+        if request.service not in _SERVICES:
+            raise NotFound(f"unknown service '{request.service}'")
+        ready = self._data_plane.server_ready()
+        states = health_pb2.HealthCheckResponse
+        return states(status=states.SERVING if ready else states.NOT_SERVING)
+
+
+class CallCancellation:
+    """A unary call's `Cancellation`: the request is cancelled once its call is over."""
+
+    __slots__ = ("_context",)
+
+    def __init__(self, context: grpc.ServicerContext) -> None:
+        self._context = context
+
+    @property
+    def cancelled(self) -> bool:
+        return not self._context.is_active()
+
+    def when_cancelled(self, callback: Callable[[], None]) -> None:
+        if not self._context.add_callback(callback):
+            callback()
+
+
+def register(
     server: grpc.Server,
+    servicer: TritonServicer,
+    health: HealthServicer,
+    *,
     traffic: Traffic | None = None,
+    rules: AccessRules | None = None,
     refused: Callable[[Handler], Handler] = lambda handler: handler,
 ) -> None:
-    """Register `servicer` for every method of the published services on `server`.
+    """Serve every method of the published services on `server`.
 
     Args:
-        traffic: see `unary`.
+        traffic, rules: see `unary`.
         refused: wraps the handler of ModelInfer in one that refuses before it parses.
     """
     service = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
-    infer = method_handlers(service, servicer, _OVER_BYTES, traffic)
+    infer = method_handlers(service, servicer, _OVER_BYTES, traffic, rules)
     infer["ModelInfer"] = refused(infer["ModelInfer"])
     server.add_registered_method_handlers(service.full_name, infer)
-    health = method_handlers(HEALTH, servicer.health, (), traffic)
-    server.add_registered_method_handlers(HEALTH.full_name, health)
+    checks = method_handlers(_HEALTH, health, (), traffic, rules)
+    server.add_registered_method_handlers(_HEALTH.full_name, checks)
 
 
-def _patience_s(context: grpc.ServicerContext) -> float | None:
+def _timeout_s(context: grpc.ServicerContext) -> float | None:
     """Seconds until the caller's deadline; grpc reports "never" as some hundred billion years."""
     left_s = context.time_remaining()
     return None if left_s is None or left_s > threading.TIMEOUT_MAX else left_s

@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from edge_server.errors import AlreadyRunning, SettingsError
-from edge_server.process.paths import error_of_place
+from edge_server.process.disk import error_of_place
 
 
 class UnixSocket:
@@ -46,11 +46,11 @@ class UnixSocket:
         """Open the socket to its group; call after listening, which applies the umask."""
         self.path.chmod(0o660)
 
-    def connect(self, patience_s: float) -> socket.socket:
+    def connect(self, timeout_s: float) -> socket.socket:
         """Raises: OSError: no server listens there, or the connection took too long."""
         connection = socket.socket(socket.AF_UNIX)
         try:
-            connection.settimeout(patience_s)
+            connection.settimeout(timeout_s)
             connection.connect(str(self.path))
         except BaseException:
             connection.close()

@@ -22,7 +22,7 @@ from edge_server.api.http.model_metrics import CustomMetrics, ModelMetrics
 from edge_server.api.http.sources import BOUNDS_S
 from edge_server.cameras.camera import CameraState
 from edge_server.inference.snapshot import ModelState
-from edge_server.process.paths import as_utf8
+from edge_server.process.utf8 import as_utf8
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping

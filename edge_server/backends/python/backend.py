@@ -26,22 +26,18 @@ from __future__ import annotations
 
 import json
 import logging
-import time
 from typing import TYPE_CHECKING
 
 import msgspec
 from google.protobuf import json_format
+from tritonclient.grpc import model_config_pb2 as pb
 
-from edge_server.backends.parameters import Parameters
-from edge_server.backends.python.arena import MIB
 from edge_server.backends.python.channel import ChannelClosed
-from edge_server.backends.python.codes import shortened
-from edge_server.backends.python.config_json import config_of
-from edge_server.backends.python.instance import ChildLimits
-from edge_server.backends.python.messages import LogLine, Started
-from edge_server.backends.python.model import PythonModel, start_message
+from edge_server.backends.python.child.sandbox import offered
+from edge_server.backends.python.context import ModelContext, PythonParameters, start_message
+from edge_server.backends.python.messages import shortened
+from edge_server.backends.python.model import PythonModel
 from edge_server.backends.python.model_log import ModelLog
-from edge_server.backends.python.offer import offered
 from edge_server.backends.python.process import ChildProcess
 from edge_server.errors import ModelConfigError, ModelLoadError
 from edge_server.model_config.completion import complete_scheduling
@@ -57,15 +53,6 @@ if TYPE_CHECKING:
     from edge_server.model_config.files import ModelFiles
 
 log = logging.getLogger(__name__)
-
-
-class PythonParameters(Parameters, frozen=True):
-    """The parameters that the module docstring lists."""
-
-    execution_timeout_s: float = 30.0
-    initialize_timeout_s: float = 120.0
-    shared_memory_limit_mib: int = 256
-
 
 # The daemon's watchdog ends the daemon when an execution takes longer than a minute.
 _LONGEST_EXECUTION_S = 50.0
@@ -84,8 +71,8 @@ def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfi
             "of the version directory that can be imported, such as model.py"
         )
     require_path(directory / filename, config.name)
-    limits = _limits(files, config)
-    if config.completion.auto and (completed := _auto_complete(directory, config, limits)):
+    parameters = _checked_parameters(files, config)
+    if config.completion.auto and (completed := _auto_complete(directory, config, parameters)):
         config = _merged(files, config, completed)
     if not config.outputs or (config.max_batch_size > 0 and not config.inputs):
         missing = "inputs" if config.outputs else "outputs"
@@ -103,7 +90,8 @@ def load(context: LoadContext) -> PythonModel:
     _check_offer(directory / config.default_model_filename, config)
     for line in _lacking(config):
         log.warning("model %s: its sandbox is not whole: this kernel has %s", config.name, line)
-    return PythonModel(directory, config, _limits_of(config), context.server)
+    parameters = PythonParameters.of(config)
+    return PythonModel(ModelContext(directory, config, parameters, context.server))
 
 
 def _check_offer(path: Path, config: ModelConfig) -> None:
@@ -123,8 +111,8 @@ def _lacking(config: ModelConfig) -> list[str]:
     return [] if config.completion.python.sandbox == "off" else offered().lacks()
 
 
-def _limits(files: ModelFiles, config: ModelConfig) -> ChildLimits:
-    """Return the limits that the configuration's parameters set.
+def _checked_parameters(files: ModelFiles, config: ModelConfig) -> PythonParameters:
+    """Return the backend's parameters.
 
     Raises:
         ModelConfigError: a parameter's value is invalid; the text names the file.
@@ -136,71 +124,59 @@ def _limits(files: ModelFiles, config: ModelConfig) -> ChildLimits:
             "interpreter; install what the model needs there, and remove the parameter"
         )
     try:
-        limits = _limits_of(config)
+        parameters = PythonParameters.of(config)
     except msgspec.ValidationError as error:
         mistake = value_mistake(str(error), config.parameters)
         raise ModelConfigError(f"{where}: {mistake}") from error
-    for name, value, most in (
-        ("execution_timeout_s", limits.execution_s, _LONGEST_EXECUTION_S),
-        ("initialize_timeout_s", limits.initialize_s, 3600.0),
-        ("shared_memory_limit_mib", limits.arena_bytes / MIB, 1 << 16),
+    for name, most in (
+        ("execution_timeout_s", _LONGEST_EXECUTION_S),
+        ("initialize_timeout_s", 3600.0),
+        ("shared_memory_limit_mib", 1 << 16),
     ):
+        value = getattr(parameters, name)
         if not 0 < value <= most:
             raise ModelConfigError(
                 f"{where}: {name} is {value:g}; it must be above 0 and at most {most:g}"
             )
-    return limits
+    return parameters
 
 
-def _limits_of(config: ModelConfig) -> ChildLimits:
-    ours = {k: v for k, v in config.parameters.items() if k in PythonParameters.__struct_fields__}
-    parameters = msgspec.convert(ours, PythonParameters, strict=False)
-    return ChildLimits(
-        parameters.execution_timeout_s,
-        parameters.initialize_timeout_s,
-        parameters.shared_memory_limit_mib * MIB,
-    )
-
-
-def _auto_complete(directory: Path, config: ModelConfig, limits: ChildLimits) -> str:
+def _auto_complete(directory: Path, config: ModelConfig, parameters: PythonParameters) -> str:
     """Return the completed configuration as JSON; empty when the model does not complete it."""
     path = directory / config.default_model_filename
     _check_offer(path, config)
+    within_s = parameters.initialize_timeout_s
     try:
-        process = ChildProcess(config.name, limits.arena_bytes, ModelLog(config.name))
+        process = ChildProcess(config.name, parameters.arena_bytes, ModelLog(config.name))
     except OSError as error:
         raise ModelLoadError(f"{path}: no process can be started: {error}") from error
     try:
-        process.start(start_message(directory, config, complete=True))
-        until = time.monotonic() + limits.initialize_s
-        while (left_s := until - time.monotonic()) > 0:
-            for message in process.receive(left_s):
-                if isinstance(message, Started):
-                    if message.failure:
-                        raise ModelLoadError(f"{path}: {shortened(message.failure)}")
-                    return message.completed
-                if isinstance(message, LogLine):
-                    process.log.line(message.level, message.text)
+        start = start_message(directory, config, complete=True)
+        started = process.start(start, within_s, take=lambda _message: None)
     except ChannelClosed:
         raise ModelLoadError(f"{path}: auto_complete_config: {process.close()}") from None
     finally:
         process.kill()
         process.close()
-    raise ModelLoadError(
-        f"{path}: auto_complete_config did not return within {limits.initialize_s:g} s; parameter "
-        "'initialize_timeout_s' allows more"
-    )
+    if started is None:
+        raise ModelLoadError(
+            f"{path}: auto_complete_config did not return within {within_s:g} s; parameter "
+            "'initialize_timeout_s' allows more"
+        )
+    if started.failure:
+        raise ModelLoadError(f"{path}: {shortened(started.failure)}")
+    return started.completed
 
 
 def _merged(files: ModelFiles, config: ModelConfig, completed: str) -> ModelConfig:
     """Return the configuration merged with only those fields that a model may complete."""
     try:
-        theirs = config_of(json.loads(completed))
+        theirs = json_format.ParseDict(json.loads(completed), pb.ModelConfig())
     except (json_format.ParseError, ValueError) as error:
         raise ModelConfigError(
             f"{files.config_path}: what auto_complete_config returned is no configuration: {error}"
         ) from error
-    message = type(theirs)()
+    message = pb.ModelConfig()
     message.CopyFrom(config.message)
     message.max_batch_size = theirs.max_batch_size
     for field in ("input", "output"):

@@ -1,28 +1,18 @@
-"""A model's calls to other models (Triton's BLS), and its loads of other models."""
+"""What a model's process gets from the daemon: calls to other models (Triton's BLS), loads of
+models, and metrics."""
 
 from __future__ import annotations
 
 import logging
+import queue
 import threading
 from collections import Counter
-from typing import TYPE_CHECKING
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
 
-from edge_server.backends.python.arena import ArenaFull
-from edge_server.backends.python.call_cancellation import NestedCallCancellation
-from edge_server.backends.python.call_threads import NestedCallThreads
+from edge_server.backends.python import messages as m
 from edge_server.backends.python.channel import ChannelClosed
-from edge_server.backends.python.codes import Code, code_of
-from edge_server.backends.python.messages import (
-    AskModelReady,
-    CallAnswered,
-    CallModel,
-    CallReturned,
-    ChildError,
-    ChildResponse,
-    LoadModel,
-    UnloadModel,
-)
-from edge_server.backends.python.packing import check_places, pack_all, unpack_all
+from edge_server.backends.python.shared_memory import ArenaFull, check_places, pack_all, unpack_all
 from edge_server.errors import EdgeServerError, InternalError
 from edge_server.requests import InferRequest, SequencePlace
 from edge_server.tensors import Tensor
@@ -30,21 +20,23 @@ from edge_server.tensors import Tensor
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from numpy.typing import NDArray
+
     from edge_server.backends.contract import ExecuteRequest, ModelResolver, Tensors
+    from edge_server.backends.python.context import ModelContext
     from edge_server.backends.python.process import ChildProcess
-    from edge_server.backends.server_context import ServerContext
-    from edge_server.requests import InferResponse, Trace
+    from edge_server.requests import InferResponse, ResponseCallback, Trace
 
 log = logging.getLogger(__name__)
 
-_TOO_MUCH = "the model asks for more at once than the server takes; let it wait for answers"
-
-SEQUENCE_START = 1
-SEQUENCE_END = 2
+_TOO_MANY = "the model has too many calls under way; let it wait for responses"
+# Further concurrent calls of a model wait for its own earlier calls.
+MOST_THREADS = 16
+MOST_CALLS = 1024
 
 
 class ModelCalls:
-    """Runs the calls of one model process.
+    """Runs the calls and queries of one model process.
 
     A call resolves its model in the pinned models of a request for which the call is made; a model
     that is not ready there is resolved among the current models, as another process may have loaded
@@ -56,105 +48,90 @@ class ModelCalls:
 
     Args:
         name: of the instance.
-        model: the model's name.
+        context: of the model.
         process: the calling process.
-        server_context: resolves models beyond those pinned by the requests.
+        callers: returns the requests that execute now, for which a call may be made.
     """
 
     def __init__(
-        self, name: str, model: str, process: ChildProcess, server_context: ServerContext
+        self,
+        name: str,
+        context: ModelContext,
+        process: ChildProcess,
+        callers: Callable[[], Sequence[ExecuteRequest]],
     ) -> None:
-        self._name = name
-        self._model = model
+        self._context = context
+        self._model = context.config.name
         self._process = process
-        self._server_context = server_context
+        self._callers = callers
         self._has_changed_models = False
         self._loading: list[str] = []
         self._lock = threading.Lock()
         self._threads = NestedCallThreads(name)
         self._calls: dict[int, NestedCallCancellation] = {}
 
-    def call(self, message: CallModel, callers: Sequence[ExecuteRequest]) -> None:
-        """Start a call, made while `callers` execute."""
-        number = message.request.number
+    def call(self, message: m.CallModel) -> None:
+        """Start a call."""
+        request, callers = message.request, self._callers()
         # Unpack even for a call that is refused, so that the memory becomes free.
-        arrays = unpack_all(message.request.inputs, self._process.inbox)
+        arrays = unpack_all(request.inputs, self._process.inbox)
         inputs = {name: Tensor(array) for name, array in arrays.items()}
         if not callers:
-            self.refuse(number, "BLS is only supported during the 'execute' function.")
+            self._refuse(request.number, "BLS is only supported during the 'execute' function.")
             return
-        if len(inputs) < len(message.request.inputs):
-            given = Counter(place.name for place in message.request.inputs)
+        if len(inputs) < len(request.inputs):
+            given = Counter(place.name for place in request.inputs)
             twice = next(name for name, count in given.items() if count > 1)
-            self.refuse(
-                number,
-                f"[request id: {message.request.id or '<id_unknown>'}] input '{twice}' already "
-                "exists in request",
+            self._refuse(
+                request.number,
+                f"[request id: {request.id or '<id_unknown>'}] input '{twice}' already exists in "
+                "request",
             )
             return
         cancellation = NestedCallCancellation(callers[0])
         with self._lock:
-            self._calls[number] = cancellation
+            self._calls[request.number] = cancellation
         if not self._threads.run(lambda: self._submit(message, inputs, callers, cancellation)):
-            self.refuse(number, _TOO_MUCH)
+            self._refuse(request.number, _TOO_MANY)
 
-    def ask_ready(self, message: AskModelReady, callers: Sequence[ExecuteRequest]) -> None:
-        """Report to the model whether another model is ready."""
+    def query(self, message: m.Query) -> None:
+        """Run a query; the process gets the result when it is there."""
+        what, callers = message.what, self._callers()
+        files: dict[str, NDArray[Any]] = {}
+        if isinstance(what, m.LoadModel):
+            # Read here, so that an invalid place ends the session as a malformed message.
+            inbox = self._process.inbox
+            check_places(what.files, inbox)
+            files = {file.name: inbox.view(file.offset, file.size_bytes) for file in what.files}
 
-        def ask() -> float:
-            name, version = message.model_name, message.model_version
-            return float(self._world_with(name, version, callers) is not None)
-
-        self._run(message.call, ask)
-
-    def load(self, message: LoadModel) -> None:
-        """Start to load a model; the process gets the result when the load is done."""
-        name = message.model_name
-        # Read here, so that an invalid place ends the session as a malformed message.
-        inbox = self._process.inbox
-        check_places(message.files, inbox)
-        stored = {file.name: inbox.view(file.offset, file.size_bytes) for file in message.files}
-
-        def load() -> None:
-            self._loading.append(name)
+        def run() -> None:
+            value, failure = 0.0, ""
             try:
-                files = {key: stored.pop(key).tobytes() for key in list(stored)}
-                self._server_context.load(
-                    name, config=message.config or None, files=files, within=self._model
-                )
-            finally:
-                self._loading.remove(name)
-            self._has_changed_models = True
+                value = float(self._result(what, files, callers))
+            except (EdgeServerError, IndexError) as error:
+                failure = str(error)
+            except Exception as error:
+                log.exception("model %s: a query failed", self._model)
+                failure = f"unexpected {type(error).__name__}: {error}"
+            self._send(m.QueryResult(message.number, value, failure))
 
-        self._run(message.call, load)
+        if isinstance(what, (m.MakeMetric, m.ReadMetric)):
+            run()
+        elif not self._threads.run(run):
+            self._send(m.QueryResult(message.number, failure=_TOO_MANY))
 
-    def unload(self, message: UnloadModel) -> None:
-        """Unload a model."""
-
-        def unload() -> None:
-            self._server_context.unload(
-                message.model_name, unload_dependents=message.unload_dependents
-            )
-            self._has_changed_models = True
-
-        self._run(message.call, unload)
-
-    def waits_for(self) -> str:
+    def loading(self) -> str:
         """Return the progress of this process's loads, as a suffix of the reason why it ended;
         empty without loads."""
         names = ", ".join(f"'{name}'" for name in self._loading)
         return names and f"; it was waiting for the load of {names}"
 
-    def cancel(self, number: int) -> None:
+    def cancel(self, message: m.Cancel) -> None:
         """Cancel a call whose response the model no longer needs."""
         with self._lock:
-            cancellation = self._calls.get(number)
+            cancellation = self._calls.get(message.number)
         if cancellation is not None:
             cancellation.cancel()
-
-    def refuse(self, number: int, text: str) -> None:
-        """Send a failure for a call that cannot be made."""
-        self._answer(number, ChildResponse(failure=ChildError(Code.INTERNAL, text)), final=True)
 
     def close(self) -> None:
         """Cancel every call; a thread that still runs a model ends when that model is done."""
@@ -164,7 +141,7 @@ class ModelCalls:
         for cancellation in cancellations:
             cancellation.cancel()
 
-    def _world_with(
+    def _resolver(
         self, name: str, version: str, callers: Sequence[ExecuteRequest]
     ) -> ModelResolver | None:
         """Return the resolver in which that model is ready for a call; None if it is ready in none.
@@ -172,100 +149,125 @@ class ModelCalls:
         Raises:
             InvalidRequest: `version` is not a version number.
         """
-        worlds = [self._server_context.models]
+        resolvers = [self._context.server_context.models]
         if callers and not self._has_changed_models:
-            worlds.insert(0, callers[0].world)
-        return next((world for world in worlds if world.model_ready(name, version)), None)
+            resolvers.insert(0, callers[0].world)
+        return next((each for each in resolvers if each.model_ready(name, version)), None)
 
-    def _run(self, call: int, work: Callable[[], float | None]) -> None:
-        """Run `work` on another thread, which sends the result to the process."""
-        if not self._threads.run(lambda: self._return(call, work)):
-            self._send(CallReturned(call, failure=_TOO_MUCH))
-
-    def _return(self, call: int, work: Callable[[], float | None]) -> None:
-        """Run `work`, and send the result to the process."""
-        try:
-            value = work()
-        except EdgeServerError as error:
-            self._send(CallReturned(call, failure=str(error)))
-        except Exception as error:
-            log.exception("model %s: a call failed", self._model)
-            self._send(CallReturned(call, failure=f"unexpected {type(error).__name__}: {error}"))
+    def _result(
+        self, what: m.Question, files: dict[str, NDArray[Any]], callers: Sequence[ExecuteRequest]
+    ) -> float:
+        """Raises: EdgeServerError: the text goes to the model. IndexError: no such metric."""
+        if isinstance(what, m.MakeMetric):
+            return self._context.metrics.make(
+                what.name, what.description, what.kind, what.labels, what.buckets
+            )
+        if isinstance(what, m.ReadMetric):
+            return self._context.metrics.value(what.metric)
+        if isinstance(what, m.IsModelReady):
+            return self._resolver(what.model_name, what.model_version, callers) is not None
+        if isinstance(what, m.UnloadModel):
+            self._context.server_context.unload(
+                what.model_name, unload_dependents=what.unload_dependents
+            )
         else:
-            self._send(CallReturned(call, value or 0.0))
+            self._loading.append(what.model_name)
+            try:
+                contents = {name: files.pop(name).tobytes() for name in list(files)}
+                self._context.server_context.load(
+                    what.model_name, config=what.config or None, files=contents, within=self._model
+                )
+            finally:
+                self._loading.remove(what.model_name)
+        self._has_changed_models = True
+        return 0.0
 
     def _submit(
         self,
-        message: CallModel,
+        message: m.CallModel,
         inputs: Tensors,
         callers: Sequence[ExecuteRequest],
         cancellation: NestedCallCancellation,
     ) -> None:
-        asked = message.request
-        name, version = asked.model_name, asked.model_version
+        call = message.request
+        number, name = call.number, call.model_name
+
+        def respond(response: ResponseCallback, final: bool) -> None:
+            if number not in self._calls:
+                # Its last response has been sent.
+                return
+            if isinstance(response, EdgeServerError):
+                self._fail(number, response)
+            elif final or message.decoupled:
+                self._respond(number, response, final=final)
+            else:
+                self._refuse(
+                    number,
+                    f"Model {name} is using the decoupled. The current BLS request call doesn't "
+                    "support models using the decoupled transaction policy. Please use "
+                    "'decoupled=True' argument to the 'exec' or 'async_exec' calls for decoupled "
+                    "models.'",
+                )
+
         try:
-            world = self._world_with(name, version, callers)
-            if world is None:
-                self.refuse(
-                    asked.number,
+            resolver = self._resolver(name, call.model_version, callers)
+            if resolver is None:
+                self._refuse(
+                    number,
                     f"Failed for execute the inference request. Model '{name}' is not ready.",
                 )
                 return
             deadlines = [c.request.deadline for c in callers if c.request.deadline is not None]
             sequence = SequencePlace(
-                asked.correlation_id,
-                bool(asked.flags & SEQUENCE_START),
-                bool(asked.flags & SEQUENCE_END),
+                call.correlation_id,
+                bool(call.flags & m.SEQUENCE_START),
+                bool(call.flags & m.SEQUENCE_END),
             )
-            world.submit(
-                InferRequest(
-                    name,
-                    inputs,
-                    version,
-                    tuple(asked.outputs),
-                    asked.id,
-                    deadline=min(deadlines, default=None),
-                    timeout_us=asked.timeout_us,
-                    sequence=sequence if asked.correlation_id else None,
-                    parameters=asked.parameters,
-                    cancellation=cancellation,
-                    trace=_trace(callers, name, asked.id),
-                ),
-                _Listener(self, asked.number, name, decoupled=message.decoupled),
+            request = InferRequest(
+                name,
+                inputs,
+                call.model_version,
+                tuple(call.outputs),
+                call.id,
+                deadline=min(deadlines, default=None),
+                timeout_us=call.timeout_us,
+                sequence=sequence if call.correlation_id else None,
+                parameters=call.parameters,
+                cancellation=cancellation,
+                trace=_trace(callers, name, call.id),
             )
+            resolver.submit(request, respond)
         except EdgeServerError as error:
-            self.fail(asked.number, error)
+            self._fail(number, error)
         except Exception as error:  # noqa: BLE001 - the model waits for a response in any case
-            self.fail(asked.number, InternalError(f"model '{name}' failed: {error!r}"))
+            self._refuse(number, f"model '{name}' failed: {error!r}")
 
-    def give(self, number: int, response: InferResponse | None, *, final: bool) -> bool:
-        """Send one response to the model; return whether the model accepts more."""
-        if response is None:
-            self._answer(number, None, final=final)
-            return not final
-        contents = [(name, t.datatype, t.array) for name, t in response.outputs.items()]
-        try:
-            places = pack_all(contents, self._process.outbox)
-        except ArenaFull as error:
-            text = f"the outputs of model '{response.model_name}': {error}"
-            self.refuse(number, text)
-            return False
-        answer = ChildResponse(places, parameters=dict(response.parameters))
-        self._answer(number, answer, final=final)
-        return not final
+    def _respond(self, number: int, response: InferResponse | None, *, final: bool) -> None:
+        message = None
+        if response is not None:
+            contents = [(name, t.datatype, t.array) for name, t in response.outputs.items()]
+            try:
+                places = pack_all(contents, self._process.outbox)
+            except ArenaFull as error:
+                self._refuse(number, f"the outputs of model '{response.model_name}': {error}")
+                return
+            message = m.ChildResponse(places, parameters=dict(response.parameters))
+        self._send_response(number, message, final=final)
 
-    def fail(self, number: int, error: EdgeServerError) -> None:
-        self._answer(
-            number, ChildResponse(failure=ChildError(code_of(error), str(error))), final=True
-        )
+    def _refuse(self, number: int, text: str) -> None:
+        self._fail(number, InternalError(text))
 
-    def _answer(self, number: int, answer: ChildResponse | None, *, final: bool) -> None:
+    def _fail(self, number: int, error: EdgeServerError) -> None:
+        failure = m.ChildError(m.code_of(error), str(error))
+        self._send_response(number, m.ChildResponse(failure=failure), final=True)
+
+    def _send_response(self, number: int, message: m.ChildResponse | None, *, final: bool) -> None:
         if final:
             with self._lock:
                 self._calls.pop(number, None)
-        self._send(CallAnswered(number, answer, final))
+        self._send(m.Responded(number, message, final))
 
-    def _send(self, message: CallAnswered | CallReturned) -> None:
+    def _send(self, message: m.Responded | m.QueryResult) -> None:
         try:
             self._process.channel.send(message)
         except ChannelClosed:
@@ -273,37 +275,81 @@ class ModelCalls:
             self._process.kill()
 
 
-class _Listener:
-    """Receives the responses of one call."""
+class NestedCallCancellation:
+    """Cancelled by the calling model, or when the calling model's own client is gone."""
 
-    def __init__(self, calls: ModelCalls, number: int, model: str, *, decoupled: bool) -> None:
-        self._calls = calls
-        self._number = number
-        self._model = model
-        self._decoupled = decoupled
-        self._over = False
+    def __init__(self, caller: ExecuteRequest) -> None:
+        self._caller = caller.request
+        self._own: Future[None] = Future()
 
-    def __call__(self, answer: InferResponse | EdgeServerError | None, final: bool) -> None:
-        if self._over:
-            return
-        if final or self._decoupled or isinstance(answer, EdgeServerError):
-            self._over = not self._pass_on(answer, final=final)
-        else:
-            self._over = True
-            self._calls.refuse(
-                self._number,
-                f"Model {self._model} is using the decoupled. The current BLS request call "
-                "doesn't support models using the decoupled transaction policy. Please use "
-                "'decoupled=True' argument to the 'exec' or 'async_exec' calls for decoupled "
-                "models.'",
-            )
+    @property
+    def cancelled(self) -> bool:
+        return self._own.cancelled() or self._caller.cancelled
 
-    def _pass_on(self, answer: InferResponse | EdgeServerError | None, *, final: bool) -> bool:
-        """Forward a response; return whether more may follow."""
-        if isinstance(answer, EdgeServerError):
-            self._calls.fail(self._number, answer)
-            return False
-        return self._calls.give(self._number, answer, final=final)
+    def when_cancelled(self, callback: Callable[[], None]) -> None:
+        if self._caller.cancellation is not None:
+            self._caller.cancellation.when_cancelled(callback)
+        self._own.add_done_callback(lambda _own: callback())
+
+    def cancel(self) -> None:
+        self._own.cancel()
+
+
+class NestedCallThreads:
+    """One thread per unfinished call, made on demand, at most 16.
+
+    Args:
+        name: of the instance, for the list of threads.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._lock = threading.Lock()
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._busy = 0
+        self._closed = False
+
+    def run(self, work: Callable[[], None]) -> bool:
+        """Run `work`, which must not raise, on a thread; after `close` the work is dropped.
+
+        Returns:
+            False when too many calls already wait.
+
+        Raises:
+            RuntimeError: no thread is running, and the system refuses a new one.
+        """
+        with self._lock:
+            if self._closed:
+                return True
+            if self._busy >= MOST_CALLS:
+                return False
+            if self._busy >= len(self._threads) < MOST_THREADS:
+                name = f"calls of {self._name}"
+                thread = threading.Thread(target=self._run_all, name=name, daemon=True)
+                try:
+                    thread.start()
+                    self._threads.append(thread)
+                except RuntimeError:
+                    # Otherwise a running thread will take the work.
+                    if not self._threads:
+                        raise
+            self._busy += 1
+        self._work.put(work)
+        return True
+
+    def close(self) -> None:
+        """Start no further work; each thread ends with its current work."""
+        with self._lock:
+            self._closed = True
+            for _ in self._threads:
+                self._work.put(None)
+
+    def _run_all(self) -> None:
+        while (work := self._work.get()) is not None:
+            work()
+            with self._lock:
+                self._busy -= 1
 
 
 def _trace(callers: Sequence[ExecuteRequest], model_name: str, request_id: str) -> Trace | None:

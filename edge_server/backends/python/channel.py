@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import select
 import socket
 import threading
-import time
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -35,6 +33,7 @@ class Channel(Generic[M]):
     Args:
         connection: owned by the caller, who closes it.
         kind: the type of received messages, a union of tagged structs.
+        timeout_s: how long `send` waits for the peer to read, and `receive` for the peer to send.
         longest_sent_bytes, longest_received_bytes: size limits of one message.
     """
 
@@ -43,9 +42,11 @@ class Channel(Generic[M]):
         connection: socket.socket,
         kind: Any,
         *,
+        timeout_s: float = 5.0,
         longest_sent_bytes: int = LONGEST_BYTES,
         longest_received_bytes: int = LONGEST_BYTES,
     ) -> None:
+        connection.settimeout(timeout_s)
         self._connection = connection
         self._longest_sent_bytes = longest_sent_bytes
         self._longest_received_bytes = longest_received_bytes
@@ -54,11 +55,11 @@ class Channel(Generic[M]):
         self._sending = threading.Lock()
         self._received = bytearray()
 
-    def send(self, message: msgspec.Struct, patience_s: float = 5.0) -> None:
+    def send(self, message: msgspec.Struct) -> None:
         """Send a message.
 
         Raises:
-            ChannelClosed: the peer did not read the message within `patience_s`.
+            ChannelClosed: the peer is gone, or did not read the message in time.
             MessageTooLong: the message exceeds the limit and was not sent.
         """
         body = self._encoder.encode(message)
@@ -67,21 +68,17 @@ class Channel(Generic[M]):
                 f"names, texts and parameters of {len(body)} bytes at once; at most "
                 f"{self._longest_sent_bytes} are taken"
             )
-        left = memoryview(len(body).to_bytes(_LENGTH_BYTES, "little") + body)
-        give_up_at = time.monotonic() + patience_s
-        with self._sending:
-            while left:
-                try:
-                    sent = self._connection.send(left, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
-                except BlockingIOError:
-                    self._wait_for_room(give_up_at)
-                except OSError as error:
-                    raise ChannelClosed(f"the other side is gone: {error}") from error
-                else:
-                    left = left[sent:]
+        length = len(body).to_bytes(_LENGTH_BYTES, "little")
+        try:
+            with self._sending:
+                self._connection.sendall(length + body, socket.MSG_NOSIGNAL)
+        except TimeoutError:
+            raise ChannelClosed("the peer does not read") from None
+        except OSError as error:
+            raise ChannelClosed(f"the peer is gone: {error}") from error
 
     def receive(self) -> list[M]:
-        """Block until data arrives; return the messages that the data completes, in order.
+        """Wait for data; return the messages that the data completes, in order.
 
         Raises:
             ChannelClosed: the peer is gone.
@@ -89,10 +86,12 @@ class Channel(Generic[M]):
         """
         try:
             chunk = self._connection.recv(_CHUNK_BYTES)
+        except TimeoutError:
+            return []
         except OSError as error:
-            raise ChannelClosed(f"the other side is gone: {error}") from error
+            raise ChannelClosed(f"the peer is gone: {error}") from error
         if not chunk:
-            raise ChannelClosed("the other side is gone")
+            raise ChannelClosed("the peer is gone")
         self._received += chunk
         messages = []
         begin = 0
@@ -113,13 +112,6 @@ class Channel(Generic[M]):
         try:
             return self._decoder.decode(body)
         except msgspec.DecodeError as error:
-            raise NotUnderstood(f"a message that is none: {error}") from error
+            raise NotUnderstood(f"not a message: {error}") from error
         finally:
             body.release()
-
-    def _wait_for_room(self, give_up_at: float) -> None:
-        left_s = give_up_at - time.monotonic()
-        poll = select.poll()
-        poll.register(self._connection, select.POLLOUT)
-        if left_s <= 0 or not poll.poll(1e3 * left_s):
-            raise ChannelClosed("the other side does not listen")

@@ -1,26 +1,35 @@
-"""The requests that a process has received and not yet finished."""
+"""The requests that a process has received and not yet finished, and the delivery of responses."""
 
 from __future__ import annotations
 
+import logging
+import queue
 import threading
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from edge_server.backends.python.codes import error_of, shortened
+from edge_server.backends.python.messages import MOST_UNDELIVERED, error_of, shortened
 from edge_server.errors import DeadlineExceeded, EdgeServerError, InternalError
+from edge_server.requests import NO_PARAMETERS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from edge_server.backends.contract import ExecuteRequest, RespondTensors, Tensors
-    from edge_server.backends.python.messages import Answered, Executed
+    from edge_server.backends.python.messages import Executed, Responded
+    from edge_server.requests import Parameters
+
+log = logging.getLogger(__name__)
+
+# Deliveries are reported to the model in batches of this size.
+_LOT = 16
 
 
 class ExecuteBatch:
     """The requests of one `execute`.
 
     Attributes:
-        unanswered: numbers of the requests without a last response.
+        unfinished: numbers of the requests without a last response.
         executed: `execute` has returned.
         execute_ns: duration of `execute`.
         done: set when the thread that submitted the batch need not wait any longer.
@@ -28,20 +37,16 @@ class ExecuteBatch:
 
     def __init__(self, requests: Sequence[ExecuteRequest]) -> None:
         self.requests = requests
-        self.unanswered: set[int] = set()
+        self.unfinished: set[int] = set()
         self.executed = False
         self.execute_ns = 0
         self.done = threading.Event()
 
 
-class _Asked(NamedTuple):
+class _Request(NamedTuple):
     request: ExecuteRequest
     batch: ExecuteBatch
     respond: RespondTensors
-
-
-def _itself(_number: int, request: ExecuteRequest) -> RespondTensors:
-    return request.respond
 
 
 class InFlight:
@@ -49,48 +54,39 @@ class InFlight:
 
     Args:
         name: of the instance, for error texts.
-        decoupled: responses may follow after the execution.
-        hear: returns the receiver of a request's responses, by its number.
+        pump: None where the model is not decoupled. Responses of a decoupled model may follow after
+            the execution; `pump` returns the receiver of those to a request, by its number.
     """
 
     def __init__(
-        self,
-        name: str,
-        *,
-        decoupled: bool,
-        hear: Callable[[int, ExecuteRequest], RespondTensors] = _itself,
+        self, name: str, pump: Callable[[int, ExecuteRequest], RespondTensors] | None = None
     ) -> None:
         self._name = name
-        self._decoupled = decoupled
-        self._hear = hear
+        self._pump = pump
         self._lock = threading.Lock()
         self._batches: dict[int, ExecuteBatch] = {}
-        self._asked: dict[int, _Asked] = {}
-        self._why_over = ""
-
-    @property
-    def why_over(self) -> str:
-        """Why no further requests are accepted; empty while requests are accepted."""
-        return self._why_over
+        self._requests: dict[int, _Request] = {}
+        # Why no further requests are accepted; empty while requests are accepted.
+        self.why_over = ""
 
     def add(
-        self, number: int, asked: Sequence[int], requests: Sequence[ExecuteRequest]
+        self, number: int, numbers: Sequence[int], requests: Sequence[ExecuteRequest]
     ) -> ExecuteBatch | None:
-        """Accept batch `number`, whose requests have the numbers `asked`; return None once
-        ended."""
+        """Accept batch `number`, whose requests have these `numbers`; return None once ended."""
         batch = ExecuteBatch(requests)
         with self._lock:
-            if self._why_over:
+            if self.why_over:
                 return None
             self._batches[number] = batch
-            batch.unanswered.update(asked)
-            for one, request in zip(asked, requests, strict=True):
-                self._asked[one] = _Asked(request, batch, self._hear(one, request))
+            batch.unfinished.update(numbers)
+            for one, request in zip(numbers, requests, strict=True):
+                respond = request.respond if self._pump is None else self._pump(one, request)
+                self._requests[one] = _Request(request, batch, respond)
         return batch
 
     def waits(self, number: int) -> bool:
         """Return whether the request still lacks its last response."""
-        return number in self._asked
+        return number in self._requests
 
     def callers(self) -> Sequence[ExecuteRequest]:
         """Return the requests for which a call to another model may be made, as far as the daemon
@@ -98,26 +94,26 @@ class InFlight:
         with self._lock:
             return next((batch.requests for batch in self._batches.values()), ())
 
-    def answer(self, message: Answered, tensors: Tensors) -> bool:
+    def responded(self, message: Responded, tensors: Tensors) -> bool:
         """Deliver a response; return False and drop it where no request waits for it."""
-        answer = message.answer
-        failure = answer.failure if answer is not None else None
+        response = message.response
+        failure = response.failure if response is not None else None
         final = message.final or failure is not None
         with self._lock:
-            asked = self._asked.get(message.number)
-            if asked is not None and final:
-                del self._asked[message.number]
-        if asked is None:
+            request = self._requests.get(message.number)
+            if request is not None and final:
+                del self._requests[message.number]
+        if request is None:
             return False
         if failure is not None:
-            asked.respond(error_of(failure.code, failure.text), True)
-        elif answer is None:
-            asked.respond(None, final)
+            request.respond(error_of(failure), True)
+        elif response is None:
+            request.respond(None, final)
         else:
-            asked.respond(tensors, final, answer.parameters)
+            request.respond(tensors, final, response.parameters)
         if final:
-            asked.batch.unanswered.discard(message.number)
-            self._look_if_over(asked.batch)
+            request.batch.unfinished.discard(message.number)
+            self._check_done(request.batch)
         return True
 
     def executed(self, message: Executed) -> None:
@@ -129,39 +125,106 @@ class InFlight:
         batch.executed = True
         if message.failure:
             with self._lock:
-                left = [self._asked.pop(n) for n in batch.unanswered if n in self._asked]
-            batch.unanswered.clear()
-            for asked in left:
-                asked.respond(InternalError(shortened(message.failure)), True)
-        self._look_if_over(batch)
+                left = [self._requests.pop(n) for n in batch.unfinished if n in self._requests]
+            batch.unfinished.clear()
+            for request in left:
+                request.respond(InternalError(shortened(message.failure)), True)
+        self._check_done(batch)
 
     def end(self, why: str) -> None:
         """Fail all requests with `why`, once. A request whose deadline has passed gets
         DeadlineExceeded instead."""
         with self._lock:
-            if self._why_over:
+            if self.why_over:
                 return
-            self._why_over = why
-            asked, self._asked = self._asked, {}
+            self.why_over = why
+            requests, self._requests = self._requests, {}
             batches, self._batches = self._batches, {}
         now = time.monotonic()
-        for one in asked.values():
-            one.respond(self._error(one.request, now), True)
+        for one in requests.values():
+            deadline = one.request.request.deadline
+            error: EdgeServerError = InternalError(
+                f"Stub process '{self._name}' is not healthy. Reason: {why}"
+            )
+            if deadline is not None and now >= deadline:
+                error = DeadlineExceeded(f"the request's deadline passed while '{self._name}' ran")
+            one.respond(error, True)
         for batch in batches.values():
             batch.done.set()
 
-    def _look_if_over(self, batch: ExecuteBatch) -> None:
-        over = batch.executed and not batch.unanswered
+    def _check_done(self, batch: ExecuteBatch) -> None:
+        over = batch.executed and not batch.unfinished
         if over:
             with self._lock:
                 self._batches = {n: b for n, b in self._batches.items() if b is not batch}
-        if over or (batch.executed and self._decoupled):
+        if over or (batch.executed and self._pump is not None):
             batch.done.set()
 
-    def _error(self, request: ExecuteRequest, now: float) -> EdgeServerError:
-        deadline = request.request.deadline
-        if deadline is not None and now >= deadline:
-            return DeadlineExceeded(f"the request's deadline passed while '{self._name}' ran")
-        return InternalError(
-            f"Stub process '{self._name}' is not healthy. Reason: {self._why_over}"
-        )
+
+class ResponsePump:
+    """A `RespondTensors` that delivers the responses to one request on its own thread.
+
+    A slow receiver, e.g. a client that reads slowly, delays only its own request; the other
+    requests of the process proceed meanwhile.
+
+    Args:
+        name: of the instance.
+        respond: the request's own `respond`.
+        delivered: called with the number of responses delivered since its last call.
+    """
+
+    def __init__(
+        self, name: str, respond: RespondTensors, delivered: Callable[[int], None]
+    ) -> None:
+        self._name = name
+        self._respond = respond
+        self._delivered = delivered
+        self._responses: queue.SimpleQueue[
+            tuple[Tensors | EdgeServerError | None, bool, Parameters]
+        ] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def __call__(
+        self,
+        answer: Tensors | EdgeServerError | None,
+        final: bool,
+        parameters: Parameters = NO_PARAMETERS,
+    ) -> None:
+        """Queue a response.
+
+        Raises:
+            ValueError: the model exceeded the limit without waiting.
+        """
+        if not final and self._responses.qsize() > 2 * MOST_UNDELIVERED:
+            raise ValueError(f"more than {2 * MOST_UNDELIVERED} undelivered responses to a request")
+        self._responses.put((answer, final, parameters))
+        if self._thread is not None:
+            return
+        thread = threading.Thread(target=self._run, name=f"responses of {self._name}", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            log.warning("instance %s: delivers a response by itself: %s", self._name, error)
+            self._deliver_one()
+            self._delivered(1)
+        else:
+            self._thread = thread
+
+    def _run(self) -> None:
+        final, count = False, 0
+        while not final:
+            final = self._deliver_one()
+            count += 1
+            if count == _LOT:
+                self._delivered(count)
+                count = 0
+
+    def _deliver_one(self) -> bool:
+        """Deliver one response; return whether it was the last."""
+        response, final, parameters = self._responses.get()
+        try:
+            self._respond(response, final, parameters)
+        except Exception:
+            # The following responses, and the last of all, must still be delivered.
+            log.exception("instance %s: a response could not be delivered", self._name)
+        return final

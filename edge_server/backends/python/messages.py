@@ -1,10 +1,16 @@
-"""Messages between the daemon and a model's process. Tensors stay in shared memory."""
+"""Messages between the daemon and a model's process, and the protocol's error codes in them.
+
+Tensors stay in shared memory; a message names their places.
+"""
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import Annotated, Literal
 
 import msgspec
+
+from edge_server import errors
 
 # The protocol's largest integer type; msgpack has larger ones.
 Int64 = Annotated[int, msgspec.Meta(le=(1 << 63) - 1)]
@@ -13,6 +19,41 @@ Value = bool | Int64 | float | str
 # The limit of one message from a model's process, which carries names, texts and places, never
 # tensors. A decoded message takes many times its encoded size.
 LONGEST_FROM_CHILD_BYTES = 1 << 20
+# The maximum length of an error text, in characters.
+LONGEST_TEXT = 8192
+# The model waits while this many responses to one decoupled request are undelivered.
+MOST_UNDELIVERED = 64
+
+# The protocol's sequence flags.
+SEQUENCE_START, SEQUENCE_END = 1, 2
+
+
+class Code(IntEnum):
+    """Error codes, with numbers as in Triton's C API."""
+
+    UNKNOWN = 0
+    INTERNAL = 1
+    NOT_FOUND = 2
+    INVALID_ARG = 3
+    UNAVAILABLE = 4
+    UNSUPPORTED = 5
+    ALREADY_EXISTS = 6
+    CANCELLED = 7
+
+
+_ERRORS = {
+    Code.INTERNAL: errors.InternalError,
+    Code.NOT_FOUND: errors.NotFound,
+    Code.INVALID_ARG: errors.InvalidRequest,
+    Code.UNAVAILABLE: errors.Unavailable,
+    Code.UNSUPPORTED: errors.Unsupported,
+    Code.ALREADY_EXISTS: errors.AlreadyExists,
+    Code.CANCELLED: errors.Cancelled,
+}
+_CODES = {error: code for code, error in _ERRORS.items()} | {
+    # The nearest code that the protocol has.
+    errors.DeadlineExceeded: Code.UNAVAILABLE,
+}
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -30,7 +71,7 @@ class TensorPlace(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ChildError(msgspec.Struct, frozen=True, array_like=True):
-    """An error with one of the protocol's codes; see `codes`."""
+    """An error with one of the protocol's codes; see `Code`."""
 
     code: int
     text: str
@@ -44,14 +85,15 @@ class ChildResponse(msgspec.Struct, frozen=True, array_like=True):
     parameters: dict[str, Value] = {}
 
 
-class Asked(msgspec.Struct, frozen=True, array_like=True):
-    """A request as `model.py` receives it.
+class ChildRequest(msgspec.Struct, frozen=True, array_like=True):
+    """A request as `model.py` receives or makes it.
 
     Attributes:
         number: identifies the request until its last response; for a call to another model, the
             call.
         flags: the protocol's sequence flags.
         timeout_us: how long the request may queue; 0 sets no limit.
+        model_version: empty is the highest.
     """
 
     number: int
@@ -66,14 +108,13 @@ class Asked(msgspec.Struct, frozen=True, array_like=True):
     model_version: str = ""
 
 
-class Rules(msgspec.Struct, frozen=True, array_like=True):
+class SandboxRules(msgspec.Struct, frozen=True, array_like=True):
     """The sandbox rules of a process; see `settings.Python`.
 
     Attributes:
         closed: whether the sandbox restricts anything.
         landlock: the Landlock version to use; 0 is none.
         seccomp: whether system calls are filtered.
-        scratch: the process's own temporary directory.
     """
 
     closed: bool = False
@@ -83,7 +124,27 @@ class Rules(msgspec.Struct, frozen=True, array_like=True):
     readable: tuple[str, ...] = ()
     writable: tuple[str, ...] = ()
     private: tuple[str, ...] = ()
-    scratch: str = ""
+
+
+# In both directions.
+
+
+class Responded(Message, frozen=True):
+    """One response to request or call `number`; None ends it without a further response."""
+
+    number: int
+    response: ChildResponse | None
+    final: bool
+
+    @property
+    def places(self) -> list[TensorPlace]:
+        return [] if self.response is None else self.response.outputs
+
+
+class Cancel(Message, frozen=True):
+    """The responses to request or call `number` are no longer needed."""
+
+    number: int
 
 
 # From the daemon to the model's process.
@@ -108,43 +169,29 @@ class Start(Message, frozen=True):
     filename: str
     working_directory: str
     decoupled: bool
-    rules: Rules = Rules()
+    rules: SandboxRules = SandboxRules()
 
 
 class Execute(Message, frozen=True):
     batch: int
-    requests: list[Asked]
+    requests: list[ChildRequest]
 
 
-class Cancel(Message, frozen=True):
-    """The request's client is gone, so its responses are no longer needed."""
-
-    number: int
-
-
-class Taken(Message, frozen=True):
+class Delivered(Message, frozen=True):
     """That many more responses to the decoupled request have been delivered."""
 
     number: int
     count: int
 
 
-class AskReady(Message, frozen=True):
+class CheckReady(Message, frozen=True):
     """Call `is_ready`."""
 
 
-class CallAnswered(Message, frozen=True):
-    """One response of another model; None ends the call without a further response."""
+class QueryResult(Message, frozen=True):
+    """The result of a query, or its failure."""
 
-    call: int
-    answer: ChildResponse | None
-    final: bool
-
-
-class CallReturned(Message, frozen=True):
-    """The return value of a call, or its failure."""
-
-    call: int
+    number: int
     value: float = 0.0
     failure: str = ""
 
@@ -153,7 +200,7 @@ class Finish(Message, frozen=True):
     """Call `finalize` and exit."""
 
 
-FromDaemon = Start | Execute | Cancel | Taken | AskReady | CallAnswered | CallReturned | Finish
+FromDaemon = Start | Execute | Cancel | Delivered | CheckReady | Responded | QueryResult | Finish
 
 # From the model's process to the daemon.
 
@@ -162,98 +209,93 @@ class Started(Message, frozen=True):
     """`initialize` has returned or failed; `completed` is the result of `auto_complete_config`.
 
     Attributes:
-        asks_ready: the model defines `is_ready`.
+        checks_ready: the model defines `is_ready`.
     """
 
     failure: str = ""
-    asks_ready: bool = False
+    checks_ready: bool = False
     completed: str = ""
 
 
-class Answered(Message, frozen=True):
-    """One response to request `number`; None ends the request without a further response."""
-
-    number: int
-    answer: ChildResponse | None
-    final: bool
-
-
 class Executed(Message, frozen=True):
-    """`execute` has returned `answers`; a failure goes to each request without a last response."""
+    """`execute` has returned `responses`; a failure goes to each request without a last one."""
 
     batch: int
     execute_ns: Annotated[int, msgspec.Meta(ge=0)]
     failure: str = ""
-    answers: list[Answered] = []
+    responses: list[Responded] = []
 
 
-class ReadyIs(Message, frozen=True):
+class Ready(Message, frozen=True):
+    """What `is_ready` returned."""
+
     ready: bool
 
 
 class CallModel(Message, frozen=True):
-    """Send a request to another model; `CallAnswered` follows."""
+    """Send a request to another model; `Responded` follows."""
 
-    request: Asked
+    request: ChildRequest
     decoupled: bool
 
 
-class CancelCall(Message, frozen=True):
-    call: int
+class IsModelReady(Message, frozen=True):
+    """The result is 1 (ready) or 0."""
 
-
-class AskModelReady(Message, frozen=True):
-    """`CallReturned` follows with 1 (ready) or 0."""
-
-    call: int
     model_name: str
     model_version: str
 
 
 class LoadModel(Message, frozen=True):
-    """`CallReturned` follows when the load has succeeded or failed; see `ServerContext.load`.
+    """The result follows when the load has succeeded or failed; see `ServerContext.load`.
 
     Attributes:
         config: empty means none.
         files: named as in `ServerContext.load`, each an array of UINT8.
     """
 
-    call: int
     model_name: str
     config: str
     files: list[TensorPlace]
 
 
 class UnloadModel(Message, frozen=True):
-    """`CallReturned` follows at once."""
+    """The result follows at once."""
 
-    call: int
     model_name: str
     unload_dependents: bool
 
 
 class MakeMetric(Message, frozen=True):
-    """`CallReturned` follows with the metric's number."""
+    """The result is the metric's number."""
 
-    call: int
     name: str
     description: str
     kind: Literal["counter", "gauge", "histogram"]
     labels: dict[str, str]
-    buckets: list[float] | None
+    buckets: list[float]
+
+
+class ReadMetric(Message, frozen=True):
+    """The result is the metric's value."""
+
+    metric: int
+
+
+Question = IsModelReady | LoadModel | UnloadModel | MakeMetric | ReadMetric
+
+
+class Query(Message, frozen=True):
+    """`QueryResult` follows."""
+
+    number: int
+    what: Question
 
 
 class ChangeMetric(Message, frozen=True):
     metric: int
     action: Literal["increment", "set", "observe"]
     value: float
-
-
-class AskMetric(Message, frozen=True):
-    """`CallReturned` follows."""
-
-    call: int
-    metric: int
 
 
 class LogLine(Message, frozen=True):
@@ -264,17 +306,27 @@ class LogLine(Message, frozen=True):
 
 
 FromChild = (
-    Started
-    | Answered
-    | Executed
-    | ReadyIs
-    | CallModel
-    | CancelCall
-    | AskModelReady
-    | LoadModel
-    | UnloadModel
-    | MakeMetric
-    | ChangeMetric
-    | AskMetric
-    | LogLine
+    Started | Responded | Executed | Ready | CallModel | Cancel | Query | ChangeMetric | LogLine
 )
+
+
+def error_of(failure: ChildError) -> errors.EdgeServerError:
+    """Return a model's error as ours; an unknown code becomes the model's own failure."""
+    code = Code(failure.code) if failure.code in set(Code) else Code.UNKNOWN
+    return _ERRORS.get(code, errors.InternalError)(shortened(failure.text))
+
+
+def code_of(error: errors.EdgeServerError) -> Code:
+    return _CODES.get(type(error), Code.INTERNAL)
+
+
+def internal_error(text: str) -> ChildResponse:
+    """Return a failed response with the code INTERNAL."""
+    return ChildResponse(failure=ChildError(Code.INTERNAL, text))
+
+
+def shortened(text: str) -> str:
+    """Return `text`, cut to the limit: a model's text goes into logs, topics and headers."""
+    if len(text) <= LONGEST_TEXT:
+        return text
+    return f"{text[:LONGEST_TEXT]} … ({len(text) - LONGEST_TEXT} characters more)"

@@ -11,11 +11,13 @@ from math import isnan
 from typing import TYPE_CHECKING
 
 from edge_server.backends.contract import ModelMetric
+from edge_server.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from edge_server.backends.contract import MetricKind
+    from edge_server.backends.python.messages import ChangeMetric
 
 # Prometheus's rule for metric names.
 _NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
@@ -44,51 +46,51 @@ class MetricBook:
         description: str,
         kind: MetricKind,
         labels: Mapping[str, str],
-        buckets: Sequence[float] | None = None,
+        buckets: Sequence[float] = (),
     ) -> int:
         """Return the number of the metric; an existing metric keeps its number.
 
         Raises:
-            ValueError: the name or a label is invalid, the name belongs to a metric of another kind
-                or to the server, the buckets do not ascend, or the model has too many metrics.
+            InvalidRequest: the name or a label is invalid, the name belongs to a metric of another
+                kind or to the server, the buckets do not ascend, or the model has too many metrics.
         """
         _check_names(name, labels)
         if sum(map(len, (name, description, *labels, *labels.values()))) > _LONGEST:
-            raise ValueError(
+            raise InvalidRequest(
                 f"metric '{name[:64]}': its texts have more than {_LONGEST} characters"
             )
-        bounds = tuple(buckets or ())
+        bounds = tuple(buckets)
         if len(bounds) > _MOST_BUCKETS:
-            raise ValueError(f"metric '{name}': {len(bounds)} buckets; at most {_MOST_BUCKETS}")
+            raise InvalidRequest(f"metric '{name}': {len(bounds)} buckets; at most {_MOST_BUCKETS}")
         if bounds and "le" in labels:
-            raise ValueError(f"metric '{name}': 'le' is a histogram's own label")
+            raise InvalidRequest(f"metric '{name}': 'le' is a histogram's own label")
         if any(map(isnan, bounds)) or any(a >= b for a, b in pairwise(bounds)):
-            raise ValueError(f"metric '{name}': its buckets do not ascend: {list(bounds)}")
+            raise InvalidRequest(f"metric '{name}': its buckets do not ascend: {list(bounds)}")
         key = (name, tuple(sorted(labels.items())))
         with self._lock:
             if key not in self._numbers and len(self._metrics) >= _MOST:
-                raise ValueError(f"metric '{name}': a model has at most {_MOST} metrics")
+                raise InvalidRequest(f"metric '{name}': a model has at most {_MOST} metrics")
             _, known = self._families.setdefault(name, (description, kind))
             if known != kind:
-                raise ValueError(f"metric '{name}' is a {known} already, no {kind}")
+                raise InvalidRequest(f"metric '{name}' is a {known} already, no {kind}")
             if key not in self._numbers:
                 self._numbers[key] = len(self._metrics)
                 self._metrics.append(_Metric(name, dict(labels), bounds))
             return self._numbers[key]
 
-    def change(self, number: int, action: str, value: float) -> None:
-        """Apply `increment`, `set` or `observe` with `value` to metric `number`.
+    def change(self, message: ChangeMetric) -> None:
+        """Change one metric.
 
         Raises:
             LookupError: no metric has that number.
         """
         with self._lock:
-            metric = self._metrics[number]
-            if action == "set":
+            metric, value = self._metrics[message.metric], message.value
+            if message.action == "set":
                 metric.value = value
                 return
             metric.value += value
-            if action == "observe":
+            if message.action == "observe":
                 metric.counts[bisect_left(metric.bounds, value)] += 1
 
     def value(self, number: int) -> float:
@@ -110,12 +112,16 @@ class MetricBook:
 
 def _check_names(name: str, labels: Mapping[str, str]) -> None:
     if not _NAME.fullmatch(name):
-        raise ValueError(f"'{name}' cannot be a metric's name: letters, digits, '_' and ':'")
+        raise InvalidRequest(f"'{name}' cannot be a metric's name: letters, digits, '_' and ':'")
     if name.startswith(_TAKEN):
-        raise ValueError(f"metric '{name}': names with {', '.join(_TAKEN)} are the server's own")
+        raise InvalidRequest(
+            f"metric '{name}': names with {', '.join(_TAKEN)} are the server's own"
+        )
     for label in labels:
         if not _LABEL.fullmatch(label):
-            raise ValueError(f"metric '{name}': '{label}' cannot be a label: letters, digits, '_'")
+            raise InvalidRequest(
+                f"metric '{name}': '{label}' cannot be a label: letters, digits, '_'"
+            )
 
 
 class _Metric:

@@ -15,17 +15,16 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from msgspec.structs import replace
-
 import edge_server
-from edge_server.backends.python import signal_gate
-from edge_server.backends.python.arena import ArenaReader, ArenaWriter, make_arena_file
+from edge_server.backends.python import messages as m
 from edge_server.backends.python.channel import Channel, ChannelClosed
-from edge_server.backends.python.messages import LONGEST_FROM_CHILD_BYTES, FromChild
+from edge_server.backends.python.child import seccomp
 from edge_server.backends.python.scratch import Scratch
+from edge_server.backends.python.shared_memory import ArenaReader, ArenaWriter, make_arena_file
 
 if TYPE_CHECKING:
-    from edge_server.backends.python.messages import Start
+    from collections.abc import Callable
+
     from edge_server.backends.python.model_log import ModelLog
 
 _CHILD = "edge_server.backends.python.child"
@@ -41,44 +40,41 @@ class ChildProcess:
     """A process in its own group, which ends together with all its children when the daemon ends.
 
     The process inherits only its end of the channel, the shared memory, and a pipe for its standard
-    output and error. Construct it on a thread that lives as long: the kernel ends the process with
-    that thread.
+    output and error.
 
     Args:
         name: of the instance, for the list of processes.
         arena_bytes: size limit of the shared memory of each direction.
-        log: receives the printed lines.
+        log: receives the lines that the model logs and prints.
 
     Raises:
         OSError: the system cannot start another process.
     """
 
     def __init__(self, name: str, arena_bytes: int, log: ModelLog) -> None:
-        self.log = log
+        self._log = log
         self._killing = threading.Lock()
         self._closed = False
         with ExitStack() as stack:
-            ours, theirs = socket.socketpair()
-            stack.callback(ours.close)
-            self._gate, their_gate = socket.socketpair()
-            stack.callback(self._gate.close)
-            self._printed, their_output = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+            self._connection, theirs = socket.socketpair()
+            stack.callback(self._connection.close)
+            self._printed, their_output = os.pipe()
             stack.callback(os.close, self._printed)
-            lifeline_end, _ = (_owned(fd, stack) for fd in os.pipe2(os.O_CLOEXEC))
+            os.set_blocking(self._printed, False)
+            lifeline_end, _ = (_owned(fd, stack) for fd in os.pipe())
             self._scratch = Scratch()
             stack.callback(self._scratch.close)
-            with theirs, their_gate, ExitStack() as until_inherited:
-                os.set_blocking(_owned(their_output, until_inherited), True)
+            with theirs, ExitStack() as until_inherited:
+                _owned(their_output, until_inherited)
                 outbox, inbox = (
                     _owned(make_arena_file(f"edge-server {name}", arena_bytes), until_inherited)
                     for name in ("outbox", "inbox")
                 )
                 self.outbox = ArenaWriter(outbox)
-                stack.callback(self.outbox.close)
                 self.inbox = ArenaReader(inbox, writable=False)
-                inherited = (theirs.fileno(), inbox, outbox, lifeline_end, their_gate.fileno())
+                inherited = (theirs.fileno(), inbox, outbox, lifeline_end)
                 self._popen = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-                    [sys.executable, "-m", _CHILD, name, *map(str, (*inherited, os.getpid()))],
+                    [sys.executable, "-m", _CHILD, name, *map(str, inherited)],
                     cwd=_ROOT,
                     env={
                         # ONNX Runtime in a model sends telemetry only where the user has asked for
@@ -94,59 +90,71 @@ class ChildProcess:
                     start_new_session=True,
                 )
             self._ended = _owned(os.pidfd_open(self._popen.pid), stack)
-            self.channel: Channel[FromChild] = Channel(
-                ours, FromChild, longest_received_bytes=LONGEST_FROM_CHILD_BYTES
+            self.channel: Channel[m.FromChild] = Channel(
+                self._connection,
+                m.FromChild,
+                longest_received_bytes=m.LONGEST_FROM_CHILD_BYTES,
             )
-            self._connection = ours.fileno()
-            # The seccomp listener, on which the kernel asks about system calls, once it has arrived
-            # through the gate.
+            # Whether the sandbox is closed, and the seccomp listener on which the kernel asks about
+            # system calls. Both come with the first byte, before any code of the model runs.
+            self._in_sandbox = False
             self._listener: int | None = None
             self._poll = select.poll()
-            for fd in (self._connection, self._ended, self._printed, self._gate.fileno()):
+            for fd in (self._connection.fileno(), self._ended, self._printed):
                 self._poll.register(fd, select.POLLIN)
             self._stack = stack.pop_all()
 
-    @property
-    def pid(self) -> int:
-        return self._popen.pid
+    def start(
+        self, start: m.Start, within_s: float, take: Callable[[m.FromChild], None]
+    ) -> m.Started | None:
+        """Send the first message, and return the response to it; None after `within_s`.
 
-    def start(self, start: Start) -> None:
-        """Send the first message.
-
-        Raises:
-            ChannelClosed: the process has ended.
-        """
-        rules = replace(start.rules, scratch=self._scratch.path)
-        self.channel.send(replace(start, rules=rules))
-
-    def receive(self, timeout_s: float | None) -> list[FromChild]:
-        """Return the next messages of the process; empty after `timeout_s`.
-
-        Meanwhile the printed lines go to the log, and the kernel's questions about system calls are
-        decided.
+        Args:
+            start: the first message.
+            within_s: time limit.
+            take: called with each other message.
 
         Raises:
             ChannelClosed: the process has ended.
             NotUnderstood: a message is malformed.
         """
-        until = inf if timeout_s is None else time.monotonic() + timeout_s
-        while True:
-            left_s = max(0.0, until - time.monotonic())
+        until = time.monotonic() + within_s
+        self.channel.send(start)
+        started = None
+        while started is None and (left_s := until - time.monotonic()) > 0:
+            for message in self.receive(left_s):
+                if isinstance(message, m.Started):
+                    started = message
+                else:
+                    take(message)
+        return started
+
+    def receive(self, timeout_s: float = inf) -> list[m.FromChild]:
+        """Return the next messages of the process; empty after `timeout_s`.
+
+        Meanwhile the lines of the model go to the log, and the kernel's questions about system
+        calls are decided.
+
+        Raises:
+            ChannelClosed: the process has ended.
+            NotUnderstood: a message is malformed.
+        """
+        until = time.monotonic() + timeout_s
+        while (left_s := until - time.monotonic()) > 0:
             ready = {fd for fd, _ in self._poll.poll(None if left_s == inf else 1e3 * left_s)}
-            if not ready:
-                return []
             if self._printed in ready:
                 self._read_printed()
             if self._listener in ready:
-                signal_gate.decide(self._listener, self._popen.pid)
-            if self._gate.fileno() in ready:
-                self._take_listener()
+                seccomp.decide(self._listener, self._popen.pid)
             # The end of the process counts, not only that of the socket, which a forked process may
             # hold open.
-            if self._connection in ready:
-                return self.channel.receive()
-            if self._ended in ready:
+            if self._connection.fileno() in ready:
+                if self._in_sandbox:
+                    return self._receive_messages()
+                self._take_listener()
+            elif self._ended in ready:
                 raise ChannelClosed("the process has ended")
+        return []
 
     def kill(self) -> None:
         """Kill the process and all its children; a second call does nothing."""
@@ -174,14 +182,32 @@ class ChildProcess:
         if not closed:
             while self._read_printed():
                 pass
-            self.log.end()
+            self._log.end()
             self._stack.close()
-        return f"it exited with code {code}" if code >= 0 else f"it died of {_signal_name(-code)}"
+        if code >= 0:
+            return f"it exited with code {code}"
+        names = {each.value: each.name for each in signal.Signals}
+        return f"it died of {names.get(-code, f'signal {-code}')}"
+
+    def _receive_messages(self) -> list[m.FromChild]:
+        messages: list[m.FromChild] = []
+        for message in self.channel.receive():
+            if isinstance(message, m.LogLine):
+                self._log.line(message.level, message.text)
+            else:
+                messages.append(message)
+        return messages
 
     def _take_listener(self) -> None:
-        """Receive the seccomp listener through the gate, or the gate's end of file."""
-        self._poll.unregister(self._gate.fileno())
-        _, listeners, _, _ = socket.recv_fds(self._gate, 1, 1)
+        try:
+            first, listeners, _, _ = socket.recv_fds(
+                self._connection, 1, 1, socket.MSG_CMSG_CLOEXEC
+            )
+        except OSError as error:
+            raise ChannelClosed(f"the peer is gone: {error}") from error
+        if not first:
+            raise ChannelClosed("the peer is gone")
+        self._in_sandbox = True
         for listener in listeners:
             self._listener = _owned(listener, self._stack)
             self._poll.register(listener, select.POLLIN)
@@ -196,19 +222,12 @@ class ChildProcess:
             with suppress(KeyError):
                 self._poll.unregister(self._printed)
             return False
-        self.log.printed(data)
+        self._log.printed(data)
         return True
 
     def _kill_group(self) -> None:
         with suppress(ProcessLookupError):
             os.killpg(self._popen.pid, signal.SIGKILL)
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def _owned(fd: int, stack: ExitStack) -> int:

@@ -2,74 +2,197 @@
 
 from __future__ import annotations
 
-import io
 import os
-import secrets
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from edge_server.errors import InternalError, ModelConfigError
 from edge_server.lifecycle.model_spec import ModelSpec
 from edge_server.model_config.config import Completion
-from edge_server.repository.scan import files_in
-from edge_server.repository.transfer.content_list import (
-    allows_interface_change,
-    manifest_of,
+from edge_server.process.disk import atomic_write
+from edge_server.repository.content import Content, content_of
+from edge_server.repository.manifest import (
+    ABOUT_CONTENT,
+    NAME,
+    SIGNATURE_NAME,
+    Manifest,
+    read_about,
     unfit,
 )
-from edge_server.repository.transfer.inventory import (
-    ABOUT_CONTENT,
-    MANIFEST,
-    SIGNATURE,
-    Source,
-    about_in,
-    digest_of,
-    take_inventory,
-)
-from edge_server.repository.transfer.local import LocalRepository, replaced_by, send_tree
-from edge_server.repository.tree import empty_directories
+from edge_server.repository.scan import files_in
+from edge_server.repository.transfer.entries import Entry, entries_of
+from edge_server.repository.transfer.incoming import receive
+from edge_server.repository.transfer.inventory import usable_tree
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterator
 
-    from edge_server.repository.transfer.incoming import Outcome
-    from edge_server.repository.transfer.inventory import FileContent, Inventory, Sink
-    from edge_server.repository.transfer.keys import SigningKey
-    from edge_server.repository.transfer.remote import RemoteRepository
+    from edge_server.repository.signature import SigningKey
+    from edge_server.repository.transfer.incoming import Delivery
+    from edge_server.repository.transfer.inventory import Inventory
+    from edge_server.repository.transfer.ssh import RemoteRepository
     from edge_server.repository.tree import ModelTree
 
-    Repository = LocalRepository | RemoteRepository
     Progress = Callable[[int], None]
-
 
 # The target device may have the GPUs that a configuration asks for, whatever this host has.
 _SOMEWHERE = Completion(gpus=64)
 
 
 @dataclass(frozen=True)
-class Delivery:
-    """The result of a copy.
+class Package:
+    """A model that is ready to be pushed.
 
     Attributes:
-        digest: of the model's content after the copy.
+        tree: the model's directory.
+        version: the only version that is pushed; empty for all of the model.
+        content: all files that the model has after the push.
+        manifest: the bytes of its manifest.
+        signature: the bytes of its signature; None without.
         note: a remark for the user; usually empty.
-        placed_ns: time just before the rename, by the target's monotonic clock; 0 if unchanged.
     """
 
-    name: str
-    outcome: Outcome
-    digest: str
-    note: str = ""
-    placed_ns: int = 0
-
-
-class _About(NamedTuple):
-    """The manifest and signature stored beside a model's files, and a remark for the user."""
-
+    tree: ModelTree
+    version: str
+    content: Content
     manifest: bytes
     signature: bytes | None
     note: str = ""
+
+    def entries(self, progress: Progress | None = None) -> Iterator[Entry]:
+        """Return the manifest, the signature and the files, for `receive`.
+
+        Raises:
+            ModelConfigError: the files were changed since the package was made.
+        """
+        files = [file for file in self.tree.files if file.path not in ABOUT_CONTENT]
+        newest_ns = max((file.mtime_ns for file in files), default=0)
+        yield Entry.of(NAME, self.manifest, newest_ns)
+        if self.signature is not None:
+            yield Entry.of(SIGNATURE_NAME, self.signature, newest_ns)
+        only = _chosen(self.version)
+        yield from entries_of(self.tree, only=only, progress=progress)
+
+
+def pack(
+    directory: Path,
+    *,
+    version: int | None = None,
+    there: Callable[[str], Inventory] | None = None,
+    key: SigningKey | None = None,
+    allow_interface_change: bool = False,
+) -> Package:
+    """Return the model in `directory` with a manifest of all its files.
+
+    The model's own manifest and signature are taken unchanged if they match and no key is given;
+    otherwise a new manifest is made.
+
+    Args:
+        directory: the model's directory.
+        version: takes only this version; the rest of the model is to stay in the repository as it
+            is. That rest must match its manifest if it has one, and with `key` be signed by it.
+        there: returns the inventory of a model of the repository; needed for a `version`.
+        key: signs the manifest.
+        allow_interface_change: the manifest permits a change that may break clients of the model
+            that is replaced.
+
+    Raises:
+        ModelConfigError: the directory is no usable model, or another process writes to it; or
+            there is no rest that may be kept.
+        EdgeServerError: the repository cannot be read.
+    """
+    only = "" if version is None else str(version)
+    if only and there is not None:
+        tree = _with_version(directory, only)
+        rest = there(tree.name)
+        if fault := _cannot_be_kept(rest, key):
+            raise ModelConfigError(f"{fault}; push the whole model, without --version")
+        content = _merged(rest.content, content_of(tree, _chosen(only)), only)
+        manifest, signature = rest.manifest, rest.signature
+    else:
+        tree = read_model(directory)
+        content = content_of(tree, _chosen(""))
+        manifest, signature = (read_about(tree, path) for path in (NAME, SIGNATURE_NAME))
+    package = Package(tree, only, content, manifest or b"", signature)
+    if (
+        key is None
+        and manifest is not None
+        and not unfit(manifest, tree.name, content.files, content.empty)
+    ):
+        if not allow_interface_change or Manifest.parse(manifest).allow_interface_change is True:
+            return package
+        if signature is not None:
+            raise ModelConfigError(
+                f"model '{tree.name}': {NAME} is signed and does not allow another interface; sign "
+                "it anew, with --sign KEY beside --allow-interface-change"
+            )
+    new = Manifest.of(
+        tree.name, content.files, content.empty, allow_interface_change=allow_interface_change
+    ).encode()
+    note = ""
+    if key is None and signature is not None:
+        note = f"{SIGNATURE_NAME} was of other content and is left out; sign anew"
+    return replace(package, manifest=new, signature=key.sign(new) if key else None, note=note)
+
+
+def pull(
+    name: str,
+    repository: Path | RemoteRepository,
+    directory: Path,
+    progress: Progress | None = None,
+) -> Delivery:
+    """Copy model `name` of `repository` into `directory`, under its name, with all its files.
+
+    Raises:
+        ModelConfigError: the model is missing or unusable, or differs from its manifest.
+        EdgeServerError: the repository cannot be reached, or `directory` refuses the model and is
+            unchanged.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InternalError(f"{directory}: cannot be made: {error.strerror}") from error
+    with closing(sent_entries(name, repository, progress)) as entries:
+        done = receive(directory, entries, name)
+    if NAME in done.content.files:
+        return done
+    return replace(done, note=f"it has no {NAME}: nobody can tell whether it is as it was made")
+
+
+def sent_entries(
+    name: str, repository: Path | RemoteRepository, progress: Progress | None = None
+) -> Generator[Entry]:
+    """Return the entries of model `name` of `repository`; raises as `pull` does."""
+    if isinstance(repository, Path):
+        return entries_of(usable_tree(repository, name), progress=progress)
+    return repository.entries(name, progress)
+
+
+def write_manifest(
+    directory: Path, key: SigningKey | None, *, allow_interface_change: bool = False
+) -> Package:
+    """Write manifest.json, and with `key` its signature, beside the files of a model; see `pack`.
+
+    The manifest is written last and atomically, so that a daemon that follows `directory` waits for
+    it.
+
+    Raises:
+        ModelConfigError: the directory is no model.
+        InternalError: the files cannot be written.
+    """
+    package = pack(directory, key=key, allow_interface_change=allow_interface_change)
+    place = package.tree.directory
+    try:
+        if package.signature is None:
+            (place / SIGNATURE_NAME).unlink(missing_ok=True)
+        else:
+            atomic_write(place / SIGNATURE_NAME, package.signature)
+        atomic_write(place / NAME, package.manifest)
+    except OSError as error:
+        raise InternalError(f"{place}: cannot be written: {error.strerror}") from error
+    return package
 
 
 def read_model(directory: Path) -> ModelTree:
@@ -98,7 +221,7 @@ def model_tree(directory: Path) -> ModelTree:
         raise ModelConfigError(
             f"{directory}: no such directory; give a model's, which holds config.pbtxt and versions"
         )
-    tree = LocalRepository(place.parent).tree(place.name)
+    tree = usable_tree(place.parent, place.name)
     for file in tree.files:
         # A manifest, or a log line about the file, could not hold such a name.
         if not file.path.isprintable():
@@ -108,123 +231,17 @@ def model_tree(directory: Path) -> ModelTree:
     return tree
 
 
-def push(
-    directory: Path,
-    repository: Repository,
-    *,
-    version: int | None = None,
-    key: SigningKey | None = None,
-    progress: Progress | None = None,
-    allow_interface_change: bool = False,
-) -> Delivery:
-    """Copy the model in `directory` into `repository`, with a manifest of all its files.
-
-    The model's own manifest and signature are copied unchanged if they match and no key is given;
-    otherwise a new manifest is made.
-
-    Args:
-        version: copies only this version and leaves the rest of the model in the repository as it
-            is; that rest must match its manifest if it has one, and with `key` be signed by it.
-        allow_interface_change: the manifest permits a change that may break clients of the model
-            that is replaced.
-
-    Raises:
-        ModelConfigError: the directory is no model, or another process writes to it.
-        EdgeServerError: the repository refuses the model and is unchanged.
-    """
-    only = "" if version is None else str(version)
-    if only:
-        tree = _with_version(directory, only)
-        there = repository.inventory(tree.name)
-        if fault := _cannot_be_kept(there, key):
-            raise ModelConfigError(
-                f"{repository}: {fault}; push the whole model, without --version"
-            )
-        kept = {path: each for path, each in there.files.items() if not replaced_by(path, only)}
-        empty = [path for path in there.empty if not replaced_by(path, only)]
-        brought: Mapping[str, bytes | None] = {
-            MANIFEST: there.manifest,
-            SIGNATURE: there.signature,
-        }
-    else:
-        tree, kept, empty = read_model(directory), {}, []
-        brought = _brought(tree)
-
-    def leave_out(path: str) -> bool:
-        return path in ABOUT_CONTENT or (bool(only) and path.partition("/")[0] != only)
-
-    with repository.receiving(tree.name, all_but=only) as sink:
-        sent = send_tree(tree, sink, leave_out=leave_out, progress=progress)
-        contents = {**kept, **sent}
-        directories = [path for path in tree.directories if not leave_out(path)]
-        empty = sorted([*empty, *empty_directories(directories, sent)])
-        about = _about(
-            tree.name, contents, empty, brought, key, allow_interface_change=allow_interface_change
-        )
-        contents |= _send_about(sink, about, _newest(tree))
-        outcome = sink.place(contents)
-    return Delivery(tree.name, outcome, digest_of(contents, empty), about.note, sink.placed_ns)
+def _chosen(version: str) -> Callable[[str], bool]:
+    """Return whether a push of `version`, or of all if that is empty, reads the file at a path."""
+    return lambda path: path not in ABOUT_CONTENT and version in ("", path.partition("/")[0])
 
 
-def pull(
-    name: str, repository: Repository, directory: Path, progress: Progress | None = None
-) -> Delivery:
-    """Copy model `name` of `repository` into `directory`, under its name, with all its files.
-
-    Raises:
-        ModelConfigError: the model is missing or unusable, or differs from its manifest.
-        EdgeServerError: `directory` refuses the model and is unchanged.
-    """
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InternalError(f"{directory}: cannot be made: {error.strerror}") from error
-    with LocalRepository(directory).receiving(name) as incoming:
-        contents = repository.send(name, incoming, progress)
-        note = ""
-        if MANIFEST not in contents:
-            note = f"it has no {MANIFEST}: nobody can tell whether it is as it was made"
-        elif fault := unfit(incoming.read(MANIFEST), name, contents, incoming.empty_directories):
-            raise ModelConfigError(f"{repository}: model '{name}': {fault}; push it there anew")
-        outcome = incoming.place(contents)
-        digest = digest_of(contents, incoming.empty_directories)
-    return Delivery(name, outcome, digest, note)
-
-
-def write_about(
-    directory: Path, key: SigningKey | None, *, allow_interface_change: bool = False
-) -> Delivery:
-    """Write manifest.json, and with `key` its signature, beside the files of a model; see `push`.
-
-    The manifest is written last and atomically, so that a daemon that follows `directory` waits for
-    it.
-
-    Raises:
-        ModelConfigError: the directory is no model.
-        InternalError: the files cannot be written.
-    """
-    tree = read_model(directory)
-    inventory = take_inventory(tree.repository, tree.name)
-    if inventory.fault:
-        raise ModelConfigError(inventory.fault)
-    brought = {MANIFEST: inventory.manifest, SIGNATURE: inventory.signature}
-    about = _about(
-        tree.name,
-        inventory.files,
-        inventory.empty,
-        brought,
-        key,
-        allow_interface_change=allow_interface_change,
-    )
-    try:
-        if about.signature is None:
-            (tree.directory / SIGNATURE).unlink(missing_ok=True)
-        else:
-            _replace(tree.directory / SIGNATURE, about.signature)
-        _replace(tree.directory / MANIFEST, about.manifest)
-    except OSError as error:
-        raise InternalError(f"{tree.directory}: cannot be written: {error.strerror}") from error
-    return Delivery(tree.name, "replaced", digest_of(inventory.files, inventory.empty), about.note)
+def _merged(rest: Content, new: Content, version: str) -> Content:
+    """Return the content of a model whose `version` is replaced by `new`."""
+    replaced = _chosen(version)
+    files = {path: file for path, file in rest.files.items() if not replaced(path)}
+    empty = (path for path in rest.empty if not replaced(path))
+    return Content({**files, **new.files}, tuple(sorted([*empty, *new.empty])))
 
 
 def _with_version(directory: Path, version: str) -> ModelTree:
@@ -240,76 +257,13 @@ def _with_version(directory: Path, version: str) -> ModelTree:
     return tree
 
 
-def _cannot_be_kept(there: Inventory, key: SigningKey | None) -> str:
+def _cannot_be_kept(rest: Inventory, key: SigningKey | None) -> str:
     """Return why a new manifest must not vouch for the stored files; empty if it may."""
-    if there.fault:
-        return there.fault
-    manifest = there.manifest
-    if manifest is not None and (fault := unfit(manifest, there.name, there.files, there.empty)):
-        return f"model '{there.name}' is not what its manifest says: {fault}"
-    if key is not None and not key.has_signed(there.manifest, there.signature):
-        return f"model '{there.name}' was not signed with this key, which would now vouch for it"
+    if rest.fault:
+        return rest.fault
+    content, manifest = rest.content, rest.manifest
+    if manifest is not None and (fault := unfit(manifest, rest.name, content.files, content.empty)):
+        return f"model '{rest.name}' is not what its manifest says: {fault}"
+    if key is not None and not key.has_signed(rest.manifest, rest.signature):
+        return f"model '{rest.name}' was not signed with this key, which would now vouch for it"
     return ""
-
-
-def _brought(tree: ModelTree) -> Mapping[str, bytes | None]:
-    try:
-        return about_in(tree)
-    except OSError as error:
-        raise ModelConfigError(
-            f"{tree.directory}: its {MANIFEST} or {SIGNATURE} cannot be read: {error.strerror}"
-        ) from error
-
-
-def _about(
-    name: str,
-    contents: Mapping[str, FileContent],
-    empty: Sequence[str],
-    brought: Mapping[str, bytes | None],
-    key: SigningKey | None,
-    *,
-    allow_interface_change: bool,
-) -> _About:
-    manifest, signature = brought.get(MANIFEST), brought.get(SIGNATURE)
-    if key is None and manifest is not None and not unfit(manifest, name, contents, empty):
-        if not allow_interface_change or allows_interface_change(manifest):
-            return _About(manifest, signature)
-        if signature is not None:
-            raise ModelConfigError(
-                f"model '{name}': {MANIFEST} is signed and does not allow another interface; sign "
-                "it anew, with --sign KEY beside --allow-interface-change"
-            )
-    manifest = manifest_of(name, contents, empty, allow_interface_change=allow_interface_change)
-    if key is not None:
-        return _About(manifest, key.sign(manifest))
-    if signature is not None:
-        return _About(
-            manifest, None, f"{SIGNATURE} was of other content and is left out; sign anew"
-        )
-    return _About(manifest, None)
-
-
-def _send_about(sink: Sink, about: _About, mtime_ns: int) -> dict[str, FileContent]:
-    sent = {}
-    for path, data in ((SIGNATURE, about.signature), (MANIFEST, about.manifest)):
-        if data is not None:
-            source = Source(io.BytesIO(data).read)
-            sink.file(path, len(data), mtime_ns, source)
-            sent[path] = source.content()
-    return sent
-
-
-def _newest(tree: ModelTree) -> int:
-    return max((f.mtime_ns for f in tree.files if f.path not in ABOUT_CONTENT), default=0)
-
-
-def _replace(path: Path, data: bytes) -> None:
-    beside = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
-    try:
-        with beside.open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)

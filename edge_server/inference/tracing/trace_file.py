@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
-from edge_server.process.paths import error_of_place
+from edge_server.process.disk import error_of_place
 from edge_server.process.worker import Worker
 
 if TYPE_CHECKING:

@@ -1,8 +1,4 @@
-"""Atomic renames in a repository, with the repair after a crash.
-
-The remote agent runs this module, too, so it uses only the standard library (see
-`remote_agent.py`).
-"""
+"""Atomic renames in a repository, with the repair after a crash."""
 
 from __future__ import annotations
 
@@ -117,15 +113,6 @@ def lock(descriptor: int) -> None:
     # A network file system may lack locks; then users must avoid two pushes at the same time.
     with suppress(OSError):
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-
-
-def sync(directory: Path) -> None:
-    """Sync `directory`; return once its entries are safe from a power cut."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager

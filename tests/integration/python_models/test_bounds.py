@@ -45,28 +45,28 @@ def forget_peak() -> None:
     [
         ('self.M.LogLine(20, "x" * (20 << 20))', "a message of 2097"),
         (
-            "self.M.Executed(1, 1, '', [self.M.Answered(n, self.M.ChildResponse(), False) "
+            "self.M.Executed(1, 1, '', [self.M.Responded(n, self.M.ChildResponse(), False) "
             "for n in range(300000)])",
             "a message of",
         ),
         (
-            "self.M.Answered(1, self.M.ChildResponse([self.M.TensorPlace(f't{n}', 'UINT8', "
+            "self.M.Responded(1, self.M.ChildResponse([self.M.TensorPlace(f't{n}', 'UINT8', "
             "(200 << 20,), 64, 200 << 20) for n in range(1000)]), True)",
             "bytes of tensors in a memory of",
         ),
         (
-            "self.M.Answered(1, self.M.ChildResponse([self.M.TensorPlace('y', 'BYTES', (1 << 34,), "
-            "64, 1 << 20)]), True)",
+            "self.M.Responded(1, self.M.ChildResponse([self.M.TensorPlace('y', 'BYTES', "
+            "(1 << 34,), 64, 1 << 20)]), True)",
             "elements of BYTES at once",
         ),
         (
-            "self.M.CallModel(self.M.Asked(1, '', [self.M.TensorPlace('y', 'BYTES', (1 << 34,), "
-            "64, 1 << 20)], []), False)",
+            "self.M.CallModel(self.M.ChildRequest(1, '', [self.M.TensorPlace('y', 'BYTES', "
+            "(1 << 34,), 64, 1 << 20)], []), False)",
             "elements of BYTES at once",
         ),
         (
-            "self.M.LoadModel(1, 'm', '', [self.M.TensorPlace(f't{n}', 'UINT8', (200 << 20,), "
-            "64, 200 << 20) for n in range(1000)])",
+            "self.M.Query(1, self.M.LoadModel('m', '', [self.M.TensorPlace(f't{n}', 'UINT8', "
+            "(200 << 20,), 64, 200 << 20) for n in range(1000)]))",
             "bytes of tensors in a memory of",
         ),
     ],
@@ -77,7 +77,7 @@ def test_a_lie_ends_the_process_and_costs_little_memory(serve: Serve, lie: str, 
     )
     forget_peak()
     before = memory_bytes()
-    with pytest.raises(InternalError, match=f"it spoke nonsense: .*{why}"):
+    with pytest.raises(InternalError, match=f"it sent an invalid message: .*{why}"):
         served.infer("m", 1)
     assert memory_bytes() - before < 100 << 20
 
@@ -87,11 +87,11 @@ def test_a_lie_ends_the_process_and_costs_little_memory(serve: Serve, lie: str, 
     [
         ("self.M.Executed(2, -(10**15))", "Expected `int` >= 0"),
         (
-            "self.M.Answered(1, self.M.ChildResponse(parameters={'p': 2**63}), True)",
+            "self.M.Responded(1, self.M.ChildResponse(parameters={'p': 2**63}), True)",
             "Expected `int` <= 9223372036854775807",
         ),
         (
-            "self.M.Answered(1, self.M.ChildResponse([self.M.TensorPlace('y', 'NOPE', (1,), 64, "
+            "self.M.Responded(1, self.M.ChildResponse([self.M.TensorPlace('y', 'NOPE', (1,), 64, "
             "4)]), True)",
             "'NOPE' is not a valid DataType",
         ),
@@ -104,7 +104,7 @@ def test_a_lie_about_numbers_is_named_and_no_fault_of_the_server(
     served = serve(
         m=LIAR + f"def execute(self, requests):\n    self.say({lie})\n    time.sleep(60)"
     )
-    with pytest.raises(InternalError, match=f"it spoke nonsense: .*{why}"):
+    with pytest.raises(InternalError, match=f"it sent an invalid message: .*{why}"):
         served.infer("m", 1)
     assert not [record for record in caplog.records if record.exc_info]
 
@@ -119,7 +119,7 @@ def test_answers_that_wait_for_nobody_are_bounded(serve: Serve) -> None:
 def execute(self, requests):
     sender = requests[0].get_response_sender()
     response = self.M.ChildResponse(parameters={"p": "x" * 500000})
-    self.say(*[self.M.Answered(sender._number, response, False)] * 2000)
+    self.say(*[self.M.Responded(sender._number, response, False)] * 2000)
 """,
         )
     )
@@ -135,7 +135,7 @@ def execute(self, requests):
 
     served.plane.submit(InferRequest("m", {"x": Tensor(np.ones(1, np.int32))}), take)
     end = time.monotonic() + PATIENCE_S
-    while "answers to a request are on their way" not in served.model("m").not_ready_reason():
+    while "undelivered responses to a request" not in served.model("m").not_ready_reason():
         assert time.monotonic() < end
         time.sleep(0.01)
     assert memory_bytes() - before < 300 << 20
@@ -154,7 +154,7 @@ def execute(self, requests):
         ),
     ],
 )
-def test_an_honest_model_that_says_too_much_hears_it_and_lives(
+def test_an_honest_model_that_sends_too_much_gets_an_error_and_lives(
     serve: Serve, returned: str, says: str
 ) -> None:
     served = serve(
@@ -170,7 +170,7 @@ def test_an_honest_model_that_says_too_much_hears_it_and_lives(
     assert served.values("m", 0) == before
 
 
-def test_a_sender_that_says_too_much_answers_with_that(serve: Serve) -> None:
+def test_a_sender_that_sends_too_much_responds_with_that_error(serve: Serve) -> None:
     served = serve(
         m=(
             "model_transaction_policy { decoupled: true }",
@@ -197,7 +197,7 @@ def test_the_text_of_an_error_is_cut(serve: Serve) -> None:
     assert len(served.failed[0].reason) < 20_000
 
 
-def test_a_model_that_floods_the_log_is_cut_off_and_answers(
+def test_a_model_that_floods_the_log_is_cut_off_and_responds(
     serve: Serve, caplog: pytest.LogCaptureFixture
 ) -> None:
     served = serve(

@@ -46,7 +46,7 @@ def execute(self, requests):
     assert [t.name for t in threading.enumerate() if "calls of" in t.name] == ["calls of m_0"]
 
 
-def test_threads_and_coroutines_ask_side_by_side(serve: Serve) -> None:
+def test_threads_and_coroutines_call_side_by_side(serve: Serve) -> None:
     served = serve(
         double=("instance_group { count: 2 kind: KIND_CPU }", DOUBLE),
         coroutines=ASK
@@ -70,7 +70,7 @@ def execute(self, requests):
     assert served.values("threads", 1) == wanted
 
 
-def test_the_answers_of_a_decoupled_model_come_one_by_one(serve: Serve) -> None:
+def test_the_responses_of_a_decoupled_model_come_one_by_one(serve: Serve) -> None:
     served = serve(
         count=COUNT,
         m=ASK
@@ -110,7 +110,7 @@ def execute(self, requests):
         ("self.ask('fails', [1])", "message: ValueError: bad", "INTERNAL"),
     ],
 )
-def test_a_call_that_fails_is_an_answer_with_an_error(
+def test_a_call_that_fails_is_a_response_with_an_error(
     serve: Serve, ask: str, text: str, code: str
 ) -> None:
     served = serve(
@@ -147,7 +147,7 @@ def execute(self, requests):
         served.infer("m", 1)
 
 
-def test_a_model_asks_whether_another_is_ready(serve: Serve) -> None:
+def test_a_model_queries_whether_another_is_ready(serve: Serve) -> None:
     served = serve(
         double=DOUBLE,
         m="""
@@ -159,7 +159,7 @@ def execute(self, requests):
     assert served.values("m", 1) == [1, 1, 0, 0]
 
 
-def test_a_call_carries_what_the_model_says_of_it(serve: Serve) -> None:
+def test_a_call_carries_the_fields_of_its_request(serve: Serve) -> None:
     served = serve(
         says="""
         def execute(self, requests):

@@ -22,7 +22,7 @@ def parameter(key: str, value: str) -> str:
     return f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}'
 
 
-def test_what_auto_complete_config_says_is_merged(serve: Serve) -> None:
+def test_the_result_of_auto_complete_config_is_merged(serve: Serve) -> None:
     served = serve(
         m=COMPLETE
         + "config.set_max_batch_size(4)\n"

@@ -62,7 +62,7 @@ def test_initialize_gets_tritons_arguments_and_finalize_is_called(
     assert "model m: all is well" in caplog.text
 
 
-def test_a_model_sees_all_that_a_request_says(serve: Serve) -> None:
+def test_a_model_sees_all_that_a_request_carries(serve: Serve) -> None:
     served = serve(
         m="""
         def execute(self, requests):
@@ -187,7 +187,9 @@ def test_an_exception_reaches_the_caller_as_triton_prints_it(serve: Serve, tmp_p
         ("sys.exit(3)", "SystemExit: 3"),
     ],
 )
-def test_a_wrong_return_is_told_in_tritons_words(serve: Serve, returned: str, text: str) -> None:
+def test_a_wrong_return_is_an_error_in_tritons_words(
+    serve: Serve, returned: str, text: str
+) -> None:
     served = serve(m=f"def execute(self, requests):\n    return {returned}")
     prefix = "Failed to process the request(s) for model 'm_0', message: "
     assert text_of(lambda: served.infer("m", 1)).startswith(prefix + text)
@@ -218,7 +220,7 @@ def test_an_error_of_one_response_is_that_requests_alone_with_its_code(serve: Se
         )
         for value, mine in zip((1, 0), heard, strict=True)
     ]
-    served.model("m")._instances[0].execute(requests)
+    served.model("m")._arbiter.instances[0].execute(requests)
     assert heard[0][0]["y"].array.tolist() == [[1]]
     assert isinstance(heard[1][0], NotFound)
     assert str(heard[1][0]) == "no such road"
@@ -229,7 +231,7 @@ def test_a_request_that_execute_forgets_is_an_error(serve: Serve) -> None:
     assert text_of(lambda: served.infer("m", 1)) == "model 'm' ended without an answer"
 
 
-def test_a_response_sender_answers_after_execute_returned(serve: Serve) -> None:
+def test_a_response_sender_responds_after_execute_returned(serve: Serve) -> None:
     served = serve(
         m="""
         def execute(self, requests):
@@ -285,7 +287,7 @@ def test_a_response_sender_refuses_in_tritons_words(
     assert f"said: {text}\n" in caplog.text
 
 
-def test_a_decoupled_model_answers_as_often_as_it_likes_and_later(serve: Serve) -> None:
+def test_a_decoupled_model_responds_as_often_as_it_likes_and_later(serve: Serve) -> None:
     served = serve(
         m=(
             DECOUPLED,
@@ -313,7 +315,7 @@ def test_a_decoupled_model_must_return_none(serve: Serve) -> None:
     )
 
 
-def test_a_decoupled_model_that_says_nothing_is_over(serve: Serve) -> None:
+def test_a_decoupled_model_without_a_response_ends(serve: Serve) -> None:
     served = serve(m=(DECOUPLED, "def execute(self, requests):\n    pass"))
     assert served.submit("m", 1).all() == [None]
 
@@ -399,7 +401,7 @@ def test_a_model_sees_that_its_caller_has_gone(serve: Serve) -> None:
     assert answers.values() == [[0], [1]]
 
 
-def test_a_stream_of_large_answers_needs_no_more_memory_than_is_looked_at(serve: Serve) -> None:
+def test_a_stream_of_large_responses_needs_no_more_memory_than_is_looked_at(serve: Serve) -> None:
     served = serve(
         m=(
             DECOUPLED + 'parameters { key: "shared_memory_limit_mib" value { string_value: "4" } }',
@@ -491,7 +493,7 @@ def test_metrics_are_kept_by_the_daemon(serve: Serve) -> None:
         ("1 / 0", "ZeroDivisionError"),
     ],
 )
-def test_what_cannot_travel_is_told_where_it_was_made_and_costs_no_process(
+def test_what_cannot_be_sent_is_an_error_where_it_was_made_and_costs_no_process(
     serve: Serve, returned: str, text: str
 ) -> None:
     served = serve(
@@ -527,7 +529,7 @@ def test_an_exception_that_cannot_be_printed_costs_no_process(serve: Serve) -> N
     assert served.values("m", 0) == before
 
 
-def test_who_takes_answers_slowly_holds_up_nobody_else(serve: Serve) -> None:
+def test_a_slow_reader_of_responses_holds_up_nobody_else(serve: Serve) -> None:
     """A client that does not read is between it and the model's thread that answers it."""
     served = serve(
         m=(
@@ -572,7 +574,7 @@ class Slow:
             self.over.set()
 
 
-def test_a_model_waits_for_who_takes_its_answers_slowly(serve: Serve) -> None:
+def test_a_model_waits_for_a_slow_reader_of_its_responses(serve: Serve) -> None:
     served = serve(
         m=(
             DECOUPLED,

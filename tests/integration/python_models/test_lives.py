@@ -79,7 +79,7 @@ def test_a_caller_in_a_hurry_does_not_cost_the_others_a_slow_process(serve: Serv
     assert served.values("m", FINE) == [first]
 
 
-def test_a_caller_in_a_hurry_does_not_cost_those_of_its_batch_their_answers(serve: Serve) -> None:
+def test_a_caller_in_a_hurry_does_not_cost_those_of_its_batch_their_responses(serve: Serve) -> None:
     served = serve(
         m=(
             "max_batch_size: 8 dynamic_batching { max_queue_delay_microseconds: 300000 }",
@@ -120,9 +120,10 @@ def test_an_initialize_that_fails_fails_the_load(serve: Serve) -> None:
     assert {entry.state for entry in served.failed} == {ModelState.UNAVAILABLE}
 
 
-def test_an_initialize_that_hangs_is_ended(serve: Serve) -> None:
+@pytest.mark.parametrize("body", ["time.sleep(600)", "while True: print('still here')"])
+def test_an_initialize_that_hangs_is_ended(serve: Serve, body: str) -> None:
     limit = 'parameters { key: "initialize_timeout_s" value { string_value: "1" } }'
-    served = serve(m=(limit, "def initialize(self, args):\n    time.sleep(600)"))
+    served = serve(m=(limit, f"def initialize(self, args):\n    {body}"))
     assert (
         "'initialize' did not return within 1 s; parameter 'initialize_timeout_s' allows more"
         in served.failed[0].reason
@@ -151,7 +152,7 @@ def test_pauses_grow_while_initialize_fails(serve: Serve, tmp_path: Path) -> Non
     served.wait_until_ready("m")
 
 
-def test_every_stream_is_answered_when_the_process_dies(serve: Serve) -> None:
+def test_every_stream_gets_its_last_response_when_the_process_dies(serve: Serve) -> None:
     served = serve(
         m=(
             "model_transaction_policy { decoupled: true }",
@@ -171,7 +172,7 @@ def test_every_stream_is_answered_when_the_process_dies(serve: Serve) -> None:
         assert "died of SIGKILL" in str(answers.last())
 
 
-def test_is_ready_is_asked(serve: Serve, tmp_path: Path) -> None:
+def test_is_ready_is_called(serve: Serve, tmp_path: Path) -> None:
     marker = tmp_path / "fine"
     served = serve(
         m=f"""
@@ -180,13 +181,13 @@ def test_is_ready_is_asked(serve: Serve, tmp_path: Path) -> None:
             return os.path.exists({str(marker)!r})
         """
     )
-    assert served.model("m").not_ready_reason() == "instance 'm_0': is_ready says no"
+    assert served.model("m").not_ready_reason() == "instance 'm_0': is_ready returned False"
     assert not served.plane.model_ready("m", "")
     marker.touch()
     assert served.plane.model_ready("m", "")
 
 
-def test_while_one_instance_is_away_another_does_its_work(serve: Serve) -> None:
+def test_while_one_instance_is_down_another_does_its_work(serve: Serve) -> None:
     served = serve(m=("instance_group { count: 2 kind: KIND_CPU }", WILLING))
     with pytest.raises(InternalError):
         served.infer("m", SEGV)
@@ -201,8 +202,9 @@ def test_a_sequence_is_never_given_to_another_instance(serve: Serve) -> None:
     served = serve(m=("instance_group { count: 2 kind: KIND_CPU } " + sequences, WILLING))
     with pytest.raises(InternalError):
         served.infer("m", SEGV, sequence=SequencePlace(1, start=True))
-    away = next(i for i in served.model("m")._instances if not i.up)
-    assert away._arbiter.take(away, None) is None
+    arbiter = served.model("m")._arbiter
+    down = next(instance for instance in arbiter.instances if not instance.up)
+    assert arbiter.take(down, 0.0) is None
 
 
 def test_nothing_is_left_behind_when_a_model_is_closed(serve: Serve) -> None:
@@ -234,7 +236,7 @@ def test_nothing_is_left_behind_when_a_model_is_closed(serve: Serve) -> None:
     assert threading.active_count() == threads
 
 
-def test_a_model_that_does_not_finalize_is_ended_and_that_is_told(
+def test_a_model_that_does_not_finalize_is_ended_and_that_is_logged(
     serve: Serve, caplog: pytest.LogCaptureFixture
 ) -> None:
     served = serve(
@@ -279,7 +281,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-def test_a_process_that_speaks_nonsense_is_ended_at_once_and_the_reason_is_told(
+def test_a_process_that_sends_an_invalid_message_is_ended_at_once_and_the_reason_is_named(
     serve: Serve,
 ) -> None:
     served = serve(
@@ -294,7 +296,7 @@ def test_a_process_that_speaks_nonsense_is_ended_at_once_and_the_reason_is_told(
             time.sleep(60)
         """
     )
-    with pytest.raises(InternalError, match="it spoke nonsense: a message that is none"):
+    with pytest.raises(InternalError, match="it sent an invalid message: not a message"):
         served.infer("m", 1)
 
 

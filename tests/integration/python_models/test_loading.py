@@ -127,7 +127,7 @@ def execute(self, requests):
     assert not server.client.is_model_ready("b")
 
 
-def test_what_is_loaded_stays_for_whoever_asks_next(explicit: Callable[..., Server]) -> None:
+def test_what_is_loaded_stays_for_the_next_caller(explicit: Callable[..., Server]) -> None:
     """As models do it that load what they need when they first need it."""
     server = explicit(
         b=DOUBLE,
@@ -143,7 +143,7 @@ def execute(self, requests):
     assert server.values("b", 4) == [8]
 
 
-def test_members_go_with_their_ensemble_where_that_is_asked_for(
+def test_members_go_with_their_ensemble_where_that_is_requested(
     explicit: Callable[..., Server], tmp_path: Path
 ) -> None:
     (tmp_path / "models" / "e" / "1").mkdir(parents=True)
@@ -327,7 +327,7 @@ def execute(self, requests):
     assert server.values("m", 3) == [6]
 
 
-def test_a_model_that_unloads_itself_answers_and_is_gone(explicit: Callable[..., Server]) -> None:
+def test_a_model_that_unloads_itself_responds_and_is_gone(explicit: Callable[..., Server]) -> None:
     server = explicit(
         m=ASK
         + """
@@ -340,7 +340,7 @@ def execute(self, requests):
     server.wait_until(lambda: server.state("m") == ("UNAVAILABLE", "unloaded"))
 
 
-def test_a_model_that_loads_itself_anew_answers_and_gives_way(
+def test_a_model_that_loads_itself_anew_responds_and_gives_way(
     explicit: Callable[..., Server], source: Callable[[str], bytes]
 ) -> None:
     server = explicit(

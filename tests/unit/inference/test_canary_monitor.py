@@ -1,4 +1,4 @@
-"""A version that is worse than the one before it is told of once; one that is not passes."""
+"""A version that is worse than its predecessor fails once; one that is not passes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def config(extra: str = "", backend: str = "identity") -> ModelConfig:
     return ModelConfig.of(text_format.Parse(text, pb.ModelConfig()))
 
 
-# Its predecessor can be asked what it failed at; the next one's anything; the others' nothing.
+# Failed requests can be replayed on its predecessor; on the next one's any; on the others' none.
 CONFIG = config(backend="python")
 TIMED = config()
 DECOUPLED = config("model_transaction_policy { decoupled: true }")
@@ -60,26 +60,26 @@ NAN = {"b": Tensor(np.array([1, np.nan], "<f4"))}
 
 
 class FixedScheduler:
-    """A scheduler that gives `answer` at once."""
+    """A scheduler that gives `response` at once."""
 
     def __init__(self) -> None:
-        self.answer: ResponseCallback = response(FINE)
+        self.response: ResponseCallback = response(FINE)
         self.more: tuple[ResponseCallback, ...] = ()
         self.run_s = 0.0
         self.closed = 0
-        self.asked = 0
+        self.requests = 0
         self.never = False
 
     def submit(self, request: InferRequest, snapshot: Snapshot, respond: Respond) -> None:
-        self.asked += 1
+        self.requests += 1
         if self.never:
             return
         if request.parameters:
-            for answer in (*self.more, self.answer):
-                respond(answer, False)
+            for reply in (*self.more, self.response):
+                respond(reply, False)
             respond(None, True)
         else:
-            respond(self.answer, True)
+            respond(self.response, True)
 
     def pending(self) -> int:
         return 3
@@ -91,8 +91,8 @@ class FixedScheduler:
         self.closed += 1
 
 
-class Troubled:
-    """A model that says what troubles it."""
+class ModelStub:
+    """A model that may be not ready."""
 
     why = ""
 
@@ -132,15 +132,15 @@ def unwatched(model: LoadedModel) -> FixedScheduler:
 
 
 class Canary:
-    """A version on monitor from second 0 on, without the threads that look and replay."""
+    """A version in a canary from second 0 on, without the thread that looks and replays."""
 
     def __init__(self, before: LoadedModel | None = None, config: ModelConfig = CONFIG) -> None:
         self.verdicts: list[str] = []
         self.news: list[str] = []
-        self.says = FixedScheduler()
+        self.scheduler = FixedScheduler()
         before = before or predecessor(config=config)
         self.before = unwatched(before)
-        self.model = Troubled()
+        self.model = ModelStub()
         self.monitor = CanaryMonitor(
             "m",
             TERMS,
@@ -148,7 +148,7 @@ class Canary:
             on_passed=lambda: self.verdicts.append("passed"),
             on_news=self.news.append,
         )
-        fresh = LoadedModel(config, 2, self.says, ModelStatistics(), self.model)
+        fresh = LoadedModel(config, 2, self.scheduler, ModelStatistics(), self.model)
         self.watched = self.monitor.watch(fresh, before)
         self.monitor.begin(0.0)
 
@@ -158,9 +158,9 @@ class Canary:
         assert each.mirror is not None
         return each.mirror
 
-    def ask(
+    def send(
         self,
-        answer: ResponseCallback = None,
+        reply: ResponseCallback = None,
         times: int = 1,
         *,
         stream: bool = False,
@@ -168,16 +168,16 @@ class Canary:
         sequence: SequencePlace | None = None,
         replayed: bool = True,
     ) -> None:
-        self.says.answer = answer or response(FINE)
+        self.scheduler.response = reply or response(FINE)
         parameters = {"stream": True} if stream else {}
-        heard: list[ResponseCallback] = []
+        responses: list[ResponseCallback] = []
         request = InferRequest("m", inputs or {}, parameters=parameters, sequence=sequence)
         for _ in range(times):
-            self.watched.scheduler.submit(request, Snapshot({}), lambda a, _: heard.append(a))
+            self.watched.scheduler.submit(request, Snapshot({}), lambda a, _: responses.append(a))
             if replayed:
                 self.replay()
-        said = [*(self.says.more if stream else ()), self.says.answer]
-        assert [a for a in heard if a is not None] == said * times
+        expected = [*(self.scheduler.more if stream else ()), self.scheduler.response]
+        assert [a for a in responses if a is not None] == expected * times
 
     def replay(self) -> None:
         (each,) = self.monitor.watched
@@ -185,8 +185,8 @@ class Canary:
             pass
 
     def pair(self, new_ms: float, old_ms: float, times: int = 1) -> None:
-        """Requests for which the versions said that they took so long, each sampled."""
-        self.before.answer = response(FINE, old_ms)
+        """Requests for which the versions report these times, each sampled."""
+        self.before.response = response(FINE, old_ms)
         for _ in range(times):
             self.mirror.sample(InferRequest("m", {}), response(FINE, new_ms))
             self.replay()
@@ -198,49 +198,49 @@ class Canary:
 
 def test_it_passes_with_the_requests_and_the_seconds_and_is_then_left_alone() -> None:
     canary = Canary()
-    canary.ask(times=99)
+    canary.send(times=99)
     assert canary.look(now=31.0) == []
-    canary.ask()
+    canary.send()
     assert canary.look(now=29.0) == []
     assert canary.look(now=30.0) == ["passed"]
-    canary.ask(InternalError("late"), times=99)
+    canary.send(InternalError("late"), times=99)
     assert canary.look(now=40.0) == ["passed"]
     scheduler = canary.watched.scheduler
     assert isinstance(scheduler, WatchedScheduler)
     assert scheduler.seen.total() == 100
 
 
-def test_a_model_that_nobody_asks_passes_in_the_end() -> None:
+def test_a_model_that_gets_no_request_passes_in_the_end() -> None:
     canary = Canary()
     assert canary.look(now=299.0) == []
     assert canary.look(now=300.0) == ["passed"]
 
 
-def test_the_third_failure_is_one_too_many_and_told_once() -> None:
+def test_the_third_failure_is_one_too_many_and_reported_once() -> None:
     canary = Canary(predecessor(good=100))
-    canary.ask(InternalError("no"), times=2)
+    canary.send(InternalError("no"), times=2)
     assert canary.look() == []
-    canary.ask(InternalError("no"), times=2)
+    canary.send(InternalError("no"), times=2)
     verdict = [
         "version 2: 4 of 4 requests failed; its predecessor, given 4 of these requests, responded "
         "well to 4"
     ]
     assert canary.look() == verdict
-    canary.ask(InternalError("no"), times=9)
+    canary.send(InternalError("no"), times=9)
     assert canary.look(now=999.0) == verdict
 
 
 def test_what_its_predecessor_fails_at_too_is_the_callers_doing() -> None:
     canary = Canary(predecessor(good=100))
-    canary.before.answer = InternalError("neither")
-    canary.ask(InternalError("no"), times=100)
+    canary.before.response = InternalError("neither")
+    canary.send(InternalError("no"), times=100)
     assert canary.look(now=30.0) == ["passed"]
 
 
 def test_what_was_not_replayed_is_taken_to_be_like_what_was() -> None:
     """More fails than there is room for, or time: the share that counts is not the less for it."""
     canary = Canary()
-    canary.ask(InternalError("no"), times=50, replayed=False)
+    canary.send(InternalError("no"), times=50, replayed=False)
     assert canary.look() == []
     canary.replay()
     assert canary.look() == [
@@ -252,10 +252,10 @@ def test_what_was_not_replayed_is_taken_to_be_like_what_was() -> None:
 def test_requests_that_both_fail_at_do_not_hide_those_that_only_the_new_one_fails_at() -> None:
     canary = Canary()
     for _ in range(20):
-        canary.before.answer = InternalError("neither")
-        canary.ask(InternalError("no"), times=4)
-        canary.before.answer = response(FINE)
-        canary.ask(InternalError("no"), times=1)
+        canary.before.response = InternalError("neither")
+        canary.send(InternalError("no"), times=4)
+        canary.before.response = response(FINE)
+        canary.send(InternalError("no"), times=1)
     assert "its predecessor, given 50 of these requests, responded well to 10" in canary.look()[0]
 
 
@@ -264,29 +264,29 @@ def test_what_only_the_predecessor_fails_at_is_held_against_what_only_the_new_on
     canary = Canary(config=TIMED)
     for _ in range(20):
         for new, old in ((InternalError("no"), None), *[(None, None)] * 3):
-            canary.before.answer = old or response(FINE)
-            canary.ask(new)
-        canary.before.answer = InternalError("no")
+            canary.before.response = old or response(FINE)
+            canary.send(new)
+        canary.before.response = InternalError("no")
         canary.mirror.sample(InferRequest("m", {}), response(FINE))
         canary.replay()
-        canary.before.answer = response(FINE)
+        canary.before.response = response(FINE)
     assert canary.look() == []
 
 
-def test_where_nobody_can_be_asked_again_failures_as_they_were_before_are_no_reason() -> None:
+def test_without_replays_failures_as_they_were_before_are_no_reason() -> None:
     canary = Canary(predecessor(good=80, failed=20, config=DECOUPLED), DECOUPLED)
     for _ in range(20):
-        canary.ask(InternalError("no"), times=2)
-        canary.ask(times=3)
+        canary.send(InternalError("no"), times=2)
+        canary.send(times=3)
     assert canary.look() == []
-    canary.ask(InternalError("no"), times=60)
+    canary.send(InternalError("no"), times=60)
     assert "requests failed; before it 20.0% did" in canary.look()[0]
 
 
 def test_what_fails_after_much_that_was_good_is_seen_in_the_last_requests() -> None:
     canary = Canary()
-    canary.ask(times=10_000)
-    canary.ask(InternalError("no"), times=6)
+    canary.send(times=10_000)
+    canary.send(InternalError("no"), times=6)
     assert canary.look()[0].startswith("version 2: 6 of 100 requests failed;")
 
 
@@ -296,7 +296,7 @@ NO_VERDICT = [Cancelled, DeadlineExceeded, Unavailable]
 @pytest.mark.parametrize("kind", NO_VERDICT)
 def test_a_request_whose_caller_left_is_neither_good_nor_bad(kind: type[EdgeServerError]) -> None:
     canary = Canary()
-    canary.ask(kind("x"), times=100)
+    canary.send(kind("x"), times=100)
     assert canary.look(now=30.0) == []
     assert canary.look(now=300.0) == ["passed"]
 
@@ -308,28 +308,28 @@ def test_requests_whose_callers_left_hide_no_failures(
 ) -> None:
     canary = Canary(config=config)
     for _ in range(3):
-        canary.ask(InternalError("no"))
-        canary.ask(kind("x"), times=30)
+        canary.send(InternalError("no"))
+        canary.send(kind("x"), times=30)
     assert canary.look()[0].startswith("version 2: 3 of 3 requests failed;")
 
 
 def test_what_only_the_new_version_refuses_is_its_failure() -> None:
     canary = Canary()
-    canary.ask(times=20)
-    canary.ask(InvalidRequest("a batch of 8"), times=3)
+    canary.send(times=20)
+    canary.send(InvalidRequest("a batch of 8"), times=3)
     assert canary.look()[0].startswith("version 2: 3 of 23 requests failed; its predecessor, given")
 
 
 def test_what_both_versions_refuse_is_the_callers_doing() -> None:
     canary = Canary()
-    canary.before.answer = InvalidRequest("no text")
-    canary.ask(InvalidRequest("no text"), times=100)
+    canary.before.response = InvalidRequest("no text")
+    canary.send(InvalidRequest("no text"), times=100)
     assert canary.look(now=30.0) == ["passed"]
 
 
-def test_a_refusal_that_no_predecessor_can_be_asked_about_is_neither_good_nor_bad() -> None:
+def test_a_refusal_that_cannot_be_replayed_is_neither_good_nor_bad() -> None:
     canary = Canary(config=DECOUPLED)
-    canary.ask(InvalidRequest("no text"), times=100)
+    canary.send(InvalidRequest("no text"), times=100)
     assert canary.look(now=30.0) == []
 
 
@@ -341,7 +341,7 @@ def test_a_response_that_cannot_be_looked_at_reaches_its_caller(
 
     monkeypatch.setattr(predecessor_module, "is_finite", no_memory)
     canary = Canary()
-    canary.ask()
+    canary.send()
     assert "a response could not be checked" in caplog.text
     scheduler = canary.watched.scheduler
     assert isinstance(scheduler, WatchedScheduler)
@@ -357,10 +357,12 @@ def test_a_response_that_cannot_be_looked_at_reaches_its_caller(
     ],
 )
 @pytest.mark.parametrize("kind", [CONFIG, DECOUPLED])
-def test_answers_that_are_not_finite_fail_it(outputs: dict[str, Tensor], kind: ModelConfig) -> None:
+def test_responses_that_are_not_finite_fail_it(
+    outputs: dict[str, Tensor], kind: ModelConfig
+) -> None:
     canary = Canary(config=kind)
-    canary.ask(times=20)
-    canary.ask(response(outputs), times=3, stream=kind.decoupled)
+    canary.send(times=20)
+    canary.send(response(outputs), times=3, stream=kind.decoupled)
     assert canary.look()[0].startswith("version 2: 3 of 23 responses were not finite; ")
 
 
@@ -370,25 +372,25 @@ def test_what_is_made_of_numbers_that_are_not_finite_is_the_callers_doing(
 ) -> None:
     """Even where its predecessor makes something of them."""
     canary = Canary(config=kind)
-    canary.ask(response(NAN), times=100, inputs={"a": NAN["b"]})
+    canary.send(response(NAN), times=100, inputs={"a": NAN["b"]})
     assert canary.look(now=30.0) == ["passed"]
-    assert canary.before.asked == 0
+    assert canary.before.requests == 0
 
 
 def test_what_finite_numbers_too_large_for_both_make_is_the_callers_doing() -> None:
     canary = Canary()
-    canary.before.answer = response(NAN)
-    canary.ask(response(NAN), times=100, inputs={"a": Tensor(np.full(1, 3e38, "<f4"))})
+    canary.before.response = response(NAN)
+    canary.send(response(NAN), times=100, inputs={"a": Tensor(np.full(1, 3e38, "<f4"))})
     assert canary.look(now=30.0) == ["passed"]
 
 
-def test_a_sequence_that_was_given_nan_once_may_answer_with_it_until_it_starts_anew() -> None:
+def test_a_sequence_that_was_given_nan_once_may_respond_with_it_until_it_starts_anew() -> None:
     canary = Canary(config=SEQUENCE)
-    canary.ask(response(NAN), inputs={"a": NAN["b"]}, sequence=SequencePlace(7, start=True))
-    canary.ask(response(NAN), times=99, inputs=FINE_INPUT, sequence=SequencePlace(7))
+    canary.send(response(NAN), inputs={"a": NAN["b"]}, sequence=SequencePlace(7, start=True))
+    canary.send(response(NAN), times=99, inputs=FINE_INPUT, sequence=SequencePlace(7))
     assert canary.look() == []
-    canary.ask(response(NAN), inputs=FINE_INPUT, sequence=SequencePlace(7, start=True))
-    canary.ask(response(NAN), times=2, inputs=FINE_INPUT, sequence=SequencePlace(8, start=True))
+    canary.send(response(NAN), inputs=FINE_INPUT, sequence=SequencePlace(7, start=True))
+    canary.send(response(NAN), times=2, inputs=FINE_INPUT, sequence=SequencePlace(8, start=True))
     assert len(canary.look()) == 1
 
 
@@ -396,56 +398,56 @@ def test_sequences_that_ended_do_not_fill_the_memory_of_those_given_nan() -> Non
     canary = Canary(config=SEQUENCE)
     for number in range(1, 2000):
         whole = SequencePlace(number, start=True, end=True)
-        canary.ask(response(NAN), inputs={"a": NAN["b"]}, sequence=whole)
-    canary.ask(response(NAN), times=3, inputs=FINE_INPUT, sequence=SequencePlace(1, start=True))
+        canary.send(response(NAN), inputs={"a": NAN["b"]}, sequence=whole)
+    canary.send(response(NAN), times=3, inputs=FINE_INPUT, sequence=SequencePlace(1, start=True))
     assert canary.look()[0].startswith("version 2: 3 of 100 responses were not finite")
 
 
-def test_one_answer_of_many_that_is_not_finite_is_enough() -> None:
+def test_one_response_of_many_that_is_not_finite_is_enough() -> None:
     canary = Canary(config=DECOUPLED)
-    canary.says.more = (response(NAN), response(FINE))
-    canary.ask(times=3, stream=True)
+    canary.scheduler.more = (response(NAN), response(FINE))
+    canary.send(times=3, stream=True)
     assert len(canary.look()) == 1
 
 
 def test_integers_and_texts_are_always_finite() -> None:
     canary = Canary()
     outputs = {"b": Tensor(np.array([1])), "c": Tensor(np.array([b"nan"], np.object_))}
-    canary.ask(response(outputs), times=100)
+    canary.send(response(outputs), times=100)
     assert canary.look(now=30.0) == ["passed"]
 
 
 def test_infinities_that_its_predecessor_gave_too_are_no_reason() -> None:
     before = recorded(predecessor(config=DECOUPLED), TERMS)
-    unwatched(before).answer = response(NAN)
+    unwatched(before).response = response(NAN)
     for _ in range(150):
         before.scheduler.submit(InferRequest("m", {}), Snapshot({}), lambda *_: None)
     assert before.scheduler.seen.total() == 100  # type: ignore[attr-defined]
     canary = Canary(before, DECOUPLED)
-    canary.ask(response(NAN), times=100)
+    canary.send(response(NAN), times=100)
     assert canary.look(now=30.0) == ["passed"]
 
 
-def test_a_version_that_is_only_slower_is_told_of_and_stays() -> None:
+def test_a_version_that_is_only_slower_is_reported_and_stays() -> None:
     canary = Canary(config=TIMED)
-    canary.ask(times=100, replayed=False)
+    canary.send(times=100, replayed=False)
     canary.pair(20, 4, times=29)
     assert (canary.look(now=29.0), canary.news) == ([], [])
     canary.pair(20, 4, times=1)
     assert canary.look(now=29.0) == []
-    told = [
+    news = [
         "version 2 is slower than its predecessor: 20.0 ms beside 4.0 ms, the medians of 30 "
         "requests that both were given"
     ]
-    assert canary.news == told
+    assert canary.news == news
     canary.pair(20, 4, times=1)
     assert canary.look(now=30.0) == ["passed"]
-    assert canary.news == told
+    assert canary.news == news
 
 
 def test_a_busy_machine_makes_both_slow_and_is_no_reason() -> None:
     canary = Canary(config=TIMED)
-    canary.ask(times=100, replayed=False)
+    canary.send(times=100, replayed=False)
     for new, old in ((4, 4), (90, 80), (40, 4), (4, 60)) * 10:
         canary.pair(new, old)
     assert canary.look(now=30.0) == ["passed"]
@@ -454,7 +456,7 @@ def test_a_busy_machine_makes_both_slow_and_is_no_reason() -> None:
 
 def test_it_is_watched_on_while_it_is_not_clear_whether_it_is_slower() -> None:
     canary = Canary(config=TIMED)
-    canary.ask(times=100, replayed=False)
+    canary.send(times=100, replayed=False)
     assert canary.look(now=30.0) == []
     assert canary.news == [
         "watched for longer than 30 s: its predecessor was given 0 of 30 requests so far"
@@ -468,31 +470,31 @@ def test_it_is_watched_on_while_it_is_not_clear_whether_it_is_slower() -> None:
     assert canary.news[1:] == [""]
 
 
-def test_a_client_who_sends_nonsense_all_the_time_does_not_keep_it_on_monitor() -> None:
+def test_a_client_who_sends_nonsense_all_the_time_does_not_keep_the_canary_going() -> None:
     canary = Canary(config=TIMED)
-    canary.before.answer = InternalError("neither")
-    canary.ask(InternalError("no"), times=20)
-    canary.ask(InternalError("no"), times=8, replayed=False)
+    canary.before.response = InternalError("neither")
+    canary.send(InternalError("no"), times=20)
+    canary.send(InternalError("no"), times=8, replayed=False)
     assert canary.mirror.is_comparing
     canary.mirror._samples_from_s = 0.0
     assert canary.mirror.wants_sample()
-    canary.ask(times=100, replayed=False)
-    canary.before.answer = response(FINE)
+    canary.send(times=100, replayed=False)
+    canary.before.response = response(FINE)
     canary.pair(4, 4, times=30)
-    canary.ask(InternalError("no"), times=8, replayed=False)
+    canary.send(InternalError("no"), times=8, replayed=False)
     assert canary.look(now=30.0) == ["passed"]
 
 
 def test_it_is_not_watched_for_ever() -> None:
     canary = Canary(config=TIMED)
-    canary.ask(times=100, replayed=False)
+    canary.send(times=100, replayed=False)
     assert canary.look(now=299.0) == []
     assert canary.look(now=300.0) == ["passed"]
 
 
 def test_what_is_batched_by_the_server_is_not_compared_by_its_time() -> None:
     canary = Canary(config=config("max_batch_size: 4 dynamic_batching {}"))
-    canary.ask(times=100, replayed=False)
+    canary.send(times=100, replayed=False)
     canary.pair(20, 4, times=60)
     assert canary.look(now=30.0) == ["passed"]
     assert canary.news == []
@@ -500,21 +502,21 @@ def test_what_is_batched_by_the_server_is_not_compared_by_its_time() -> None:
 
 def test_a_run_that_does_not_end_is_seen_at_the_second_look() -> None:
     canary = Canary()
-    canary.says.never = True
+    canary.scheduler.never = True
     canary.watched.scheduler.submit(InferRequest("m", {}), Snapshot({}), lambda *_: None)
-    canary.says.run_s = 1.5
+    canary.scheduler.run_s = 1.5
     assert canary.look(now=1.0) == []
-    canary.says.run_s = 0.0
+    canary.scheduler.run_s = 0.0
     assert canary.look(now=1.3) == []
-    canary.says.run_s = 1.5
+    canary.scheduler.run_s = 1.5
     assert canary.look(now=1.6) == []
     assert canary.look(now=1.85) == ["version 2: a run takes 1.5 s and does not end"]
-    assert canary.before.asked == 1
+    assert canary.before.requests == 1
 
 
 def test_a_run_of_a_whole_batch_may_take_as_long_as_its_requests_one_after_another() -> None:
     canary = Canary(config=config("max_batch_size: 8 dynamic_batching {}"))
-    canary.says.never = True
+    canary.scheduler.never = True
     rows = {"a": Tensor(np.ones((1, 1), "<f4"))}
     for _ in range(8):
         request = InferRequest("m", rows)
@@ -524,44 +526,44 @@ def test_a_run_of_a_whole_batch_may_take_as_long_as_its_requests_one_after_anoth
     # Its predecessor took 0.3 s for one of them.
     assert oldest is not None
     canary.mirror._timed_request = (oldest, 0.3)
-    canary.says.run_s = 20
+    canary.scheduler.run_s = 20
     assert [canary.look(now=1.0), canary.look(now=1.3)] == [[], []]
-    canary.says.run_s = 25
+    canary.scheduler.run_s = 25
     canary.look(now=2.0)
     assert canary.look(now=2.3) == ["version 2: a run takes 25.0 s and does not end"]
 
 
 def test_a_run_that_does_not_end_in_its_predecessor_either_is_the_callers_doing() -> None:
     canary = Canary()
-    canary.says.never = True
+    canary.scheduler.never = True
     canary.watched.scheduler.submit(InferRequest("m", {}), Snapshot({}), lambda *_: None)
-    canary.says.run_s = 20
-    canary.before.answer = InternalError("neither")
+    canary.scheduler.run_s = 20
+    canary.before.response = InternalError("neither")
     for now in (1.0, 2.0, 3.0):
         assert canary.look(now) == []
         canary.replay()
 
 
-def test_where_nobody_can_be_asked_again_a_run_must_take_long_to_hang() -> None:
+def test_without_replays_a_run_must_take_long_to_hang() -> None:
     canary = Canary(predecessor(good=50, ms=1, config=DECOUPLED), DECOUPLED)
-    canary.says.run_s = 4.9
+    canary.scheduler.run_s = 4.9
     assert [canary.look(now=1.0), canary.look(now=2.0)] == [[], []]
-    canary.says.run_s = 5.1
+    canary.scheduler.run_s = 5.1
     assert canary.look(now=3.0) == []
     assert len(canary.look(now=3.3)) == 1
 
 
 def test_a_slow_models_runs_may_take_long() -> None:
     canary = Canary(predecessor(good=50, ms=1000, config=DECOUPLED), DECOUPLED)
-    canary.says.run_s = 20
+    canary.scheduler.run_s = 20
     assert [canary.look(now=1.0), canary.look(now=9.0)] == [[], []]
 
 
 def test_a_model_whose_predecessor_is_ended_by_the_same_request_may_be_away() -> None:
     canary = Canary()
     canary.model.why = "its process ended"
-    canary.before.answer = InternalError("ended too")
-    canary.ask(InternalError("its process ended"))
+    canary.before.response = InternalError("ended too")
+    canary.send(InternalError("its process ended"))
     assert [canary.look(now=1.0), canary.look(now=9.0)] == [[], []]
 
 
@@ -578,7 +580,7 @@ def test_a_model_that_stays_away_fails_it() -> None:
 
 def test_after_stop_no_verdict_is_given() -> None:
     canary = Canary()
-    canary.ask(InternalError("no"), times=9)
+    canary.send(InternalError("no"), times=9)
     canary.monitor.stop()
     assert canary.look() == []
 
@@ -590,11 +592,11 @@ def test_without_room_for_a_thread_it_serves_unwatched_and_frees_its_predecessor
         raise RuntimeError("can't start new thread")
 
     over = threading.Event()
-    before, says = predecessor(), FixedScheduler()
+    before, scheduler = predecessor(), FixedScheduler()
     monitor = CanaryMonitor(
         "m", TERMS, on_failed=lambda _: None, on_passed=lambda: None, on_over=over.set
     )
-    fresh = LoadedModel(CONFIG, 2, says, ModelStatistics())
+    fresh = LoadedModel(CONFIG, 2, scheduler, ModelStatistics())
     watched = monitor.watch(fresh, before)
     before.close()
     assert unwatched(before).closed == 0
@@ -604,33 +606,33 @@ def test_without_room_for_a_thread_it_serves_unwatched_and_frees_its_predecessor
     assert unwatched(before).closed == 1
     assert "model m: not compared with its predecessor: can't start new thread" in caplog.text
     watched.scheduler.submit(InferRequest("m", {}), Snapshot({}), lambda *_: None)
-    assert says.asked == 1
+    assert scheduler.requests == 1
 
 
-def test_its_own_thread_tells_promptly_and_what_is_over_last() -> None:
-    told = threading.Event()
-    said: list[str] = []
-    says = FixedScheduler()
+def test_its_own_thread_reports_promptly_and_the_end_last() -> None:
+    ended = threading.Event()
+    events: list[str] = []
+    scheduler = FixedScheduler()
 
     def over() -> None:
-        said.append("over")
-        told.set()
+        events.append("over")
+        ended.set()
 
     monitor = CanaryMonitor(
         "m",
         CanaryTerms(),
-        on_failed=lambda _: said.append(threading.current_thread().name),
-        on_passed=lambda: said.append("passed"),
+        on_failed=lambda _: events.append(threading.current_thread().name),
+        on_passed=lambda: events.append("passed"),
         on_over=over,
     )
-    fresh = LoadedModel(CONFIG, 2, says, ModelStatistics())
+    fresh = LoadedModel(CONFIG, 2, scheduler, ModelStatistics())
     watched = monitor.watch(fresh, predecessor())
     monitor.start()
-    says.answer = InternalError("no")
+    scheduler.response = InternalError("no")
     for _ in range(3):
         watched.scheduler.submit(InferRequest("m", {}), Snapshot({}), lambda *_: None)
-    assert told.wait(30)
-    assert said == ["canary-m", "over"]
+    assert ended.wait(30)
+    assert events == ["canary-m", "over"]
     monitor.wait_over(30)
 
 
@@ -643,14 +645,14 @@ def test_the_predecessor_is_closed_when_its_last_replay_has_ended() -> None:
             assert may_run.wait(30)
             super().submit(request, snapshot, respond)
 
-    before, says = LoadedModel(CONFIG, 1, Blocking(), ModelStatistics()), FixedScheduler()
+    before, scheduler = LoadedModel(CONFIG, 1, Blocking(), ModelStatistics()), FixedScheduler()
     monitor = CanaryMonitor(
         "m", TERMS, on_failed=lambda _: None, on_passed=lambda: None, on_over=over.set
     )
-    watched = monitor.watch(LoadedModel(CONFIG, 2, says, ModelStatistics()), before)
+    watched = monitor.watch(LoadedModel(CONFIG, 2, scheduler, ModelStatistics()), before)
     before.close()
     monitor.start()
-    says.answer = InternalError("no")
+    scheduler.response = InternalError("no")
     watched.scheduler.submit(InferRequest("m", {}), Snapshot({}), lambda *_: None)
     assert running.wait(30)
     monitor.stop()
@@ -666,7 +668,7 @@ def test_a_watched_scheduler_is_its_scheduler_in_all_else() -> None:
     scheduler = canary.watched.scheduler
     assert (scheduler.pending(), scheduler.longest_run_s(0)) == (3, 0)
     canary.watched.close()
-    assert canary.says.closed == 1
+    assert canary.scheduler.closed == 1
 
 
 def test_counts_of_many_threads_add_up() -> None:

@@ -56,7 +56,7 @@ def test_files_are_named_as_the_protocol_names_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "says"),
+    ("key", "expected"),
     [
         ("1/model.py", "unrecognized load parameter '1/model.py'."),
         (
@@ -66,11 +66,11 @@ def test_files_are_named_as_the_protocol_names_them() -> None:
         ),
     ],
 )
-def test_other_names_are_refused_in_the_contracts_words(key: str, says: str) -> None:
+def test_other_names_are_refused_with_the_contracts_text(key: str, expected: str) -> None:
     models, control = controlled()
     with pytest.raises(InvalidRequest) as caught:
         models.load("b", config="{}", files={key: b"x"}, within="a")
-    assert str(caught.value) == says
+    assert str(caught.value) == expected
     assert control.calls == []
 
 

@@ -1,4 +1,4 @@
-"""What a new version was given its predecessor is given too, and nobody else notices."""
+"""Requests of a new version are replayed on its predecessor, and no caller notices."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def mirror(old: Model) -> Iterator[Mirror]:
     made.predecessor.close()
 
 
-def test_a_doubtful_request_is_given_to_the_predecessor_and_counts_nowhere(
+def test_a_request_with_a_fault_is_given_to_the_predecessor_and_counts_nowhere(
     old: Model, mirror: Mirror
 ) -> None:
     mirror.compare(request(), Fault.FAILED)
@@ -110,25 +110,25 @@ def test_a_doubtful_request_is_given_to_the_predecessor_and_counts_nowhere(
 
 def test_times_are_compared_of_what_both_calculated(old: Model, mirror: Mirror) -> None:
     lease = old.loaded.scheduler
-    heard: list[Any] = []
-    lease.submit(request(), Snapshot({}), lambda answer, _: heard.append(answer))
-    mirror.sample(request(), heard[0])
+    responses: list[Any] = []
+    lease.submit(request(), Snapshot({}), lambda response, _: responses.append(response))
+    mirror.sample(request(), responses[0])
     mirror.step()
     pairs = mirror.pairs()
     assert (pairs.requests, pairs.new_ms > 0, pairs.old_ms > 0) == (1, True, True)
-    # An answer that nobody calculated tells nothing.
+    # A response without a computation has no time.
     mirror.sample(request(), GOOD)
     mirror.step()
     assert (mirror.pairs().requests, mirror.sampled) == (1, 2)
     assert Pairs() == Pairs(0, 0, 0.0, 0.0)
 
 
-def test_the_caller_may_write_into_his_inputs_once_he_has_the_answer(
+def test_the_caller_may_write_into_its_inputs_once_it_has_the_response(
     old: Model, mirror: Mirror
 ) -> None:
-    his = np.ones(2, "<f4")
-    mirror.compare(request(his), Fault.FAILED)
-    his[:] = 7
+    inputs = np.ones(2, "<f4")
+    mirror.compare(request(inputs), Fault.FAILED)
+    inputs[:] = 7
     # What lies in a message is not copied.
     message = np.frombuffer(np.ones(2, "<f4").tobytes(), "<f4")
     mirror.compare(request(message), Fault.FAILED)
@@ -165,7 +165,7 @@ def test_after_a_sample_there_is_a_rest(mirror: Mirror) -> None:
     assert mirror.wants_sample()
 
 
-def test_a_sample_goes_before_doubtful_requests_and_there_is_one_at_a_time(
+def test_a_sample_goes_before_requests_with_a_fault_and_there_is_one_at_a_time(
     old: Model, mirror: Mirror
 ) -> None:
     for _ in range(8):
@@ -181,7 +181,7 @@ def test_a_sample_goes_before_doubtful_requests_and_there_is_one_at_a_time(
 
 
 class OnDevice:
-    """An array that says that it is on a GPU."""
+    """An array that claims to be on a GPU."""
 
     shape = (2,)
     dtype = np.dtype("<f4")
@@ -191,14 +191,14 @@ class OnDevice:
         return np.full(2, 9, "<f4")
 
 
-def test_of_what_is_on_a_device_only_doubtful_requests_are_copied(
+def test_of_what_is_on_a_device_only_requests_with_a_fault_are_copied(
     old: Model, mirror: Mirror
 ) -> None:
-    asked = request(OnDevice())
-    mirror.sample(asked, GOOD)
+    replayed = request(OnDevice())
+    mirror.sample(replayed, GOOD)
     assert not mirror.step()
     assert not mirror.timed
-    mirror.compare(asked, Fault.FAILED)
+    mirror.compare(replayed, Fault.FAILED)
     mirror.step()
     assert old.given[0].tolist() == [9, 9]
 
@@ -262,19 +262,14 @@ def test_a_request_that_still_runs_is_replayed_once_for_its_time(
         ("", "max_batch_size: 4"),
     ],
 )
-def test_what_keeps_state_or_is_called_otherwise_is_not_asked_again(
-    before: str, after: str
-) -> None:
+def test_what_keeps_state_or_is_called_otherwise_is_not_replayed(before: str, after: str) -> None:
     old = LoadedModel(config(before), 1, Model().loaded.scheduler, ModelStatistics())
     new = LoadedModel(config(after), 2, old.scheduler, ModelStatistics())
     assert Predecessor.of(new, old, ()) is None
 
 
-class AsksOthers:
-    """A scheduler whose model asks another one."""
-
-    def __init__(self, world: list[Snapshot]) -> None:
-        self.world = world
+class UsesOthers:
+    """A scheduler whose model uses another one."""
 
     def submit(self, request: InferRequest, snapshot: Snapshot, respond: Respond) -> None:
         assert snapshot.model_ready("other", "")
@@ -292,8 +287,8 @@ class AsksOthers:
     def close(self) -> None: ...
 
 
-def test_a_model_that_asks_others_is_not_compared_any_more() -> None:
-    before = LoadedModel(config(backend="python"), 1, AsksOthers([]), ModelStatistics())
+def test_a_model_that_uses_others_is_not_compared_any_more() -> None:
+    before = LoadedModel(config(backend="python"), 1, UsesOthers(), ModelStatistics())
     mirror = mirror_of(before)
     mirror.compare(request(), Fault.FAILED)
     mirror.step()
@@ -304,7 +299,7 @@ def test_a_model_that_asks_others_is_not_compared_any_more() -> None:
     mirror.predecessor.close()
 
 
-def test_an_ensemble_is_asked_again_with_the_members_that_it_had() -> None:
+def test_an_ensemble_is_replayed_with_the_members_that_it_had() -> None:
     member = Model("inner")
     text = (
         f'name: "e" platform: "ensemble" {IO} ensemble_scheduling {{ step {{ '
@@ -328,7 +323,7 @@ def test_an_ensemble_is_asked_again_with_the_members_that_it_had() -> None:
     scheduling.close()
 
 
-def test_a_predecessor_that_is_closed_already_is_not_asked(old: Model) -> None:
+def test_a_predecessor_that_is_closed_already_is_not_used(old: Model) -> None:
     old.loaded.close()
     new = LoadedModel(old.loaded.config, 2, old.loaded.scheduler, ModelStatistics())
     assert Predecessor.of(new, old.loaded, ()) is None

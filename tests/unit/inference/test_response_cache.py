@@ -108,7 +108,7 @@ def test_an_error_is_not_kept() -> None:
     assert asked(model, 1).outputs["b"].array.tolist() == [1]
 
 
-def test_a_replaced_model_never_answers_for_the_new_one_and_leaves_no_entry() -> None:
+def test_a_replaced_model_never_responds_for_the_new_one_and_leaves_no_entry() -> None:
     scheduling, old, new = Scheduling(cache_bytes=10_000), Counted(), Counted()
     before = loaded(scheduling, old)
     asked(before, 1)
@@ -141,7 +141,7 @@ def test_those_that_were_not_used_for_longest_make_room() -> None:
     ]
 
 
-def test_an_answer_larger_than_the_cache_drops_nothing() -> None:
+def test_a_response_larger_than_the_cache_drops_nothing() -> None:
     cache = ResponseCache(3000)
     owner = object()
     cache.put(owner, b"1", response(1000))
@@ -188,21 +188,21 @@ def test_every_difference_of_a_question_is_a_difference_of_its_key() -> None:
     assert len(keys) == len(requests) + 1
 
 
-def test_the_order_of_names_and_who_asks_make_no_difference() -> None:
+def test_the_order_of_names_and_the_caller_make_no_difference() -> None:
     one, two = value(1), value(2)
     a = InferRequest("m", {"a": one, "b": two}, id="1", priority=1)
     b = InferRequest("m", {"b": two, "a": one}, id="2", deadline=1.0)
     assert key_of(a, ("y", "z")) == key_of(b, ("z", "y"))
 
 
-def test_models_with_state_or_many_answers_are_never_cached() -> None:
+def test_models_with_state_or_many_responses_are_never_cached() -> None:
     assert is_cacheable(config("m", "a", "b", CACHED))
     assert not is_cacheable(config("m", "a", "b", CACHED + " sequence_batching { }"))
     decoupled = CACHED + " model_transaction_policy { decoupled: true }"
     assert not is_cacheable(config("m", "a", "b", decoupled))
 
 
-def test_an_ensembles_answers_are_cached_like_any_models() -> None:
+def test_an_ensembles_responses_are_cached_like_any_models() -> None:
     run, scheduling = Counted(), Scheduling(cache_bytes=10_000)
     member = loaded(scheduling, run, "")
     ensemble = scheduling.ensemble(ensemble_config("e", "x", "y", "m a=x > b=y", extra=CACHED), 1)
@@ -218,7 +218,7 @@ def test_an_ensembles_answers_are_cached_like_any_models() -> None:
     assert ensemble.statistics.counts().cache_hit.count == 1
 
 
-def test_an_answer_that_leaves_an_output_out_is_kept_as_it_is() -> None:
+def test_a_response_that_leaves_an_output_out_is_kept_as_it_is() -> None:
     class Partial:
         def submit(self, request: InferRequest, snapshot: Snapshot, respond: Respond) -> None:
             respond(InferResponse("m", "1", request.id, {"b": value(1)}), True)
@@ -231,10 +231,10 @@ def test_an_answer_that_leaves_an_output_out_is_kept_as_it_is() -> None:
 
         def close(self) -> None: ...
 
-    said = config("m", "a", "b c", CACHED)
+    configured = config("m", "a", "b c", CACHED)
     statistics = ModelStatistics()
-    scheduler = CachingScheduler(Partial(), ResponseCache(10_000), said, statistics)
-    model = LoadedModel(said, 1, scheduler, statistics)
+    scheduler = CachingScheduler(Partial(), ResponseCache(10_000), configured, statistics)
+    model = LoadedModel(configured, 1, scheduler, statistics)
     assert [list(asked(model, 1).outputs) for _ in range(2)] == [["b"], ["b"]]
     assert statistics.counts().cache_hit.count == 1
 
@@ -249,7 +249,7 @@ def test_an_answer_that_leaves_an_output_out_is_kept_as_it_is() -> None:
         ),
     ],
 )
-def test_what_the_server_was_not_told_to_do_is_logged(
+def test_a_cache_that_is_off_is_logged(
     extra: str, remedy: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     loaded(Scheduling(), Counted(), extra).close()

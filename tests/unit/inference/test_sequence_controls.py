@@ -1,4 +1,4 @@
-"""Control inputs say where a request stands, in the type and shape that the model takes."""
+"""Control inputs hold the place of a request, in the type and shape that the model takes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.errors import InvalidRequest
-from edge_server.inference.sequence_controls import SequenceControls
+from edge_server.inference.sequence_tensors import SequenceControls
 from edge_server.model_config.config import ModelConfig
 from edge_server.model_config.scheduling import ControlKind, SequenceControl
 from edge_server.requests import SequencePlace
@@ -47,7 +47,7 @@ def test_each_flag_is_one_of_its_two_values(place: SequencePlace) -> None:
 
 
 def test_padding_is_not_ready_and_neither_starts_nor_ends() -> None:
-    tensors = controls(*FLAGS).of_padding()
+    tensors = controls(*FLAGS).of(None)
     assert [tensors[name].array.item() for name in tensors] == [0, -1.0, False]
 
 
@@ -64,7 +64,7 @@ def test_the_id_comes_in_the_configured_integer(datatype: DataType) -> None:
     largest = int(np.iinfo(datatype.numpy).max)
     assert made.of(SequencePlace(largest))["id"].array.tolist() == [[largest]]
     assert made.of(SequencePlace(largest))["id"].datatype is datatype
-    assert made.of_padding()["id"].array.tolist() == [[0]]
+    assert made.of(None)["id"].array.tolist() == [[0]]
     with pytest.raises(InvalidRequest, match=f"fits {datatype.value}"):
         made.check(largest + 1)
 
@@ -73,7 +73,7 @@ def test_a_string_id_reaches_a_string_input_whole() -> None:
     made = corrid(DataType.BYTES)
     assert made.of(SequencePlace("a\0"))["id"].array.tolist() == [[b"a\0"]]
     assert made.of(SequencePlace(5))["id"].array.tolist() == [[b"5"]]
-    assert made.of_padding()["id"].array.tolist() == [[b""]]
+    assert made.of(None)["id"].array.tolist() == [[b""]]
 
 
 def test_a_string_id_for_an_integer_input_is_refused_by_name() -> None:

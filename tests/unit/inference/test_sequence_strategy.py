@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edge_server.inference.sequence_strategy import Choice, DirectStrategy, Head, OldestStrategy
+from edge_server.inference.sequence_book import Choice, DirectStrategy, Head, OldestStrategy
 
 
 def heads(*slots: int, came_at: float = 0.0) -> list[Head]:
@@ -57,7 +57,7 @@ def test_a_batch_that_cannot_grow_does_not_wait() -> None:
     assert slots(strategy.choose(other, 0.5)) == [0]
 
 
-def test_nobody_waits_longer_than_the_delay() -> None:
+def test_no_request_waits_longer_than_the_delay() -> None:
     strategy = OldestStrategy(4, (4,), 2.0)
     assert strategy.choose(heads(0, came_at=1.0), 2.0) == Choice((), 1.0)
     assert slots(strategy.choose(heads(0, came_at=1.0), 3.0)) == [0]

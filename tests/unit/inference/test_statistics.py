@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from edge_server.inference.statistics import Latencies, ModelStatistics
 
 
-def test_a_model_that_answers_without_end_does_not_fill_the_memory() -> None:
+def test_a_model_that_responds_without_end_does_not_fill_the_memory() -> None:
     statistics = ModelStatistics()
     for index in range(1500):
         statistics.responded(index, 1)

@@ -40,10 +40,10 @@ class Traces:
 
     def __init__(self) -> None:
         self._ids = itertools.count(1)
-        self.told: list[TracedRequest] = []
+        self.reported: list[TracedRequest] = []
 
     def of(self, model_name: str) -> Trace:
-        request = TracedRequest(Sampler(TraceRule()), self._ids, self.told.append)
+        request = TracedRequest(Sampler(TraceRule()), self._ids, self.reported.append)
         trace = request.trace(model_name, "")
         assert trace is not None
         return trace
@@ -54,8 +54,8 @@ class Traces:
         )
 
     def names(self) -> dict[str, list[str]]:
-        """The names of the moments of each model of the one that was told of."""
-        (request,) = self.told
+        """The names of the moments of each model of the one that was reported of."""
+        (request,) = self.reported
         elements: list[dict[str, Any]] = json.loads(b"[" + request.written() + b"]")
         models = {each["id"]: each["model_name"] for each in elements if "model_name" in each}
         return {
@@ -66,7 +66,7 @@ class Traces:
 
     def parents(self) -> dict[str, str]:
         """The model that asked, by the one that was asked."""
-        (request,) = self.told
+        (request,) = self.reported
         elements: list[dict[str, Any]] = json.loads(b"[" + request.written() + b"]")
         models = {each["id"]: each["model_name"] for each in elements if "model_name" in each}
         return {
@@ -82,7 +82,7 @@ def traces() -> Traces:
 
 
 @pytest.mark.parametrize("extra", ["", "dynamic_batching { } max_batch_size: 4"])
-def test_a_request_is_queued_computed_and_answered(traces: Traces, extra: str) -> None:
+def test_a_request_is_queued_computed_and_responded_to(traces: Traces, extra: str) -> None:
     entry = running("m", plus(1), extra=extra)
     snapshot = Snapshot({("m", 1): entry})
     tensor = Tensor(np.ones((1, 2), np.float32)) if extra else value(1, 2)
@@ -104,7 +104,7 @@ def test_one_that_fails_is_traced_to_its_end(traces: Traces) -> None:
 def test_one_that_no_model_was_found_for_is_not_traced(traces: Traces) -> None:
     with pytest.raises(NotFound):
         Snapshot({}).infer(traces.request("m"))
-    assert traces.told == []
+    assert traces.reported == []
 
 
 def test_one_that_its_scheduler_does_not_take_is_over(traces: Traces) -> None:
@@ -139,5 +139,5 @@ def test_every_step_behind_a_decoupled_member_is_traced(traces: Traces) -> None:
     heard = Heard()
     made.snapshot.submit(traces.request("e"), heard)
     assert len(heard.wait()) == 3
-    (request,) = traces.told
+    (request,) = traces.reported
     assert len(request) == 1 + 1 + 3

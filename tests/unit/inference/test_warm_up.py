@@ -73,11 +73,11 @@ class Model:
 
 
 def one(model_config: ModelConfig, folder: Path) -> np.ndarray:
-    (read,) = read_samples(model_config, folder)
-    return read.inputs["a"].array
+    ((_, inputs),) = read_samples(model_config, folder)
+    return inputs["a"].array
 
 
-def test_every_instance_runs_every_sample_as_often_as_it_says(tmp_path: Path) -> None:
+def test_every_instance_runs_every_sample_as_often_as_configured(tmp_path: Path) -> None:
     model = Model()
     samples = sample("zero_data: true", extra="count: 2") + sample("random_data: true")
     loaded = Scheduling().model(config(samples), 1, model, tmp_path)
@@ -110,8 +110,8 @@ def test_a_sample_that_fails_fails_the_load_and_closes_what_was_made(tmp_path: P
 def test_a_batch_repeats_the_sample_where_the_model_batches(
     tmp_path: Path, extra: str, batch_size: str, shape: tuple[int, ...]
 ) -> None:
-    said = config(sample("random_data: true", extra=batch_size), extra=extra)
-    array = one(said, tmp_path)
+    configured = config(sample("random_data: true", extra=batch_size), extra=extra)
+    array = one(configured, tmp_path)
     assert array.shape == shape
     assert len(np.unique(array.reshape(-1, 3), axis=0)) == 1
 
@@ -122,10 +122,10 @@ def test_every_data_type_has_zeros_and_the_same_random_values_each_time(
     tmp_path: Path, datatype: DataType, data: str
 ) -> None:
     name = datatype.config_name
-    said = config(sample(data, f"{name} dims: [ 2, 3 ]"), tensor=f"{name} dims: [ 2, 3 ]")
-    array = one(said, tmp_path)
+    configured = config(sample(data, f"{name} dims: [ 2, 3 ]"), tensor=f"{name} dims: [ 2, 3 ]")
+    array = one(configured, tmp_path)
     assert (array.shape, array.dtype) == ((2, 3), datatype.numpy)
-    assert array.tolist() == one(said, tmp_path).tolist()
+    assert array.tolist() == one(configured, tmp_path).tolist()
 
 
 def test_a_file_gives_its_first_bytes(tmp_path: Path) -> None:
@@ -135,28 +135,26 @@ def test_a_file_gives_its_first_bytes(tmp_path: Path) -> None:
 
 def test_a_file_of_texts_is_as_the_protocol_writes_them(tmp_path: Path) -> None:
     (tmp_path / "data").write_bytes(b"\2\0\0\0hi\0\0\0\0")
-    said = config(
+    configured = config(
         sample('input_data_file: "data"', "TYPE_STRING dims: [ 2 ]"),
         tensor="TYPE_STRING dims: [ -1 ]",
     )
-    assert one(said, tmp_path).tolist() == [b"hi", b""]
+    assert one(configured, tmp_path).tolist() == [b"hi", b""]
 
 
 def test_a_reshaped_input_has_the_models_shape(tmp_path: Path) -> None:
     tensor = "TYPE_FP32 dims: [ 4 ] reshape { shape: [ 2, 2 ] }"
-    said = config(sample("zero_data: true", "TYPE_FP32 dims: [ 4 ]"), tensor=tensor)
-    assert one(said, tmp_path).shape == (2, 2)
+    configured = config(sample("zero_data: true", "TYPE_FP32 dims: [ 4 ]"), tensor=tensor)
+    assert one(configured, tmp_path).shape == (2, 2)
 
 
 @pytest.mark.parametrize(
-    ("samples", "says"),
+    ("samples", "expected"),
     [
         (
             sample('input_data_file: "short"'),
             "warmup setting expects 12 bytes, but the data provided from shortonly has 5 bytes",
         ),
-        (sample('input_data_file: "../secret"'), "put the file there and give its name"),
-        (sample('input_data_file: "link"'), "put the file there and give its name"),
         (sample('input_data_file: "none"'), "cannot be read: No such file or directory"),
         (sample("zero_data: true", "TYPE_INT32 dims: [ 3 ]"), "the model takes TYPE_FP32 [-1]"),
         (sample("zero_data: true", "TYPE_FP32 dims: [ 3, 3 ]"), "the model takes TYPE_FP32 [-1]"),
@@ -164,15 +162,13 @@ def test_a_reshaped_input_has_the_models_shape(tmp_path: Path) -> None:
         ('model_warmup { name: "w" }', "gives no data for input 'a'"),
     ],
 )
-def test_a_sample_that_cannot_be_is_told_by_model_sample_and_remedy(
-    tmp_path: Path, samples: str, says: str
+def test_a_sample_that_cannot_be_is_named_by_model_sample_and_remedy(
+    tmp_path: Path, samples: str, expected: str
 ) -> None:
     folder = tmp_path / "warmup"
     folder.mkdir()
     (folder / "short").write_bytes(b"12345")
-    (tmp_path / "secret").write_bytes(bytes(12))
-    (folder / "link").symlink_to("../secret")
     with pytest.raises(ModelConfigError) as caught:
         read_samples(config(samples), folder)
     assert str(caught.value).startswith("model 'm': warm-up sample 'w': ")
-    assert says in str(caught.value)
+    assert expected in str(caught.value)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from edge_server.backends import BACKENDS
-from edge_server.cli.models.push import write_about
+from edge_server.cli.models.push import write_manifest
 from edge_server.inference.registry import ModelRegistry
 from edge_server.inference.snapshot import ModelState
 from edge_server.lifecycle.loader import RepositoryLoader
@@ -18,8 +18,7 @@ from edge_server.lifecycle.model_table import ModelTable
 from edge_server.model_config.config import Completion
 from edge_server.model_config.parse import parse_model_config_json
 from edge_server.repository.scan import Repositories
-from edge_server.repository.signature import SignaturePolicy
-from edge_server.repository.transfer.keys import SigningKey, make_keys
+from edge_server.repository.signature import SignaturePolicy, SigningKey, make_keys
 from edge_server.requests import InferRequest
 from edge_server.tensors import Tensor
 
@@ -251,7 +250,7 @@ def test_every_model_passes_the_gate_before_anything_of_it_is_read(
         write_model(name, IDENTITY if name != "a_ensemble" else ENSEMBLE % "z_member")
     public = make_keys(tmp_path / "key")
     for name in ("a_ensemble", "z_member"):
-        write_about(repository / name, SigningKey(tmp_path / "key"))
+        write_manifest(repository / name, SigningKey(tmp_path / "key"))
     write_model("broken", "no such field")
     registry = ModelRegistry()
     loader = RepositoryLoader(
@@ -268,5 +267,5 @@ def test_every_model_passes_the_gate_before_anything_of_it_is_read(
     override = Override(parse_model_config_json('{"backend": "identity"}', "z_member"))
     (failure,) = loader.load("z_member", override).values()
     assert "is loaded with a configuration or files that a client sent" in str(failure.error)
-    write_about(repository / "b_member", SigningKey(tmp_path / "key"))
+    write_manifest(repository / "b_member", SigningKey(tmp_path / "key"))
     assert loader.load("a_ensemble") == {}

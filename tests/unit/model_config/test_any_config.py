@@ -16,10 +16,9 @@ from edge_server.errors import InvalidRequest, ModelConfigError
 from edge_server.model_config.completion import complete
 from edge_server.model_config.config import ModelConfig
 from edge_server.model_config.fields import is_map, without_effect
-from edge_server.model_config.files import ModelFiles
+from edge_server.model_config.files import ModelFiles, select_versions
 from edge_server.model_config.parse import parse_model_config_json, read_model_config
 from edge_server.model_config.validation import validate
-from edge_server.model_config.version_policy import select_versions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

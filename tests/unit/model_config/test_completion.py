@@ -33,7 +33,7 @@ def completed(
         (["model.py"], "python", ""),
     ],
 )
-def test_the_first_known_file_of_the_version_directory_tells_the_backend(
+def test_the_first_known_file_of_the_version_directory_determines_the_backend(
     tmp_path: Path, files: list[str], backend: str, platform: str
 ) -> None:
     (tmp_path / "1").mkdir()
@@ -59,7 +59,7 @@ def test_the_first_known_file_of_the_version_directory_tells_the_backend(
         ('backend: "identity"', "identity", "", ""),
     ],
 )
-def test_backend_platform_and_file_name_tell_each_other(
+def test_backend_platform_and_file_name_determine_each_other(
     tmp_path: Path, text: str, backend: str, platform: str, filename: str
 ) -> None:
     message = completed(tmp_path, text)
@@ -72,7 +72,7 @@ def test_a_name_may_end_in_its_backend(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", 'default_model_filename: "lane.onnx"'])
-def test_without_any_hint_the_error_says_how_to_give_one(tmp_path: Path, text: str) -> None:
+def test_without_any_hint_the_error_names_the_remedy(tmp_path: Path, text: str) -> None:
     with pytest.raises(ModelConfigError) as caught:
         completed(tmp_path, text)
     assert (
@@ -82,21 +82,21 @@ def test_without_any_hint_the_error_says_how_to_give_one(tmp_path: Path, text: s
 
 
 @pytest.mark.parametrize(
-    ("filename", "says"),
+    ("filename", "expected"),
     [
         ("model.pt", "torch.onnx.export"),
         ("model.savedmodel", "tf2onnx"),
         ("model.xml", "export the model that it was made of to ONNX"),
     ],
 )
-def test_a_file_for_a_backend_that_is_not_built_says_how_to_convert_it(
-    tmp_path: Path, filename: str, says: str
+def test_a_file_for_a_backend_that_is_not_built_has_a_remedy(
+    tmp_path: Path, filename: str, expected: str
 ) -> None:
     (tmp_path / "1").mkdir()
     (tmp_path / "1" / filename).write_bytes(b"")
     with pytest.raises(ModelConfigError, match=f"{filename} is of a backend") as caught:
         completed(tmp_path, "")
-    assert says in str(caught.value)
+    assert expected in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_an_ensemble_gets_neither_instances_nor_memory_settings(tmp_path: Path) 
     assert not message.HasField("optimization")
 
 
-def test_pinned_memory_is_on_unless_the_configuration_says_otherwise(tmp_path: Path) -> None:
+def test_pinned_memory_is_on_unless_the_configuration_disables_it(tmp_path: Path) -> None:
     optimization = completed(
         tmp_path, 'backend: "identity" optimization { output_pinned_memory { enable: false } }'
     ).optimization
@@ -134,7 +134,7 @@ def test_pinned_memory_is_on_unless_the_configuration_says_otherwise(tmp_path: P
 
 
 @pytest.mark.parametrize("text", ["", "version_policy { latest {} }"])
-def test_the_latest_version_is_served_where_nothing_else_is_said(tmp_path: Path, text: str) -> None:
+def test_the_latest_version_is_served_by_default(tmp_path: Path, text: str) -> None:
     message = completed(tmp_path, 'backend: "identity" ' + text)
     assert message.version_policy.latest.num_versions == 1
 

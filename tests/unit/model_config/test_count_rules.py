@@ -11,10 +11,9 @@ from tritonclient.grpc import model_config_pb2 as pb
 from edge_server.errors import ModelConfigError
 from edge_server.model_config.completion import complete
 from edge_server.model_config.config import ModelConfig
-from edge_server.model_config.count_rules import MOST_DIMS, MOST_ENTRIES
+from edge_server.model_config.fields import MOST_DIMS, MOST_ENTRIES
 from edge_server.model_config.files import ModelFiles
-from edge_server.model_config.instance_group_rules import MAX_INSTANCES
-from edge_server.model_config.validation import validate
+from edge_server.model_config.validation import MAX_INSTANCES, validate
 
 BACKENDS = frozenset({"identity", "python", "tensorrt"})
 IO = (
@@ -52,7 +51,7 @@ def state(dims: str, initial: str = "", data_type: str = "TYPE_FP32") -> str:
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "expected"),
     [
         (
             f'backend: "identity" input {{ name: "a" data_type: TYPE_FP32 '
@@ -104,11 +103,11 @@ def state(dims: str, initial: str = "", data_type: str = "TYPE_FP32") -> str:
         ),
         (
             IO + f"instance_group {{ count: {MAX_INSTANCES} gpus: [0, 0] kind: KIND_GPU }}",
-            f"model m asks for {2 * MAX_INSTANCES} instances; at most {MAX_INSTANCES} can be",
+            f"model m has {2 * MAX_INSTANCES} instances; at most {MAX_INSTANCES} can be",
         ),
         (
             IO.replace("identity", "python") + "instance_group { count: 65 }",
-            "model m asks for 65 instances; at most 64 can be",
+            "model m has 65 instances; at most 64 can be",
         ),
         (
             'platform: "tensorrt_plan" instance_group { count: 1 profile: "' + "9" * 5000 + '" }',
@@ -116,8 +115,8 @@ def state(dims: str, initial: str = "", data_type: str = "TYPE_FP32") -> str:
         ),
     ],
 )
-def test_what_is_too_much_is_refused_by_name(text: str, says: str) -> None:
-    assert any(says in fault for fault in faults(text)), faults(text)
+def test_what_is_too_much_is_refused_by_name(text: str, expected: str) -> None:
+    assert any(expected in fault for fault in faults(text)), faults(text)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +135,7 @@ def test_what_is_made_only_as_it_is_used_may_be_as_much_as_can_be_written(text: 
     assert faults(IO + text) == []
 
 
-def test_of_very_many_faults_the_first_are_told() -> None:
-    told = faults('backend: "identity" ' + "input { }" * 1000)
-    assert len(told) == 33
-    assert told[-1].endswith(" more faults of the same configuration")
+def test_of_very_many_faults_the_first_are_listed() -> None:
+    listed = faults('backend: "identity" ' + "input { }" * 1000)
+    assert len(listed) == 33
+    assert listed[-1].endswith(" more faults of the same configuration")

@@ -83,7 +83,7 @@ def test_a_chain_with_fitting_shapes_is_valid_in_any_order() -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "says"),
+    ("config", "expected"),
     [
         (
             ensemble("first wrong=x a=x > b=y", GOOD[1]),
@@ -126,10 +126,10 @@ def test_a_chain_with_fitting_shapes_is_valid_in_any_order() -> None:
         ),
     ],
 )
-def test_each_fault_is_told_in_the_contracts_words(config: ModelConfig, says: str) -> None:
+def test_each_fault_has_the_contracts_text(config: ModelConfig, expected: str) -> None:
     with pytest.raises(ModelConfigError) as caught:
         validated(config)
-    assert says in str(caught.value)
+    assert expected in str(caught.value)
 
 
 def test_an_ensemble_batches_no_more_than_its_members() -> None:
@@ -142,7 +142,7 @@ def test_an_ensemble_batches_no_more_than_its_members() -> None:
 
 
 @pytest.mark.parametrize("readers", [("three", "four"), ("four", "three")])
-def test_a_free_size_is_one_size_for_all_who_read_it(readers: tuple[str, str]) -> None:
+def test_a_free_size_is_one_size_for_all_its_readers(readers: tuple[str, str]) -> None:
     first, second = readers
     config = ensemble(
         "any a=x > b=y",
@@ -168,7 +168,7 @@ def test_an_optional_input_needs_no_tensor() -> None:
     validated(ensemble("optional a=x > b=z"))
 
 
-def test_an_ensemble_with_a_decoupled_member_is_decoupled_and_says_so() -> None:
+def test_an_ensemble_with_a_decoupled_member_is_decoupled_in_its_message() -> None:
     config = validated(ensemble("streams a=x > b=y", "any a=y > b=z", outputs="z:FP32:-1"))
     assert config.decoupled
     assert config.message.model_transaction_policy.decoupled

@@ -58,7 +58,7 @@ def test_the_tables_name_no_field_that_does_not_exist() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "expected"),
     [
         (
             'input { name: "a" } input { allow_ragged_batch: true }',
@@ -85,9 +85,11 @@ def test_the_tables_name_no_field_that_does_not_exist() -> None:
         ),
     ],
 )
-def test_what_cannot_be_done_is_refused_with_its_place_and_the_reason(text: str, says: str) -> None:
+def test_what_cannot_be_done_is_refused_with_its_place_and_the_reason(
+    text: str, expected: str
+) -> None:
     (fault,) = field_faults(text_format.Parse(text, pb.ModelConfig()))
-    assert fault.startswith(says)
+    assert fault.startswith(expected)
 
 
 @pytest.mark.parametrize(

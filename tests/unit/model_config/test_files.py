@@ -1,4 +1,4 @@
-"""What the file system refuses is told by path; whether it may pass decides of another start."""
+"""Errors of files name the path; whether they may pass decides on another attempt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A configuration that gives callers less than another one says where."""
+"""A configuration that gives callers less than another one expected where."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.model_config.config import ModelConfig
-from edge_server.model_config.interface import interface_break, tensor_break
+from edge_server.model_config.interface import interface_break, tensor_break, unified
 
 INPUT = 'input {{ name: "{}" data_type: TYPE_{} dims: [{}] {} }} '
 OUTPUT = 'output {{ name: "{}" data_type: TYPE_{} dims: [{}] }} '
@@ -44,7 +44,7 @@ def config(text: str) -> ModelConfig:
         ("sequence_batching {} " + A + B, A + B),
     ],
 )
-def test_what_gives_callers_the_same_or_more_breaks_nobody(old: str, new: str) -> None:
+def test_what_gives_callers_the_same_or_more_breaks_no_caller(old: str, new: str) -> None:
     assert interface_break(config(old), config(new)) == ""
 
 
@@ -86,7 +86,7 @@ def test_what_gives_callers_the_same_or_more_breaks_nobody(old: str, new: str) -
         (A + B, "sequence_batching {} " + A + B, "its requests need a correlation id now"),
     ],
 )
-def test_what_gives_callers_less_says_what(old: str, new: str, why: str) -> None:
+def test_what_gives_callers_less_names_the_break(old: str, new: str, why: str) -> None:
     assert interface_break(config(old), config(new)) == why
 
 
@@ -96,3 +96,20 @@ def test_of_some_tensors_others_may_change() -> None:
     assert tensor_break(old, config(A), {"a", "b"}) == "output 'b' is gone"
     more = config(A + INPUT.format("d", "FP32", "1", "") + B)
     assert tensor_break(old, more, {"a", "b"}) == "input 'd' is new and not optional"
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "both"),
+    [
+        ((-1, 3), (4, -1), (4, 3)),
+        ((-1,), (-1,), (-1,)),
+        ((), (), ()),
+        ((3,), (4,), None),
+        ((-1,), (-1, -1), None),
+    ],
+)
+def test_the_fixed_size_wins_whichever_side_has_it(
+    a: tuple[int, ...], b: tuple[int, ...], both: tuple[int, ...] | None
+) -> None:
+    assert unified(a, b) == both
+    assert unified(b, a) == both

@@ -8,8 +8,7 @@ import pytest
 from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.errors import ModelConfigError
-from edge_server.model_config.files import ModelFiles
-from edge_server.model_config.labels import MAX_LABEL_FILE_BYTES, read_labels
+from edge_server.model_config.files import MAX_LABEL_FILE_BYTES, ModelFiles, read_labels
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -75,7 +74,7 @@ def test_a_missing_file_is_named(directory: Path) -> None:
         labels(directory, "labels.txt")
 
 
-def test_a_file_that_cannot_be_read_says_so(
+def test_a_file_that_cannot_be_read_is_an_error(
     directory: Path, unreadable: Callable[[Path], None]
 ) -> None:
     unreadable(directory / "labels.txt")
@@ -84,10 +83,12 @@ def test_a_file_that_cannot_be_read_says_so(
 
 
 @pytest.mark.parametrize(
-    ("raw", "says"),
+    ("raw", "expected"),
     [(b"lane\n\xff", "not UTF-8 text at byte 5"), (b" " * (MAX_LABEL_FILE_BYTES + 1), "at most")],
 )
-def test_what_is_no_text_or_too_large_is_refused(directory: Path, raw: bytes, says: str) -> None:
+def test_what_is_no_text_or_too_large_is_refused(
+    directory: Path, raw: bytes, expected: str
+) -> None:
     (directory / "labels.txt").write_bytes(raw)
-    with pytest.raises(ModelConfigError, match=says):
+    with pytest.raises(ModelConfigError, match=expected):
         labels(directory, "labels.txt")

@@ -46,7 +46,7 @@ def test_absent_file_is_an_empty_configuration(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("raw", "says"),
+    ("raw", "expected"),
     [
         (b"\xff\xfe", "not UTF-8"),
         (b"name: 'x" + b" " * MAX_CONFIG_BYTES, "at most"),
@@ -54,10 +54,10 @@ def test_absent_file_is_an_empty_configuration(path: Path) -> None:
     ],
 )
 def test_files_that_are_no_configuration_are_refused_in_words(
-    path: Path, raw: bytes, says: str
+    path: Path, raw: bytes, expected: str
 ) -> None:
     path.write_bytes(raw)
-    with pytest.raises(ModelConfigError, match=says):
+    with pytest.raises(ModelConfigError, match=expected):
         read_model_config(path)
 
 
@@ -65,7 +65,7 @@ STEP = 'name: "e" ensemble_scheduling { step { model_name: "m" %s } }'
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "expected"),
     [
         (
             STEP % 'input_map { key: "a" value: "x" } input_map { key: "a" value: "y" }',
@@ -91,12 +91,12 @@ STEP = 'name: "e" ensemble_scheduling { step { model_name: "m" %s } }'
     ],
 )
 def test_a_key_given_twice_is_refused_where_a_map_would_keep_the_last(
-    path: Path, text: str, says: str
+    path: Path, text: str, expected: str
 ) -> None:
     path.write_text(text)
     with pytest.raises(ModelConfigError) as caught:
         read_model_config(path)
-    assert str(caught.value).startswith(f"{path}: {says}")
+    assert str(caught.value).startswith(f"{path}: {expected}")
 
 
 def test_maps_are_read_as_the_published_message_has_them(path: Path) -> None:

@@ -12,15 +12,14 @@ from edge_server.errors import ModelConfigError, ModelLoadError
 from edge_server.model_config.completion import complete
 from edge_server.model_config.config import Completion, ModelConfig, Placement, RateLimitResource
 from edge_server.model_config.files import ModelFiles
-from edge_server.model_config.instance_group_rules import MAX_INSTANCES
 from edge_server.model_config.scheduling import (
     ControlKind,
-    InitialState,
-    OldestSequences,
     SequenceControl,
+    SequenceState,
+    Warmup,
+    WarmupInput,
 )
-from edge_server.model_config.validation import validate
-from edge_server.model_config.warmup import Warmup, WarmupData, WarmupInput
+from edge_server.model_config.validation import MAX_INSTANCES, validate
 from edge_server.tensors import DataType
 
 BACKENDS = frozenset({"identity", "onnxruntime", "tensorrt", "lane_decode"})
@@ -62,7 +61,7 @@ def test_sound_tensors_pass() -> None:
 
 @pytest.mark.parametrize("kind", ["input", "output"])
 @pytest.mark.parametrize(
-    ("rest", "says"),
+    ("rest", "expected"),
     [
         (
             "dims: -2",
@@ -88,12 +87,12 @@ def test_sound_tensors_pass() -> None:
         ),
     ],
 )
-def test_each_fault_of_a_tensor_is_told(kind: str, rest: str, says: str) -> None:
-    assert faults(tensor(rest, kind)) == [f"model {kind} 'a' {says} for m"]
+def test_each_fault_of_a_tensor_is_named(kind: str, rest: str, expected: str) -> None:
+    assert faults(tensor(rest, kind)) == [f"model {kind} 'a' {expected} for m"]
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "expected"),
     [
         (
             'input { name: "a" data_type: TYPE_FP32 dims: 1 reshape {} }',
@@ -130,8 +129,8 @@ def test_each_fault_of_a_tensor_is_told(kind: str, rest: str, says: str) -> None
         ),
     ],
 )
-def test_a_tensor_fits_its_model(text: str, says: str) -> None:
-    assert faults(text) == [says]
+def test_a_tensor_fits_its_model(text: str, expected: str) -> None:
+    assert faults(text) == [expected]
 
 
 def test_types_and_dims_may_be_left_to_a_backend_that_completes_them() -> None:
@@ -144,7 +143,7 @@ def test_types_and_dims_may_be_left_to_a_backend_that_completes_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "expected"),
     [
         (
             "preferred_batch_size: [0, 2]",
@@ -185,9 +184,9 @@ def test_types_and_dims_may_be_left_to_a_backend_that_completes_them() -> None:
         ("priority_levels: 2 default_priority_level: 2 priority_queue_policy { key: 1 }", None),
     ],
 )
-def test_dynamic_batching(text: str, says: str | None) -> None:
+def test_dynamic_batching(text: str, expected: str | None) -> None:
     found = faults(f"max_batch_size: 4 dynamic_batching {{ {text} }}")
-    assert found == ([] if says is None else [says])
+    assert found == ([] if expected is None else [expected])
 
 
 START = 'control_input { name: "s" control { kind: CONTROL_SEQUENCE_START %s } }'
@@ -196,7 +195,7 @@ STATE = 'state { input_name: "i" output_name: "o" data_type: TYPE_FP32 dims: [-1
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "expected"),
     [
         (START % "int32_false_true: [0, 1]", []),
         (
@@ -329,8 +328,8 @@ STATE = 'state { input_name: "i" output_name: "o" data_type: TYPE_FP32 dims: [-1
         ),
     ],
 )
-def test_sequence_batching(text: str, says: list[str]) -> None:
-    assert faults(f"max_batch_size: 4 {IO} sequence_batching {{ {text} }}") == says
+def test_sequence_batching(text: str, expected: list[str]) -> None:
+    assert faults(f"max_batch_size: 4 {IO} sequence_batching {{ {text} }}") == expected
 
 
 def test_the_oldest_strategy_has_a_typed_form() -> None:
@@ -342,11 +341,11 @@ def test_the_oldest_strategy_has_a_typed_form() -> None:
     )
     sequences = ModelConfig.of(message).sequence_batching
     assert sequences is not None
-    assert sequences.oldest == OldestSequences(3, (2, 4), 0, preserve_ordering=False)
+    assert (sequences.max_candidate_sequences, sequences.preferred_batch_sizes) == (3, (2, 4))
     assert sequences.controls == (SequenceControl("c", ControlKind.CORRID, DataType.BYTES, None),)
 
 
-def test_what_a_sequence_batcher_is_told_has_a_typed_form() -> None:
+def test_controls_and_states_have_a_typed_form() -> None:
     message = text_format.Parse(
         'name: "m" sequence_batching { '
         + START % "int32_false_true: [0, 1]"
@@ -357,11 +356,12 @@ def test_what_a_sequence_batcher_is_told_has_a_typed_form() -> None:
     sequences = ModelConfig.of(message).sequence_batching
     assert sequences is not None
     assert sequences.controls == (SequenceControl("s", ControlKind.START, DataType.INT32, (0, 1)),)
-    assert sequences.states[0].initial == InitialState("f", DataType.FP32, (3, 2), "z")
+    state = SequenceState("i", "o", DataType.FP32, (-1, 2), (3, 2), "z")
+    assert sequences.states == (state,)
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "expected"),
     [
         (
             "sequence_batching {}",
@@ -375,13 +375,15 @@ def test_what_a_sequence_batcher_is_told_has_a_typed_form() -> None:
         ),
     ],
 )
-def test_the_response_cache_needs_answers_that_depend_on_inputs_alone(text: str, says: str) -> None:
+def test_the_response_cache_needs_responses_that_depend_on_inputs_alone(
+    text: str, expected: str
+) -> None:
     assert faults(IO + text) == []
-    assert faults(IO + "response_cache { enable: true }" + text) == [says]
+    assert faults(IO + "response_cache { enable: true }" + text) == [expected]
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "expected"),
     [
         ("kind: KIND_MODEL gpus: 0", " has kind KIND_MODEL but specifies one or more GPUs"),
         ("kind: KIND_CPU gpus: 0", " has kind KIND_CPU but specifies one or more GPUs"),
@@ -399,8 +401,10 @@ def test_the_response_cache_needs_answers_that_depend_on_inputs_alone(text: str,
         ("rate_limiter { resources { count: 1 } }", " has a rate limiter resource without 'name'"),
     ],
 )
-def test_each_fault_of_an_instance_group_is_told(text: str, says: str) -> None:
-    assert faults(f"{IO} instance_group {{ {text} }}") == [f"instance group m_0 of model m{says}"]
+def test_each_fault_of_an_instance_group_is_named(text: str, expected: str) -> None:
+    assert faults(f"{IO} instance_group {{ {text} }}") == [
+        f"instance group m_0 of model m{expected}"
+    ]
 
 
 @pytest.mark.parametrize("profile", ["-1", "x", "", "\u0663"])
@@ -416,7 +420,7 @@ def test_instances_are_bounded_over_all_groups() -> None:
     half = f"instance_group {{ count: {MAX_INSTANCES // 2} }}"
     assert faults(IO + half + half) == []
     assert faults(IO + half + half + "instance_group {}") == [
-        f"model m asks for {MAX_INSTANCES + 1} instances; at most {MAX_INSTANCES} can be"
+        f"model m has {MAX_INSTANCES + 1} instances; at most {MAX_INSTANCES} can be"
     ]
 
 
@@ -444,7 +448,7 @@ WARMUP = 'model_warmup { name: "w" inputs { key: "a" value { %s } } }'
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "expected"),
     [
         ("data_type: TYPE_FP32 dims: 4 zero_data: true", []),
         ('data_type: TYPE_FP32 dims: 4 input_data_file: "a.raw"', []),
@@ -472,14 +476,14 @@ WARMUP = 'model_warmup { name: "w" inputs { key: "a" value { %s } } }'
         ),
     ],
 )
-def test_warmup(text: str, says: list[str]) -> None:
-    assert faults(IO + WARMUP % text) == says
+def test_warmup(text: str, expected: list[str]) -> None:
+    assert faults(IO + WARMUP % text) == expected
 
 
 def test_a_warmup_sample_has_a_typed_form_and_runs_once_by_default() -> None:
     text = 'name: "m"' + WARMUP % 'data_type: TYPE_STRING dims: [1, 2] input_data_file: "x"'
     (sample,) = ModelConfig.of(text_format.Parse(text, pb.ModelConfig())).warmups
-    tensor = WarmupInput(DataType.BYTES, (1, 2), WarmupData.FILE, "x")
+    tensor = WarmupInput(DataType.BYTES, (1, 2), file="x")
     assert sample == Warmup("w", 0, 1, {"a": tensor})
 
 
@@ -487,7 +491,7 @@ PLAN = 'platform: "tensorrt_plan" ' + IO
 
 
 @pytest.mark.parametrize(
-    ("text", "gpus", "says"),
+    ("text", "gpus", "expected"),
     [
         (
             "kind: KIND_GPU",
@@ -508,8 +512,8 @@ PLAN = 'platform: "tensorrt_plan" ' + IO
         ),
     ],
 )
-def test_each_fault_of_a_group_on_a_gpu_is_told(text: str, gpus: int, says: str) -> None:
-    assert faults(f"{PLAN} instance_group {{ {text} }}", gpus=gpus) == [says]
+def test_each_fault_of_a_group_on_a_gpu_is_named(text: str, gpus: int, expected: str) -> None:
+    assert faults(f"{PLAN} instance_group {{ {text} }}", gpus=gpus) == [expected]
 
 
 def placements(text: str, *, gpus: int) -> list[Placement]:

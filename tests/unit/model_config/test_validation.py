@@ -1,4 +1,4 @@
-"""A completed configuration keeps the rules; each fault is told in the contract's words."""
+"""A completed configuration keeps the rules; each fault has the contract's text."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def completed(text: str, name: str = "m") -> pb.ModelConfig:
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "expected"),
     [
         ('backend: "identity" input { data_type: TYPE_FP32 dims: 1 }', "must specify 'name' for m"),
         ('backend: "identity" input { name: "a" dims: 1 }', "'a' must specify 'data_type' for m"),
@@ -125,14 +125,14 @@ def completed(text: str, name: str = "m") -> pb.ModelConfig:
         ),
     ],
 )
-def test_each_rule_is_told_in_the_contracts_words(text: str, says: str) -> None:
+def test_each_fault_has_the_contracts_text(text: str, expected: str) -> None:
     with pytest.raises(ModelConfigError) as caught:
         completed(text)
-    assert says in str(caught.value)
+    assert expected in str(caught.value)
     assert str(caught.value).startswith("/repository/m/config.pbtxt: ")
 
 
-def test_with_io_keeps_what_the_configuration_says_beside_names_types_and_shapes() -> None:
+def test_with_io_keeps_the_settings_beside_names_types_and_shapes() -> None:
     config = ModelConfig.of(
         completed(
             'backend: "identity" '

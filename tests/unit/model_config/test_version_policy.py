@@ -9,8 +9,7 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.errors import ModelConfigError
-from edge_server.model_config.files import ModelFiles
-from edge_server.model_config.version_policy import select_versions
+from edge_server.model_config.files import ModelFiles, select_versions
 
 FILES = ModelFiles("m", Path("m"), {version: Path("m") / str(version) for version in (1, 3, 10)})
 

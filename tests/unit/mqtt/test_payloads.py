@@ -216,9 +216,9 @@ def test_a_frame_that_the_model_failed_at_is_invalid_and_says_why() -> None:
 def test_a_name_that_is_not_utf_8_is_told_escaped() -> None:
     name = os.fsdecode(b"m\xff")
     assert json.loads(payloads.model_state(name, "UNAVAILABLE", f"{name}: no file")) == {
-        "model": "m\\udcff",
+        "model": "m\\xff",
         "state": "UNAVAILABLE",
-        "reason": "m\\udcff: no file",
+        "reason": "m\\xff: no file",
     }
-    assert json.loads(payloads.camera_status("ok", 1, name))["reason"] == "m\\udcff"
-    assert to_json(replace(frame(), failure=name))["reasons"] == ["model_failed: m\\udcff"]
+    assert json.loads(payloads.camera_status("ok", 1, name))["reason"] == "m\\xff"
+    assert to_json(replace(frame(), failure=name))["reasons"] == ["model_failed: m\\xff"]

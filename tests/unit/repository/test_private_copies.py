@@ -11,10 +11,9 @@ import pytest
 
 from edge_server.errors import ModelConfigError
 from edge_server.model_config.files import ModelFiles
-from edge_server.repository.private_copies import PrivateCopies
-from edge_server.repository.private_directory import PrivateDirectory
+from edge_server.repository.content import copy_model
+from edge_server.repository.private_copies import PrivateCopies, PrivateDirectory
 from edge_server.repository.scan import Repositories
-from edge_server.repository.staged_copy import copy_model
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -103,7 +102,9 @@ def test_links_are_followed(copies: PrivateCopies, model: Path, tmp_path: Path) 
 
 def test_what_does_not_fit_its_manifest_is_refused(copies: PrivateCopies, model: Path) -> None:
     (model / "manifest.json").write_text('{"model": "m", "files": {}}')
-    with pytest.raises(ModelConfigError, match=r"is not in it; push the model again"):
+    with pytest.raises(
+        ModelConfigError, match=r"is not in manifest.json; torn, or damaged on the way: push"
+    ):
         copies.copy(model)
     found = Repositories([model.parent], copies.copy).find("m")
     assert isinstance(found, ModelConfigError)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from edge_server.repository.private_directory import PrivateDirectory
+from edge_server.repository.private_copies import PrivateDirectory
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,8 +11,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from edge_server.errors import ModelConfigError
-from edge_server.repository.content import TornModel, content_of, read_file
-from edge_server.repository.staged_copy import copy_model, remove, seal
+from edge_server.repository.content import (
+    TornModel,
+    content_of,
+    copy_model,
+    read_file,
+    remove,
+    seal,
+)
 from edge_server.repository.tree import look
 
 if TYPE_CHECKING:

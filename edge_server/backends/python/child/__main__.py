@@ -1,9 +1,8 @@
 """The process of one instance of a Python model.
 
-    python -m edge_server.backends.python.child NAME CONNECTION OUTBOX INBOX LIFELINE GATE DAEMON
+    python -m edge_server.backends.python.child NAME CONNECTION OUTBOX INBOX LIFELINE
 
-NAME is shown in the list of processes, DAEMON is the process id of the daemon, the others are
-inherited descriptors.
+NAME is shown in the list of processes, the others are inherited descriptors.
 """
 
 from __future__ import annotations
@@ -25,14 +24,21 @@ from edge_server.backends.python.messages import LONGEST_FROM_CHILD_BYTES, FromD
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_WRITER_PATIENCE_S = 5.0
+# How long a tensor waits for room in the shared memory, and a message for a busy daemon; a daemon
+# that is gone closes the connection.
+_ROOM_TIMEOUT_S = 5.0
+_SEND_TIMEOUT_S = 60.0
+# When memory runs out, the kernel kills a model's process before the daemon.
+_OOM_SCORE = "500"
 
 
 def main(arguments: list[str]) -> None:
     name = arguments[0]
-    connection, outbox, inbox, lifeline, gate, daemon = map(int, arguments[1:])
-    sandbox.tie_to(daemon)
+    fd, outbox, inbox, lifeline = map(int, arguments[1:])
     _die_with_daemon(lifeline)
+    # A container may mount the file read-only.
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE)
     # systemd sends SIGTERM to every process of the unit; the daemon lets requests finish first. A
     # function, unlike SIG_IGN, is not inherited by programs that the model starts, so
     # `multiprocessing` can terminate its workers.
@@ -50,80 +56,78 @@ def main(arguments: list[str]) -> None:
     # The repository is read-only to the daemon; a watcher would take bytecode files for a change of
     # the model.
     sys.dont_write_bytecode = True
+    connection = socket.socket(fileno=fd)
     channel: Channel[FromDaemon] = Channel(
-        socket.socket(fileno=connection),
+        connection,
         FromDaemon,
+        timeout_s=_SEND_TIMEOUT_S,
         longest_sent_bytes=LONGEST_FROM_CHILD_BYTES,
     )
-    heard: Sequence[FromDaemon] = ()
     with suppress(ChannelClosed):
-        while not heard:
-            heard = channel.receive()
-    refused = ""
-    if heard and isinstance(heard[0], Start):
-        refused = _close_off(heard[0], gate)
-    os.close(gate)
-    _run(name, channel, heard, (outbox, inbox), refused)
+        messages: Sequence[FromDaemon] = ()
+        while not messages:
+            messages = channel.receive()
+        refused = _close_off(messages[0], connection) if isinstance(messages[0], Start) else ""
+        _run(name, channel, messages, (outbox, inbox), refused)
     # Ends threads that the model has started and left running.
     sys.stdout.flush()
     os._exit(0)
 
 
-def _close_off(start: Start, gate: int) -> str:
-    """Apply the sandbox of `start`; return why it failed, or an empty text."""
+def _close_off(start: Start, connection: socket.socket) -> str:
+    """Apply the sandbox of `start`, and hand its listener to the daemon with the first byte of the
+    connection; return why the sandbox failed, or an empty text."""
+    refused, listeners = "", []
     try:
-        listener = sandbox.close_off(start.rules, str(Path(start.directory).parent))
+        listeners = sandbox.close_off(start.rules, str(Path(start.directory).parent))
     except OSError as error:
-        return f'its sandbox cannot be made: {error}; [python] sandbox = "off" runs it without'
-    if listener is not None:
-        with socket.socket(fileno=os.dup(gate)) as connection:
-            socket.send_fds(connection, [b"\0"], [listener])
-        # The holder of the listener decides the calls.
+        refused = f'its sandbox cannot be made: {error}; [python] sandbox = "off" runs it without'
+    with suppress(OSError):
+        socket.send_fds(connection, [b"\0"], listeners)
+    # The holder of the listener decides the calls.
+    for listener in listeners:
         os.close(listener)
-    return ""
+    return refused
 
 
 def _run(
     name: str,
     channel: Channel[FromDaemon],
-    heard: Sequence[FromDaemon],
+    messages: Sequence[FromDaemon],
     arenas: tuple[int, int],
     refused: str,
 ) -> None:
     # These imports start threads, which must be in the sandbox too.
-    from edge_server.backends.python.arena import (  # noqa: PLC0415
+    from edge_server.backends.python.child import link as links  # noqa: PLC0415
+    from edge_server.backends.python.child.runner import ModelRunner  # noqa: PLC0415
+    from edge_server.backends.python.shared_memory import (  # noqa: PLC0415
         ArenaReader,
         ArenaWriter,
     )
-    from edge_server.backends.python.child import link as links  # noqa: PLC0415
-    from edge_server.backends.python.child.runner import ModelRunner  # noqa: PLC0415
 
-    for module in ("triton_python_backend_utils", "c_python_backend_utils"):
-        sys.modules[module] = importlib.import_module(f"edge_server.backends.python.child.{module}")
+    pb_utils = importlib.import_module("edge_server.backends.python.pb_utils")
+    sys.modules["triton_python_backend_utils"] = sys.modules["c_python_backend_utils"] = pb_utils
     # `-m` put the directory of edge_server at the front of sys.path.
     if sys.path[0] == str(Path.cwd()):
         del sys.path[0]
     outbox, inbox = arenas
     link = links.DaemonLink(
-        channel,
-        ArenaWriter(outbox, _WRITER_PATIENCE_S),
-        ArenaReader(inbox, writable=True),
-        on_end=_kill_group,
+        channel, ArenaWriter(outbox, _ROOM_TIMEOUT_S), ArenaReader(inbox, writable=True)
     )
     os.close(outbox)
     os.close(inbox)
     links.here.link = link
-    for message in heard:
+    for message in messages:
         link.take(message)
     link.start()
-    with suppress(ChannelClosed):
-        ModelRunner(name, link, refused).run()
+    ModelRunner(name, link, refused).run()
 
 
 def _die_with_daemon(lifeline: int) -> None:
     """Let the kernel kill this process and its children when the daemon's end closes.
 
-    The kill works whatever code runs here, even where no Python thread gets the GIL.
+    The kill works whatever code runs here, even where no Python thread gets the GIL. A daemon that
+    has ended before is noticed at the end of the connection.
     """
     fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
     fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
@@ -134,10 +138,6 @@ def _die_with_daemon(lifeline: int) -> None:
 def _end_by_sigterm() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-
-
-def _kill_group() -> None:
-    os.killpg(0, signal.SIGKILL)
 
 
 if __name__ == "__main__":

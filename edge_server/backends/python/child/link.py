@@ -3,106 +3,74 @@
 from __future__ import annotations
 
 import itertools
+import os
 import queue
+import signal
 import threading
 from typing import TYPE_CHECKING
 
+from edge_server.backends.python import messages as m
 from edge_server.backends.python.channel import ChannelClosed
-from edge_server.backends.python.messages import (
-    CallAnswered,
-    CallReturned,
-    Cancel,
-    Execute,
-    Taken,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from edge_server.backends.python.arena import ArenaReader, ArenaWriter
     from edge_server.backends.python.channel import Channel
-    from edge_server.backends.python.messages import FromDaemon, Message
-
-
-class ResponseWindow:
-    """Limits the undelivered responses to one request."""
-
-    def __init__(self, places: int) -> None:
-        self._places = places
-        self._over = False
-        self._changed = threading.Condition()
-
-    def take(self) -> None:
-        """Take a slot; wait for a free one unless the request has ended."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._places > 0 or self._over)
-            self._places -= 1
-
-    def give_back(self, count: int) -> None:
-        with self._changed:
-            self._places += count
-            self._changed.notify_all()
-
-    def end(self) -> None:
-        """Wake all waiting threads; later calls of `take` never wait."""
-        with self._changed:
-            self._over = True
-            self._changed.notify_all()
+    from edge_server.backends.python.shared_memory import ArenaReader, ArenaWriter
 
 
 class DaemonLink:
     """Sends messages to the daemon from any thread, and receives on its own thread.
 
+    The process and its children end when the daemon's end of the channel closes.
+
     Args:
         channel: to the daemon.
         outbox: arena of this process's tensors.
         inbox: arena of the daemon's tensors.
-        on_end: called when the daemon is gone, on the receiving thread.
     """
 
     def __init__(
-        self,
-        channel: Channel[FromDaemon],
-        outbox: ArenaWriter,
-        inbox: ArenaReader,
-        on_end: Callable[[], None],
+        self, channel: Channel[m.FromDaemon], outbox: ArenaWriter, inbox: ArenaReader
     ) -> None:
         self.outbox = outbox
         self.inbox = inbox
         # Messages that the main thread processes in order.
-        self.work: queue.SimpleQueue[FromDaemon] = queue.SimpleQueue()
+        self.work: queue.SimpleQueue[m.FromDaemon] = queue.SimpleQueue()
         # Other models may be called in `execute`, and until a request has its last response.
         self.executing = False
         # True from `initialize` to `finalize`.
         self.may_load = False
-        self.unanswered: set[int] = set()
+        self.unfinished: set[int] = set()
         self.cancelled: set[int] = set()
-        # By request of a decoupled model.
-        self.rooms: dict[int, ResponseWindow] = {}
+        # Request of a decoupled model → how many more responses it may send now.
+        self._windows: dict[int, int] = {}
+        self._window_changed = threading.Condition()
         self._channel = channel
-        self._on_end = on_end
         self._numbers = itertools.count(1)
-        self._calls: dict[int, Callable[[CallAnswered | CallReturned], None]] = {}
+        self._calls: dict[int, Callable[[m.Responded | m.QueryResult], None]] = {}
         self._thread = threading.Thread(target=self._listen, name="daemon-link", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
-    def send(self, message: Message) -> None:
+    def send(self, message: m.Message) -> None:
         """Send a message.
 
         Raises:
             ChannelClosed: the daemon is gone.
+            MessageTooLong: the message was not sent.
         """
-        # A daemon that does not read for a while is busy; a daemon that is gone closes the socket.
-        self._channel.send(message, patience_s=60.0)
+        self._channel.send(message)
 
     def call(
-        self, message: Callable[[int], Message], hear: Callable[[CallAnswered | CallReturned], None]
+        self,
+        message: Callable[[int], m.Message],
+        received: Callable[[m.Responded | m.QueryResult], None],
     ) -> int:
-        """Send `message(number)`; `hear` is called with each reply, on the link's thread."""
+        """Send `message(number)`; `received` is called with each reply, on the link's thread."""
         number = next(self._numbers)
-        self._calls[number] = hear
+        self._calls[number] = received
         try:
             self.send(message(number))
         except BaseException:
@@ -110,19 +78,35 @@ class DaemonLink:
             raise
         return number
 
-    def ask(self, message: Callable[[int], Message]) -> CallReturned:
-        """Send `message(number)` and wait for the returned value."""
-        returned: queue.SimpleQueue[CallReturned] = queue.SimpleQueue()
-        self.call(message, returned.put)  # type: ignore[arg-type]
-        return returned.get()
+    def query(self, what: m.Question) -> m.QueryResult:
+        """Send a query and wait for its result."""
+        result: queue.SimpleQueue[m.QueryResult] = queue.SimpleQueue()
+        self.call(lambda number: m.Query(number, what), result.put)  # type: ignore[arg-type]
+        return result.get()
 
-    def answered(self, number: int) -> None:
+    def open_window(self, number: int) -> None:
+        """Limit the undelivered responses to a request from now on."""
+        self._windows[number] = m.MOST_UNDELIVERED
+
+    def wait_for_window(self, number: int) -> None:
+        """Wait until the request may send one more response; its last response ends the wait."""
+        with self._window_changed:
+            self._window_changed.wait_for(lambda: self._windows.get(number, 1) > 0)
+            self._change_window(number, -1)
+
+    def forget(self, number: int) -> None:
         """Forget a request that has its last response."""
-        self.unanswered.discard(number)
+        self.unfinished.discard(number)
         self.cancelled.discard(number)
-        if (room := self.rooms.pop(number, None)) is not None:
-            # Wake threads that still wait for a slot.
-            room.end()
+        with self._window_changed:
+            self._windows.pop(number, None)
+            self._window_changed.notify_all()
+
+    def _change_window(self, number: int, by: int) -> None:
+        with self._window_changed:
+            if number in self._windows:
+                self._windows[number] += by
+                self._window_changed.notify_all()
 
     def _listen(self) -> None:
         try:
@@ -132,27 +116,23 @@ class DaemonLink:
         except ChannelClosed:
             pass
         finally:
-            self._on_end()
+            os.killpg(0, signal.SIGKILL)
 
-    def take(self, message: FromDaemon) -> None:
+    def take(self, message: m.FromDaemon) -> None:
         """Process one message of the daemon."""
-        if isinstance(message, Cancel):
-            if message.number in self.unanswered:
+        if isinstance(message, m.Cancel):
+            if message.number in self.unfinished:
                 self.cancelled.add(message.number)
-        elif isinstance(message, Taken):
-            if (room := self.rooms.get(message.number)) is not None:
-                room.give_back(message.count)
-        elif isinstance(message, CallAnswered):
-            ended = message.final
-            hear = self._calls.pop(message.call, None) if ended else self._calls.get(message.call)
-            if hear is not None:
-                hear(message)
-        elif isinstance(message, CallReturned):
-            if (hear := self._calls.pop(message.call, None)) is not None:
-                hear(message)
+        elif isinstance(message, m.Delivered):
+            self._change_window(message.number, message.count)
+        elif isinstance(message, (m.Responded, m.QueryResult)):
+            over = isinstance(message, m.QueryResult) or message.final
+            received = (self._calls.pop if over else self._calls.get)(message.number, None)
+            if received is not None:
+                received(message)
         else:
-            if isinstance(message, Execute):
-                self.unanswered.update(asked.number for asked in message.requests)
+            if isinstance(message, m.Execute):
+                self.unfinished.update(request.number for request in message.requests)
             self.work.put(message)
 
 

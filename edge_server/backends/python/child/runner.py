@@ -13,28 +13,15 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edge_server.backends.python import messages as m
 from edge_server.backends.python.channel import MessageTooLong
-from edge_server.backends.python.child.errors import TritonModelException
-from edge_server.backends.python.child.given import printable
-from edge_server.backends.python.child.inference import InferenceRequest
 from edge_server.backends.python.child.link import here
-from edge_server.backends.python.child.logger import Logger
-from edge_server.backends.python.child.model_config import ModelConfig
-from edge_server.backends.python.child.response import InferenceResponse
-from edge_server.backends.python.codes import Code
-from edge_server.backends.python.messages import (
-    Answered,
-    AskReady,
-    ChildError,
-    ChildResponse,
-    Execute,
-    Executed,
-    Finish,
-    ReadyIs,
-    Start,
-    Started,
-)
-from edge_server.backends.python.packing import take_back
+from edge_server.backends.python.pb_utils.model_config import AutoCompleteConfig
+from edge_server.backends.python.pb_utils.requests import InferenceRequest
+from edge_server.backends.python.pb_utils.responses import InferenceResponse
+from edge_server.backends.python.pb_utils.server import Logger
+from edge_server.backends.python.pb_utils.values import TritonModelException, printable
+from edge_server.backends.python.shared_memory import take_back
 
 if TYPE_CHECKING:
     import asyncio
@@ -45,8 +32,8 @@ if TYPE_CHECKING:
 
 _CLASS = "TritonPythonModel"
 _READY_S = 5.0
-# Frames of this directory are C++ in Triton: tracebacks leave them out.
-_OURS = str(Path(__file__).parent)
+# Frames of these directories are C++ in Triton: tracebacks leave them out.
+_OURS = str(Path(__file__).parent.parent)
 _MAY_BE_OPENED = (
     "; in its sandbox a model reads its own directory and the system's, and writes to its "
     "temporary one; [python] readable and writable of the daemon's settings open more"
@@ -83,85 +70,74 @@ class ModelRunner:
         """
         while True:
             message = self._link.work.get()
-            if isinstance(message, Execute):
+            if isinstance(message, m.Execute):
                 self._execute(message)
-            elif isinstance(message, AskReady):
-                self._link.send(ReadyIs(self._ready()))
-            elif isinstance(message, Start):
-                self._send_started(self._start(message))
-            elif isinstance(message, Finish):
+            elif isinstance(message, m.CheckReady):
+                self._link.send(m.Ready(self._ready()))
+            elif isinstance(message, m.Start):
+                try:
+                    self._link.send(self._start(message))
+                except MessageTooLong as error:
+                    self._link.send(m.Started(failure=f"auto_complete_config: {error}"))
+            elif isinstance(message, m.Finish):
                 self._finish()
                 return
 
-    def _send_started(self, started: Started) -> None:
-        try:
-            self._link.send(started)
-        except MessageTooLong as error:
-            self._link.send(Started(failure=f"auto_complete_config: {error}"))
-
-    def _start(self, start: Start) -> Started:
+    def _start(self, start: m.Start) -> m.Started:
         if self._refused:
-            return Started(failure=self._refused)
+            return m.Started(failure=self._refused)
         self._in_sandbox = start.rules.closed
         self._decoupled = start.decoupled
         try:
-            model_class = getattr(self._import(start), _CLASS)
+            model_class = getattr(_import(start), _CLASS)
             if start.complete:
-                return Started(completed=_completed(model_class, start.arguments["model_config"]))
+                return m.Started(completed=_completed(model_class, start.arguments["model_config"]))
             self._link.may_load = True
             self._model = model_class()
             if hasattr(self._model, "initialize"):
                 self._model.initialize(start.arguments)
         except BaseException as error:  # noqa: BLE001 - the model may raise any exception
-            return Started(failure=self._text_of(error))
+            return m.Started(failure=self._text_of(error))
         if not hasattr(self._model, "execute"):
-            return Started(failure=f"class {_CLASS} has no method 'execute'")
-        return Started(asks_ready=hasattr(self._model, "is_ready"))
+            return m.Started(failure=f"class {_CLASS} has no method 'execute'")
+        return m.Started(checks_ready=hasattr(self._model, "is_ready"))
 
-    def _import(self, start: Start) -> Any:
-        """Import the model's module, as part of the package formed by its version directory."""
-        os.chdir(start.working_directory)
-        version_directory = Path(start.directory)
-        here.model_directory = start.directory
-        sys.path += [str(version_directory), str(version_directory.parent)]
-        return importlib.import_module(f"{version_directory.name}.{Path(start.filename).stem}")
-
-    def _execute(self, message: Execute) -> None:
+    def _execute(self, message: m.Execute) -> None:
         link = self._link
         requests = [
-            InferenceRequest.of(asked, link, decoupled=self._decoupled)
-            for asked in message.requests
+            InferenceRequest.of(request, link, decoupled=self._decoupled)
+            for request in message.requests
         ]
-        numbers = [asked.number for asked in message.requests]
+        numbers = [request.number for request in message.requests]
         failure = ""
-        answers: list[Answered] = []
+        responses: list[m.Responded] = []
         link.executing = True
         began_ns = time.monotonic_ns()
         try:
             returned = self._model.execute(requests)
-            if isinstance(returned, Coroutine) and self._decoupled:
-                self._run_on(returned, numbers)
-                execute_ns = time.monotonic_ns() - began_ns
-            else:
-                if isinstance(returned, Coroutine):
-                    returned = self._run(returned).result()
-                execute_ns = time.monotonic_ns() - began_ns
-                answers = self._answers(requests, returned)
+            continues = self._decoupled and isinstance(returned, Coroutine)
+            if continues:
+                self._continue(returned, numbers)
+            elif isinstance(returned, Coroutine):
+                returned = self._run(returned).result()
+            execute_ns = time.monotonic_ns() - began_ns
+            if not continues:
+                responses = self._responses(requests, returned)
         except BaseException as error:  # noqa: BLE001 - the model may raise any exception
             execute_ns = time.monotonic_ns() - began_ns
             failure = self._failure(error)
             for number in numbers:
-                link.answered(number)
+                link.forget(number)
         finally:
             link.executing = False
         # A faulty model may keep the traceback, and with it the inputs, for long.
         del requests
         try:
-            link.send(Executed(message.batch, execute_ns, failure, answers))
+            link.send(m.Executed(message.batch, execute_ns, failure, responses))
         except MessageTooLong as error:
-            for answered in answers:
-                take_back(answered.answer.outputs if answered.answer else (), link.outbox)
-            link.send(Executed(message.batch, execute_ns, self._failure(error)))
+            for response in responses:
+                take_back(response.places, link.outbox)
+            link.send(m.Executed(message.batch, execute_ns, self._failure(error)))
 
     def _run(self, coroutine: Coroutine[Any, Any, Any]) -> concurrent.futures.Future[Any]:
         """Start the coroutine on the model's event loop, which has its own thread."""
@@ -173,25 +149,25 @@ class ModelRunner:
             thread.start()
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
-    def _run_on(self, execution: Coroutine[Any, Any, Any], numbers: Sequence[int]) -> None:
+    def _continue(self, execution: Coroutine[Any, Any, Any], numbers: Sequence[int]) -> None:
         """Let a decoupled execution continue; if it fails, its unfinished requests get the
         failure."""
 
-        def answer_failed(done: concurrent.futures.Future[Any]) -> None:
+        def ended(done: concurrent.futures.Future[Any]) -> None:
             try:
                 done.result()
             except BaseException as error:  # noqa: BLE001 - the model may raise any exception
-                answer = ChildResponse(failure=ChildError(Code.INTERNAL, self._failure(error)))
+                failure = m.internal_error(self._failure(error))
             else:
                 return
             for number in numbers:
-                if number in self._link.unanswered:
-                    self._link.answered(number)
-                    self._link.send(Answered(number, answer, final=True))
+                if number in self._link.unfinished:
+                    self._link.forget(number)
+                    self._link.send(m.Responded(number, failure, final=True))
 
-        self._run(execution).add_done_callback(answer_failed)
+        self._run(execution).add_done_callback(ended)
 
-    def _answers(self, requests: Sequence[InferenceRequest], returned: Any) -> list[Answered]:
+    def _responses(self, requests: Sequence[InferenceRequest], returned: Any) -> list[m.Responded]:
         """Return the responses that `execute` returned; the error texts are Triton's.
 
         Raises:
@@ -218,11 +194,9 @@ class ModelRunner:
                     "Expected an 'InferenceResponse' object in the execute function return list, "
                     f"found type '{type(response)}'."
                 )
-        answers = [
-            request.last_answer(response)
-            for request, response in zip(requests, returned, strict=True)
-        ]
-        return [answer for answer in answers if answer is not None]
+        pairs = zip(requests, returned, strict=True)
+        messages = [request.last_response(response) for request, response in pairs]
+        return [message for message in messages if message is not None]
 
     def _failure(self, error: BaseException) -> str:
         text = str(error) if isinstance(error, _Refused) else self._text_of(error)
@@ -240,10 +214,9 @@ class ModelRunner:
 
     def _finish(self) -> None:
         self._link.may_load = False
-        if not hasattr(self._model, "finalize"):
-            return
         try:
-            self._model.finalize()
+            if hasattr(self._model, "finalize"):
+                self._model.finalize()
         except BaseException as error:  # noqa: BLE001 - the process ends in any case
             Logger.log_warn(f"finalize: {self._text_of(error)}")
 
@@ -255,10 +228,19 @@ class ModelRunner:
             if not frame.filename.startswith((_OURS, "<frozen "))
         ]
         at = "".join(f"  {frame.filename}({frame.lineno}): {frame.name}\n" for frame in frames)
-        said = f"{type(error).__name__}: {printable(error)}"
+        text = f"{type(error).__name__}: {printable(error)}"
         if self._in_sandbox and isinstance(error, PermissionError):
-            said += _MAY_BE_OPENED
-        return said + (f"\n\nAt:\n{printable(at)}" if at else "")
+            text += _MAY_BE_OPENED
+        return text + (f"\n\nAt:\n{printable(at)}" if at else "")
+
+
+def _import(start: m.Start) -> Any:
+    """Import the model's module, as part of the package formed by its version directory."""
+    os.chdir(start.working_directory)
+    version_directory = Path(start.directory)
+    here.model_directory = start.directory
+    sys.path += [str(version_directory), str(version_directory.parent)]
+    return importlib.import_module(f"{version_directory.name}.{Path(start.filename).stem}")
 
 
 def _completed(model_class: Any, model_config: str) -> str:
@@ -266,8 +248,8 @@ def _completed(model_class: Any, model_config: str) -> str:
     lacks that function."""
     if not hasattr(model_class, "auto_complete_config"):
         return ""
-    completed = model_class.auto_complete_config(ModelConfig(model_config))
-    if not isinstance(completed, ModelConfig):
+    completed = model_class.auto_complete_config(AutoCompleteConfig(model_config))
+    if not isinstance(completed, AutoCompleteConfig):
         raise TritonModelException(
             f"auto_complete_config must return the ModelConfig, found type '{type(completed)}'"
         )

@@ -1,16 +1,18 @@
 """Seccomp: restrict the system calls of this process and all its children.
 
 A filter sees the numbers of a call but cannot judge them, e.g. whether the model started process
-4711. The filter refers such calls to the daemon, see `signal_gate`.
+4711. The filter refers such calls to the daemon, see `decide`.
 """
 
 from __future__ import annotations
 
 import ctypes
 import errno
-import os
+import fcntl
 import platform
 import struct
+from contextlib import suppress
+from pathlib import Path
 
 from edge_server.backends.python.child.system_calls import (
     ARCHITECTURES,
@@ -24,6 +26,7 @@ from edge_server.backends.python.child.system_calls import (
     SOCKET,
     UNKNOWN,
     WITHOUT_EFFECT,
+    system_call,
 )
 
 # linux/seccomp.h
@@ -38,31 +41,36 @@ _NR_AT, _ARCH_AT, _ARGUMENTS_AT, _ARGUMENT_BYTES = 0, 4, 16, 8
 _X32 = 0x40000000
 _AF_UNIX, _SOCK_STREAM, _SOCK_TYPE = 1, 1, 0xF
 
+# linux/seccomp.h: struct seccomp_notif (id, pid, flags, nr, arch, instruction pointer, arguments),
+# struct seccomp_notif_resp (id, value, error, flags), and the ioctls that carry them.
+_NOTIFICATION = struct.Struct("=QIIiIQ6Q")
+_RESPONSE = struct.Struct("=QqiI")
+_RECEIVE, _SEND = 0xC0502100, 0xC0182101
+_CONTINUE = 1
+
 Instruction = tuple[int, int, int, int]
-
-
-def is_known() -> bool:
-    """Return whether the call numbers of this machine are known."""
-    return platform.machine() in ARCHITECTURES
 
 
 def is_offered() -> bool:
     """Return whether this kernel has filters that refer calls to another process (Linux 5.5)."""
-    if not is_known():
+    if platform.machine() not in ARCHITECTURES:
         return False
-    action = ctypes.c_uint32(USER_NOTIF)
     release = tuple(int(n) for n in platform.release().split("-")[0].split(".")[:2] if n.isdigit())
+    try:
+        _seccomp(_GET_ACTION_AVAIL, 0, ctypes.byref(ctypes.c_uint32(USER_NOTIF)))
+    except OSError:
+        return False
     # The kernel learned to continue a referred call later than to refer one.
-    return _seccomp(_GET_ACTION_AVAIL, 0, ctypes.byref(action)) == 0 and release >= (5, 5)
+    return release >= (5, 5)
 
 
-def restrict(own_pid: int, *, unix_sockets: bool) -> int | None:
+def restrict(own_pid: int, *, unix_sockets: bool) -> list[int]:
     """Restrict the system calls of this thread and all its children from now on.
 
     `PR_SET_NO_NEW_PRIVS` must be set.
 
     Returns:
-        The descriptor on which the daemon decides calls that name another process. None where a
+        The descriptor on which the daemon decides calls that name another process; empty where a
         container's filter already refers calls, which the kernel allows only once: then all such
         calls are refused, even those that name processes of the model.
 
@@ -70,12 +78,12 @@ def restrict(own_pid: int, *, unix_sockets: bool) -> int | None:
         OSError: the kernel refuses the filter.
     """
     try:
-        return _install(own_pid, USER_NOTIF, _NEW_LISTENER, unix_sockets=unix_sockets)
+        return [_install(own_pid, USER_NOTIF, _NEW_LISTENER, unix_sockets=unix_sockets)]
     except OSError as error:
         if error.errno != errno.EBUSY:
             raise
     _install(own_pid, _ERRNO | errno.EPERM, 0, unix_sockets=unix_sockets)
-    return None
+    return []
 
 
 def _install(own_pid: int, of_others: int, flags: int, *, unix_sockets: bool) -> int:
@@ -85,10 +93,44 @@ def _install(own_pid: int, of_others: int, flags: int, *, unix_sockets: bool) ->
     memory = ctypes.create_string_buffer(code, len(code))
     # struct sock_fprog; native alignment puts the pointer where C does.
     fprog = ctypes.create_string_buffer(struct.pack("@HP", len(program), ctypes.addressof(memory)))
-    returned = _seccomp(_SET_MODE_FILTER, flags, fprog)
-    if returned < 0:
-        raise OSError(ctypes.get_errno(), f"seccomp: {os.strerror(ctypes.get_errno())}")
-    return returned
+    return _seccomp(_SET_MODE_FILTER, flags, fprog)
+
+
+def decide(listener: int, session: int) -> None:
+    """Allow or refuse the system call that waits at `listener`; the daemon calls this.
+
+    The kernel suspends a call that names a process other than the caller. The daemon allows the
+    call where it names a process that the model started: such a process is in the session that the
+    model's process leads, and cannot leave that session. The calls have numbers as arguments, so
+    the arguments cannot change after the decision.
+
+    Args:
+        listener: what `restrict` returned.
+        session: session of the processes that the call may name.
+    """
+    memory = bytearray(_NOTIFICATION.size)
+    # The caller may have been killed meanwhile.
+    with suppress(OSError):
+        fcntl.ioctl(listener, _RECEIVE, memory)
+        number, _, _, nr, _, _, *arguments = _NOTIFICATION.unpack(memory)
+        column = ARCHITECTURES[platform.machine()].column
+        place = next(place for of, place in OF_A_PROCESS.values() if of[column] == nr)
+        if _session_of(arguments[place] & 0xFFFFFFFF) == session:
+            response = _RESPONSE.pack(number, 0, 0, _CONTINUE)
+        else:
+            response = _RESPONSE.pack(number, 0, -errno.EPERM, 0)
+        fcntl.ioctl(listener, _SEND, bytearray(response))
+
+
+def _session_of(pid: int) -> int | None:
+    """Return the session of that process or thread; None if no such process exists, or `pid` is
+    negative (a process group)."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return None
+    # The name may hold any character; after it follow state, parent, group, session.
+    return int(stat.rpartition(")")[2].split()[3])
 
 
 def filter_program(
@@ -112,10 +154,10 @@ def filter_program(
     ]
     if machine == "x86_64":
         program += [(_JGE, 0, 1, _X32), _error(errno.ENOSYS)]
-    for table, answer in ((REFUSED, errno.EPERM), (UNKNOWN, errno.ENOSYS), (WITHOUT_EFFECT, 0)):
+    for table, result in ((REFUSED, errno.EPERM), (UNKNOWN, errno.ENOSYS), (WITHOUT_EFFECT, 0)):
         for numbers in table.values():
             if numbers[column] != NONE:
-                program += [(_JEQ, 0, 1, numbers[column]), _error(answer)]
+                program += [(_JEQ, 0, 1, numbers[column]), _error(result)]
     for numbers, argument, values in REFUSED_VALUES.values():
         body = [_load(argument)]
         for value in values:
@@ -165,8 +207,5 @@ def _error(number: int) -> Instruction:
 
 
 def _seccomp(operation: int, flags: int, argument: object) -> int:
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.syscall.restype = ctypes.c_long
-    number = ctypes.c_long(_SYS_SECCOMP[platform.machine()])
-    returned: int = libc.syscall(number, ctypes.c_long(operation), ctypes.c_long(flags), argument)
-    return returned
+    number = _SYS_SECCOMP[platform.machine()]
+    return system_call("seccomp", number, operation, flags, argument)

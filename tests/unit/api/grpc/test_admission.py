@@ -6,8 +6,10 @@ import threading
 
 import pytest
 
-from edge_server.api.grpc.admission import Admission
+from edge_server.api.grpc.admission import MIB, Admission, ByteBudget
 from edge_server.errors import Unavailable
+
+TIMEOUT_S = 20.0
 
 
 def test_one_too_many_is_turned_away_and_may_come_again() -> None:
@@ -93,4 +95,47 @@ def test_requests_of_streams_take_no_place_and_are_waited_for() -> None:
         assert not emptied.is_set()
         admission.leave_from_stream()
     assert emptied.wait(5)
+    waiting.join()
+
+
+def test_what_does_not_fit_is_turned_away_by_name_and_may_come_again() -> None:
+    budget = ByteBudget(3 * MIB)
+    with budget.hold(2 * MIB):
+        with (
+            pytest.raises(Unavailable, match=r"of 3145728 at most \(grpc.max_pending_bytes\)"),
+            budget.hold(2 * MIB),
+        ):
+            raise AssertionError("it is let in")
+        with budget.hold(MIB):
+            pass
+    with budget.hold(2 * MIB):
+        pass
+
+
+def test_one_request_alone_is_always_taken() -> None:
+    with ByteBudget(MIB).hold(2 * MIB):
+        pass
+
+
+def test_small_requests_are_not_counted() -> None:
+    budget = ByteBudget(MIB)
+    with budget.hold(MIB), budget.hold(1000):
+        pass
+
+
+def test_who_may_not_be_turned_away_waits() -> None:
+    budget = ByteBudget(MIB)
+    budget.take(MIB)
+    assert not budget.take_when_it_fits(1, lambda: True)
+    taken = threading.Event()
+
+    def wait() -> None:
+        assert budget.take_when_it_fits(1, lambda: False)
+        taken.set()
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    assert not taken.is_set()
+    budget.give(MIB)
+    assert taken.wait(TIMEOUT_S)
     waiting.join()

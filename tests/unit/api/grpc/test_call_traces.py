@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from edge_server.api.grpc.call_threads import CallMoments
 from edge_server.api.grpc.call_traces import CallTraces
 from edge_server.inference.tracing.trace_file import TraceFile, TraceWriter
 from edge_server.inference.tracing.traced_request import TraceRule
@@ -49,7 +50,9 @@ class Written:
         self._path = path
         self._writer = TraceWriter(TraceFile(str(path)))
         self._writer.start()
-        self.traces = CallTraces(Tracer(TraceRule(timestamps=True, rate=1), self._writer))
+        self.received = CallMoments()
+        tracer = Tracer(TraceRule(timestamps=True, rate=1), self._writer)
+        self.traces = CallTraces(tracer, self.received)
 
     def moments(self) -> dict[str, int]:
         """Those of the one request that is there; none where it is not."""
@@ -100,8 +103,7 @@ def test_to_a_caller_who_has_gone_nothing_was_sent(written: Written, is_over: bo
 
 
 def test_a_request_is_read_from_when_its_call_was_taken(written: Written) -> None:
-    assert written.traces.moments is not None
-    written.traces.moments.taken_ns = taken_ns = time.monotonic_ns()
+    written.received.taken_ns = taken_ns = time.monotonic_ns()
     call, trace = Call(), written.traces.unary()
     run(trace.begin(REQUEST, call.when_over))
     call.end()
@@ -124,5 +126,4 @@ def test_without_a_file_nothing_is_looked_at() -> None:
     traces = CallTraces(Tracer(TraceRule(timestamps=True, rate=1)))
     requests = iter([b""])
     assert traces.reads(requests) is requests
-    assert traces.moments is None
     assert traces.of_stream(REQUEST, requests) is REQUEST

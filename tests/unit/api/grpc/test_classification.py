@@ -7,23 +7,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_server.api.grpc.classification import Classification
+from edge_server.api.grpc.convert import Classification
 from edge_server.errors import InvalidRequest
 from edge_server.tensors import DataType, Tensor
 
 
-def told(array: np.ndarray, count: int, *, batched: bool, labels: tuple[str, ...] = ()) -> object:
+def classes(
+    array: np.ndarray, count: int, *, batched: bool, labels: tuple[str, ...] = ()
+) -> object:
     return Classification(count, batched, labels).of(Tensor(array)).array.tolist()
 
 
 def test_of_equal_scores_the_first_place_comes_first() -> None:
     scores = np.array([1, 3, 3, 2], np.uint8)
-    assert told(scores, 3, batched=False) == [b"3.000000:1", b"3.000000:2", b"2.000000:3"]
+    assert classes(scores, 3, batched=False) == [b"3.000000:1", b"3.000000:2", b"2.000000:3"]
 
 
-def test_a_place_without_a_label_is_told_without() -> None:
+def test_a_place_without_a_label_is_returned_without() -> None:
     scores = np.array([[0.5, 0.25, 0.125]])
-    assert told(scores, 9, batched=True, labels=("a", "")) == [
+    assert classes(scores, 9, batched=True, labels=("a", "")) == [
         [b"0.500000:0:a", b"0.250000:1", b"0.125000:2"]
     ]
 
@@ -48,6 +50,6 @@ def test_more_classes_than_a_client_can_mean_are_refused() -> None:
 
 @given(st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=20), st.integers(1, 25))
 def test_the_order_is_that_of_the_values(values: list[int], count: int) -> None:
-    made = told(np.array(values, np.uint64), count, batched=False)
+    made = classes(np.array(values, np.uint64), count, batched=False)
     places = [int(text.split(b":")[1]) for text in made]  # type: ignore[attr-defined]
     assert places == sorted(range(len(values)), key=lambda i: (-values[i], i))[:count]

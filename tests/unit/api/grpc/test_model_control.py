@@ -1,4 +1,4 @@
-"""What a load or unload asks is checked before models hear of it."""
+"""A request to load or unload is checked before the models get it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from edge_server.api.grpc.model_control import load_model, unload_model
+from edge_server.api.grpc.control_calls import load_model, unload_model
 from edge_server.errors import EdgeServerError, InvalidRequest, Unavailable, Unsupported
 
 if TYPE_CHECKING:
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
 
 class Notes:
-    """A ModelControl that notes what it is asked."""
+    """A ModelControl that notes its calls."""
 
     def __init__(self) -> None:
-        self.asked: list[object] = []
+        self.calls: list[object] = []
 
     def load(
         self, name: str, *, config: str | None, files: Mapping[str, bytes], cancellation: object
     ) -> None:
-        self.asked.append((name, config, dict(files)))
+        self.calls.append((name, config, dict(files)))
 
     def unload(self, name: str, *, unload_dependents: bool) -> None:
-        self.asked.append((name, unload_dependents))
+        self.calls.append((name, unload_dependents))
 
     def index(self, *, only_ready: bool) -> list[ModelEntry]:
         return []
@@ -48,7 +48,7 @@ def test_a_load_passes_configuration_and_files_on() -> None:
         control,
         load(config={"string_param": "{}"}, **{"file:1/model.onnx": {"bytes_param": b"x"}}),
     )
-    assert control.asked == [("m", None, {}), ("m", "{}", {"1/model.onnx": b"x"})]
+    assert control.calls == [("m", None, {}), ("m", "{}", {"1/model.onnx": b"x"})]
 
 
 def test_an_unload_passes_on_whether_dependents_go_too() -> None:
@@ -57,7 +57,7 @@ def test_an_unload_passes_on_whether_dependents_go_too() -> None:
     unload_model(control, request)
     request.parameters["unload_dependents"].bool_param = True
     unload_model(control, request)
-    assert control.asked == [("m", False), ("m", True)]
+    assert control.calls == [("m", False), ("m", True)]
     request.parameters["unload_dependents"].int64_param = 1
     with pytest.raises(InvalidRequest, match="'unload_dependents' parameter, expected bool_param"):
         unload_model(control, request)
@@ -116,7 +116,7 @@ def test_a_load_that_makes_no_sense_is_refused_in_the_contracts_words(
     with pytest.raises(kind) as caught:
         load_model(control, request_message)
     assert str(caught.value) == says
-    assert control.asked == []
+    assert control.calls == []
 
 
 def test_without_control_nothing_is_loaded_or_unloaded() -> None:

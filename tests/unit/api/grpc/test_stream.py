@@ -21,7 +21,7 @@ from edge_server.tensors import Tensor
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from edge_server.api.grpc.stream_request import StreamRequest
+    from edge_server.api.grpc.stream import StreamRequest
 
 PATIENCE_S = 10.0
 
@@ -83,7 +83,7 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 def test_answers_that_come_out_of_order_are_told_in_order(pool: ThreadPoolExecutor) -> None:
     models = Models()
     stream = InferStream(models.submit)
-    said = pool.submit(lambda: [read(each) for each in stream.answers(iter([b"1", b"2", b"3"]))])
+    said = pool.submit(lambda: [read(each) for each in stream.responses(iter([b"1", b"2", b"3"]))])
     for stream_request in reversed(models.wait_for("1", "2", "3")):
         stream_request.respond(answer(stream_request), True)
     assert said.result(PATIENCE_S) == [("1", ""), ("2", ""), ("3", "")]
@@ -92,7 +92,7 @@ def test_answers_that_come_out_of_order_are_told_in_order(pool: ThreadPoolExecut
 def test_a_decoupled_models_answers_wait_for_nobody(pool: ThreadPoolExecutor) -> None:
     models = Models()
     stream = InferStream(models.submit)
-    answers = stream.answers(iter([b"1", b"d2"]))
+    answers = stream.responses(iter([b"1", b"d2"]))
     first = pool.submit(next, answers)
     one, two = models.wait_for("1", "d2")
     two.respond(answer(two), False)
@@ -111,7 +111,7 @@ def test_errors_are_told_in_their_turn_and_with_their_id() -> None:
 
     stream = InferStream(submit)
     requests = iter([b"1", b"unknown", b"2", b"odd", b"3"])
-    assert [read(each) for each in stream.answers(requests)] == [
+    assert [read(each) for each in stream.responses(requests)] == [
         ("1", ""),
         ("unknown", "no unknown"),
         ("2", "Cancelled"),
@@ -123,7 +123,7 @@ def test_errors_are_told_in_their_turn_and_with_their_id() -> None:
 def test_the_first_error_ends_a_stream_that_wants_it_so() -> None:
     stream = InferStream(Models().submit, errors_end_it=True)
     with pytest.raises(NotFound, match="no unknown"):
-        list(stream.answers(iter([b"unknown"])))
+        list(stream.responses(iter([b"unknown"])))
     assert stream.over
 
 
@@ -132,7 +132,7 @@ def test_a_model_that_ends_without_an_answer_is_an_error() -> None:
         stream_request.take_place()
         stream_request.respond(None, True)
 
-    (said,) = InferStream(submit).answers(iter([b"1"]))
+    (said,) = InferStream(submit).responses(iter([b"1"]))
     assert "ended without an answer" in read(said)[1]
 
 
@@ -140,7 +140,7 @@ def test_no_more_requests_are_read_than_may_wait(pool: ThreadPoolExecutor) -> No
     models = Models()
     client = Client(*(str(place).encode() for place in range(100)))
     stream = InferStream(models.submit)
-    said = pool.submit(lambda: [read(each)[0] for each in stream.answers(iter(client))])
+    said = pool.submit(lambda: [read(each)[0] for each in stream.responses(iter(client))])
     models.wait_for(*map(str, range(16)))
     for _ in range(17):
         assert client.noticed.acquire(timeout=PATIENCE_S)
@@ -156,7 +156,7 @@ def test_no_more_requests_are_read_than_may_wait(pool: ThreadPoolExecutor) -> No
 def test_a_client_that_reads_nothing_holds_a_model_up_for_a_while_only() -> None:
     models = Models()
     stream = InferStream(models.submit, slow_reader_s=0.05)
-    answers = stream.answers(iter([b"d1"]))
+    answers = stream.responses(iter([b"d1"]))
     with ThreadPoolExecutor(1) as pool:
         told = pool.submit(next, answers)
         (stream_request,) = models.wait_for("d1")
@@ -173,7 +173,7 @@ def test_a_client_that_reads_nothing_holds_a_model_up_for_a_while_only() -> None
 def test_the_end_of_a_stream_is_heard_by_what_still_waits(pool: ThreadPoolExecutor) -> None:
     models = Models()
     stream = InferStream(models.submit)
-    said = pool.submit(lambda: list(stream.answers(iter([b"1", b"2"]))))
+    said = pool.submit(lambda: list(stream.responses(iter([b"1", b"2"]))))
     one, two = models.wait_for("1", "2")
     heard: list[str] = []
     one.when_cancelled(lambda: heard.append("1"))
@@ -200,7 +200,7 @@ def test_a_closing_stream_answers_what_it_took_and_then_says_why(
         stays.wait(PATIENCE_S)
 
     stream = InferStream(models.submit)
-    answers = stream.answers(requests())
+    answers = stream.responses(requests())
     first = pool.submit(next, answers)
     (stream_request,) = models.wait_for("1")
     stream.close()
@@ -214,7 +214,7 @@ def test_a_closing_stream_answers_what_it_took_and_then_says_why(
 def test_what_comes_after_the_end_is_not_kept(pool: ThreadPoolExecutor) -> None:
     models = Models()
     stream = InferStream(models.submit)
-    said = pool.submit(list, stream.answers(iter([b"d1"])))
+    said = pool.submit(list, stream.responses(iter([b"d1"])))
     (stream_request,) = models.wait_for("d1")
     stream.end()
     said.result(PATIENCE_S)
@@ -248,7 +248,7 @@ def test_a_stream_that_waits_keeps_no_request_and_no_response(pool: ThreadPoolEx
         stream_request.respond(InferResponse("m", "1", "", {"x": Tensor(values)}), True)
 
     stream = InferStream(submit)
-    answers = stream.answers(requests())
+    answers = stream.responses(requests())
     next(answers)
     assert asks_again.wait(PATIENCE_S)
     assert request_lives() is None
@@ -264,7 +264,7 @@ def test_a_stream_that_waits_keeps_no_request_and_no_response(pool: ThreadPoolEx
 def test_a_stream_does_not_end_while_a_last_answer_waits_for_room() -> None:
     models = Models()
     stream = InferStream(models.submit)
-    answers = stream.answers(iter([b"d1"]))
+    answers = stream.responses(iter([b"d1"]))
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(next, answers)
         (stream_request,) = models.wait_for("d1")
@@ -291,5 +291,5 @@ def test_a_refusal_does_not_keep_all_that_a_client_sent() -> None:
     def submit(data: bytes, stream_request: StreamRequest) -> None:
         raise NotFound(data.decode())
 
-    (said,) = InferStream(submit).answers(iter([b"x" * 100_000]))
+    (said,) = InferStream(submit).responses(iter([b"x" * 100_000]))
     assert len(read(said)[1]) == 4000

@@ -6,13 +6,9 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-import grpc
 import pytest
 
-from edge_server.api.grpc import traffic as traffic_module
-from edge_server.api.grpc.byte_budget import MIB, ByteBudget
-from edge_server.api.grpc.call_threads import CallThreads
-from edge_server.api.grpc.status import streaming, unary
+from edge_server.api.grpc.admission import MIB, ByteBudget
 from edge_server.api.grpc.traffic import SLOW_READER_S, Traffic
 
 if TYPE_CHECKING:
@@ -65,13 +61,18 @@ class Answered:
 
 
 class Memory:
-    """Of a process; the test says how much."""
+    """Of a process; the test sets how much, and gives some of it back."""
 
     def __init__(self) -> None:
         self.bytes = 1000 * MIB
+        self.given_back = 0
 
     def __call__(self) -> int:
         return self.bytes
+
+    def give_back(self) -> None:
+        self.bytes -= 20 * MIB
+        self.given_back += 1
 
 
 @pytest.fixture
@@ -80,7 +81,7 @@ def memory() -> Memory:
 
 
 class Waiting:
-    """How many calls wait for a thread; the test says."""
+    """How many calls wait for a thread; the test sets it."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -96,8 +97,15 @@ def waiting() -> Waiting:
 
 @pytest.fixture
 def traffic(memory: Memory, waiting: Waiting) -> Traffic:
-    """With room for two of the longest messages; it looks when it is told to."""
-    return Traffic(ByteBudget(8 * MIB), 3.0, 4 * MIB, waiting=waiting, resident=memory)
+    """With room for two of the longest messages; it looks when it ticks."""
+    return Traffic(
+        ByteBudget(8 * MIB),
+        3.0,
+        4 * MIB,
+        waiting=waiting,
+        resident=memory,
+        give_back=memory.give_back,
+    )
 
 
 def test_a_message_that_does_not_come_in_time_ends_its_call(traffic: Traffic) -> None:
@@ -153,41 +161,6 @@ def test_a_streams_response_counts_while_it_is_written_and_has_to_be_read(
         assert stream.cancelled
 
 
-def test_a_stream_whose_client_does_not_read_ends_with_the_reason_and_gives_its_bytes_back(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(traffic_module, "SLOW_READER_S", 0.2)
-    traffic = Traffic(within_s=0.2)
-    ended = threading.Event()
-
-    def answer(requests: Iterator[bytes], _: grpc.ServicerContext) -> Iterator[bytes]:
-        try:
-            yield next(requests) * 64
-        finally:
-            ended.set()
-
-    server = grpc.server(CallThreads(2, "grpc"))  # type: ignore[arg-type]
-    server.add_registered_method_handlers("s", {"m": streaming(answer, "s.m", traffic)})
-    port = server.add_insecure_port("127.0.0.1:0")
-    traffic.start()
-    server.start()
-    try:
-        unlimited = [("grpc.max_receive_message_length", -1)]
-        with grpc.insecure_channel(f"127.0.0.1:{port}", unlimited) as channel:
-            # 64 MiB are more than gRPC's client takes while nobody reads.
-            call = channel.stream_stream("/s/m")(iter([bytes(MIB)]), timeout=PATIENCE_S)
-            assert ended.wait(PATIENCE_S)
-            assert traffic.budget.room_bytes == traffic.budget.limit_bytes
-            assert traffic.budget.waits_for_quiet
-            with pytest.raises(grpc.RpcError):
-                list(call)
-            assert call.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-            assert call.details() == "the client did not read the response within 0.2 s"
-    finally:
-        server.stop(None).wait()
-        traffic.close()
-
-
 def test_what_is_inside_leaves_less_room_for_what_comes(traffic: Traffic, memory: Memory) -> None:
     calls = [Call(traffic) for _ in range(2)]
     now = time.monotonic() + 0.1
@@ -240,40 +213,31 @@ def test_many_calls_are_told_in_one_line(
     ]
 
 
-def test_half_sent_calls_give_their_threads_back() -> None:
-    """The real server with two threads, and clients who hold both."""
-    threads = CallThreads(2, "grpc")
-    traffic = Traffic(within_s=0.2, waiting=threads.waiting)
-    server = grpc.server(threads)  # type: ignore[arg-type]
-    handler = unary(lambda request, _: request, "s.m", traffic)
-    server.add_registered_method_handlers("s", {"m": handler})
-    port = server.add_insecure_port("127.0.0.1:0")
-    done = threading.Event()
-    traffic.start()
-    server.start()
+def given_back_at(traffic: Traffic, memory: Memory, seconds: range) -> list[int]:
+    """The seconds from now on at which memory goes back to the kernel."""
+    now, at = time.monotonic(), []
+    for second in seconds:
+        before = memory.given_back
+        traffic.tick(now + second)
+        if memory.given_back > before:
+            at.append(second)
+    return at
 
-    def nothing() -> Iterator[bytes]:
-        done.wait(PATIENCE_S)
-        yield b""
 
-    try:
-        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
-            held = [
-                channel.stream_unary("/s/m").future(nothing(), timeout=PATIENCE_S) for _ in range(6)
-            ]
-            assert channel.unary_unary("/s/m")(b"one", timeout=PATIENCE_S) == b"one"
-            assert {(call.code(), call.details()) for call in held} == {
-                (
-                    grpc.StatusCode.UNAVAILABLE,
-                    "the request did not arrive within 0.2 s (grpc.message_timeout_ms)",
-                )
-            }
-            with pytest.raises(grpc.RpcError) as caught:
-                channel.stream_unary("/s/m")(iter(()), timeout=PATIENCE_S)
-            assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
-            done.set()
-    finally:
-        done.set()
-        traffic.close()
-        server.stop(None).wait()
-        threads.shutdown()
+def test_memory_goes_back_once_when_it_has_been_quiet_after_it_grew(
+    traffic: Traffic, memory: Memory
+) -> None:
+    assert given_back_at(traffic, memory, range(10)) == []
+    memory.bytes += 30 * MIB
+    assert given_back_at(traffic, memory, range(10, 20)) == [10]
+    memory.bytes += 7 * MIB
+    assert given_back_at(traffic, memory, range(20, 30)) == []
+
+
+def test_memory_goes_back_now_and_then_under_load_and_after_it(
+    traffic: Traffic, memory: Memory
+) -> None:
+    memory.bytes += 50 * MIB
+    with traffic.budget.hold(MIB):
+        assert given_back_at(traffic, memory, range(23)) == [10, 21]
+    assert given_back_at(traffic, memory, range(23, 40)) == [24]

@@ -13,8 +13,8 @@ from tritonclient.grpc import model_config_pb2
 from tritonclient.grpc import service_pb2 as pb
 
 from edge_server.api.grpc.admission import Admission
+from edge_server.api.grpc.methods import STATUS
 from edge_server.api.grpc.shared_memory import SharedMemory
-from edge_server.api.grpc.status import STATUS
 from edge_server.api.grpc.triton import TritonServicer
 from edge_server.backends.contract import TensorModel
 from edge_server.inference.data_plane import DataPlane

@@ -1,36 +1,47 @@
-"""Which models a model sees, and what it hears of those that it loads."""
+"""Which models a model may call, the results of its loads, and the threads of its calls."""
 
 from __future__ import annotations
 
 import queue
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.backends.contract import ExecuteRequest
-from edge_server.backends.python.calls import ModelCalls
+from edge_server.backends.python.calls import ModelCalls, NestedCallThreads
+from edge_server.backends.python.context import ModelContext, PythonParameters
 from edge_server.backends.python.messages import (
-    AskModelReady,
-    CallReturned,
+    IsModelReady,
     LoadModel,
+    MakeMetric,
+    Query,
+    QueryResult,
+    Question,
+    ReadMetric,
     TensorPlace,
     UnloadModel,
 )
 from edge_server.errors import EdgeServerError, Unavailable
+from edge_server.model_config.config import ModelConfig
 from edge_server.requests import InferRequest
+from tests.unit.inference.threads import no_more_threads
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from edge_server.requests import Respond
 
-PATIENCE_S = 10.0
+TIMEOUT_S = 10.0
+CONFIG = ModelConfig.of(text_format.Parse('name: "m" backend: "python"', pb.ModelConfig()))
 
 
 class Models:
-    """A World in which these are ready."""
+    """A resolver in which these are ready."""
 
     def __init__(self, *ready: str) -> None:
         self.ready = set(ready)
@@ -42,12 +53,12 @@ class Models:
         return name in self.ready
 
 
-class Around:
-    """Surroundings in which `b` serves now, and whose loads end as the test says."""
+class Server:
+    """A server in which `b` serves now, and whose loads end as the test sets."""
 
     def __init__(self) -> None:
         self.models = Models("b")
-        self.asked: list[object] = []
+        self.calls: list[object] = []
         self.error: Exception | None = None
         self.begun = threading.Event()
         self.go_on = threading.Event()
@@ -56,61 +67,68 @@ class Around:
     def load(
         self, name: str, *, config: str | None, files: Mapping[str, bytes], within: str
     ) -> None:
-        self.asked.append((name, config, dict(files), within))
+        self.calls.append((name, config, dict(files), within))
         self.begun.set()
-        assert self.go_on.wait(PATIENCE_S)
+        assert self.go_on.wait(TIMEOUT_S)
         if self.error is not None:
             raise self.error
         self.models.ready.add(name)
 
     def unload(self, name: str, *, unload_dependents: bool) -> None:
-        self.asked.append((name, unload_dependents))
+        self.calls.append((name, unload_dependents))
         self.models.ready.discard(name)
 
 
 class Process:
-    """What `ModelCalls` needs of one: it hears, and its memory holds `stored`."""
+    """What `ModelCalls` needs of one: it receives, and its memory holds `stored`."""
 
     stored = b"0123456789"
     size_bytes = 10
 
     def __init__(self) -> None:
-        self.heard: queue.SimpleQueue[CallReturned] = queue.SimpleQueue()
+        self.received: queue.SimpleQueue[QueryResult] = queue.SimpleQueue()
         self.channel = self.inbox = self
 
-    def send(self, message: CallReturned) -> None:
-        self.heard.put(message)
+    def send(self, message: QueryResult) -> None:
+        self.received.put(message)
 
     def view(self, offset: int, size_bytes: int) -> np.ndarray[Any, Any]:
         return np.frombuffer(self.stored, np.uint8)[offset : offset + size_bytes]
 
 
 class Calling:
-    """The calls of a process of model `m`, of which a request runs in a world with `old`."""
+    """The calls of a process of model `m`, of which a request runs that has pinned `old`."""
 
     def __init__(self) -> None:
-        self.around = Around()
+        self.server = Server()
         self.process = Process()
-        self.calls = ModelCalls("m_0", "m", self.process, self.around)  # type: ignore[arg-type]
+        context = ModelContext(Path("/m/1"), CONFIG, PythonParameters(), self.server)
         request = InferRequest("m", {})
         self.callers = [
             ExecuteRequest({}, frozenset(), lambda *_: None, request, Models("old", "both"))
         ]
+        self.running = True
+        self.calls = ModelCalls("m_0", context, self.process, self._callers)  # type: ignore[arg-type]
+
+    def _callers(self) -> list[ExecuteRequest]:
+        return self.callers if self.running else []
 
     def ready(self, name: str, *, running: bool = True) -> bool:
-        self.calls.ask_ready(AskModelReady(1, name, ""), self.callers if running else [])
-        return bool(self.returned().value)
+        return bool(self.result(IsModelReady(name, ""), running=running).value)
 
     def load(self, name: str, config: str = "", files: list[TensorPlace] | None = None) -> str:
-        self.calls.load(LoadModel(2, name, config, files or []))
-        return self.returned().failure
+        return self.result(LoadModel(name, config, files or [])).failure
 
     def unload(self, name: str) -> str:
-        self.calls.unload(UnloadModel(3, name, True))
-        return self.returned().failure
+        return self.result(UnloadModel(name, True)).failure
 
-    def returned(self) -> CallReturned:
-        return self.process.heard.get(timeout=PATIENCE_S)
+    def result(self, what: Question, *, running: bool = True) -> QueryResult:
+        self.running = running
+        self.calls.query(Query(1, what))
+        return self.received()
+
+    def received(self) -> QueryResult:
+        return self.process.received.get(timeout=TIMEOUT_S)
 
 
 @pytest.fixture
@@ -120,7 +138,7 @@ def calling() -> Iterator[Calling]:
     made.calls.close()
 
 
-def test_a_model_sees_the_world_of_its_request_and_beyond_it_what_serves_now(
+def test_a_model_sees_what_its_request_has_pinned_and_beyond_it_what_serves_now(
     calling: Calling,
 ) -> None:
     assert calling.ready("old")
@@ -131,7 +149,9 @@ def test_a_model_sees_the_world_of_its_request_and_beyond_it_what_serves_now(
 
 
 @pytest.mark.parametrize("change", ["load", "unload"])
-def test_who_has_changed_the_models_sees_them_as_they_are(calling: Calling, change: str) -> None:
+def test_a_process_that_has_changed_the_models_sees_them_as_they_are(
+    calling: Calling, change: str
+) -> None:
     assert calling.ready("old")
     assert getattr(calling, change)("c") == ""
     assert not calling.ready("old")
@@ -140,36 +160,123 @@ def test_who_has_changed_the_models_sees_them_as_they_are(calling: Calling, chan
 
 
 @pytest.mark.parametrize(
-    ("error", "says"),
+    ("error", "failure"),
     [(Unavailable("not allowed"), "not allowed"), (KeyError("x"), "unexpected KeyError: 'x'")],
 )
-def test_a_load_that_fails_is_told_and_changes_nothing(
-    calling: Calling, error: Exception, says: str, caplog: pytest.LogCaptureFixture
+def test_a_load_that_fails_returns_the_reason_and_changes_nothing(
+    calling: Calling, error: Exception, failure: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    calling.around.error = error
-    assert calling.load("c") == says
+    calling.server.error = error
+    assert calling.load("c") == failure
     assert calling.ready("old")
     assert bool(caplog.records) != isinstance(error, EdgeServerError)
 
 
-def test_a_load_carries_configuration_files_and_who_asks(calling: Calling) -> None:
+def test_a_load_carries_configuration_files_and_the_calling_model(calling: Calling) -> None:
     place = TensorPlace("file:1/model.py", "UINT8", (3,), 2, 3)
     calling.load("b", "{}", [place])
     calling.load("b")
     calling.unload("b")
-    assert calling.around.asked == [
+    assert calling.server.calls == [
         ("b", "{}", {"file:1/model.py": b"234"}, "m"),
         ("b", None, {}, "m"),
         ("b", True),
     ]
 
 
-def test_what_a_process_waits_for_can_be_told_of_it(calling: Calling) -> None:
-    assert calling.calls.waits_for() == ""
-    calling.around.go_on.clear()
-    calling.calls.load(LoadModel(1, "c", "", []))
-    assert calling.around.begun.wait(PATIENCE_S)
-    assert calling.calls.waits_for() == "; it was waiting for the load of 'c'"
-    calling.around.go_on.set()
-    assert calling.returned().failure == ""
-    assert calling.calls.waits_for() == ""
+def test_the_loads_that_a_process_waits_for_are_named(calling: Calling) -> None:
+    assert calling.calls.loading() == ""
+    calling.server.go_on.clear()
+    calling.calls.query(Query(1, LoadModel("c", "", [])))
+    assert calling.server.begun.wait(TIMEOUT_S)
+    assert calling.calls.loading() == "; it was waiting for the load of 'c'"
+    calling.server.go_on.set()
+    assert calling.received().failure == ""
+    assert calling.calls.loading() == ""
+
+
+def test_metrics_are_made_and_read_and_a_failure_is_the_models(calling: Calling) -> None:
+    made = calling.result(MakeMetric("frames", "seen", "counter", {}, []))
+    assert calling.result(ReadMetric(int(made.value))) == QueryResult(1, 0.0)
+    assert (
+        "cannot be a metric's name"
+        in calling.result(MakeMetric("a b", "", "counter", {}, [])).failure
+    )
+    assert calling.result(ReadMetric(7)).failure == "list index out of range"
+
+
+def test_each_piece_of_work_that_waits_has_a_thread_and_idle_ones_are_used_again() -> None:
+    threads = NestedCallThreads("m_0")
+    meeting = threading.Barrier(4)
+    over = threading.Semaphore(0)
+
+    def meet() -> None:
+        meeting.wait(TIMEOUT_S)
+        over.release()
+
+    for _ in range(3):
+        threads.run(meet)
+    meeting.wait(TIMEOUT_S)
+    for _ in range(3):
+        assert over.acquire(timeout=TIMEOUT_S)
+    assert [t.name for t in threads._threads] == ["calls of m_0"] * 3
+    threads.close()
+    for thread in threads._threads:
+        thread.join(TIMEOUT_S)
+        assert not thread.is_alive()
+
+
+def test_no_more_than_sixteen_wait_at_once_and_the_next_waits_for_its_turn() -> None:
+    threads = NestedCallThreads("m_0")
+    go_on, done = threading.Event(), threading.Semaphore(0)
+
+    def work() -> None:
+        go_on.wait(TIMEOUT_S)
+        done.release()
+
+    for _ in range(20):
+        threads.run(work)
+    assert len(threads._threads) == 16
+    go_on.set()
+    for _ in range(20):
+        assert done.acquire(timeout=TIMEOUT_S)
+    threads.close()
+
+
+def test_what_is_too_much_is_refused_and_taken_again_later() -> None:
+    threads = NestedCallThreads("m_0")
+    go_on, done = threading.Event(), threading.Semaphore(0)
+
+    def work() -> None:
+        go_on.wait(TIMEOUT_S)
+        done.release()
+
+    taken = sum(threads.run(work) for _ in range(2000))
+    assert taken == 1024
+    go_on.set()
+    for _ in range(taken):
+        assert done.acquire(timeout=TIMEOUT_S)
+    while not threads.run(done.release):
+        pass
+    assert done.acquire(timeout=TIMEOUT_S)
+    threads.close()
+
+
+def test_after_the_end_nothing_is_begun() -> None:
+    threads = NestedCallThreads("m_0")
+    threads.close()
+    threads.run(lambda: None)
+    assert threads._threads == []
+
+
+def test_a_thread_that_cannot_be_started_is_not_counted_and_those_there_are_do_the_work() -> None:
+    threads, went_on, over = NestedCallThreads("m_0"), threading.Event(), threading.Semaphore(0)
+    with no_more_threads(), pytest.raises(RuntimeError):
+        threads.run(over.release)
+    threads.run(lambda: went_on.wait(TIMEOUT_S) and over.release())
+    with no_more_threads():
+        threads.run(over.release)
+    went_on.set()
+    for _ in range(2):
+        assert over.acquire(timeout=TIMEOUT_S)
+    threads.close()

@@ -17,7 +17,7 @@ from edge_server.backends.python.channel import (
     MessageTooLong,
     NotUnderstood,
 )
-from edge_server.backends.python.messages import FromChild, LogLine, ReadyIs
+from edge_server.backends.python.messages import FromChild, LogLine, Ready
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,37 +46,46 @@ def test_messages_arrive_whole_and_in_order(texts: list[str], seed: int) -> None
         def send() -> None:
             for text in texts:
                 sender.send(LogLine(seed, text))
-            sender.send(ReadyIs(True))
+            sender.send(Ready(True))
 
         thread = threading.Thread(target=send)
         thread.start()
         received: list[FromChild] = []
-        while not received or not isinstance(received[-1], ReadyIs):
+        while not received or not isinstance(received[-1], Ready):
             received += receiver.receive()
         thread.join()
     assert received[:-1] == [LogLine(seed, text) for text in texts]
 
 
-def test_the_end_of_the_peer_is_told(sockets: tuple[socket.socket, socket.socket]) -> None:
+def test_the_end_of_the_peer_is_an_error(sockets: tuple[socket.socket, socket.socket]) -> None:
     here, there = sockets
     channel: Channel[FromChild] = Channel(here, FromChild)
     there.close()
     with pytest.raises(ChannelClosed):
         channel.receive()
     with pytest.raises(ChannelClosed):
-        channel.send(ReadyIs(True))
+        channel.send(Ready(True))
 
 
-def test_a_peer_that_does_not_listen_is_waited_for_only_so_long(
+def test_a_peer_that_does_not_read_is_waited_for_only_so_long(
     sockets: tuple[socket.socket, socket.socket],
 ) -> None:
-    channel: Channel[FromChild] = Channel(sockets[0], FromChild)
-    with pytest.raises(ChannelClosed, match="does not listen"):
-        channel.send(LogLine(0, "x" * 10_000_000), patience_s=0.01)
+    channel: Channel[FromChild] = Channel(sockets[0], FromChild, timeout_s=0.01)
+    with pytest.raises(ChannelClosed, match="does not read"):
+        channel.send(LogLine(0, "x" * 10_000_000))
+
+
+def test_a_peer_that_sends_nothing_is_not_gone(
+    sockets: tuple[socket.socket, socket.socket],
+) -> None:
+    channel: Channel[FromChild] = Channel(sockets[0], FromChild, timeout_s=0.01)
+    assert channel.receive() == []
 
 
 @pytest.mark.parametrize("data", [b"\x03\x00\x00\x00abc", b"\xff\xff\xff\xff", b"\x00\x00\x00\x00"])
-def test_nonsense_is_no_message(sockets: tuple[socket.socket, socket.socket], data: bytes) -> None:
+def test_other_bytes_are_no_message(
+    sockets: tuple[socket.socket, socket.socket], data: bytes
+) -> None:
     here, there = sockets
     channel: Channel[FromChild] = Channel(here, FromChild)
     there.sendall(data)
@@ -84,7 +93,7 @@ def test_nonsense_is_no_message(sockets: tuple[socket.socket, socket.socket], da
         channel.receive()
 
 
-def test_what_is_too_long_is_not_sent_and_not_taken(
+def test_a_message_that_is_too_long_is_neither_sent_nor_received(
     sockets: tuple[socket.socket, socket.socket],
 ) -> None:
     here, there = sockets

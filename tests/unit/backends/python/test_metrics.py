@@ -1,4 +1,4 @@
-"""A model's own metrics: one value for everybody who asks for the same name and labels."""
+"""A model's own metrics: one value for all that make the same name and labels."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import math
 import pytest
 
 from edge_server.backends.contract import ModelMetric
+from edge_server.backends.python.messages import ChangeMetric
 from edge_server.backends.python.metrics import MetricBook
+from edge_server.errors import InvalidRequest
 
 
 def test_the_same_name_and_labels_are_the_same_metric() -> None:
@@ -21,10 +23,10 @@ def test_values_are_kept_by_kind() -> None:
     book = MetricBook()
     counter = book.make("frames", "seen", "counter", {})
     gauge = book.make("load", "now", "gauge", {"core": "0"})
-    book.change(counter, "increment", 2)
-    book.change(counter, "increment", 3)
-    book.change(gauge, "increment", -1)
-    book.change(gauge, "set", 7)
+    book.change(ChangeMetric(counter, "increment", 2))
+    book.change(ChangeMetric(counter, "increment", 3))
+    book.change(ChangeMetric(gauge, "increment", -1))
+    book.change(ChangeMetric(gauge, "set", 7))
     assert book.metrics() == (
         ModelMetric("frames", "seen", "counter", {}, 5.0),
         ModelMetric("load", "now", "gauge", {"core": "0"}, 7.0),
@@ -35,7 +37,7 @@ def test_a_histogram_counts_what_is_not_above_each_bound() -> None:
     book = MetricBook()
     number = book.make("ms", "took", "histogram", {}, [1.0, 10.0])
     for value in (0.5, 1.0, 5.0, 100.0):
-        book.change(number, "observe", value)
+        book.change(ChangeMetric(number, "observe", value))
     (histogram,) = book.metrics()
     assert histogram.value == 106.5
     assert histogram.buckets == {1.0: 2, 10.0: 3, math.inf: 4}
@@ -44,44 +46,44 @@ def test_a_histogram_counts_what_is_not_above_each_bound() -> None:
 def test_a_name_is_of_one_kind() -> None:
     book = MetricBook()
     book.make("frames", "seen", "counter", {})
-    with pytest.raises(ValueError, match="'frames' is a counter already, no gauge"):
+    with pytest.raises(InvalidRequest, match="'frames' is a counter already, no gauge"):
         book.make("frames", "seen", "gauge", {})
 
 
 def test_bounds_ascend() -> None:
-    with pytest.raises(ValueError, match="do not ascend"):
+    with pytest.raises(InvalidRequest, match="do not ascend"):
         MetricBook().make("ms", "took", "histogram", {}, [2.0, 1.0])
 
 
 @pytest.mark.parametrize("name", ["", "1st", "a b", "nv_gpu_power_usage", "edge_frames_total"])
 def test_a_name_that_would_spoil_the_page_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match="name"):
+    with pytest.raises(InvalidRequest, match="name"):
         MetricBook().make(name, "", "counter", {})
 
 
 @pytest.mark.parametrize("label", ["", "a-b", "__name__"])
 def test_a_label_that_would_spoil_the_page_is_refused(label: str) -> None:
-    with pytest.raises(ValueError, match="cannot be a label"):
+    with pytest.raises(InvalidRequest, match="cannot be a label"):
         MetricBook().make("seen", "", "counter", {label: "x"})
 
 
 @pytest.mark.parametrize("bounds", [[math.nan], [1.0, math.nan, 2.0]])
 def test_bounds_are_numbers(bounds: list[float]) -> None:
-    with pytest.raises(ValueError, match="do not ascend"):
+    with pytest.raises(InvalidRequest, match="do not ascend"):
         MetricBook().make("ms", "took", "histogram", {}, bounds)
 
 
 def test_a_histogram_has_its_bounds_label_to_itself() -> None:
-    with pytest.raises(ValueError, match="'le' is a histogram's own label"):
+    with pytest.raises(InvalidRequest, match="'le' is a histogram's own label"):
         MetricBook().make("ms", "took", "histogram", {"le": "1"}, [1.0])
 
 
 def test_a_label_that_takes_ever_new_values_ends_at_a_limit() -> None:
     book = MetricBook()
     numbers = [book.make("seen", "", "counter", {"frame": str(i)}) for i in range(1000)]
-    with pytest.raises(ValueError, match="at most 1000 metrics"):
+    with pytest.raises(InvalidRequest, match="at most 1000 metrics"):
         book.make("seen", "", "counter", {"frame": "1000"})
-    with pytest.raises(ValueError, match="at most 1000 metrics"):
+    with pytest.raises(InvalidRequest, match="at most 1000 metrics"):
         book.make("other", "", "counter", {})
     assert book.make("seen", "", "counter", {"frame": "7"}) == numbers[7]
 
@@ -91,5 +93,5 @@ def test_a_label_that_takes_ever_new_values_ends_at_a_limit() -> None:
     [("n" * 5000, "", {}), ("n", "d" * 5000, {}), ("n", "", {"l": "v" * 5000})],
 )
 def test_texts_have_a_limit(name: str, description: str, labels: dict[str, str]) -> None:
-    with pytest.raises(ValueError, match="more than 4096 characters"):
+    with pytest.raises(InvalidRequest, match="more than 4096 characters"):
         MetricBook().make(name, description, "counter", labels)

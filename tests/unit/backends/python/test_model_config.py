@@ -1,4 +1,4 @@
-"""What `auto_complete_config` may say: the rules and texts are Triton's."""
+"""How `auto_complete_config` may complete a configuration: rules and texts are Triton's."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from edge_server.backends.python.child.model_config import ModelConfig
+from edge_server.backends.python.pb_utils.model_config import AutoCompleteConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,8 +16,8 @@ IN_FUNCTION = "in auto-complete-config function for model 'm'"
 TENSOR = {"name": "x", "data_type": "TYPE_FP32", "dims": [4]}
 
 
-def config(**fields: object) -> ModelConfig:
-    return ModelConfig(
+def config(**fields: object) -> AutoCompleteConfig:
+    return AutoCompleteConfig(
         json.dumps({"name": "m", "max_batch_size": 0, "input": [], "output": [], **fields})
     )
 
@@ -39,7 +39,7 @@ def test_an_empty_configuration_takes_everything() -> None:
     }
 
 
-def test_saying_what_the_configuration_says_changes_nothing() -> None:
+def test_repeating_the_configuration_changes_nothing() -> None:
     completed = config(input=[TENSOR], model_transaction_policy={"decoupled": False})
     completed.add_input(TENSOR)
     completed.set_model_transaction_policy({"decoupled": False})
@@ -120,8 +120,8 @@ def test_saying_what_the_configuration_says_changes_nothing() -> None:
         ),
     ],
 )
-def test_a_contradiction_is_told_in_tritons_words(
-    fields: dict[str, object], act: Callable[[ModelConfig], None], text: str
+def test_a_contradiction_is_an_error_in_tritons_words(
+    fields: dict[str, object], act: Callable[[AutoCompleteConfig], None], text: str
 ) -> None:
     with pytest.raises(ValueError, match=r".") as raised:
         act(config(**fields))

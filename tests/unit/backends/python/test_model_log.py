@@ -59,7 +59,7 @@ def test_a_line_keeps_its_level_and_a_long_one_is_cut(
     assert len(caplog.records) == 2
 
 
-def test_a_flood_is_cut_off_and_told_of_once_a_second(
+def test_a_flood_is_cut_off_and_logged_once_a_second(
     clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     log = ModelLog("m", clock)

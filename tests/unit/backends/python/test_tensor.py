@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 
-from edge_server.backends.python.child import triton_python_backend_utils as pb_utils
-from edge_server.backends.python.child.tensor import DATA_TYPES, Tensor
+from edge_server.backends.python import pb_utils
+from edge_server.backends.python.pb_utils.tensor import DATA_TYPES
+from edge_server.backends.python.pb_utils.tensor import PbTensor as Tensor
 from edge_server.tensors import DataType
 
 
@@ -75,17 +79,21 @@ def test_bf16_travels_through_dlpack_only() -> None:
     datatype, array = again.content
     assert datatype is DataType.BF16
     assert array.view(np.uint16).tolist() == bits.tolist()
+    assert np.shares_memory(array, bits)
 
 
-def test_a_bf16_capsule_that_nobody_used_lets_its_memory_go() -> None:
-    from edge_server.backends.python.child import dlpack
-
-    tensor = Tensor.over("x", DataType.BF16, np.zeros(2, DataType.BF16.numpy))
-    for _ in range(3):
-        capsule = tensor.to_dlpack()
-        del capsule
-        Tensor.from_dlpack("y", tensor.to_dlpack())
-    assert dlpack._exported == {}
+@pytest.mark.parametrize("used", [False, True])
+def test_a_bf16_capsule_lets_its_memory_go(used: bool) -> None:
+    array = np.zeros(2, np.uint16)
+    alive = weakref.ref(array)
+    capsule = Tensor.over("x", DataType.BF16, array.view(DataType.BF16.numpy)).to_dlpack()
+    again = Tensor.from_dlpack("y", capsule) if used else None
+    del array, capsule
+    gc.collect()
+    assert (alive() is not None) == used
+    del again
+    gc.collect()
+    assert alive() is None
 
 
 def test_a_capsule_is_used_once() -> None:

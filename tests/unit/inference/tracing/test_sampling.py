@@ -45,7 +45,7 @@ def test_a_model_without_a_rule_of_its_own_is_counted_with_all_others() -> None:
     assert counts == {"a": 0, "b": 2, "own": 4}
 
 
-def test_what_is_not_said_of_a_model_follows_all_until_it_is_said() -> None:
+def test_a_setting_not_given_for_a_model_is_that_of_all() -> None:
     tracer = Tracer(TraceRule())
     tracer.change("m", {"log_frequency": 3})
     assert tracer.sampler("m").rule == TraceRule(log_frequency=3)
@@ -67,7 +67,7 @@ def test_another_setting_leaves_what_is_left_of_a_count() -> None:
     assert tracer.sampler("").rule_now.count == 5
 
 
-def test_a_change_of_all_leaves_alone_whom_it_does_not_concern() -> None:
+def test_a_change_of_all_leaves_models_with_all_settings_alone() -> None:
     tracer = Tracer(TraceRule())
     tracer.change("m", {"timestamps": True, "rate": 5, "count": 3, "log_frequency": 0})
     before = tracer.sampler("m")
@@ -76,7 +76,7 @@ def test_a_change_of_all_leaves_alone_whom_it_does_not_concern() -> None:
 
 
 @pytest.mark.parametrize("model_name", ["", "m"])
-def test_a_rate_of_nothing_is_for_who_traces_nothing(model_name: str) -> None:
+def test_a_rate_of_zero_is_allowed_without_timestamps(model_name: str) -> None:
     tracer = Tracer(TraceRule())
     tracer.change(model_name, {"rate": 0})
     with pytest.raises(InvalidRequest, match="invalid trace setting :sample rate must be non-zero"):

@@ -81,7 +81,7 @@ def test_a_file_that_somebody_moved_or_cut_is_begun_anew(path: Path) -> None:
     assert ids(path) == [3]
 
 
-def test_beyond_the_limit_nothing_is_written_and_that_is_told_once(
+def test_beyond_the_limit_nothing_is_written_and_that_is_logged_once(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = TraceFile(str(path), most_bytes=4 * BLOCK)
@@ -117,7 +117,9 @@ def refusal(path: Path) -> str:
     return str(caught.value)
 
 
-def test_a_path_that_cannot_be_written_is_told_with_the_remedy(tmp_path: Path, path: Path) -> None:
+def test_a_path_that_cannot_be_written_is_an_error_with_the_remedy(
+    tmp_path: Path, path: Path
+) -> None:
     for bad, why in (
         (tmp_path, "Is a directory"),
         (tmp_path / "none" / "file", "No such file or directory"),
@@ -145,7 +147,7 @@ def test_no_link_is_followed(tmp_path: Path, path: Path) -> None:
     assert target.read_text() == "precious"
 
 
-def test_a_pipe_that_nobody_reads_does_not_hold_it(path: Path) -> None:
+def test_a_pipe_without_a_reader_does_not_hold_it(path: Path) -> None:
     os.mkfifo(path)
     assert "trace.file" in refusal(path)
 
@@ -164,7 +166,7 @@ def small_disk() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_a_full_disk_costs_traces_leaves_a_whole_file_and_is_told_once(
+def test_a_full_disk_costs_traces_leaves_a_whole_file_and_is_logged_once(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = TraceFile(str(path))

@@ -1,4 +1,4 @@
-"""A traced request is told of once, with all that it started, when all of that is over."""
+"""A traced request is reported of once, with all that it started, when all of that is over."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from edge_server.requests import ResponseCallback
 
 
-class Told(list[TracedRequest]):
-    """What was told, and a way to begin."""
+class Reported(list[TracedRequest]):
+    """What was reported, and a way to begin."""
 
     def root(self, model_name: str = "m", request_id: str = "") -> ModelTrace:
         request = TracedRequest(Sampler(TraceRule()), itertools.count(1), self.append)
@@ -32,8 +32,8 @@ class Told(list[TracedRequest]):
 
 
 @pytest.fixture
-def told() -> Told:
-    return Told()
+def reported() -> Reported:
+    return Reported()
 
 
 def nobody(answer: ResponseCallback, final: bool) -> None: ...
@@ -49,15 +49,15 @@ def child_of(trace: ModelTrace, name: str, request_id: str = "") -> ModelTrace:
     return child
 
 
-def test_it_is_written_as_triton_does(told: Told) -> None:
-    root = told.root("whole", 'say "7"')
+def test_it_is_written_as_triton_does(reported: Reported) -> None:
+    root = reported.root("whole", 'say "7"')
     respond = root.begin(3, nobody)
     child = child_of(root, "part")
     child_respond = child.begin(1, nobody)
     child.mark("COMPUTE_START", 5)
     child_respond(None, True)
     respond(None, True)
-    head, times, child_head, child_times = elements(told[0])
+    head, times, child_head, child_times = elements(reported[0])
     assert list(head.items()) == [
         ("id", 1),
         ("model_name", "whole"),
@@ -79,59 +79,59 @@ def test_it_is_written_as_triton_does(told: Told) -> None:
 
 @given(st.lists(st.integers(0, 50), max_size=8))
 def test_moments_are_written_in_their_order(moments: list[int]) -> None:
-    told = Told()
-    root = told.root()
+    reported = Reported()
+    root = reported.root()
     respond = root.begin(1, nobody)
     for moment in moments:
         root.mark(f"at {moment}", moment)
     respond(None, True)
-    times = [each["ns"] for each in elements(told[0])[1]["timestamps"]]
+    times = [each["ns"] for each in elements(reported[0])[1]["timestamps"]]
     assert times == sorted(times)
 
 
 @given(st.permutations(["root", "child", "call"]))
-def test_it_is_told_when_the_last_of_it_is_over(order: list[str]) -> None:
-    told = Told()
-    root = told.root()
+def test_it_is_reported_when_the_last_of_it_is_over(order: list[str]) -> None:
+    reported = Reported()
+    root = reported.root()
     root.request.hold()
     end = {"root": root.begin(1, nobody), "call": lambda *_: root.request.release()}
     end["child"] = child_of(root, "c").begin(1, nobody)
     for name in order:
-        assert not told
+        assert not reported
         end[name](None, True)
-    (request,) = told
+    (request,) = reported
     assert len(request) == 2
 
 
-def test_only_the_first_of_several_answers_is_a_moment(told: Told) -> None:
-    respond = told.root().begin(1, nobody)
+def test_only_the_first_of_several_responses_is_a_moment(reported: Reported) -> None:
+    respond = reported.root().begin(1, nobody)
     for final in (False, False, True):
         respond(None, final)
-    names = [each["name"] for each in elements(told[0])[1]["timestamps"]]
+    names = [each["name"] for each in elements(reported[0])[1]["timestamps"]]
     assert names == ["REQUEST_START", "INFER_RESPONSE_COMPLETE", "REQUEST_END"]
 
 
-def test_what_begins_after_the_end_is_not_told(told: Told) -> None:
-    root = told.root()
+def test_what_begins_after_the_end_is_not_reported(reported: Reported) -> None:
+    root = reported.root()
     respond = root.begin(1, nobody)
     late = child_of(root, "late")
     respond(None, True)
     late.begin(1, nobody)(None, True)
-    assert len(told) == 1
+    assert len(reported) == 1
 
 
-def test_one_that_no_model_took_is_not_told(told: Told) -> None:
-    root = told.root()
+def test_one_that_no_model_took_is_not_reported(reported: Reported) -> None:
+    root = reported.root()
     root.request.hold()
     root.request.release()
-    assert not told
+    assert not reported
 
 
-def test_a_request_that_makes_ever_more_does_not_fill_the_memory(told: Told) -> None:
-    root = told.root("m", "x" * 5000)
+def test_a_request_that_makes_ever_more_does_not_fill_the_memory(reported: Reported) -> None:
+    root = reported.root("m", "x" * 5000)
     respond = root.begin(1, nobody)
     children = [root.child("c", "") for _ in range(2000)]
     assert children[0] is not None
     assert children[-1] is None
     respond(None, True)
-    assert len(elements(told[0])[0]["request_id"]) == 1024
+    assert len(elements(reported[0])[0]["request_id"]) == 1024

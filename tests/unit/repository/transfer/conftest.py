@@ -1,30 +1,59 @@
-"""Models to deliver, and an ssh that goes nowhere."""
+"""Models to deliver."""
 
 from __future__ import annotations
 
-import os
-from typing import TYPE_CHECKING, Protocol
+import io
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
 
-from edge_server.repository.transfer.remote import RemoteRepository
+from edge_server.cli.models.push import pack, sent_entries
+from edge_server.repository.transfer.entries import read_archive, write_archive
+from edge_server.repository.transfer.incoming import receive
+from edge_server.repository.transfer.inventory import take_inventory
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Callable, Generator
+
+    from edge_server.repository.transfer.entries import Entry
+    from edge_server.repository.transfer.incoming import Delivery
 
 CONFIG = (
     'backend: "identity" input { name: "a" data_type: TYPE_FP32 dims: -1 } '
     'output { name: "b" data_type: TYPE_FP32 dims: -1 }'
 )
-# Takes what ssh takes, and runs the command as the login shell of a host would, here: a simulation,
-# which shows the far side but no connection.
-_SSH = """\
-#!/bin/sh
-while [ "$1" != -- ]; do shift; done
-shift 2
-%s
-PATH="/usr/bin:$PATH" exec sh -c "$*"
-"""
+
+
+class Archived:
+    """A repository that is reached by archives, as over ssh, but in this process."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def entries(self, name: str, progress: Callable[[int], None] | None = None) -> Generator[Entry]:
+        stream = io.BytesIO()
+        write_archive(stream, sent_entries(name, self.path))
+        return read_archive(io.BytesIO(stream.getvalue()), progress)
+
+
+def push(
+    model: Path,
+    target: Path | Archived,
+    *,
+    progress: Callable[[int], None] | None = None,
+    **how: Any,
+) -> Delivery:
+    """What `models push` does, without waiting for a daemon."""
+    path = target if isinstance(target, Path) else target.path
+    package = pack(model, there=lambda name: take_inventory(path, name), **how)
+    entries = package.entries(progress)
+    if isinstance(target, Archived):
+        stream = io.BytesIO()
+        write_archive(stream, entries)
+        entries = read_archive(io.BytesIO(stream.getvalue()))
+    return replace(receive(path, entries), note=package.note)
 
 
 class MakeModel(Protocol):
@@ -46,20 +75,3 @@ def make_model(tmp_path: Path) -> MakeModel:
         return directory
 
     return make
-
-
-class SimulatedSsh(Protocol):
-    def __call__(self, first: str = "") -> RemoteRepository: ...
-
-
-@pytest.fixture
-def over_ssh(tmp_path: Path, repository: Path) -> SimulatedSsh:
-    """`repository` as if it were elsewhere; `first` is shell text to run before the command."""
-
-    def reach(first: str = "") -> RemoteRepository:
-        command = tmp_path / "ssh"
-        command.write_text(_SSH % first)
-        command.chmod(0o755)
-        return RemoteRepository("host", os.fspath(repository), [os.fspath(command), "-q"])
-
-    return reach

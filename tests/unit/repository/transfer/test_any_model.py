@@ -9,13 +9,14 @@ from pathlib import Path
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edge_server.cli.models.inspection import Inspection
-from edge_server.cli.models.push import pull, push
-from edge_server.repository.transfer.inventory import ABOUT_CONTENT, MANIFEST
-from edge_server.repository.transfer.keys import SigningKey, make_keys
-from edge_server.repository.transfer.local import LocalRepository
+from edge_server.cli.models.listing import Inspection
+from edge_server.cli.models.push import pull
+from edge_server.repository.manifest import ABOUT_CONTENT
+from edge_server.repository.manifest import NAME as MANIFEST
+from edge_server.repository.signature import SigningKey, make_keys
+from edge_server.repository.transfer.inventory import take_inventory
 from edge_server.repository.tree import is_left_behind, look
-from tests.unit.repository.transfer.conftest import CONFIG
+from tests.unit.repository.transfer.conftest import CONFIG, push
 
 names = st.text(
     string.ascii_letters + string.digits + " ._-~äß日'\"$`;&|*?", min_size=1, max_size=8
@@ -56,15 +57,17 @@ def test_what_arrives_is_what_was_sent_and_fits(files: dict[str, bytes]) -> None
         model, to, back = (Path(folder) / name for name in ("made/m", "to", "back"))
         write(model, files)
         to.mkdir()
-        sent = push(model, LocalRepository(to))
+        sent = push(model, to)
         assert content(to / "m") == content(model)
         assert look(to, "m").directories == look(model.parent, "m").directories
-        inventory = LocalRepository(to).inventory("m")
+        inventory = take_inventory(to, "m")
         assert Inspection([]).faults(inventory) == []
-        assert push(model, LocalRepository(to)).outcome == "unchanged"
-        fetched = pull("m", LocalRepository(to), back)
+        assert push(model, to).outcome == "unchanged"
+        fetched = pull("m", to, back)
         assert content(back / "m") == content(model)
-        assert fetched.digest == sent.digest == Inspection([]).row(inventory)["digest"]
+        assert (
+            fetched.content.digest == sent.content.digest == Inspection([]).row(inventory)["digest"]
+        )
 
 
 @quick
@@ -77,9 +80,9 @@ def test_any_one_bit_or_file_that_changes_is_found(
         write(model, files)
         to.mkdir()
         public = make_keys(Path(folder) / "key")
-        push(model, LocalRepository(to), key=SigningKey(Path(folder) / "key"))
+        push(model, to, key=SigningKey(Path(folder) / "key"))
         inspection = Inspection([public])
-        assert inspection.faults(LocalRepository(to).inventory("m")) == []
+        assert inspection.faults(take_inventory(to, "m")) == []
         there = [file.path for file in look(to, "m").files]
         path = to / "m" / data.draw(st.sampled_from(there))
         how = data.draw(st.sampled_from(["bit", "cut", "remove", "add"]))
@@ -95,12 +98,12 @@ def test_any_one_bit_or_file_that_changes_is_found(
             path.unlink()
         else:
             (to / "m" / "added").write_bytes(b"x" + before)
-        assert inspection.faults(LocalRepository(to).inventory("m")) != []
+        assert inspection.faults(take_inventory(to, "m")) != []
 
 
 def test_the_manifest_is_of_the_model_that_it_names(tmp_path: Path) -> None:
     write(tmp_path / "made/m", {})
-    push(tmp_path / "made/m", LocalRepository(tmp_path))
+    push(tmp_path / "made/m", tmp_path)
     (tmp_path / "m").rename(tmp_path / "n")
-    faults = Inspection([]).faults(LocalRepository(tmp_path).inventory("n"))
+    faults = Inspection([]).faults(take_inventory(tmp_path, "n"))
     assert faults == [f"{MANIFEST} is of model 'm'"]

@@ -9,36 +9,35 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from edge_server.cli.models.inspection import Inspection
-from edge_server.cli.models.push import pull, push, write_about
+from edge_server.cli.models.listing import Inspection
+from edge_server.cli.models.push import pull, write_manifest
 from edge_server.errors import ModelConfigError, NotFound
-from edge_server.repository import manifest
+from edge_server.repository.content import copy_model
+from edge_server.repository.manifest import NAME as MANIFEST
+from edge_server.repository.manifest import SIGNATURE_NAME as SIGNATURE
 from edge_server.repository.manifest import Manifest
-from edge_server.repository.staged_copy import copy_model
-from edge_server.repository.transfer.inventory import MANIFEST, SIGNATURE
-from edge_server.repository.transfer.keys import SigningKey, make_keys
-from edge_server.repository.transfer.local import LocalRepository
+from edge_server.repository.signature import SigningKey, make_keys
+from edge_server.repository.transfer.incoming import roll_back
+from edge_server.repository.transfer.inventory import take_inventory
 from edge_server.repository.tree import look, read_repositories
+from tests.unit.repository.transfer.conftest import Archived, push
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from edge_server.repository.transfer.remote import RemoteRepository
-    from tests.unit.repository.transfer.conftest import MakeModel, SimulatedSsh
+    from tests.unit.repository.transfer.conftest import MakeModel
 
-    Repository = LocalRepository | RemoteRepository
+    Repository = Path | Archived
 
 
-@pytest.fixture(params=["local", "over a simulated ssh"])
-def target(
-    request: pytest.FixtureRequest, repository: Path, over_ssh: SimulatedSsh
-) -> LocalRepository | RemoteRepository:
-    return LocalRepository(repository) if request.param == "local" else over_ssh()
+@pytest.fixture(params=["local", "as an archive"])
+def target(request: pytest.FixtureRequest, repository: Path) -> Repository:
+    return repository if request.param == "local" else Archived(repository)
 
 
 @pytest.fixture
-def local(repository: Path) -> LocalRepository:
-    return LocalRepository(repository)
+def local(repository: Path) -> Path:
+    return repository
 
 
 def texts(directory: Path) -> dict[str, str]:
@@ -51,15 +50,11 @@ def texts(directory: Path) -> dict[str, str]:
 
 
 def faults(repository: Path, name: str, *keys: Path) -> list[str]:
-    return Inspection(keys).faults(LocalRepository(repository).inventory(name))
+    return Inspection(keys).faults(take_inventory(repository, name))
 
 
 def names(repository: Path) -> list[str]:
     return sorted(path.name for path in repository.iterdir())
-
-
-def test_both_sides_mean_the_same_by_a_manifest() -> None:
-    assert (manifest.NAME, manifest.SIGNATURE_NAME) == (MANIFEST, SIGNATURE)
 
 
 def test_a_model_arrives_whole_with_a_manifest_of_all_its_files(
@@ -104,7 +99,7 @@ def test_a_push_keeps_what_was_there_and_rollback_brings_it_back_and_forth(
     for text in ("one", "two", "three"):
         push(make_model(**{"1/weights": text}), target)
     for text in ("two", "three"):
-        target.roll_back("m")
+        roll_back(repository, "m")
         assert texts(repository / "m")["1/weights"] == text
         assert faults(repository, "m") == []
     assert names(repository) == [".previous-m", "m"]
@@ -112,20 +107,20 @@ def test_a_push_keeps_what_was_there_and_rollback_brings_it_back_and_forth(
 
 
 def test_the_same_content_again_does_not_lose_the_way_back(
-    local: LocalRepository, repository: Path, make_model: MakeModel
+    local: Path, repository: Path, make_model: MakeModel
 ) -> None:
     push(make_model(**{"1/weights": "old"}), local)
     push(make_model(**{"1/weights": "new"}), local)
     inode = (repository / "m").stat().st_ino
     assert push(make_model(), local).outcome == "replaced"
-    local.roll_back("m")
+    roll_back(local, "m")
     assert (repository / "m").stat().st_ino == inode
     assert push(make_model(**{"1/weights": "new"}), local).outcome == "unchanged"
     assert (repository / "m").stat().st_ino == inode
 
 
 def test_what_was_damaged_there_is_replaced_by_the_same_content(
-    local: LocalRepository, repository: Path, make_model: MakeModel
+    local: Path, repository: Path, make_model: MakeModel
 ) -> None:
     model = make_model()
     push(model, local)
@@ -135,23 +130,23 @@ def test_what_was_damaged_there_is_replaced_by_the_same_content(
 
 
 def test_without_a_former_one_there_is_nothing_to_go_back_to(
-    local: LocalRepository, make_model: MakeModel
+    local: Path, make_model: MakeModel
 ) -> None:
     push(make_model(), local)
     for name in ("m", "other"):
         with pytest.raises(NotFound, match=f"of model '{name}' there is nothing to go back to"):
-            local.roll_back(name)
+            roll_back(local, name)
     with pytest.raises(ModelConfigError, match=r"'\.\./m' is no model"):
-        local.roll_back("../m")
+        roll_back(local, "../m")
 
 
 def test_a_model_that_was_removed_comes_back(
-    repository: Path, local: LocalRepository, make_model: MakeModel
+    repository: Path, local: Path, make_model: MakeModel
 ) -> None:
     push(make_model(**{"1/weights": "old"}), local)
     push(make_model(), local)
     shutil.rmtree(repository / "m")
-    local.roll_back("m")
+    roll_back(local, "m")
     assert texts(repository / "m")["1/weights"] == "old"
 
 
@@ -172,13 +167,13 @@ def test_one_version_goes_there_and_the_rest_stays(
     (model / "2" / "weights").unlink()
     done = push(model, target, version=2)
     assert "2/weights" not in texts(repository / "m")
-    inventory = LocalRepository(repository).inventory("m")
-    assert done.digest == Inspection([]).row(inventory)["digest"]
-    assert inventory.empty == ("4",)
+    inventory = take_inventory(repository, "m")
+    assert done.content.digest == Inspection([]).row(inventory)["digest"]
+    assert inventory.content.empty == ("4",)
 
 
 def test_a_version_needs_a_model_to_go_to_and_must_be_there(
-    local: LocalRepository, repository: Path, make_model: MakeModel
+    local: Path, repository: Path, make_model: MakeModel
 ) -> None:
     with pytest.raises(ModelConfigError, match="push the whole model, without --version"):
         push(make_model(), local, version=1)
@@ -202,17 +197,17 @@ def test_a_signed_model_is_good_under_its_key_wherever_it_goes(
     # Its signature goes along with it, without the key.
     other = tmp_path / "other"
     other.mkdir()
-    push(fetched / "m", LocalRepository(other))
+    push(fetched / "m", other)
     assert faults(other, "m", public) == []
     (fetched / "m/1/weights").write_text("changed")
-    done = push(fetched / "m", LocalRepository(other))
+    done = push(fetched / "m", other)
     assert "was of other content and is left out" in done.note
     assert faults(other, "m") == []
     assert not (other / "m" / SIGNATURE).exists()
 
 
 def test_one_version_of_a_signed_model_needs_the_key_again(
-    local: LocalRepository, repository: Path, make_model: MakeModel, tmp_path: Path
+    local: Path, repository: Path, make_model: MakeModel, tmp_path: Path
 ) -> None:
     public = make_keys(tmp_path / "key")
     key = SigningKey(tmp_path / "key")
@@ -226,7 +221,7 @@ def test_one_version_of_a_signed_model_needs_the_key_again(
 
 
 def test_nobody_vouches_for_a_rest_that_nobody_vouched_for(
-    local: LocalRepository, repository: Path, make_model: MakeModel, tmp_path: Path
+    local: Path, repository: Path, make_model: MakeModel, tmp_path: Path
 ) -> None:
     make_keys(tmp_path / "key")
     key = SigningKey(tmp_path / "key")
@@ -246,11 +241,11 @@ def test_in_place_the_manifest_and_its_signature_stand_beside_the_files(
 ) -> None:
     model = make_model()
     public = make_keys(tmp_path / "key")
-    write_about(model, SigningKey(tmp_path / "key"))
+    write_manifest(model, SigningKey(tmp_path / "key"))
     assert faults(model.parent, "m", public) == []
     (model / "1/weights").write_text("changed")
     assert faults(model.parent, "m") == ["1/weights has 7 bytes, not 1"]
-    assert "is left out" in write_about(model, None).note
+    assert "is left out" in write_manifest(model, None).note
     assert names(model) == ["1", "config.pbtxt", MANIFEST]
     assert faults(model.parent, "m") == []
 
@@ -259,15 +254,15 @@ def test_the_same_files_have_the_same_manifest_to_the_byte(
     make_model: MakeModel, tmp_path: Path
 ) -> None:
     model = make_model()
-    write_about(model, None)
+    write_manifest(model, None)
     first = (model / MANIFEST).read_bytes()
     (model / MANIFEST).unlink()
-    write_about(model, None)
+    write_manifest(model, None)
     assert (model / MANIFEST).read_bytes() == first
 
 
 def test_that_callers_know_of_another_interface_stands_in_the_manifest_and_is_signed(
-    local: LocalRepository, repository: Path, make_model: MakeModel, tmp_path: Path
+    local: Path, repository: Path, make_model: MakeModel, tmp_path: Path
 ) -> None:
     model, public = make_model(), make_keys(tmp_path / "key")
     key = SigningKey(tmp_path / "key")
@@ -282,10 +277,10 @@ def test_that_callers_know_of_another_interface_stands_in_the_manifest_and_is_si
     push(model, local)
     assert "allow_interface_change" not in there.read_text()
     # What was signed without it does not get it unseen.
-    write_about(model, key)
+    write_manifest(model, key)
     with pytest.raises(ModelConfigError, match="is signed and does not allow another interface"):
         push(model, local, allow_interface_change=True)
-    write_about(model, key, allow_interface_change=True)
+    write_manifest(model, key, allow_interface_change=True)
     push(model, local, allow_interface_change=True)
     assert faults(repository, "m", public) == []
 
@@ -337,11 +332,11 @@ def test_what_the_daemon_would_refuse_is_not_pushed(
     damage: Callable[[Path], None],
     says: str,
 ) -> None:
-    push(make_model(), LocalRepository(repository))
+    push(make_model(), repository)
     model = make_model(**{"1/weights": "new"})
     damage(model)
     with pytest.raises(ModelConfigError, match=says):
-        push(model, LocalRepository(repository))
+        push(model, repository)
     assert texts(repository / "m")["1/weights"] == "1"
     assert names(repository) == ["m"]
 
@@ -354,7 +349,7 @@ def test_a_model_for_a_gpu_can_be_pushed_from_where_none_is(
         'input { name: "i" data_type: TYPE_UINT8 dims: [-1, -1, 3] } '
         'output { name: "o" data_type: TYPE_FP32 dims: [3, 2, 2] }'
     )
-    push(make_model(**{"config.pbtxt": config}), LocalRepository(repository))
+    push(make_model(**{"config.pbtxt": config}), repository)
     assert texts(repository / "m")["config.pbtxt"] == config
 
 
@@ -377,17 +372,16 @@ def test_a_model_that_is_written_to_meanwhile_is_not_taken(
 
 
 def test_a_repository_that_is_not_there_is_not_made(
-    tmp_path: Path, make_model: MakeModel, over_ssh: SimulatedSsh, repository: Path
+    make_model: MakeModel, repository: Path, target: Repository
 ) -> None:
     repository.rmdir()
-    for target in (LocalRepository(repository), over_ssh()):
-        with pytest.raises(ModelConfigError, match=r"models: .* make the directory first"):
-            push(make_model(), target)
+    with pytest.raises(ModelConfigError, match=r"models: .* make the directory first"):
+        push(make_model(), target)
     assert not repository.exists()
 
 
 def test_a_file_or_a_link_in_the_model_s_place_stays(
-    repository: Path, local: LocalRepository, make_model: MakeModel, tmp_path: Path
+    repository: Path, local: Path, make_model: MakeModel, tmp_path: Path
 ) -> None:
     place = repository / "m"
     for take in (place.touch, lambda: place.symlink_to(tmp_path)):
@@ -418,7 +412,7 @@ def test_a_pulled_model_is_held_against_its_manifest(
 
 @pytest.mark.parametrize("change", [lambda m: (m / "9").mkdir(), lambda m: (m / "5").rmdir()])
 def test_directories_with_nothing_in_them_are_signed_too(
-    local: LocalRepository,
+    local: Path,
     repository: Path,
     make_model: MakeModel,
     tmp_path: Path,
@@ -428,9 +422,9 @@ def test_directories_with_nothing_in_them_are_signed_too(
     (model / "5").mkdir()
     public = make_keys(tmp_path / "key")
     push(model, local, key=SigningKey(tmp_path / "key"))
-    assert Inspection([public]).faults(local.inventory("m")) == []
+    assert Inspection([public]).faults(take_inventory(repository, "m")) == []
     change(repository / "m")
-    assert "which is empty, is" in Inspection([public]).faults(local.inventory("m"))[0]
+    assert "which is empty, is" in Inspection([public]).faults(take_inventory(repository, "m"))[0]
     with pytest.raises(ModelConfigError, match="which is empty, is"):
         pull("m", local, tmp_path / "pulled")
     with pytest.raises(ModelConfigError, match="which is empty, is"):

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from edge_server.cli.main import run_command
-from edge_server.cli.models.inspection import Inspection, rows
-from edge_server.cli.models.push import push
+from edge_server.cli.models.listing import local_listing, rows
 from edge_server.errors import InternalError, NotFound
 from edge_server.repository.store import ModelStore
-from edge_server.repository.transfer.local import LocalRepository
-from edge_server.repository.transfer.quarantine import held_back, release
+from edge_server.repository.transfer.reports import quarantined_in, release
 from edge_server.repository.tree import look
+from tests.unit.repository.transfer.conftest import push
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,12 +44,12 @@ def in_quarantine(directory: Path) -> set[str]:
 
 
 def test_without_a_daemon_the_next_one_lets_it_out(store: Path) -> None:
-    assert release(store, "m", patience_s=0.0) == {BAD: False, WORSE: False}
+    assert release(store, "m", timeout_s=0.0) == {BAD: False, WORSE: False}
     # What is noted is as good as done.
-    assert [held.name for held in held_back(store)] == ["n"]
+    assert [held.name for held in quarantined_in(store)] == ["n"]
     assert in_quarantine(store) == {"2" * 64}
     assert in_quarantine(store) == {"2" * 64}
-    assert [held.name for held in held_back(store)] == ["n"]
+    assert [held.name for held in quarantined_in(store)] == ["n"]
 
 
 def test_a_daemon_that_runs_lets_it_out_at_its_next_look(store: Path) -> None:
@@ -66,7 +65,7 @@ def test_a_daemon_that_runs_lets_it_out_at_its_next_look(store: Path) -> None:
     looking = threading.Thread(target=look_again)
     looking.start()
     try:
-        assert release(store, "m", BAD[:12], patience_s=PATIENCE_S) == {BAD: True}
+        assert release(store, "m", BAD[:12], timeout_s=PATIENCE_S) == {BAD: True}
     finally:
         over.set()
         looking.join(PATIENCE_S)
@@ -78,7 +77,7 @@ def test_a_daemon_that_runs_lets_it_out_at_its_next_look(store: Path) -> None:
 def test_only_what_is_in_quarantine_under_that_name_is_let_out(store: Path) -> None:
     for name, digest in (("x", ""), ("n", BAD[:12]), ("m", "f")):
         with pytest.raises(NotFound, match=f"{name}: nothing.* is in quarantine in "):
-            release(store, name, digest, patience_s=0.0)
+            release(store, name, digest, timeout_s=0.0)
     assert in_quarantine(store) == {BAD, WORSE, "2" * 64}
 
 
@@ -88,18 +87,18 @@ def test_what_was_quarantined_without_a_name_is_let_out_by_its_digest(tmp_path: 
     opened.quarantine(BAD, "old")
     opened.close()
     with pytest.raises(NotFound):
-        release(tmp_path / "store", "m", patience_s=0.0)
-    assert release(tmp_path / "store", "m", "0000", patience_s=0.0) == {BAD: False}
+        release(tmp_path / "store", "m", timeout_s=0.0)
+    assert release(tmp_path / "store", "m", "0000", timeout_s=0.0) == {BAD: False}
 
 
 def test_a_store_that_knows_no_notes_is_told_of(store: Path) -> None:
     (store / "releases").rmdir()
     with pytest.raises(InternalError, match="no daemon of this version has opened it"):
-        release(store, "m", patience_s=0.0)
+        release(store, "m", timeout_s=0.0)
 
 
 def test_where_there_is_no_store_nothing_is_in_quarantine(tmp_path: Path) -> None:
-    assert held_back(tmp_path / "none") == []
+    assert quarantined_in(tmp_path / "none") == []
 
 
 def test_what_else_lies_among_the_notes_is_left_alone(store: Path) -> None:
@@ -111,13 +110,11 @@ def test_what_else_lies_among_the_notes_is_left_alone(store: Path) -> None:
 def test_the_list_tells_what_is_in_quarantine_and_why(
     repository: Path, make_model: MakeModel, store: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    local = LocalRepository(repository)
-    push(make_model("p"), local)
+    push(make_model("p"), repository)
     daemon = ModelStore(store)
     daemon.quarantine(daemon.stage(look(repository, "p")).digest, "rolled back: 3 failed", "p")
     daemon.close()
-    held = {each.digest: each.reason for each in held_back(store)}
-    (row,) = rows(local, Inspection([], held))
+    (row,) = rows(local_listing(repository, store))
     assert row["quarantine"] == "rolled back: 3 failed"
     assert run_command(["models", "list", str(repository), "--store", str(store)]) == 0
     lines = capsys.readouterr().out.splitlines()

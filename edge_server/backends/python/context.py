@@ -1,0 +1,140 @@
+"""What all instances of a Python model share: configuration, limits, and how a process starts."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from google.protobuf import json_format
+
+from edge_server.backends.parameters import Parameters
+from edge_server.backends.python.child import sandbox
+from edge_server.backends.python.messages import Start
+from edge_server.backends.python.metrics import MetricBook
+from edge_server.backends.python.shared_memory import MIB
+
+if TYPE_CHECKING:
+    from edge_server.backends.server_context import ServerContext
+    from edge_server.model_config.config import ModelConfig
+
+# Protobuf writes 64-bit integers as strings. For these fields Triton converts them back to numbers,
+# so that a model may use `dims` directly.
+_INTEGERS = frozenset(
+    {
+        "dims",
+        "shape",
+        "versions",
+        "model_version",
+        "max_queue_delay_microseconds",
+        "default_timeout_microseconds",
+        "max_sequence_idle_microseconds",
+    }
+)
+
+
+class PythonParameters(Parameters, frozen=True):
+    """The parameters that the docstring of `backend` lists."""
+
+    execution_timeout_s: float = 30.0
+    initialize_timeout_s: float = 120.0
+    shared_memory_limit_mib: int = 256
+
+    @staticmethod
+    def of(config: ModelConfig) -> PythonParameters:
+        """Return the parameters; all others of the configuration belong to the model.
+
+        Raises:
+            msgspec.ValidationError: a value does not fit its type.
+        """
+        known = PythonParameters.__struct_fields__
+        ours = {name: value for name, value in config.parameters.items() if name in known}
+        return msgspec.convert(ours, PythonParameters, strict=False)
+
+    @property
+    def arena_bytes(self) -> int:
+        """Size of the shared memory of each direction."""
+        return self.shared_memory_limit_mib * MIB
+
+
+@dataclass(frozen=True)
+class ModelContext:
+    """One version of a model, as its instances know it.
+
+    Attributes:
+        directory: the version directory.
+        config: the complete configuration.
+        server_context: resolves and loads other models for this model.
+        metrics: the model's own.
+    """
+
+    directory: Path
+    config: ModelConfig
+    parameters: PythonParameters
+    server_context: ServerContext
+    metrics: MetricBook = field(default_factory=MetricBook)
+
+    @property
+    def version(self) -> str:
+        return self.directory.name
+
+    @property
+    def outputs(self) -> list[str]:
+        """The outputs that a client may request, and those that carry a sequence's state."""
+        sequences = self.config.sequence_batching
+        states = sequences.states if sequences else ()
+        return [spec.name for spec in self.config.outputs] + [s.output_name for s in states]
+
+
+def start_message(
+    directory: Path, config: ModelConfig, instance: str = "", *, complete: bool = False
+) -> Start:
+    """Build the first message to a process; as in Triton, the arguments of `initialize` are all
+    strings."""
+    directory = directory.resolve()
+    kind = config.instance_groups[0].kind if config.instance_groups else "CPU"
+    arguments = {
+        "model_config": json.dumps(config_json(config.message)),
+        "model_instance_kind": kind,
+        "model_instance_name": instance,
+        "model_instance_device_id": "0",
+        "model_repository": str(directory.parent),
+        "model_version": directory.name,
+        "model_name": config.name,
+    }
+    return Start(
+        complete,
+        arguments,
+        str(directory),
+        config.default_model_filename,
+        str(Path.cwd()),
+        config.decoupled,
+        sandbox.rules_of(config.completion.python, sandbox.offered()),
+    )
+
+
+def config_json(message: Any) -> dict[str, Any]:
+    """Return an `inference.ModelConfig` as the dict that Triton gives to `model.py`; unset fields
+    are present with their defaults."""
+    whole = json_format.MessageToDict(
+        message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+    )
+    made: dict[str, Any] = _with_integers(whole)
+    return made
+
+
+def _with_integers(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_with_integers(element) for element in value]
+    if not isinstance(value, dict):
+        return value
+    return {k: _integers(v) if k in _INTEGERS else _with_integers(v) for k, v in value.items()}
+
+
+def _integers(value: Any) -> Any:
+    if isinstance(value, dict):
+        # A parameter of that name, not the field.
+        return _with_integers(value)
+    return [int(element) for element in value] if isinstance(value, list) else int(value)

@@ -1,0 +1,264 @@
+"""`pb_utils.InferenceRequest`: requests to this model, and its requests to other models."""
+
+from __future__ import annotations
+
+import json
+import operator
+import queue
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
+
+from edge_server.backends.python import messages as m
+from edge_server.backends.python.child.link import daemon
+from edge_server.backends.python.pb_utils.responses import (
+    InferenceResponse,
+    InferenceResponseSender,
+)
+from edge_server.backends.python.pb_utils.tensor import PbTensor
+from edge_server.backends.python.pb_utils.values import (
+    TritonError,
+    TritonModelException,
+    plain_parameters,
+    text,
+    whole,
+)
+from edge_server.backends.python.shared_memory import (
+    ArenaFull,
+    pack_for_daemon,
+    take_back,
+    unpack,
+)
+from edge_server.tensors import DataType
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from edge_server.backends.python.child.link import DaemonLink
+
+RELEASE_ALL = 1
+_HIGHEST_VERSION = -1
+
+
+class InferenceRequest:
+    """A request; the model can execute a request that it made itself."""
+
+    def __init__(  # noqa: PLR0917 - Triton's signature
+        self,
+        request_id: str = "",
+        correlation_id: int | str = 0,
+        inputs: Sequence[PbTensor] = (),
+        requested_output_names: Sequence[str] = (),
+        model_name: str = "",
+        model_version: int = _HIGHEST_VERSION,
+        flags: int = 0,
+        timeout: int = 0,
+        preferred_memory: Any = None,
+        trace: Any = None,
+        parameters: Mapping[str, m.Value] | str | None = None,
+    ) -> None:
+        for tensor in inputs:
+            if not isinstance(tensor, PbTensor):
+                raise TypeError(f"inputs must be Tensor objects, found type '{type(tensor)}'")
+        version = whole(model_version, "model_version")
+        # Without number and inputs, which the request gets when it is sent.
+        self._message = m.ChildRequest(
+            0,
+            text(request_id, "request_id"),
+            [],
+            [text(name, "requested_output_names") for name in requested_output_names],
+            _correlation_id(correlation_id),
+            whole(flags, "flags"),
+            whole(timeout, "timeout"),
+            _parameters(parameters),
+            text(model_name, "model_name"),
+            "" if version == _HIGHEST_VERSION else str(version),
+        )
+        self._inputs = list(inputs)
+        self._preferred_memory = preferred_memory
+        self._trace = trace
+        self._sender: InferenceResponseSender | None = None
+
+    @classmethod
+    def of(cls, message: m.ChildRequest, link: DaemonLink, *, decoupled: bool) -> InferenceRequest:
+        """Return the daemon's request; its inputs lie in the daemon's arena."""
+        request = cls(inputs=_tensors(message.inputs, link))
+        request._message = message
+        request._sender = InferenceResponseSender(
+            link, message.number, frozenset(message.outputs), decoupled=decoupled
+        )
+        return request
+
+    def inputs(self) -> list[PbTensor]:
+        return self._inputs
+
+    def request_id(self) -> str:
+        return self._message.id
+
+    def correlation_id(self) -> int | str:
+        return self._message.correlation_id
+
+    def requested_output_names(self) -> list[str]:
+        return self._message.outputs
+
+    def flags(self) -> int:
+        return self._message.flags
+
+    def set_flags(self, flags: int) -> None:
+        self._message = replace(self._message, flags=whole(flags, "flags"))
+
+    def timeout(self) -> int:
+        """The timeout in µs; 0 without a timeout."""
+        return self._message.timeout_us
+
+    def parameters(self) -> str:
+        """The parameters as a JSON object."""
+        return json.dumps(self._message.parameters)
+
+    def preferred_memory(self) -> Any:
+        return self._preferred_memory
+
+    def trace(self) -> Any:
+        return self._trace
+
+    def model_name(self) -> str:
+        return self._message.model_name
+
+    def model_version(self) -> int:
+        return int(self._message.model_version or _HIGHEST_VERSION)
+
+    def is_cancelled(self) -> bool:
+        """Return whether the request's client is gone."""
+        return self._sender is not None and self._sender.is_cancelled()
+
+    def get_response_sender(self) -> InferenceResponseSender:
+        if self._sender is None:
+            raise TritonModelException("only a request given to 'execute' has a response sender")
+        self._sender.taken = True
+        return self._sender
+
+    def last_response(self, response: InferenceResponse | None) -> m.Responded | None:
+        """Return what `execute` returned for this request as its last response; see the sender's
+        `last`."""
+        if self._sender is None:
+            raise TritonModelException("only a request given to 'execute' gets a response")
+        return self._sender.last(response)
+
+    def set_release_flags(self, flags: int) -> None:
+        """Accept the flags without effect: a request is always released with its last response."""
+        if flags != RELEASE_ALL:
+            raise TritonModelException(
+                "this server supports no release flags but TRITONSERVER_REQUEST_RELEASE_ALL"
+            )
+
+    def exec(self, decoupled: bool = False) -> InferenceResponse | ResponseIterator:
+        """Run this request on its model, and wait for the response; an error is in the response.
+
+        Args:
+            decoupled: return an iterator over any number of responses.
+        """
+        responses: queue.SimpleQueue[tuple[InferenceResponse, bool]] = queue.SimpleQueue()
+        call = self._call(lambda *response: responses.put(response), decoupled=decoupled)
+        iterator = ResponseIterator(daemon(), call, responses)
+        return iterator if decoupled else next(iterator)
+
+    async def async_exec(self, decoupled: bool = False) -> InferenceResponse | ResponseIterator:
+        """Like `exec`; the event loop's other coroutines run meanwhile."""
+        if decoupled:
+            return self.exec(decoupled=True)
+        import asyncio  # noqa: PLC0415 - slow to import; a caller that awaits has it already
+
+        future: Future[InferenceResponse] = Future()
+        # A coroutine that is cancelled drops the response.
+        future.set_running_or_notify_cancel()
+        self._call(lambda response, _final: future.set_result(response), decoupled=False)
+        return await asyncio.wrap_future(future)
+
+    def _call(
+        self, respond: Callable[[InferenceResponse, bool], object], *, decoupled: bool
+    ) -> int:
+        """Send the call; `respond` gets each response and whether it is the last, on any thread.
+
+        Returns:
+            The call's number; 0 where the call could not be sent.
+        """
+        link = daemon()
+        if not (link.executing or link.unfinished):
+            raise TritonModelException("BLS is only supported during the 'execute' function.")
+        contents = [(tensor.name(), *tensor.content) for tensor in self._inputs]
+        try:
+            places = pack_for_daemon(contents, link.outbox)
+        except ArenaFull as error:
+            reason = f"the inputs for model '{self._message.model_name}': {error}"
+            respond(InferenceResponse([], error=TritonError(reason)), True)
+            return 0
+
+        def received(reply: m.Responded | m.QueryResult) -> None:
+            if isinstance(reply, m.Responded):
+                respond(_response(reply.response, link), reply.final)
+
+        def message(number: int) -> m.CallModel:
+            return m.CallModel(replace(self._message, number=number, inputs=places), decoupled)
+
+        try:
+            return link.call(message, received)
+        except BaseException:
+            take_back(places, link.outbox)
+            raise
+
+
+class ResponseIterator:
+    """Iterates over the responses of another model as they arrive; the last may be empty and
+    only marks the end."""
+
+    def __init__(
+        self,
+        link: DaemonLink,
+        call: int,
+        responses: queue.SimpleQueue[tuple[InferenceResponse, bool]],
+    ) -> None:
+        self._link = link
+        self._call = call
+        self._responses = responses
+        self._over = False
+
+    def __iter__(self) -> ResponseIterator:
+        return self
+
+    def __next__(self) -> InferenceResponse:
+        if self._over:
+            raise StopIteration
+        response, self._over = self._responses.get()
+        return response
+
+    def cancel(self) -> None:
+        """Cancel the request to the other model."""
+        if not self._over and self._call:
+            self._link.send(m.Cancel(self._call))
+
+
+def _response(message: m.ChildResponse | None, link: DaemonLink) -> InferenceResponse:
+    if message is None:
+        return InferenceResponse([])
+    if message.failure is not None:
+        error = TritonError(message.failure.text, m.Code(message.failure.code))
+        return InferenceResponse([], error=error)
+    return InferenceResponse(_tensors(message.outputs, link), parameters=message.parameters)
+
+
+def _tensors(places: Iterable[m.TensorPlace], link: DaemonLink) -> list[PbTensor]:
+    return [PbTensor.over(p.name, DataType(p.datatype), unpack(p, link.inbox)) for p in places]
+
+
+def _correlation_id(given: int | str) -> int | str:
+    if isinstance(given, (str, bytes)):
+        return text(given, "correlation_id")
+    number = operator.index(given)
+    if not 0 <= number < 1 << 64:
+        raise TypeError(f"correlation_id must fit 64 bits without a sign, found {number}")
+    return number
+
+
+def _parameters(given: Mapping[str, m.Value] | str | None) -> dict[str, m.Value]:
+    return plain_parameters(json.loads(given or "{}") if isinstance(given, str) else given or {})

@@ -1,0 +1,198 @@
+"""What a model gets from the daemon: log lines, metrics, and the load of other models."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import numpy as np
+
+from edge_server.backends.python import messages as m
+from edge_server.backends.python.child.link import daemon
+from edge_server.backends.python.pb_utils.values import TritonModelException, printable, text
+from edge_server.backends.python.shared_memory import ArenaFull, pack_for_daemon, take_back
+from edge_server.tensors import DataType
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from edge_server.backends.python.shared_memory import Content
+
+Kind = Literal["counter", "gauge", "histogram"]
+_KINDS = get_args(Kind)
+
+
+def _log(message: str, level: int = logging.INFO) -> None:
+    daemon().send(m.LogLine(int(level), printable(message)))
+
+
+class Logger:
+    """`pb_utils.Logger`: lines for the daemon's log."""
+
+    INFO = logging.INFO
+    WARNING = logging.WARNING
+    ERROR = logging.ERROR
+    VERBOSE = logging.DEBUG
+
+    log = staticmethod(_log)
+    log_info = staticmethod(partial(_log, level=INFO))
+    log_warn = staticmethod(partial(_log, level=WARNING))
+    log_error = staticmethod(partial(_log, level=ERROR))
+    log_verbose = staticmethod(partial(_log, level=VERBOSE))
+
+
+class MetricFamily:
+    """Metrics of one name that differ in their labels. The daemon keeps the values, which survive
+    this process."""
+
+    COUNTER: Kind = "counter"
+    GAUGE: Kind = "gauge"
+    HISTOGRAM: Kind = "histogram"
+
+    def __init__(self, name: str, description: str, kind: Kind = COUNTER) -> None:
+        if kind not in _KINDS:
+            raise TritonModelException(
+                f"a metric is of no kind {kind!r}; kinds: {', '.join(_KINDS)}"
+            )
+        self._name = text(name, "name")
+        self._description = text(description, "description")
+        self._kind: Kind = kind
+
+    def Metric(  # noqa: N802 - Triton's name
+        self, labels: Mapping[str, str] | None = None, buckets: Sequence[float] | None = None
+    ) -> Metric:
+        """Return the metric with these labels; equal labels share one metric.
+
+        Args:
+            buckets: upper bounds, ascending; required for a histogram, not allowed for other kinds.
+        """
+        if (self._kind == "histogram") != bool(buckets):
+            raise TritonModelException(
+                "Histogram requires buckets, and no other kind of metric takes them."
+            )
+        texts = {text(k, "label"): text(v, "label's value") for k, v in (labels or {}).items()}
+        bounds = [float(bound) for bound in buckets or ()]
+        made = m.MakeMetric(self._name, self._description, self._kind, texts, bounds)
+        return Metric(int(_query(made)), self._kind)
+
+
+class Metric:
+    """One value, or one histogram."""
+
+    def __init__(self, number: int, kind: Kind) -> None:
+        self._number = number
+        self._kind = kind
+
+    def increment(self, value: float) -> None:
+        if self._kind == "histogram" or (self._kind == "counter" and float(value) < 0):
+            raise TritonModelException(f"a {self._kind} cannot be incremented by {value}")
+        self._change("increment", value)
+
+    def set(self, value: float) -> None:
+        if self._kind != "gauge":
+            raise TritonModelException(f"a {self._kind} cannot be set")
+        self._change("set", value)
+
+    def observe(self, value: float) -> None:
+        if self._kind != "histogram":
+            raise TritonModelException(f"a {self._kind} cannot observe")
+        self._change("observe", value)
+
+    def _change(self, action: Literal["increment", "set", "observe"], value: float) -> None:
+        daemon().send(m.ChangeMetric(self._number, action, float(value)))
+
+    def value(self) -> float:
+        if self._kind == "histogram":
+            raise TritonModelException("a histogram has no single value")
+        return _query(m.ReadMetric(self._number))
+
+
+def is_model_ready(model_name: str, model_version: str = "") -> bool:
+    """Return whether that model, or its highest version, is ready.
+
+    Raises:
+        TritonModelException: the version is no number.
+    """
+    name, version = text(model_name, "model_name"), text(model_version, "model_version")
+    _check_may_load("is_model_ready")
+    return bool(_query(m.IsModelReady(name, version)))
+
+
+def load_model(model_name: str, config: str = "", files: Mapping[str, bytes] | None = None) -> None:
+    """Load or reload a model; return when the load is complete.
+
+    The duration counts towards the time limit of `initialize` or `execute`.
+
+    Args:
+        config: a ModelConfig in protobuf's JSON form, instead of the one on disk.
+        files: `file:<version>/<name>` → content, instead of the model's directory; with `config`.
+
+    Raises:
+        TritonModelException: the load failed, or the caller is `auto_complete_config` or
+            `finalize`.
+    """
+    name, override = text(model_name, "model_name"), text(config, "config")
+    link = daemon()
+    contents = _contents(name, files)
+    _check_may_load("load_model")
+    try:
+        places = pack_for_daemon(contents, link.outbox)
+    except ArenaFull as error:
+        raise TritonModelException(
+            f"the files for model '{name}': {error}; parameter 'shared_memory_limit_mib' allows "
+            "more"
+        ) from None
+    try:
+        _query(m.LoadModel(name, override, places))
+    except TritonModelException:
+        # The daemon has received the places.
+        raise
+    except BaseException:
+        take_back(places, link.outbox)
+        raise
+
+
+def unload_model(model_name: str, unload_dependents: bool = False) -> None:
+    """Stop new requests to a model; return at once, requests in flight finish.
+
+    Raises:
+        TritonModelException: the server does not allow unloading, or the caller is
+            `auto_complete_config` or `finalize`.
+    """
+    name = text(model_name, "model_name")
+    _check_may_load("unload_model")
+    _query(m.UnloadModel(name, bool(unload_dependents)))
+
+
+def _check_may_load(function: str) -> None:
+    if not daemon().may_load:
+        raise TritonModelException(
+            f"{function} works in 'initialize' and 'execute', not in 'auto_complete_config' and "
+            "'finalize'"
+        )
+
+
+def _query(what: m.Question) -> float:
+    result = daemon().query(what)
+    if result.failure:
+        raise TritonModelException(result.failure)
+    return result.value
+
+
+def _contents(model_name: str, files: Any) -> list[Content]:
+    if files is None:
+        return []
+    if not isinstance(files, dict):
+        # Triton's text.
+        raise TritonModelException(
+            f"failed to load model '{model_name}', files should be a dictionary of file paths and "
+            "file contents"
+        )
+    contents: list[Content] = []
+    for key, content in files.items():
+        path = text(key, "a key of files")
+        if not isinstance(content, bytes):
+            raise TypeError(f"files['{path}'] must be bytes, found type '{type(content)}'")
+        contents.append((path, DataType.UINT8, np.frombuffer(content, np.uint8)))
+    return contents

@@ -1,0 +1,187 @@
+"""The rules for `input`, `output` and the tensors of `model_warmup`; the texts are Triton's."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from tritonclient.grpc import model_config_pb2 as pb
+
+from edge_server.model_config.fields import datatype_of
+from edge_server.model_config.files import WARMUP_DIRECTORY, outside
+from edge_server.tensors import DataType, element_count
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from edge_server.model_config.files import ModelFiles
+
+# Backends whose modules define all tensors.
+_FIXED_TENSORS = frozenset({"image_preprocess", "lane_decode"})
+_MOST_RUNS_OF_A_SAMPLE = 10_000
+_MOST_SAMPLE_BYTES = 1 << 30
+_MOST_STATE_BYTES = 1 << 28
+# A Python object of `bytes` and the reference to it.
+_TEXT_BYTES = 64
+
+
+def io_faults(message: Any, *, complete: bool) -> Iterator[str]:
+    """Yield the faults of the configuration's inputs and outputs.
+
+    Args:
+        complete: every tensor must have its type and its dims; else a backend may fill them in.
+    """
+    model = message.name
+    for kind in ("input", "output"):
+        names: set[str] = set()
+        for tensor in getattr(message, kind):
+            if not tensor.name:
+                yield f"model {kind} must specify 'name' for {model}"
+            elif tensor.name in names:
+                yield f"model {kind} '{tensor.name}' is given more than once for {model}"
+            yield from _tensor_faults(message, tensor, kind, complete=complete)
+            names.add(tensor.name)
+    reshaped = {tensor.name: _reshape(tensor) for tensor in message.input}
+    for tensor in message.output:
+        if reshaped.get(tensor.name, _reshape(tensor)) != _reshape(tensor):
+            yield (
+                f"model output '{tensor.name}' has another 'reshape' than the input of that name "
+                f"for {model}; give one of them another name"
+            )
+
+
+def _tensor_faults(message: Any, tensor: Any, kind: str, *, complete: bool) -> Iterator[str]:
+    model, where = message.name, f"model {kind} '{tensor.name}'"
+    if complete and tensor.data_type == pb.TYPE_INVALID:
+        yield f"{where} must specify 'data_type' for {model}; for example TYPE_FP32"
+    if complete and not tensor.dims:
+        yield f"{where} must specify 'dims' for {model}"
+    if not are_dims(tensor.dims):
+        yield (
+            f"{where} dimension must be integer >= 1, or -1 to indicate a variable-size "
+            f"dimension for {model}"
+        )
+    elif tensor.HasField("reshape") and (
+        fault := _reshape_fault(list(tensor.dims), list(tensor.reshape.shape), message)
+    ):
+        yield f"{where} {fault} for {model}"
+    if kind == "input" and tensor.format and len(tensor.dims) != 3:
+        yield f"model input NHWC/NCHW require 3 dims for {model}"
+    plan = message.platform == "tensorrt_plan"
+    if tensor.is_shape_tensor and not plan:
+        yield f"shape tensors are only supported for TensorRT platform for {model}"
+    if tensor.is_non_linear_format_io and not plan:
+        yield f"Non-linear IO format is only supported for the TensorRT platform for {model}"
+    elif tensor.is_non_linear_format_io and len(tensor.dims) != 3:
+        yield f"Non-linear IO format {kind} requires 3 dims for {model}"
+    if message.backend in _FIXED_TENSORS:
+        given = {descriptor.name for descriptor, _ in tensor.ListFields()}
+        for field in sorted(given & {"reshape", "optional"}):
+            yield (
+                f"{where} has '{field}', which backend '{message.backend}' does not support, for "
+                f"{model}; remove it"
+            )
+
+
+def _reshape_fault(dims: list[int], reshape: list[int], message: Any) -> str:
+    """The fault of a reshape; empty where it has none."""
+    if not are_dims(reshape):
+        return (
+            "reshape dimensions must be integer >= 1, or -1 to indicate a variable-size dimension"
+        )
+    if not reshape and message.max_batch_size == 0:
+        return (
+            "cannot have empty reshape for non-batching model as scalar tensors are not supported"
+        )
+    if dims.count(-1) != reshape.count(-1):
+        return "has different number of variable-size dimensions for dims and reshape"
+    if _counts_between_free(dims) != _counts_between_free(reshape):
+        return "has different size for dims and reshape"
+    if reshape.count(-1) > 1:
+        return "has a reshape with more than one variable-size dimension, which is not supported"
+    return ""
+
+
+def _counts_between_free(shape: Sequence[int]) -> list[int]:
+    """Elements before, between and after the free dimensions: a reshape moves none across."""
+    counts = [1]
+    for free, sizes in groupby(shape, lambda size: size == -1):
+        if free:
+            counts += [1 for _ in sizes]
+        else:
+            counts[-1] = element_count(sizes)
+    return counts
+
+
+def are_dims(dims: Sequence[int]) -> bool:
+    return all(dim >= 1 or dim == -1 for dim in dims)
+
+
+def _reshape(tensor: Any) -> tuple[int, ...] | None:
+    return tuple(tensor.reshape.shape) if tensor.HasField("reshape") else None
+
+
+def warmup_faults(message: Any, files: ModelFiles) -> Iterator[str]:
+    """Yield the faults of a model's samples; whether they fit its inputs shows in their runs."""
+    expects = "warmup setting expects"
+    for sample in message.model_warmup:
+        of = f"in sample '{sample.name}' for {message.name}"
+        for name, tensor in sorted(sample.inputs.items()):
+            if any(dim < 0 for dim in tensor.dims):
+                yield (
+                    f"{expects} all variable-size dimensions are specified for input '{name}'; {of}"
+                )
+            if tensor.data_type == pb.TYPE_INVALID:
+                yield f"{expects} 'data_type' for input '{name}' {of}"
+            choice = tensor.WhichOneof("input_data_type")
+            if choice is None:
+                yield (
+                    f"{expects} 'zero_data', 'random_data' or 'input_data_file' for input "
+                    f"'{name}' {of}"
+                )
+            directory = files.directory / WARMUP_DIRECTORY
+            if choice == "input_data_file" and outside(directory, tensor.input_data_file):
+                yield (
+                    f"{expects} the data of input '{name}' in {directory}, where "
+                    f"'{tensor.input_data_file}' is not, {of}"
+                )
+
+
+def size_faults(message: Any) -> Iterator[str]:
+    """Yield samples and states that need too much time or memory: a page of text must not make the
+    server allocate until its memory is exhausted."""
+    name = message.name
+    for sample in message.model_warmup:
+        if sample.count > _MOST_RUNS_OF_A_SAMPLE:
+            yield (
+                f"warm-up sample '{sample.name}' for {name} has count {sample.count}; at most "
+                f"{_MOST_RUNS_OF_A_SAMPLE} can be"
+            )
+    sample_bytes = sum(
+        max(1, sample.batch_size) * _bytes(tensor.data_type, tensor.dims)
+        for sample in message.model_warmup
+        for tensor in sample.inputs.values()
+    )
+    if sample_bytes > _MOST_SAMPLE_BYTES:
+        yield (
+            f"the warm-up samples for {name} take {sample_bytes} bytes; together they can have "
+            f"{_MOST_SAMPLE_BYTES}; make their dims or batch_size smaller"
+        )
+    state_bytes = sum(
+        max(_bytes(state.data_type, each.dims) for each in (state, *state.initial_state))
+        for state in message.sequence_batching.state
+    )
+    if state_bytes > _MOST_STATE_BYTES:
+        yield (
+            f"the sequence batching states for {name} take {state_bytes} bytes; together they can "
+            f"have {_MOST_STATE_BYTES}; make their dims smaller"
+        )
+
+
+def _bytes(data_type: int, dims: Iterable[int]) -> int:
+    """The minimum size of a tensor; one that other rules refuse counts as small."""
+    datatype = datatype_of(data_type)
+    if datatype is None:
+        return 0
+    item_bytes = _TEXT_BYTES if datatype is DataType.BYTES else datatype.numpy.itemsize
+    return item_bytes * element_count([max(dim, 1) for dim in dims])

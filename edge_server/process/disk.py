@@ -1,0 +1,86 @@
+"""Durable writes, and the errors for configured paths that cannot be used."""
+
+from __future__ import annotations
+
+import errno
+import os
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from edge_server.errors import SettingsError, Unavailable
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# Permanent: the path is of the wrong kind, e.g. a link, a file, a pipe. A missing directory, a full
+# disk or a missing permission may belong to a disk that is mounted later.
+_STAYS = frozenset(
+    {
+        errno.EEXIST,
+        errno.EINVAL,
+        errno.EISDIR,
+        errno.ELOOP,
+        errno.ENAMETOOLONG,
+        errno.ENOTDIR,
+        errno.ENXIO,
+    }
+)
+
+
+def error_of_place(error: OSError, text: str) -> SettingsError | Unavailable:
+    """Return the error for a path, so that systemd restarts the daemon only where a restart may
+    help."""
+    return (SettingsError if error.errno in _STAYS else Unavailable)(text)
+
+
+def atomic_write(
+    path: Path, data: bytes, *, mode: int = 0o666, previous: Path | None = None
+) -> None:
+    """Return when `path` durably holds `data`; until then its content is unchanged.
+
+    Args:
+        path: the file.
+        data: its new content.
+        mode: the permissions of the file, before the umask.
+        previous: if given, the file that gets the former content; a crash may leave `previous`
+            with it and `path` missing.
+
+    Raises:
+        OSError: the write failed, and the content is unchanged.
+    """
+    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        with os.fdopen(os.open(beside, flags, mode), "wb") as file:
+            file.write(data)
+        atomic_replace(beside, path, previous=previous)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def atomic_replace(written: Path, path: Path, *, previous: Path | None = None) -> None:
+    """Atomically and durably replace `path` by `written`, on the same file system.
+
+    Args:
+        written: the new file.
+        path: the file to replace.
+        previous: see `atomic_write`.
+
+    Raises:
+        OSError: the replacement failed.
+    """
+    sync(written)
+    if previous is not None:
+        with suppress(FileNotFoundError):
+            path.replace(previous)
+    written.replace(path)
+    sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Sync the file or directory at `path`; return once it is safe from a power cut."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

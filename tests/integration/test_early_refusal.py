@@ -1,0 +1,86 @@
+"""What cannot be let in is refused without its message, and without a thread of the server's."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import grpc
+import pytest
+
+from edge_server.api.grpc.call_threads import CallThreads, refusable
+from edge_server.api.grpc.methods import unary
+from edge_server.errors import Unavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PATIENCE_S = 20.0
+
+
+class Door:
+    """A server of one method, `/s/m`, one thread and a gate."""
+
+    def __init__(self) -> None:
+        self.refusal: Unavailable | None = None
+        self.answering = threading.Semaphore(0)
+        self.go_on = threading.Event()
+        threads = CallThreads(1, "grpc")
+        self._server = grpc.server(threads)  # type: ignore[arg-type]
+        handler = refusable(unary(self._answer, "s.m"), lambda: self.refusal, threads)
+        self._server.add_registered_method_handlers("s", {"m": handler})
+        port = self._server.add_insecure_port("127.0.0.1:0")
+        self._server.start()
+        self._channel = grpc.insecure_channel(f"127.0.0.1:{port}")
+        self.ask = self._channel.unary_unary("/s/m")
+        self.ask_without_a_message = self._channel.stream_unary("/s/m")
+
+    def _answer(self, request: bytes, context: grpc.ServicerContext) -> bytes:
+        self.answering.release()
+        assert self.go_on.wait(PATIENCE_S)
+        return request
+
+    def close(self) -> None:
+        self.go_on.set()
+        self._channel.close()
+        self._server.stop(None).wait()
+
+
+@pytest.fixture
+def door() -> Iterator[Door]:
+    made = Door()
+    yield made
+    made.close()
+
+
+def test_an_open_door_answers_as_the_method_does(door: Door) -> None:
+    door.go_on.set()
+    assert door.ask(b"one", timeout=PATIENCE_S) == b"one"
+
+
+@pytest.mark.parametrize("size", [3, 3_000_000])
+def test_a_refusal_comes_while_every_thread_is_taken(door: Door, size: int) -> None:
+    taken = door.ask.future(b"taken", timeout=PATIENCE_S)
+    assert door.answering.acquire(timeout=PATIENCE_S)
+    door.refusal = Unavailable("Exceeds maximum queue size")
+    for _ in range(20):
+        refused = door.ask.future(bytes(size), timeout=PATIENCE_S)
+        assert refused.code() is grpc.StatusCode.UNAVAILABLE
+        assert refused.details() == "Exceeds maximum queue size"
+    door.refusal = None
+    door.go_on.set()
+    assert taken.result() == b"taken"
+    assert door.ask(b"again", timeout=PATIENCE_S) == b"again"
+
+
+def test_a_refusal_needs_no_message(door: Door) -> None:
+    door.refusal = Unavailable("full")
+    say_no_more = threading.Event()
+
+    def nothing() -> Iterator[bytes]:
+        say_no_more.wait(PATIENCE_S)
+        yield b""
+
+    call = door.ask_without_a_message.future(nothing(), timeout=PATIENCE_S)
+    assert call.code() is grpc.StatusCode.UNAVAILABLE
+    say_no_more.set()

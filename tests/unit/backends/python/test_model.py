@@ -1,0 +1,114 @@
+"""A batch goes to its own process, and to another only while its own is down."""
+
+from __future__ import annotations
+
+import threading
+import time
+from math import inf
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2 as pb
+
+from edge_server.backends.contract import ExecuteRequest
+from edge_server.backends.python.context import ModelContext, PythonParameters
+from edge_server.backends.python.model import (
+    LONGEST_EXECUTE_S,
+    InstanceArbiter,
+    PythonInstance,
+)
+from edge_server.backends.server_context import STANDALONE
+from edge_server.errors import DeadlineExceeded, Unavailable
+from edge_server.inference.snapshot import Snapshot
+from edge_server.model_config.config import ModelConfig
+from edge_server.requests import InferRequest
+from edge_server.tensors import Tensor
+
+if TYPE_CHECKING:
+    from edge_server.errors import EdgeServerError
+
+CONFIG = ModelConfig.of(text_format.Parse('name: "m" backend: "python"', pb.ModelConfig()))
+
+
+class Process:
+    def __init__(self, *, up: bool = True) -> None:
+        self.up = up
+
+
+def arbiter_of(*processes: Process, stand_in: bool = True) -> Any:
+    arbiter: Any = InstanceArbiter(stand_in=stand_in)
+    for process in processes:
+        arbiter.add(process)
+    return arbiter
+
+
+def test_its_own_process_goes_first() -> None:
+    own, other = Process(), Process()
+    assert arbiter_of(other, own).take(own, inf) is own
+
+
+def test_another_stands_in_while_its_own_is_down() -> None:
+    own, other = Process(up=False), Process()
+    assert arbiter_of(own, other).take(own, inf) is other
+
+
+def test_none_is_taken_where_none_is_up() -> None:
+    own, other = Process(up=False), Process(up=False)
+    assert arbiter_of(own, other).take(own, inf) is None
+
+
+def test_nothing_stands_in_for_what_keeps_state() -> None:
+    own, other = Process(up=False), Process()
+    assert arbiter_of(own, other, stand_in=False).take(own, inf) is None
+
+
+def test_no_process_has_two_batches_at_once() -> None:
+    own, other = Process(up=False), Process()
+    arbiter = arbiter_of(own, other)
+    arbiter.take(other, inf)
+    with pytest.raises(DeadlineExceeded):
+        arbiter.take(own, time.monotonic())
+    taken: list[Process | None] = []
+    thread = threading.Thread(target=lambda: taken.append(arbiter.take(own, inf)))
+    thread.start()
+    arbiter.give_back(other)
+    thread.join(5)
+    assert taken == [other]
+
+
+def test_whoever_waits_is_served_by_what_comes_back() -> None:
+    own, other = Process(up=False), Process()
+    arbiter = arbiter_of(own, other)
+    arbiter.take(other, inf)
+    taken: list[Process | None] = []
+    thread = threading.Thread(target=lambda: taken.append(arbiter.take(own, inf)))
+    thread.start()
+    own.up = True
+    arbiter.changed()
+    thread.join(5)
+    assert taken == [own]
+
+
+def test_it_refuses_what_waited_too_long_for_a_process_that_stands_in() -> None:
+    busy = Process()
+    arbiter = arbiter_of(busy)
+    assert arbiter.take(busy, inf) is busy
+    parameters = PythonParameters(execution_timeout_s=LONGEST_EXECUTE_S - 0.05)
+    context = ModelContext(Path("/models/m/1"), CONFIG, parameters, STANDALONE)
+    instance = PythonInstance("m_0", context, arbiter)
+    responses: list[object] = []
+
+    def respond(response: object, final: bool, parameters: object = None) -> None:
+        responses.append((response, final))
+
+    inputs = {"x": Tensor(np.zeros(1, np.float32))}
+    request = ExecuteRequest(inputs, frozenset("y"), respond, InferRequest("m", {}), Snapshot({}))
+    instance.execute([request])
+    ((response, final),) = responses  # type: ignore[misc]
+    error: EdgeServerError = response
+    assert final
+    assert isinstance(error, Unavailable)
+    assert str(error).startswith("Stub process 'm_0' is not healthy.")
