@@ -140,7 +140,7 @@ class RepositoryControl:
     def unload(self, name: str, *, unload_dependents: bool = False) -> None:
         """See `ModelControl.unload`."""
         self._require_explicit()
-        self._loader.unload(name.strip(), unload_dependents=unload_dependents)
+        self._loader.lifecycle.unload(name.strip(), with_members=unload_dependents)
 
     def index(self, *, only_ready: bool) -> list[ModelEntry]:
         """See `ModelControl.index`; in mode EXPLICIT the index also lists the models on disk.
@@ -151,7 +151,7 @@ class RepositoryControl:
         entries = self._loader.table.index(only_ready=only_ready)
         if self._explicit and not only_ready:
             known = {entry.name for entry in entries}
-            on_disk = self._loader.names_on_disk()
+            on_disk = self._loader.source.names()
             entries += [_never_loaded(n, places) for n, places in on_disk.items() if n not in known]
             entries.sort(key=lambda entry: (entry.name, entry.version))
         return entries

@@ -138,7 +138,7 @@ class ModelLifecycle:
             changed = self._take_down_misfits(found)
             for built in self._made(offered, found):
                 name = built.model_spec.name
-                self._table[name].serve(self._tried(built, former))
+                self._table[name].serve(self._with_canary(built, former))
                 changed.add(name)
             for name, failure in failed.items():
                 record = self._table[name]
@@ -201,7 +201,7 @@ class ModelLifecycle:
             self._on_rolled_back(each, rollback_set.reason)
         return bool(back)
 
-    def unload(self, name: str, *, with_members: bool) -> None:
+    def unload(self, name: str, *, with_members: bool = False) -> None:
         """Close `name`, and the ensembles that use it, to new requests; ignore an unknown name.
 
         The ensembles are published again when `name` is loaded again. A load of `name` that is in
@@ -272,7 +272,9 @@ class ModelLifecycle:
             self._table[name].take_down(error)
         return set(found.taken_down)
 
-    def _tried(self, built: LoadedVersions, former: Mapping[str, ModelSpec]) -> LoadedVersions:
+    def _with_canary(
+        self, built: LoadedVersions, former: Mapping[str, ModelSpec]
+    ) -> LoadedVersions:
         """Return `built` ready to publish; in a canary if the model or one of its members is new.
 
         Args:
@@ -280,18 +282,14 @@ class ModelLifecycle:
             former: the serving specs of the ensembles that change together with `built`.
         """
         model_spec = built.model_spec
-        serving = self._table.get(model_spec.name).serving
-        if (
-            serving is not None
-            and model_spec is serving.model_spec
-            and not self._is_new(model_spec)
-        ):
+        if model_spec is self._table.get(model_spec.name).spec and not self._is_new(model_spec):
             return self._canary.record(built)
         others = {name: each for name, each in former.items() if name != model_spec.name}
-        members = () if serving is None else self._table.members(serving)
-        return self._canary.begin(built, serving, others, members)
+        return self._compared(built, others)
 
-    def _watched_on(self, built: LoadedVersions, rollback_set: RollbackSet) -> LoadedVersions:
+    def _with_canary_again(
+        self, built: LoadedVersions, rollback_set: RollbackSet
+    ) -> LoadedVersions:
         """Return `built` ready to publish in a rollback, which makes only ensembles again."""
         model_spec = built.model_spec
         if not model_spec.is_ensemble:
@@ -302,9 +300,15 @@ class ModelLifecycle:
             return self._canary.record(built)
         if before is not None:
             return self._canary.begin(built, before.built, before.ensembles, before.members)
-        serving = self._table.get(model_spec.name).serving
+        return self._compared(built, {})
+
+    def _compared(
+        self, built: LoadedVersions, ensembles: Mapping[str, ModelSpec]
+    ) -> LoadedVersions:
+        """Return `built` in a canary beside the versions that serve, if any do."""
+        serving = self._table.get(built.model_spec.name).serving
         members = () if serving is None else self._table.members(serving)
-        return self._canary.begin(built, serving, {}, members)
+        return self._canary.begin(built, serving, ensembles, members)
 
     def _is_new(self, model_spec: ModelSpec) -> bool:
         """Return whether the model or one of its members is still in its canary."""
@@ -322,7 +326,7 @@ class ModelLifecycle:
             spec, coming = record.spec, record.coming
             goes_back = record.name in rollback_set.back
             record.serve(
-                self._watched_on(built, rollback_set),
+                self._with_canary_again(built, rollback_set),
                 f"rolled back: {rollback_set.reason}" if goes_back else "",
             )
             if not goes_back and spec is not None and built.model_spec not in (spec, coming):

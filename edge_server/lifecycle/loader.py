@@ -75,7 +75,7 @@ class ModelSource(Protocol):
 
 
 class RepositoryLoader:
-    """Loads models from the repositories into the registry, and unloads them.
+    """Loads models from the repositories into the registry.
 
     A failing model affects no other: its serving versions continue to serve, or the model is
     UNAVAILABLE with the reason, and the other models load. The versions that a model's version
@@ -116,11 +116,11 @@ class RepositoryLoader:
     ) -> None:
         self._signatures = signatures
         self.table = table
-        self._source = source
+        self.source = source
         self._completion = completion
         self._load_threads = load_threads
         self._build = Build(scheduling or Scheduling(), budget, devices, server_context)
-        self._lifecycle = ModelLifecycle(
+        self.lifecycle = ModelLifecycle(
             table,
             self._build,
             canary_terms,
@@ -137,7 +137,7 @@ class RepositoryLoader:
         Raises:
             ModelConfigError: a repository itself cannot be read.
         """
-        models = self._source.all()
+        models = self.source.all()
         return self._load_each(
             {n: self._read(n, files) for n, files in models.items()}, models, stop
         )
@@ -189,15 +189,11 @@ class RepositoryLoader:
                 if name not in found:
                     raise self._absent(name)
                 if found.keys() <= names:
-                    due = self._lifecycle.begin(found, {name})
+                    due = self.lifecycle.begin(found, {name})
                     built = run_parallel("load", self._load_threads, self._make, due.values())
-                    return self._lifecycle.publish(dict(zip(due, built, strict=True)))
+                    return self.lifecycle.publish(dict(zip(due, built, strict=True)))
             # Other calls may hold the members: lock those too, then read again.
             names |= found.keys()
-
-    def unload(self, name: str, *, unload_dependents: bool = False) -> None:
-        """Close `name` to new requests; see `ModelLifecycle.unload`."""
-        self._lifecycle.unload(name, with_members=unload_dependents)
 
     def refuse(self, name: str, error: EdgeServerError) -> None:
         """Report `error` as the load failure of `name`; its serving versions continue to serve.
@@ -206,34 +202,22 @@ class RepositoryLoader:
             Unavailable: the loader is closed.
         """
         with self._model_locks.hold({name}):
-            self._lifecycle.publish({name: LoadFailure(error)})
-
-    def roll_back(self, model_spec: ModelSpec, reason: str) -> bool:
-        """See `ModelLifecycle.roll_back`."""
-        return self._lifecycle.roll_back(model_spec, reason)
-
-    def names_on_disk(self) -> Mapping[str, int]:
-        """Return model name → number of repositories that hold the model at this moment.
-
-        Raises:
-            ModelConfigError: a repository itself cannot be read.
-        """
-        return self._source.names()
+            self.lifecycle.publish({name: LoadFailure(error)})
 
     def close(self, timeout_s: float) -> None:
         """Refuse further loads and clear the registry; wait up to `timeout_s` for models that
         close or load."""
         until = time.monotonic() + timeout_s
-        self._lifecycle.end(timeout_s)
+        self.lifecycle.end(timeout_s)
         if not self._model_locks.end(max(0.0, until - time.monotonic())):
             log.warning("repository: still loading after %.1f s", timeout_s)
 
     def _load_each(
         self, found: Found, explicit: Collection[str], stop: threading.Event | None
     ) -> list[ModelEntry]:
-        publish = self._lifecycle.publish
+        publish = self.lifecycle.publish
         with self._model_locks.hold(found):
-            due = self._lifecycle.begin(found, explicit)
+            due = self.lifecycle.begin(found, explicit)
             publish({name: read for name, read in due.items() if isinstance(read, LoadFailure)})
             models = [d for d in due.values() if isinstance(d, ModelSpec) and not d.is_ensemble]
 
@@ -277,7 +261,7 @@ class RepositoryLoader:
         if override is not None and override.staged is not None:
             sent = replace(files_in(override.staged.directory), holder=override.staged)
             return self._read(name, sent, override)
-        files = self._source.find(name)
+        files = self.source.find(name)
         return None if files is None else self._read(name, files, override)
 
     def _read(
@@ -301,10 +285,10 @@ class RepositoryLoader:
             return read
         if read.is_ensemble:
             return LoadedVersions(read)
-        progress = partial(self._lifecycle.report_progress, read.name)
+        progress = partial(self.lifecycle.report_progress, read.name)
         return self._build.model(read, self.table.serving(read.name), progress)
 
     def _absent(self, name: str) -> NotFound:
         if not is_model_name(name):
             return NotFound(f"'{name}' is no model: {NAME_RULE}")
-        return NotFound(f"no model '{name}' in {self._source.where}")
+        return NotFound(f"no model '{name}' in {self.source.where}")

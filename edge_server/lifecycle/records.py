@@ -14,20 +14,18 @@ from typing import TYPE_CHECKING
 from edge_server.errors import may_pass
 from edge_server.inference.snapshot import UNLOADED, ModelEntry, ModelState
 from edge_server.lifecycle.budget import TooLittleMemory
-from edge_server.lifecycle.model_spec import LONGEST_REASON, LoadedVersions
+from edge_server.lifecycle.model_spec import LONGEST_REASON
 from edge_server.model_config.fields import without_effect
 from edge_server.process.backoff import Backoff
 from edge_server.repository.store import StagedModel
 from edge_server.repository.verdicts import GOOD, LOADING, ON_TRIAL, ROLLED_BACK, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
 
     from edge_server.errors import ModelConfigError
-    from edge_server.inference.canary_monitor import CanaryMonitor
-    from edge_server.inference.snapshot import LoadedModel
-    from edge_server.lifecycle.model_spec import LoadFailure, ModelSpec
+    from edge_server.lifecycle.canary_run import CanaryRun
+    from edge_server.lifecycle.model_spec import LoadedVersions, LoadFailure, ModelSpec
     from edge_server.repository.change_detector import SeenFiles
 
 log = logging.getLogger(__name__)
@@ -35,57 +33,6 @@ log = logging.getLogger(__name__)
 # Between two loads of one model, so that fluctuating memory does not cause a busy loop.
 _FIRST_PAUSE_S = 5.0
 _LONGEST_PAUSE_S = 300.0
-
-
-@dataclass(frozen=True, eq=False)
-class Predecessor:
-    """The predecessor of a version in a canary.
-
-    Attributes:
-        built: the predecessor's versions, open; the caller that takes them publishes or closes
-            them.
-        ensembles: the specs of the ensembles that changed together with the model.
-        members: for an ensemble, the models that it used, direct and indirect; open, for the
-            comparison, and closed by the caller that takes them.
-    """
-
-    built: LoadedVersions
-    ensembles: Mapping[str, ModelSpec]
-    members: tuple[LoadedModel, ...] = ()
-
-    def close(self) -> None:
-        """Close the predecessor and its members; used when the predecessor is discarded."""
-        self.built.close()
-        self.close_members()
-
-    def close_members(self) -> None:
-        """Close only the members; used when `built` is published again."""
-        LoadedVersions(self.built.model_spec, self.members).close()
-
-
-class CanaryRun:
-    """The canary of one model's new versions.
-
-    Attributes:
-        model_spec: the spec of the new versions.
-        before: the predecessor; None once another owner has taken it.
-        versions: the numbers of the new versions.
-        monitor: compares both; set right after construction.
-    """
-
-    monitor: CanaryMonitor
-
-    def __init__(
-        self, model_spec: ModelSpec, before: Predecessor, versions: frozenset[int]
-    ) -> None:
-        self.model_spec = model_spec
-        self.before: Predecessor | None = before
-        self.versions = versions
-
-    def take(self) -> Predecessor | None:
-        """Return the predecessor and pass its ownership to the caller."""
-        before, self.before = self.before, None
-        return before
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,6 +65,7 @@ class Retry:
         self.not_before = now + self._pauses.next_s()
 
 
+@dataclass(eq=False)
 class ModelRecord:
     """All that is known of one model. The lock of the table guards every field and method.
 
@@ -142,29 +90,28 @@ class ModelRecord:
             the delivery is still copied.
     """
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.explicit = False
-        self.coming: ModelSpec | None = None
-        self.serving: LoadedVersions | None = None
-        self.canary: CanaryRun | None = None
-        self.state = ModelState.UNKNOWN
-        self.versions: tuple[int, ...] = ()
-        self.reason = ""
-        self.may_pass = False
-        self.needs_bytes = 0
-        self.seen: SeenFiles | None = None
-        self.shown: Path | None = None
-        self.accepted: StagedModel | None = None
-        self.deployed: StagedModel | None = None
-        self.last_good: StagedModel | None = None
-        self.update: Update | None = None
-        self.updating = False
-        self.retry: Retry | None = None
-        self.outcome = ""
-        self.digest = ""
-        self.outcome_reason = ""
-        self.reported_ns = 0
+    name: str
+    explicit: bool = False
+    coming: ModelSpec | None = None
+    serving: LoadedVersions | None = None
+    canary: CanaryRun | None = None
+    state: ModelState = ModelState.UNKNOWN
+    versions: tuple[int, ...] = ()
+    reason: str = ""
+    may_pass: bool = False
+    needs_bytes: int = 0
+    seen: SeenFiles | None = None
+    shown: Path | None = None
+    accepted: StagedModel | None = None
+    deployed: StagedModel | None = None
+    last_good: StagedModel | None = None
+    update: Update | None = None
+    updating: bool = False
+    retry: Retry | None = None
+    outcome: str = ""
+    digest: str = ""
+    outcome_reason: str = ""
+    reported_ns: int = 0
 
     # What is read.
 

@@ -229,7 +229,7 @@ class Updates:
         copy = update.copy
         if copy is None:
             log.info("model %s: taken out of the repository", name)
-            self._loader.unload(name)
+            self._loader.lifecycle.unload(name)
             self._deployments.removed(name)
             return
         with self._table.lock:

@@ -203,7 +203,7 @@ def test_a_client_that_sends_what_no_version_makes_sense_of_takes_nothing_back(
 def test_what_is_known_of_one_that_serves_is_on_the_index(world: World) -> None:
     world.load(10)
     world.load(20)
-    lifecycle, model_spec = world.loader._lifecycle, world.table.serves("m")
+    lifecycle, model_spec = world.loader.lifecycle, world.table.serves("m")
     assert model_spec is not None
     lifecycle.report_canary(model_spec, "version 1 is slower")
     assert world.state() == {1: (ModelState.READY, "version 1 is slower")}
@@ -412,12 +412,12 @@ def test_an_ensemble_is_watched_no_longer_than_what_it_uses_is_new(world: World)
     model_spec = world.table.serves("m")
     assert model_spec is not None
     assert world.on_trial("e")
-    assert world.loader.roll_back(model_spec, "slow")
+    assert world.loader.lifecycle.roll_back(model_spec, "slow")
     assert not world.on_trial("e")
     # What it is and what it uses are as they were: there is nothing to go back to.
     of_e = world.table.serves("e")
     assert of_e is not None
-    assert not world.loader.roll_back(of_e, "slow")
+    assert not world.loader.lifecycle.roll_back(of_e, "slow")
 
 
 @pytest.mark.parametrize(("add", "than"), [(NAN, 10), (3e38, 3e38)])
@@ -472,7 +472,7 @@ def test_going_back_takes_down_an_ensemble_that_came_later_where_that_is_configu
     assert model_spec is not None
     yielding.write_model("e", ENSEMBLE.format(2))
     assert yielding.loader.load("e") == {}
-    assert yielding.loader.roll_back(model_spec, "slow")
+    assert yielding.loader.lifecycle.roll_back(model_spec, "slow")
     assert yielding.ask() == 10
     assert yielding.state("e")[1][0] is ModelState.UNAVAILABLE
 
@@ -486,7 +486,7 @@ def test_what_would_break_an_ensemble_that_came_later_is_not_gone_back_to(
     assert model_spec is not None
     world.write_model("e", ENSEMBLE.format(2))
     assert world.loader.load("e") == {}
-    assert not world.loader.roll_back(model_spec, "slow")
+    assert not world.loader.lifecycle.roll_back(model_spec, "slow")
     assert "model m: cannot be rolled back: ensemble 'e'" in caplog.text
     assert world.ask("e", size=2) == 20
     # It was its only chance: what was kept is closed.
@@ -498,9 +498,9 @@ def test_what_is_not_in_a_canary_cannot_be_gone_back_from(world: World) -> None:
     world.load(10)
     first = world.table.serves("m")
     assert first is not None
-    assert not world.loader.roll_back(first, "slow")
+    assert not world.loader.lifecycle.roll_back(first, "slow")
     world.load(20)
-    assert not world.loader.roll_back(first, "slow")
+    assert not world.loader.lifecycle.roll_back(first, "slow")
     assert world.ask() == 20
 
 
@@ -515,7 +515,7 @@ def test_a_load_that_is_under_way_survives_a_roll_back(
     loading = threading.Thread(target=world.load, args=(30,))
     loading.start()
     assert held.reached.wait(TIMEOUT_S)
-    assert world.loader.roll_back(model_spec, "slow")
+    assert world.loader.lifecycle.roll_back(model_spec, "slow")
     assert world.ask() == 10
     held.open()
     loading.join(TIMEOUT_S)
@@ -528,7 +528,7 @@ def test_unload_forgets_what_was_kept(world: World) -> None:
     closed = threading.Event()
     world.counted.made[0].close = closed.set  # type: ignore[method-assign]
     world.load(20)
-    world.loader.unload("m")
+    world.loader.lifecycle.unload("m")
     assert closed.wait(TIMEOUT_S)
 
 

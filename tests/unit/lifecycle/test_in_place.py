@@ -148,7 +148,7 @@ def test_a_change_of_the_instances_alone_makes_instances_of_the_same_model(world
     lease.release()
     assert world.settled() == [0]
     assert world.ask() == 10
-    world.loader.unload("m")
+    world.loader.lifecycle.unload("m")
     assert world.settled() == [1]
 
 
@@ -191,7 +191,7 @@ def test_a_failure_of_what_is_new_keeps_all_of_the_old(world: World) -> None:
         world.ask(2)
     # And the index says why.
     assert "unexpected SystemExit" in world.registry.snapshot.entries["m", 1].reason
-    world.loader.unload("m")
+    world.loader.lifecycle.unload("m")
     assert world.settled() == [1]
 
 
@@ -231,7 +231,7 @@ def test_instances_that_cannot_be_made_keep_the_old_ones(world: World) -> None:
     assert "Resource" in world.load()
     assert world.ask() == 10
     assert world.settled() == [0]
-    world.loader.unload("m")
+    world.loader.lifecycle.unload("m")
     assert world.settled() == [1]
 
 
@@ -243,7 +243,7 @@ def test_a_model_that_is_unloaded_while_it_is_loaded_anew_is_closed_once(
     loading = threading.Thread(target=world.load)
     loading.start()
     held.reached.wait(30)
-    world.loader.unload("m")
+    world.loader.lifecycle.unload("m")
     held.open()
     loading.join(30)
     assert world.settled() == [1, 1]
@@ -269,7 +269,7 @@ def test_memory_is_needed_only_where_something_is_loaded(world: World, tmp_path:
 
 def test_a_loaded_model_that_is_closed_cannot_be_shared(world: World) -> None:
     loaded = world.loaded()
-    world.loader.unload("m")
+    world.loader.lifecycle.unload("m")
     assert world.settled() == [1]
     assert loaded.shared(replace(loaded.config)) is None
 
