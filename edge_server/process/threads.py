@@ -1,7 +1,7 @@
 """Threads for work that ends, beside `Worker` for work that repeats.
 
 Where the system refuses a thread, `run_parallel` and `side_by_side` do the work with the threads
-they have, at least the caller's; `start_thread` says so, and its caller decides.
+that they got, or on the caller's; `start_thread` returns False, and its caller decides.
 """
 
 from __future__ import annotations
@@ -32,12 +32,13 @@ def start_thread(name: str, work: Callable[[], object]) -> bool:
 def run_parallel(name: str, limit: int, function: Callable[[T], R], items: Iterable[T]) -> list[R]:
     """Return `function(item)` for each item, in order, with up to `limit` calls at a time.
 
-    The caller's thread takes part. After an exception the other items are still done; then the
-    first exception is raised.
+    The caller's thread waits, so that signals are handled meanwhile; it does the work itself where
+    there is one item, or no other thread. After an exception the other items are still done; then
+    the first exception is raised.
 
     Args:
         name: of the threads.
-        limit: the number of threads, the caller's included.
+        limit: the number of threads.
         function: called on any of the threads.
         items: the arguments.
     """
@@ -58,14 +59,15 @@ def run_parallel(name: str, limit: int, function: Callable[[T], R], items: Itera
                 errors.append(error)
 
     threads: list[threading.Thread] = []
-    for _ in range(min(limit, len(todo)) - 1):
+    for _ in range(min(limit, len(todo)) if len(todo) > 1 else 0):
         thread = threading.Thread(target=work, name=name, daemon=True)
         try:
             thread.start()
         except RuntimeError:
             break
         threads.append(thread)
-    work()
+    if not threads:
+        work()
     for thread in threads:
         thread.join()
     if errors:
@@ -74,7 +76,7 @@ def run_parallel(name: str, limit: int, function: Callable[[T], R], items: Itera
 
 
 def side_by_side(works: Sequence[Callable[[], None]], name: str) -> None:
-    """Run all functions, each on its own thread except the first; return when all are done.
+    """Run all functions, each on its own thread; return when all are done.
 
     An exception in one function is logged, and does not stop the others.
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import TYPE_CHECKING
 
 from edge_server.errors import ModelConfigError, ModelLoadError
 from edge_server.model_config.files import ModelFiles, reading
+from edge_server.process.threads import run_parallel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -89,9 +88,8 @@ def scan_repositories(
                 )
             else:
                 directories.setdefault(directory.name, []).append(directory)
-    with ThreadPoolExecutor(_READERS, "read") as pool:
-        found = pool.map(partial(_files, read=read), directories, directories.values())
-        return dict(sorted(zip(directories, found, strict=True)))
+    found = run_parallel("read", _READERS, lambda m: _files(*m, read), directories.items())
+    return dict(sorted(zip(directories, found, strict=True)))
 
 
 def model_names(paths: Iterable[Path]) -> dict[str, int]:

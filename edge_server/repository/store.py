@@ -7,7 +7,6 @@ import logging
 import os
 import threading
 import weakref
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -18,6 +17,7 @@ from msgspec.structs import replace
 
 from edge_server.errors import InternalError, ModelConfigError
 from edge_server.process.disk import error_of_place
+from edge_server.process.threads import run_parallel
 from edge_server.repository.content import (
     content_of,
     copy_model,
@@ -204,9 +204,8 @@ class ModelStore:
         with self._lock:
             models = dict(self._state.models)
         # Hashing 200 MB takes 0.1 to 0.4 s on one core.
-        with ThreadPoolExecutor(4, "verify") as pool:
-            found = pool.map(self._newest_good, models, models.values())
-            return {staged.name: staged for staged in found if staged is not None}
+        found = run_parallel("verify", 4, lambda model: self._newest_good(*model), models.items())
+        return {staged.name: staged for staged in found if staged is not None}
 
     def history(self, name: str) -> list[StagedModel]:
         """Return the copies of `name` that served, newest first, without verifying them."""
