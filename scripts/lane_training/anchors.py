@@ -15,7 +15,6 @@ from edge_server.lanes.decode import (
     FIRST_X_COLUMN,
     INPUT_WIDTH_PX,
     ROW_COUNT,
-    START_X_COLUMN,
     START_Y_COLUMN,
 )
 
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 INPUT_HEIGHT_PX = 360
+START_X_COLUMN = 3
 EDGE_START_COUNT = 72
 BOTTOM_START_COUNT = 128
 LEFT_ANGLES_DEG = (72.0, 60.0, 49.0, 39.0, 30.0, 22.0)
