@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 # The network's input.
 INPUT_WIDTH_PX = 640
 
-# Columns of a proposal: two scores; the start, of which y = 0 is the BOTTOM of the image; the length
-# in rows; and the x of each row in pixels of the input, from the bottom at y = 1 - i / 71.
+# Columns of a proposal: two scores; the start, of which y = 0 is the BOTTOM of the image; the
+# length in rows; and the x of each row in pixels of the input, from the bottom at y = 1 - i / 71.
 ROW_COUNT = 72
 NEGATIVE_COLUMN = 0
 POSITIVE_COLUMN = 1
