@@ -39,7 +39,9 @@ def test_a_signature_of_any_trusted_key_is_good(ours: Signer, theirs: Signer) ->
     policy.check("m", MANIFEST, theirs.sign(MANIFEST))
 
 
-def test_each_way_of_not_being_signed_is_an_error_with_its_remedy(ours: Signer, theirs: Signer) -> None:
+def test_each_way_of_not_being_signed_is_an_error_with_its_remedy(
+    ours: Signer, theirs: Signer
+) -> None:
     policy = SignaturePolicy("require", [ours.public])
     good = ours.sign(MANIFEST)
     for manifest, signature, says in (
