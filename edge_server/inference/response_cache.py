@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from msgspec.structs import replace
 
-from edge_server.inference.snapshot import SchedulerWrapper
+from edge_server.inference.schedulers import SchedulerWrapper, infer_by_submit
 from edge_server.requests import InferResponse
 from edge_server.tensors import DataType, Tensor
 
@@ -85,7 +85,8 @@ class ResponseCache:
 class CachingScheduler(SchedulerWrapper):
     """Responds from the cache where it can, and passes all other requests on to `scheduler`.
 
-    Only for models that send one response per request, which depends on nothing but the request.
+    Only for models that send one response per request, which depends on nothing but the request:
+    the validation of configurations allows no cache for others.
     Cached responses are on the host; requests with tensors on a device bypass the cache.
     """
 
@@ -100,6 +101,9 @@ class CachingScheduler(SchedulerWrapper):
         self._cache = cache
         self._output_names = tuple(spec.name for spec in config.outputs)
         self._statistics = statistics
+
+    def infer(self, request: InferRequest, snapshot: Snapshot) -> InferResponse:
+        return infer_by_submit(self, request, snapshot)
 
     def submit(self, request: InferRequest, snapshot: Snapshot, respond: Respond) -> None:
         if any(tensor.on_device for tensor in request.inputs.values()):
@@ -133,12 +137,6 @@ class CachingScheduler(SchedulerWrapper):
     def close(self) -> None:
         super().close()
         self._cache.forget(self)
-
-
-def is_cacheable(config: ModelConfig) -> bool:
-    """Whether responses of this model may be cached: the configuration allows it, and each request
-    has one response of its own."""
-    return config.response_cache and not config.decoupled and config.sequence_batching is None
 
 
 def key_of(request: InferRequest, names: tuple[str, ...]) -> bytes:
