@@ -114,7 +114,7 @@ def network_flags(version: tuple[int, int], *, typed: bool) -> int:
     if version < (10, 0):
         return 1 << int(trt.NetworkDefinitionCreationFlag.EXPLICIT_BATCH)
     # 11 has no other mode, and ignores the flag.
-    if typed and version >= (10, 0):
+    if typed:
         return 1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
     return 0
 
