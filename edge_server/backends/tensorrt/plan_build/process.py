@@ -7,18 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from edge_server.backends.tensorrt.plan_build.build_options import BuildOptions  # noqa: TC001 - msgspec
 from edge_server.backends.tensorrt.plan_build.events import (
     BuildEvent,
+    BuildJob,
     OnEvent,
+    PlanBuilt,
     TrtMessage,
     Working,
 )
-from edge_server.backends.tensorrt.plan_build.layers import Placed  # noqa: TC001 - msgspec
-from edge_server.backends.tensorrt.plan_build.profiles import Profile  # noqa: TC001 - msgspec
 from edge_server.backends.tensorrt.plan_build.side_car import (
     DeviceFacts,
-    PlanTensor,
     device_facts,
 )
 from edge_server.board.resources import read_memory
@@ -41,31 +39,6 @@ _INSPECTION_TIMEOUT_S = 120.0
 # A build is killed when the board's available memory falls below this: on a Jetson the GPU
 # allocates from the same memory, which no process limit counts.
 LEAVE_FREE_BYTES = 256 << 20
-
-
-class BuildJob(msgspec.Struct, frozen=True):
-    """A plan to build.
-
-    Attributes:
-        out: the file that the process writes; the parent moves the plan to its place.
-        timing_cache: a directory of TensorRT's earlier measurements; empty is none.
-    """
-
-    onnx: str
-    out: str
-    options: BuildOptions
-    timing_cache: str = ""
-
-
-class PlanBuilt(msgspec.Struct, frozen=True):
-    """The plan is written; the fields are the data of its side-car."""
-
-    facts: DeviceFacts
-    precision: str
-    profiles: tuple[Profile, ...]
-    tensors: tuple[PlanTensor, ...]
-    placed: Placed | None
-    build_s: float
 
 
 def build(
