@@ -15,19 +15,11 @@ from edge_server.backends.tensorrt.plan_build.events import (
     TrtMessage,
     Working,
 )
-from edge_server.backends.tensorrt.plan_build.side_car import (
-    DeviceFacts,
-    device_facts,
-)
+from edge_server.backends.tensorrt.plan_build.side_car import DeviceFacts, device_facts
 from edge_server.board.resources import read_memory
 from edge_server.errors import InternalError, Unavailable
 from edge_server.gpu.libcuda import BareGpu
-from edge_server.process.run_in_child import (
-    ChildFailed,
-    ChildOptions,
-    ChildTimeout,
-    run_in_child,
-)
+from edge_server.process.run_in_child import ChildFailed, ChildOptions, ChildTimeout, run_in_child
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,11 +33,7 @@ _INSPECTION_TIMEOUT_S = 120.0
 LEAVE_FREE_BYTES = 256 << 20
 
 
-def build(
-    job: BuildJob,
-    on_event: OnEvent,
-    memory_limit_bytes: int = 0,
-) -> PlanBuilt:
+def build(job: BuildJob, on_event: OnEvent, memory_limit_bytes: int = 0) -> PlanBuilt:
     """Build a plan; takes minutes.
 
     Args:
