@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from edge_server.backends.contract import ExecuteRequest, ModelResolver, Tensors
+    from edge_server.backends.contract import ExecuteRequest, Tensors
     from edge_server.backends.python.context import ModelContext
     from edge_server.backends.python.process import ChildProcess
+    from edge_server.backends.server_context import ModelResolver
     from edge_server.requests import InferResponse, ResponseCallback, Trace
 
 log = logging.getLogger(__name__)
@@ -142,7 +143,7 @@ class ModelCalls:
         """
         resolvers = [self._context.server_context.models]
         if callers and not self._has_changed_models:
-            resolvers.insert(0, callers[0].world)
+            resolvers.insert(0, callers[0].models)
         return next((each for each in resolvers if each.model_ready(name, version)), None)
 
     def _result(
