@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from edge_server.requests import Respond
 
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 IO = (
     'input { name: "a" data_type: TYPE_FP32 dims: -1 } '
     'output { name: "b" data_type: TYPE_FP32 dims: -1 } '
@@ -63,7 +63,7 @@ class Model:
 
     def _run(self, inputs: Tensors, outputs: frozenset[str]) -> Tensors:
         self.running.set()
-        assert self.may_run.wait(PATIENCE_S)
+        assert self.may_run.wait(TIMEOUT_S)
         self.given.append(inputs["a"].array)
         if self.error is not None:
             raise self.error
