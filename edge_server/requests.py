@@ -57,8 +57,12 @@ class Trace(Protocol):
     raises.
     """
 
-    def begin(self, model_version: int, respond: Respond) -> Respond:
-        """Start the trace at that version; return the callback that replaces `respond`."""
+    def begin(self, model_version: int) -> None:
+        """Start the trace at that version."""
+        ...
+
+    def responded(self, *, final: bool) -> None:
+        """Record a response, before its caller gets it; the final one ends the trace."""
         ...
 
     def mark(self, name: str, at_ns: int | None = None) -> None:
@@ -66,7 +70,7 @@ class Trace(Protocol):
         ...
 
     def end(self) -> None:
-        """End the trace of a refused request; the last response ends all others itself."""
+        """End the trace of a refused request, which has no response."""
         ...
 
     def child(self, model_name: str, request_id: str) -> Trace | None:

@@ -15,13 +15,13 @@ import msgspec
 import numpy as np
 
 from edge_server.errors import EdgeServerError, InternalError
-from edge_server.requests import NO_PARAMETERS, InferRequest, Parameters, Respond
+from edge_server.requests import NO_PARAMETERS, InferRequest, Parameters
 from edge_server.tensors import Tensor
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from edge_server.backends.server_context import ServerContext
+    from edge_server.backends.server_context import ModelResolver, ServerContext
     from edge_server.gpu.devices import Devices
     from edge_server.model_config.config import ModelConfig, Placement
     from edge_server.model_config.files import ModelFiles
@@ -64,32 +64,13 @@ class RespondTensors(Protocol):
 
     def __call__(
         self,
-        answer: Tensors | EdgeServerError | None,
+        made: Tensors | EdgeServerError | None,
+        /,
         final: bool,
         parameters: Parameters = NO_PARAMETERS,
     ) -> None:
-        """Send one response. An error is always the last; None with `final` ends the request
-        without a further response."""
-        ...
-
-
-class ModelResolver(Protocol):
-    """The other loaded models, as one request may use them."""
-
-    def submit(self, request: InferRequest, respond: Respond) -> None:
-        """Submit a request to another model; `respond` is called before or after this returns.
-
-        Raises:
-            EdgeServerError: the request is refused; `respond` is not called.
-        """
-        ...
-
-    def model_ready(self, name: str, version: str) -> bool:
-        """Return whether that version of the model is ready.
-
-        Raises:
-            InvalidRequest: `version` is not a version number.
-        """
+        """Send one response: the tensors that the model has made, or an error, which is always the
+        last; None with `final` ends the request without a further response."""
         ...
 
 
@@ -102,7 +83,7 @@ class ExecuteRequest(msgspec.Struct, frozen=True, eq=False):
         outputs: names of the requested outputs.
         respond: called with the outputs or an error, and whether that was the last response.
         request: the caller's request: id, parameters, sequence, deadline, cancellation.
-        world: resolves the other models, pinned for the life of this request.
+        models: the other models, pinned for the life of this request.
         copied: called for each copy between host and device, except those made by `host_inputs`.
     """
 
@@ -110,7 +91,7 @@ class ExecuteRequest(msgspec.Struct, frozen=True, eq=False):
     outputs: frozenset[str]
     respond: RespondTensors
     request: InferRequest
-    world: ModelResolver
+    models: ModelResolver
     copied: Copied = not_counted
 
     def host_inputs(self) -> Tensors:
@@ -201,6 +182,28 @@ class Model(Protocol):
     def close(self) -> None: ...
 
 
+@dataclass(frozen=True)
+class LoadContext:
+    """One version of a model to load, and what of the daemon its backend may use.
+
+    Attributes:
+        directory: the version directory.
+        config: the model's complete configuration.
+        devices: the GPUs that instances may use.
+        progress: reports the progress of a load that takes minutes, as one line: the text is the
+            model's reason in the repository index until the next call; an empty text clears the
+            reason. The backend may call it on any thread, and while instances are made; a call
+            outside a load of the model has no effect. A backend that loads at once ignores it.
+        server: for a model that sends requests to other models or loads them.
+    """
+
+    directory: Path
+    config: ModelConfig
+    devices: Devices
+    progress: ProgressCallback
+    server: ServerContext
+
+
 class Backend(Protocol):
     """Completes and loads the models of one kind. A module can be a backend."""
 
@@ -213,25 +216,8 @@ class Backend(Protocol):
         """
         ...
 
-    def load(
-        self,
-        directory: Path,
-        config: ModelConfig,
-        devices: Devices,
-        tell: ProgressCallback,
-        server_context: ServerContext,
-    ) -> Model:
-        """Load the model from its version directory, ready to make instances on demand.
-
-        Args:
-            directory: the version directory.
-            config: the model's complete configuration.
-            devices: the GPUs that instances may use.
-            tell: reports the progress of a load that takes minutes, as one line: the text is the
-                model's reason in the repository index until the next call; an empty text clears the
-                reason. The backend may call it on any thread, and while instances are made; a call
-                outside a load of the model has no effect. A backend that loads at once ignores it.
-            server_context: for a model that sends requests to other models or loads them.
+    def load(self, context: LoadContext) -> Model:
+        """Load the version that `context` describes, ready to make instances on demand.
 
         Raises:
             ModelConfigError: the model cannot be loaded; the text names the file and the remedy.
@@ -252,12 +238,12 @@ class TensorInstance:
         if len(requests) > 1:
             return self._execute_batch(requests)
         (request,) = requests
-        answer: Tensors | EdgeServerError
+        made: Tensors | EdgeServerError
         try:
-            answer = self._run(request.host_inputs(), request.outputs)
+            made = self._run(request.host_inputs(), request.outputs)
         except EdgeServerError as error:
-            answer = error
-        request.respond(answer, True)
+            made = error
+        request.respond(made, True)
         return None
 
     def _execute_batch(self, requests: Sequence[ExecuteRequest]) -> Phases:
@@ -272,13 +258,13 @@ class TensorInstance:
             joined_at = time.monotonic_ns()
             made = self._run(joined, wanted)
             ran_at = time.monotonic_ns()
-            answers = _split(made, requests)
+            rows = _split(made, requests)
         except EdgeServerError as error:
             for request in requests:
                 request.respond(error, True)
             return Phases(joined_at - began, time.monotonic_ns() - joined_at, 0)
-        for request, answer in zip(requests, answers, strict=True):
-            request.respond(answer, True)
+        for request, own_rows in zip(requests, rows, strict=True):
+            request.respond(own_rows, True)
         return Phases(joined_at - began, ran_at - joined_at, time.monotonic_ns() - ran_at)
 
     def close(self) -> None:

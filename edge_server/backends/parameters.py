@@ -48,5 +48,5 @@ def check_parameters(files: ModelFiles, config: ModelConfig, kind: type[Paramete
 
 def read_parameters(config: ModelConfig, kind: type[P]) -> P:
     """Return the configuration's parameters as `kind`; `check_parameters` has validated them."""
-    said = {k: v for k, v in config.parameters.items() if k not in _OF_EVERY_MODEL}
-    return msgspec.convert(said, kind, strict=False)
+    own = {k: v for k, v in config.parameters.items() if k not in _OF_EVERY_MODEL}
+    return msgspec.convert(own, kind, strict=False)

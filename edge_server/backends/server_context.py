@@ -1,4 +1,4 @@
-"""The part of the server that a model may use."""
+"""The part of the server that a model may use: the other models."""
 
 from __future__ import annotations
 
@@ -9,8 +9,27 @@ from edge_server.errors import NotFound, Unavailable
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from edge_server.backends.contract import ModelResolver
     from edge_server.requests import InferRequest, Respond
+
+
+class ModelResolver(Protocol):
+    """The other loaded models, as one request may use them."""
+
+    def submit(self, request: InferRequest, respond: Respond) -> None:
+        """Submit a request to another model; `respond` is called before or after this returns.
+
+        Raises:
+            EdgeServerError: the request is refused; `respond` is not called.
+        """
+        ...
+
+    def model_ready(self, name: str, version: str) -> bool:
+        """Return whether that version of the model is ready.
+
+        Raises:
+            InvalidRequest: `version` is not a version number.
+        """
+        ...
 
 
 class ServerContext(Protocol):

@@ -19,7 +19,7 @@ from edge_server.inference.predecessor import (
     all_finite,
     has_non_finite,
 )
-from edge_server.inference.snapshot import SchedulerWrapper
+from edge_server.inference.schedulers import SchedulerWrapper, infer_by_submit
 from edge_server.inference.statistics import FailureReason
 from edge_server.requests import InferResponse
 
@@ -116,6 +116,11 @@ class WatchedScheduler(SchedulerWrapper):
         """The request that has waited longest for its last response; only with a mirror."""
         running = list(self._running.values())
         return min(running, key=lambda each: each[0])[1] if running else None
+
+    def infer(self, request: InferRequest, snapshot: Snapshot) -> InferResponse:
+        if self._ended:
+            return self.beneath.infer(request, snapshot)
+        return infer_by_submit(self, request, snapshot)
 
     def submit(self, request: InferRequest, snapshot: Snapshot, respond: Respond) -> None:
         if self._ended:

@@ -1,18 +1,137 @@
-"""The tensors of one request in an ensemble: which are there, and which steps can run next."""
+"""The data flow of an ensemble: the plan for one set of outputs, computed once, and the tensors of
+each request that follows it."""
 
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from edge_server.inference.ensemble_plan import Plan, PlannedStep
-    from edge_server.requests import InferResponse, StepTiming
+    from edge_server.model_config.config import EnsembleStep, ModelConfig
+    from edge_server.requests import StepTiming
     from edge_server.tensors import Tensor
 
     Timings = tuple[StepTiming, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class PlannedStep:
+    """A step that has to run.
+
+    Attributes:
+        index: its position in the configuration.
+        place: its position in the plan.
+        level: number of decoupled steps before it: the step runs once for each response of the
+            last of them.
+        version: as requests spell it.
+        inputs: pairs of the model's input and the ensemble's tensor.
+        outputs: the same for the outputs that a step or the response reads.
+        wanted: the model's names of `outputs`.
+        reads: the tensors that the step waits for; an input of the ensemble is not waited for.
+        decoupled: each of its responses starts a level of its own.
+        hands_on: another step reads an output; otherwise only the response does.
+    """
+
+    index: int
+    place: int
+    level: int
+    model_name: str
+    version: str
+    inputs: tuple[tuple[str, str], ...]
+    outputs: tuple[tuple[str, str], ...]
+    wanted: tuple[str, ...]
+    reads: frozenset[str]
+    decoupled: bool
+    hands_on: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """The steps that a set of outputs needs.
+
+    Attributes:
+        steps: each after the steps that write its inputs.
+        level: of the response: 0 where there is one, else one response is sent for each response
+            of the last decoupled step.
+        reads: the tensors that the response waits for.
+        is_chain: each step waits for the one before it, and there is one response.
+    """
+
+    steps: tuple[PlannedStep, ...]
+    level: int
+    reads: frozenset[str]
+    is_chain: bool
+
+
+def plan_of(config: ModelConfig, outputs: frozenset[str]) -> Plan:
+    """The plan for `outputs` of an ensemble whose graph has been resolved."""
+    given = frozenset(spec.name for spec in config.inputs)
+    levels = dict.fromkeys(given, 0)
+    needed = _needed(config, outputs)
+    read_by_steps = {tensor for _, step, _ in needed for tensor in step.input_map.values()}
+    steps: list[PlannedStep] = []
+    for index, step, step_outputs in needed:
+        reads = frozenset(step.input_map.values())
+        level = max((levels[tensor] for tensor in reads), default=0)
+        steps.append(
+            PlannedStep(
+                index,
+                len(steps),
+                level,
+                step.model_name,
+                "" if step.model_version == -1 else str(step.model_version),
+                tuple(step.input_map.items()),
+                step_outputs,
+                tuple(name for name, _ in step_outputs),
+                reads - given,
+                step.decoupled,
+                any(tensor in read_by_steps for _, tensor in step_outputs),
+            )
+        )
+        for _, tensor in step_outputs:
+            levels[tensor] = level + step.decoupled
+    level = max(levels[tensor] for tensor in outputs)
+    return Plan(tuple(steps), level, outputs - given, _is_chain(steps))
+
+
+def _is_chain(steps: Sequence[PlannedStep]) -> bool:
+    return not any(step.decoupled for step in steps) and all(
+        any(tensor in step.reads for _, tensor in before.outputs)
+        for before, step in pairwise(steps)
+    )
+
+
+def _needed(
+    config: ModelConfig, outputs: Iterable[str]
+) -> list[tuple[int, EnsembleStep, tuple[tuple[str, str], ...]]]:
+    """The steps that `outputs` need, in order, each with its outputs that are read."""
+    needed = set(outputs)
+    found = []
+    for index, step in reversed(_in_order(config)):
+        wanted = tuple(pair for pair in step.output_map.items() if pair[1] in needed)
+        if wanted:
+            needed.update(step.input_map.values())
+            found.append((index, step, wanted))
+    return found[::-1]
+
+
+def _in_order(config: ModelConfig) -> list[tuple[int, EnsembleStep]]:
+    """The steps, ordered so that each comes after those that write its inputs."""
+    written = {spec.name for spec in config.inputs}
+    waiting = list(enumerate(config.steps))
+    ordered: list[tuple[int, EnsembleStep]] = []
+    while ready := [
+        (index, step) for index, step in waiting if written.issuperset(step.input_map.values())
+    ]:
+        for index, step in ready:
+            written.update(step.output_map.values())
+            waiting.remove((index, step))
+        ordered += ready
+    return ordered
 
 
 class DataSet:
@@ -20,38 +139,26 @@ class DataSet:
 
     Attributes:
         parent: the data set that the decoupled step worked on; None for the request's own.
-        missing: for each place of the plan, how many tensors it still waits for.
-        complete: all tensors of the response are there.
+        timings: of the models that made the tensors, by the places of their steps.
+        begun: the places of the steps that have had all their tensors.
         parts: the responses of the decoupled step that worked on this data set, in order, until
             they have been sent.
         all_parts: the decoupled step has sent its last response.
     """
 
-    __slots__ = (
-        "all_parts",
-        "complete",
-        "level",
-        "missing",
-        "parent",
-        "parts",
-        "tensors",
-        "timings",
-    )
+    __slots__ = ("all_parts", "begun", "level", "parent", "parts", "tensors", "timings")
 
-    def __init__(
-        self, parent: DataSet | None, tensors: dict[str, Tensor], missing: Sequence[int]
-    ) -> None:
+    def __init__(self, parent: DataSet | None, tensors: dict[str, Tensor]) -> None:
         self.parent = parent
         self.level: int = 0 if parent is None else parent.level + 1
         self.tensors = tensors
-        self.missing = list(missing)
-        self.timings: list[Timings] = [()] * len(missing)
-        self.complete = False
+        self.timings: dict[int, Timings] = {}
+        self.begun: set[int] = set()
         self.parts: deque[DataSet] = deque()
         self.all_parts = False
 
 
-Ready = tuple[DataSet, "PlannedStep"]
+Ready = tuple[DataSet, PlannedStep]
 
 
 class DataFlow:
@@ -62,89 +169,76 @@ class DataFlow:
 
     def __init__(self, plan: Plan, tensors: dict[str, Tensor]) -> None:
         self._plan = plan
-        self.root = DataSet(None, tensors, plan.missing)
-        self.root.complete = not plan.missing[-1]
+        self._root = DataSet(None, tensors)
         # The data sets of decoupled steps that have not been sent.
         self._parts: list[DataSet] = []
 
+    def first(self) -> list[Ready]:
+        """The steps that wait for nothing; to be called once."""
+        return list(self._begin(self._root))
+
     def inputs(self, data: DataSet, step: PlannedStep) -> dict[str, Tensor]:
         """The inputs of `step`; an optional input of the ensemble may be absent."""
-        own, shared = data.tensors, self.root.tensors
+        own, shared = data.tensors, self._root.tensors
         return {
             name: own[tensor] if tensor in own else shared[tensor]
             for name, tensor in step.inputs
             if tensor in own or tensor in shared
         }
 
-    def write(self, data: DataSet, step: PlannedStep, response: InferResponse) -> list[Ready]:
-        """Store a response of `step`; return the steps it makes ready."""
-        made = {tensor: response.outputs[name] for name, tensor in step.outputs}
+    def write(
+        self, data: DataSet, step: PlannedStep, made: dict[str, Tensor], timings: Timings
+    ) -> list[Ready]:
+        """Store the tensors of a response of `step`; return the steps they make ready."""
         if step.decoupled:
-            part = DataSet(data, made, [0] * len(data.missing))
-            part.timings[step.place] = response.timings
+            part = DataSet(data, made)
+            part.timings[step.place] = timings
             data.parts.append(part)
             self._parts.append(part)
             return list(self._begin(part))
         data.tensors.update(made)
-        data.timings[step.place] = response.timings
-        return list(self._follow(data, made))
+        data.timings[step.place] = timings
+        # A tensor of the request's own also serves the data sets of decoupled responses.
+        readers = [data, *self._parts] if data is self._root else [data]
+        return [ready for reader in readers for ready in self._begin(reader)]
 
     def next_complete(self) -> DataSet | None:
         """The data set of the next response, once it is complete and all before it are gone."""
         if not self._plan.level:
-            return self.root if self.root.complete else None
-        part = self._first(self.root)
-        if part is None or not part.complete:
+            return self._root if self._has(self._root, self._plan.reads) else None
+        part = self._first(self._root)
+        if part is None or not self._has(part, self._plan.reads):
             return None
-        self._drop_first(part.parent or self.root)
+        self._drop_first(part.parent or self._root)
         return part
 
     def exhausted(self) -> bool:
         """Whether no response will come any more, after `next_complete`."""
+        root = self._root
         if not self._plan.level:
-            return self.root.complete
-        return self._first(self.root) is None and self.root.all_parts and not self.root.parts
+            return self._has(root, self._plan.reads)
+        return self._first(root) is None and root.all_parts and not root.parts
 
-    def answer(self, data: DataSet, names: Iterable[str]) -> tuple[dict[str, Tensor], Timings]:
-        """The named tensors as `data` sees them, and the timings of the models behind them."""
-        own, shared = data.tensors, self.root.tensors
-        tensors = {name: own[name] if name in own else shared[name] for name in names}
+    def result(self, data: DataSet) -> tuple[Mapping[str, Tensor], Timings]:
+        """The tensors that `data` sees, and the timings of the models behind them."""
         timings: Timings = ()
         seen: DataSet | None = data
         while seen is not None:
-            timings = sum(seen.timings, ()) + timings
+            timings = sum((seen.timings[place] for place in sorted(seen.timings)), ()) + timings
             seen = seen.parent
-        return tensors, timings
+        return {**self._root.tensors, **data.tensors}, timings
 
-    def _follow(self, data: DataSet, made: Iterable[str]) -> Iterator[Ready]:
-        plan = self._plan
-        for tensor in made:
-            for place in plan.readers[tensor]:
-                level = plan.level_of(place)
-                if level == data.level:
-                    yield from self._one_less(data, place)
-                    continue
-                # A tensor of the request's own also serves the data sets of decoupled responses.
-                for part in self._parts:
-                    if part.level == level:
-                        yield from self._one_less(part, place)
+    def _has(self, data: DataSet, tensors: frozenset[str]) -> bool:
+        own, shared = data.tensors, self._root.tensors
+        return all(tensor in own or tensor in shared for tensor in tensors)
 
-    def _begin(self, part: DataSet) -> Iterator[Ready]:
-        plan, there = self._plan, part.tensors.keys() | self.root.tensors.keys()
-        for place in range(len(part.missing)):
-            if plan.level_of(place) == part.level:
-                waits_for = set(plan.reads(place)) - there - plan.given
-                part.missing[place] = len(waits_for) + 1
-                yield from self._one_less(part, place)
-
-    def _one_less(self, data: DataSet, place: int) -> Iterator[Ready]:
-        data.missing[place] -= 1
-        if data.missing[place]:
-            return
-        if place == self._plan.answer:
-            data.complete = True
-        else:
-            yield data, self._plan.steps[place]
+    def _begin(self, data: DataSet) -> Iterator[Ready]:
+        """The steps for which `data` has all tensors by now, each of them once."""
+        for step in self._plan.steps:
+            begun = step.place in data.begun
+            if step.level == data.level and not begun and self._has(data, step.reads):
+                data.begun.add(step.place)
+                yield data, step
 
     def _first(self, data: DataSet) -> DataSet | None:
         """The data set of the next response; drops those before it that give none."""

@@ -6,11 +6,10 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from edge_server.inference.response_future import ResponseFuture
 from edge_server.inference.snapshot import UNLOADED, ModelState
 
 if TYPE_CHECKING:
-    from edge_server.inference.registry import ModelRegistry
+    from edge_server.inference.registry import Lease, ModelRegistry
     from edge_server.inference.snapshot import LoadedModel, ModelEntry
     from edge_server.model_config.config import ModelConfig
     from edge_server.requests import InferRequest, InferResponse, Respond, ResponseCallback
@@ -42,32 +41,38 @@ class DataPlane:
         self._open = False
 
     def infer(self, request: InferRequest) -> InferResponse:
-        """Run one request in one snapshot and wait for its single response.
+        """Run one request in one snapshot and return its only response.
 
         Raises:
-            EdgeServerError: `submit` raised it, or the model responded with it.
-            DeadlineExceeded, Cancelled: the caller's deadline passed, or the caller cancelled.
+            EdgeServerError: see `Snapshot.infer`.
         """
-        pending = ResponseFuture()
-        self.submit(request, pending)
-        return pending.wait(request)
+        with self._registry.lease() as snapshot:
+            return snapshot.infer(request)
 
-    def submit(self, request: InferRequest, respond: Respond) -> None:
+    def lease(self) -> Lease:
+        """Lease the current snapshot, for a request that reads its model's configuration first."""
+        return self._registry.lease()
+
+    def submit(self, request: InferRequest, respond: Respond, lease: Lease | None = None) -> None:
         """Start one request; `respond` gets its responses, now or later (see `Scheduler.submit`).
 
-        The request holds a lease on the current snapshot until its last response. An exception
-        from `respond` is logged and reaches neither the model nor other callers.
+        The request holds its lease until its last response. An exception from `respond` is logged
+        and reaches neither the model nor other callers.
+
+        Args:
+            lease: the request's own, which this call ends in every case; None leases the current
+                snapshot.
 
         Raises:
             NotFound, Unavailable, InvalidRequest: see `Snapshot.submit`; `respond` is not called.
         """
-        lease = self._registry.lease()
+        lease = lease or self._registry.lease()
 
-        def pass_on(answer: ResponseCallback, final: bool) -> None:
+        def pass_on(response: ResponseCallback, final: bool) -> None:
             if final:
                 lease.release()
             try:
-                respond(answer, final)
+                respond(response, final)
             except Exception:
                 log.exception("model %s: a response could not be given", request.model_name)
 

@@ -6,15 +6,16 @@ import time
 from typing import TYPE_CHECKING
 
 from edge_server.errors import EdgeServerError
-from edge_server.inference.expected_wait import ExpectedWait
+from edge_server.inference.instance_pool import ExpectedWait
 from edge_server.inference.job import Job
+from edge_server.inference.schedulers import infer_by_submit
 
 if TYPE_CHECKING:
     from edge_server.backends.contract import Instance
     from edge_server.inference.execution import Executor
     from edge_server.inference.instance_pool import InstancePool
     from edge_server.inference.snapshot import Snapshot
-    from edge_server.requests import InferRequest, Respond
+    from edge_server.requests import InferRequest, InferResponse, Respond
 
 
 class DirectScheduler:
@@ -29,10 +30,24 @@ class DirectScheduler:
         self._pool = pool
         self._expected_wait = ExpectedWait(len(pool))
 
+    def infer(self, request: InferRequest, snapshot: Snapshot) -> InferResponse:
+        if self._executor.config.decoupled:
+            return infer_by_submit(self, request, snapshot)
+        job = Job(self._executor.config, request, snapshot)
+        try:
+            instance = self._take(job)
+        except EdgeServerError as error:
+            self._executor.count_failure(job, error)
+            raise
+        began = time.monotonic()
+        try:
+            return self._executor.infer(instance, job)
+        finally:
+            self._give_back(instance, began)
+
     def submit(self, request: InferRequest, snapshot: Snapshot, respond: Respond) -> None:
         job = Job(self._executor.config, request, snapshot, respond)
         try:
-            self._check_wait(request)
             instance = self._take(job)
         except EdgeServerError as error:
             self._executor.refuse(job, error)
@@ -41,8 +56,7 @@ class DirectScheduler:
         try:
             self._executor.run(instance, (job,))
         finally:
-            self._pool.give_back(instance)
-        self._expected_wait.ran(time.monotonic() - began)
+            self._give_back(instance, began)
 
     def pending(self) -> int:
         return self._pool.waiting()
@@ -53,18 +67,18 @@ class DirectScheduler:
     def close(self) -> None:
         self._pool.close()
 
-    def _check_wait(self, request: InferRequest) -> None:
-        """Raises: DeadlineExceeded, Unavailable: an instance would be free too late."""
-        if request.deadline is None:
-            return
-        now = time.monotonic()
-        running_s = 0.0 if self._pool.any_idle else self._pool.longest_run_s(now)
-        ahead = self._pool.waiting()
-        self._expected_wait.check(request, ahead=ahead, running_s=running_s, now=now)
-
     def _take(self, job: Job) -> Instance:
-        """Raises: EdgeServerError: the request is cancelled or past its deadline."""
+        """Take an instance for `job`.
+
+        Raises:
+            DeadlineExceeded, Unavailable: an instance would be free too late.
+            DeadlineExceeded, Cancelled: see `InstancePool.take`.
+        """
         request = job.request
+        if request.deadline is not None:
+            now = time.monotonic()
+            ahead, running_s = self._pool.waiting(), self._pool.running_s(now)
+            self._expected_wait.check(request, ahead=ahead, running_s=running_s, now=now)
         instance = self._pool.take(
             urgent=request.urgent, deadline=request.deadline, cancellation=request.cancellation
         )
@@ -73,3 +87,7 @@ class DirectScheduler:
             self._pool.give_back(instance)
             raise death
         return instance
+
+    def _give_back(self, instance: Instance, began: float) -> None:
+        self._pool.give_back(instance)
+        self._expected_wait.ran(time.monotonic() - began)

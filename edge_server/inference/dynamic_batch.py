@@ -8,11 +8,11 @@ import time
 from typing import TYPE_CHECKING
 
 from edge_server.errors import DeadlineExceeded, EdgeServerError, InternalError, Unavailable
-from edge_server.inference.batching import BatchRule
-from edge_server.inference.expected_wait import ExpectedWait
-from edge_server.inference.job import Job
+from edge_server.inference.instance_pool import ExpectedWait
+from edge_server.inference.job import Job, stopping
 from edge_server.inference.ordered_responses import OrderedResponses
-from edge_server.inference.policy_queue import PolicyQueue
+from edge_server.inference.policy_queue import BatchRule, PolicyQueue
+from edge_server.inference.schedulers import infer_by_submit
 from edge_server.process.worker import Worker
 
 if TYPE_CHECKING:
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from edge_server.inference.execution import Executor
     from edge_server.inference.instance_pool import InstancePool
     from edge_server.inference.line_watch import LineWatch
-    from edge_server.inference.policy_queue import DroppedJob
+    from edge_server.inference.policy_queue import RefusedJob
     from edge_server.inference.snapshot import Snapshot
     from edge_server.model_config.scheduling import DynamicBatching
-    from edge_server.requests import InferRequest, Respond
+    from edge_server.requests import InferRequest, InferResponse, Respond
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ _STOP_S = 5.0
 
 
 class DynamicBatchScheduler:
-    """A queue of requests, and at least as many workers as instances that run them in batches.
+    """A queue of requests, and as many workers as instances that run them in batches.
 
     One worker at a time gathers: it waits until a batch is due, takes an instance, and only then
     selects the requests, so that a batch grows while every instance is busy or the rate limiter
@@ -46,7 +46,7 @@ class DynamicBatchScheduler:
     The workers have no supervisor: a model that hangs shows in `longest_run_s`.
 
     Args:
-        watch: checks the queue while every worker runs a model.
+        watch: applies the time limits of the queue, also while every worker runs a model.
 
     Raises:
         InternalError: the system gives no thread; the pool is closed.
@@ -63,19 +63,15 @@ class DynamicBatchScheduler:
         self._executor = executor
         self._pool = pool
         self._rule = BatchRule(config, batching)
-        self._queue = PolicyQueue[Job](batching)
+        self._queue = PolicyQueue(batching)
         self._expected_wait = ExpectedWait(len(pool), config.max_batch_size)
-        self._running = 0
         self._order = OrderedResponses() if batching.preserve_ordering else None
         lock = threading.Lock()
         self._work = threading.Condition(lock)
         self._company = threading.Condition(lock)
         self._gathering = False
         self._closed = False
-        # With time limits in the queue, one more worker gathers while all instances are busy and
-        # refuses overdue requests. Without them it would only cost a hop between threads.
-        workers = len(pool) + batching.has_timeouts
-        self._workers = [Worker(f"{config.name}-{i}", self._serve) for i in range(workers)]
+        self._workers = [Worker(f"{config.name}-{i}", self._serve) for i in range(len(pool))]
         self._watch = watch
         try:
             for worker in self._workers:
@@ -84,6 +80,9 @@ class DynamicBatchScheduler:
         except RuntimeError as error:
             self.close()
             raise InternalError(f"model '{config.name}' gets no thread: {error}") from error
+
+    def infer(self, request: InferRequest, snapshot: Snapshot) -> InferResponse:
+        return infer_by_submit(self, request, snapshot)
 
     def submit(self, request: InferRequest, snapshot: Snapshot, respond: Respond) -> None:
         job = Job(self._executor.config, request, snapshot, respond)
@@ -124,7 +123,7 @@ class DynamicBatchScheduler:
             self._work.notify_all()
             self._company.notify_all()
         for job in waiting:
-            self._executor.refuse(job, _stopping(job.request))
+            self._executor.refuse(job, stopping(job.request))
         self._refuse(refused)
         until = time.monotonic() + _STOP_S
         for worker in self._workers:
@@ -134,7 +133,7 @@ class DynamicBatchScheduler:
     def _enqueue(self, job: Job) -> EdgeServerError | None:
         """Queue `job` and wake the worker it concerns; return the error where it is refused."""
         if self._closed:
-            return _stopping(job.request)
+            return stopping(job.request)
         try:
             self._check_wait(job.request)
             self._queue.add(job, job.queued_at_ns)
@@ -149,8 +148,7 @@ class DynamicBatchScheduler:
     def _check_wait(self, request: InferRequest) -> None:
         """Raises: DeadlineExceeded, Unavailable: the run would start too late."""
         now = time.monotonic()
-        running_s = self._pool.longest_run_s(now) if self._running == len(self._pool) else 0.0
-        ahead = self._queue.ahead_of(request)
+        ahead, running_s = self._queue.ahead_of(request), self._pool.running_s(now)
         self._expected_wait.check(request, ahead=ahead, running_s=running_s, now=now)
 
     def _serve(self, _now: float) -> bool:
@@ -182,7 +180,8 @@ class DynamicBatchScheduler:
         try:
             try:
                 self._wait_until_due()
-                instance = self._pool.take(urgent=False, deadline=self._next_look())
+                soon = time.monotonic() + _LOOK_S
+                instance = self._pool.take(urgent=False, deadline=soon)
                 jobs, refused = self._take_batch()
             except DeadlineExceeded:
                 return
@@ -190,21 +189,12 @@ class DynamicBatchScheduler:
                 self._end_gathering()
             self._refuse(refused)
             if jobs:
-                self._run(instance, jobs)
+                began = time.monotonic()
+                self._executor.run(instance, jobs)
+                self._expected_wait.ran(time.monotonic() - began)
         finally:
             if instance is not None:
                 self._pool.give_back(instance)
-
-    def _run(self, instance: Instance, jobs: list[Job]) -> None:
-        with self._work:
-            self._running += 1
-        began = time.monotonic()
-        try:
-            self._executor.run(instance, jobs)
-        finally:
-            with self._work:
-                self._running -= 1
-        self._expected_wait.ran(time.monotonic() - began)
 
     def _wait_until_due(self) -> None:
         """Return when the batch at the head of the queue is due, or the queue is empty."""
@@ -217,20 +207,11 @@ class DynamicBatchScheduler:
                 refused = self._queue.take_refused()
                 due = due_ns <= now_ns or self._closed or not self._queue
                 if not due and not refused:
-                    expiry_ns = self._queue.next_expiry_ns()
-                    wake_ns = due_ns if expiry_ns is None else min(due_ns, expiry_ns)
                     # A delay may exceed the longest timeout of a thread's wait.
-                    self._company.wait(min(_LOOK_S, (wake_ns - now_ns) / 1e9))
+                    self._company.wait(min(_LOOK_S, (due_ns - now_ns) / 1e9))
             self._refuse(refused)
 
-    def _next_look(self) -> float:
-        """When to check the queue next without an idle instance (`time.monotonic()`)."""
-        with self._work:
-            expiry_ns = self._queue.next_expiry_ns()
-        soon = time.monotonic() + _LOOK_S
-        return soon if expiry_ns is None else min(soon, expiry_ns / 1e9)
-
-    def _take_batch(self) -> tuple[list[Job], list[DroppedJob[Job]]]:
+    def _take_batch(self) -> tuple[list[Job], list[RefusedJob]]:
         with self._work:
             now_ns = time.monotonic_ns()
             self._queue.settle(now_ns)
@@ -243,13 +224,6 @@ class DynamicBatchScheduler:
             if self._queue:
                 self._work.notify()
 
-    def _refuse(self, refused: Iterable[DroppedJob[Job]]) -> None:
-        for each in refused:
-            self._executor.refuse(each.job, each.error)
-
-
-def _stopping(request: InferRequest) -> Unavailable:
-    return Unavailable(
-        f"{request.log_prefix}Server is stopping, scheduler for model has stopped accepting new "
-        "inference requests"
-    )
+    def _refuse(self, refused: Iterable[RefusedJob]) -> None:
+        for job, error in refused:
+            self._executor.refuse(job, error)

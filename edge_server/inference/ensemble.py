@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import time
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
-from edge_server.backends.contract import Phases, on_host
 from edge_server.errors import EdgeServerError
-from edge_server.inference.ensemble_plan import plan_of
+from edge_server.inference.data_flow import plan_of
+from edge_server.inference.ensemble_call import EnsembleCall
+from edge_server.inference.ensemble_limits import StepSlots
 from edge_server.inference.ensemble_run import EnsembleRun
-from edge_server.inference.execution import in_shape
-from edge_server.inference.statistics import FailureReason
-from edge_server.inference.step_slots import StepSlots
-from edge_server.requests import InferResponse
+from edge_server.inference.schedulers import infer_by_submit
 
 if TYPE_CHECKING:
+    from edge_server.inference.data_flow import Plan
+    from edge_server.inference.ensemble_limits import StepThreads
     from edge_server.inference.line_watch import LineWatch
     from edge_server.inference.snapshot import Snapshot
     from edge_server.inference.statistics import ModelStatistics
-    from edge_server.inference.step_threads import StepThreads
     from edge_server.model_config.config import ModelConfig
-    from edge_server.requests import InferRequest, Respond, StepTiming
-    from edge_server.tensors import Tensor
+    from edge_server.requests import InferRequest, InferResponse, Respond, StepTiming
 
 # The number of cached plans; a client may request any subset of the outputs.
 _PLANS = 64
@@ -60,20 +57,25 @@ class EnsembleScheduler:
             for slots in self._slots:
                 watch.add(slots)
 
+    def infer(self, request: InferRequest, snapshot: Snapshot) -> InferResponse:
+        names = request.outputs or self._output_names
+        plan = self._plan(frozenset(names))
+        if not plan.is_chain or self._slots:
+            return infer_by_submit(self, request, snapshot)
+        call = EnsembleCall(self.config, self._version, self._statistics, request, names)
+        try:
+            response = _run_chain(plan, call, snapshot)
+        except EdgeServerError as error:
+            call.count(error, final=True)
+            raise
+        call.count(response, final=True)
+        return response
+
     def submit(self, request: InferRequest, snapshot: Snapshot, respond: Respond) -> None:
         names = request.outputs or self._output_names
-        answers = _EnsembleResponses(self.config, self._version, self._statistics, request, respond)
-        run = EnsembleRun(
-            self._plan(frozenset(names)),
-            request,
-            snapshot,
-            ensemble=self.config.name,
-            tensors=answers.inputs(),
-            names=names,
-            threads=self._threads,
-            slots=self._slots,
-            leave=answers,
-        )
+        call = EnsembleCall(self.config, self._version, self._statistics, request, names)
+        plan = self._plan(frozenset(names))
+        run = EnsembleRun(plan, call, snapshot, respond, threads=self._threads, slots=self._slots)
         run.start()
 
     def pending(self) -> int:
@@ -90,82 +92,24 @@ class EnsembleScheduler:
                 self._watch.remove(slots)
 
 
-class _EnsembleResponses:
-    """Turns the results of a run into responses, and counts each before the caller gets it."""
+def _run_chain(plan: Plan, call: EnsembleCall, snapshot: Snapshot) -> InferResponse:
+    """Run steps that wait for each other one after the other, on this very thread.
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        version: str,
-        statistics: ModelStatistics,
-        request: InferRequest,
-        respond: Respond,
-    ) -> None:
-        self._config = config
-        self._version = version
-        self._statistics = statistics
-        self._request = request
-        self._respond = respond
-        self._began_ns = self._last_ns = time.monotonic_ns()
-        self._responses = 0
-        self._over = False
-        batched = config.max_batch_size > 0 and request.inputs
-        self._batch_size = next(iter(request.inputs.values())).shape[0] if batched else 0
-
-    def inputs(self) -> dict[str, Tensor]:
-        """The request's tensors in the shapes that the steps take."""
-        shapes = self._config.reshapes
-        if not shapes:
-            return dict(self._request.inputs)
-        return {
-            name: in_shape(tensor, shapes.get(name), self._batch_size)
-            for name, tensor in self._request.inputs.items()
-        }
-
-    def _response(
-        self, tensors: dict[str, Tensor], timings: tuple[StepTiming, ...]
-    ) -> InferResponse | EdgeServerError:
-        config = self._config
+    Raises:
+        EdgeServerError: a step failed, or was not begun.
+    """
+    tensors = call.inputs()
+    timings: list[StepTiming] = []
+    for step in plan.steps:
+        call.check_alive(step)
+        inputs = {name: tensors[tensor] for name, tensor in step.inputs if tensor in tensors}
+        request = call.step_request(step, inputs)
         try:
-            if not self._request.on_device:
-                copied = self._statistics.copied
-                tensors = {name: on_host(tensor, copied) for name, tensor in tensors.items()}
-            if config.reshapes:
-                shapes = {s.name: s.shape for s in config.outputs if s.name in config.reshapes}
-                tensors = {
-                    name: in_shape(tensor, shapes.get(name), self._batch_size)
-                    for name, tensor in tensors.items()
-                }
-        except EdgeServerError as error:
-            return error
-        return InferResponse(config.name, self._version, self._request.id, tensors, timings)
-
-    def __call__(
-        self,
-        answer: tuple[dict[str, Tensor], tuple[StepTiming, ...]] | EdgeServerError | None,
-        *,
-        final: bool,
-    ) -> None:
-        if self._over:
-            return
-        response = self._response(*answer) if isinstance(answer, tuple) else answer
-        self._over = final = final or isinstance(response, EdgeServerError)
-        now_ns = time.monotonic_ns()
-        if self._config.decoupled:
-            self._statistics.responded(
-                self._responses,
-                now_ns - self._last_ns,
-                empty=response is None,
-                failed=isinstance(response, EdgeServerError),
-            )
-            self._responses += 1
-            self._last_ns = now_ns
-        if self._request.replayed:
-            pass
-        elif isinstance(response, EdgeServerError):
-            self._statistics.failed(FailureReason.OTHER, now_ns - self._began_ns)
-        elif final:
-            phases = Phases(0, now_ns - self._began_ns, 0)
-            self._statistics.executed(max(1, self._batch_size), phases)
-            self._statistics.succeeded(phases.infer, 0, phases)
-        self._respond(response, final)
+            response = snapshot.infer(request)
+        except EdgeServerError:
+            raise
+        except Exception as error:
+            raise call.step_failure(step, error) from error
+        tensors.update(call.step_outputs(step, response))
+        timings += response.timings
+    return call.response(tensors, tuple(timings))

@@ -1,64 +1,34 @@
-"""One request's run through an ensemble: which step runs on which thread, and when."""
+"""One request's run through an ensemble that branches, streams or has limits: which step runs on
+which thread, and when."""
 
 from __future__ import annotations
 
-import logging
 import threading
-import time
 from collections import deque
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING
 
-from edge_server.errors import (
-    Cancelled,
-    DeadlineExceeded,
-    EdgeServerError,
-    InternalError,
-    Unavailable,
-)
+from edge_server.errors import EdgeServerError, Unavailable
 from edge_server.inference.data_flow import DataFlow
-from edge_server.requests import InferRequest, InferResponse
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from edge_server.inference.data_flow import DataSet
-    from edge_server.inference.ensemble_plan import Plan, PlannedStep
-    from edge_server.inference.snapshot import RetainedSnapshot, Snapshot
-    from edge_server.inference.step_slots import StepSlots
-    from edge_server.inference.step_threads import StepThreads
+    from edge_server.inference.data_flow import DataSet, Plan, PlannedStep
+    from edge_server.inference.ensemble_call import EnsembleCall
+    from edge_server.inference.ensemble_limits import StepSlots, StepThreads
+    from edge_server.inference.snapshot import Snapshot
     from edge_server.model_config.config import ModelConfig
-    from edge_server.requests import ResponseCallback, StepTiming
-    from edge_server.tensors import Tensor
-
-log = logging.getLogger(__name__)
-
-
-class ResponseSink(Protocol):
-    """Takes the results of a run: tensors with their timings, an error, or the bare end."""
-
-    def __call__(
-        self,
-        answer: tuple[dict[str, Tensor], tuple[StepTiming, ...]] | EdgeServerError | None,
-        *,
-        final: bool,
-    ) -> None: ...
-
-
-class ReadyStep(NamedTuple):
-    """A step that has all its tensors; `slotted` where it already holds its slot."""
-
-    data: DataSet
-    step: PlannedStep
-    slotted: bool = False
+    from edge_server.requests import Respond, ResponseCallback
 
 
 class EnsembleRun:
     """Starts each step as soon as its tensors are there, and responds when the outputs are.
 
-    A chain of directly scheduled models stays on the caller's thread, at constant stack depth.
-    Where several steps are ready, those whose models queue are submitted first; all but one of the
-    others go to idle threads, and without idle threads they run here, one after the other. A
-    response on another thread than its step's submitting one only starts the steps it makes ready.
+    A step whose model runs on the submitting thread is followed there by the steps that it makes
+    ready, at constant stack depth. Where several steps are ready, those whose models queue are
+    submitted first; all but one of the others go to idle threads, and without idle threads they
+    run here, one after the other. A response on another thread than its step's submitting one only
+    starts the steps it makes ready.
 
     A decoupled model is held in its `respond` while the steps behind it have no slot. The model
     waits for the models of those steps only, so they must be able to go on without the held
@@ -68,67 +38,99 @@ class EnsembleRun:
     until they end, and their responses are dropped.
 
     Args:
-        ensemble: its name, for texts.
-        tensors: the request's, by the ensemble's names.
-        names: the requested tensors, in order.
+        respond: never called concurrently, and once as the final one.
         slots: one for each step of the configuration; none without a limit.
-        leave: never called concurrently, and once with `final`.
     """
 
     def __init__(
         self,
         plan: Plan,
-        request: InferRequest,
+        call: EnsembleCall,
         snapshot: Snapshot,
+        respond: Respond,
         *,
-        ensemble: str,
-        tensors: dict[str, Tensor],
-        names: Sequence[str],
         threads: StepThreads,
         slots: Sequence[StepSlots],
-        leave: ResponseSink,
     ) -> None:
-        self._ensemble = ensemble
+        self.call = call
         self._plan = plan
-        self._request = request
         self._snapshot = snapshot
-        self._names = names
+        self._respond = respond
         self._threads = threads
         self._slots = slots
-        self._leave = leave
         self._lock = threading.Lock()
         # Held while responses are sent, so that they go in order and never concurrently. Its
-        # holder takes no lock but `_lock` and those of an ensemble around this one.
-        self._leaving = threading.Lock()
-        self._flow = DataFlow(plan, tensors)
+        # holder takes no lock but `_lock`, those of the slots, and those of an ensemble around this
+        # one.
+        self._sending = threading.Lock()
+        self._flow = DataFlow(plan, call.inputs())
         self._over = False
-        self._in_flight = 0
-        self._kept: RetainedSnapshot | None = None
 
     def start(self) -> None:
-        if not self._plan.steps:
-            self._give_answers()
-            return
-        self._drive(ReadyStep(self._flow.root, step) for step in self._plan.first)
+        if self._plan.steps:
+            self.drive(StepTask(self, *ready) for ready in self._flow.first())
+        else:
+            self._send_complete()
 
-    def _drive(self, tasks: Iterable[ReadyStep]) -> None:
-        """Submit `tasks`, and those made ready by their responses on this very thread."""
+    def drive(self, tasks: Iterable[StepTask], *, may_run: bool = True) -> None:
+        """Start `tasks`, and those that responses on this very thread make ready.
+
+        Args:
+            may_run: whether this thread may run a model; else a step thread does.
+        """
         ready = deque(tasks)
-        while ready:
-            if len(ready) > 1:
-                self._share(ready)
-            self._submit(ready.popleft(), ready)
+        to_run = deque[StepTask]()
+        while ready or to_run:
+            if ready:
+                task = ready.popleft()
+                if self._queues(task.step):
+                    self._submit(task, ready)
+                else:
+                    to_run.append(task)
+            elif not may_run:
+                self.drive_later(to_run.popleft())
+            elif len(to_run) > 1 and self._threads.try_run(to_run[0]):
+                to_run.popleft()
+            else:
+                self._submit(to_run.popleft(), ready)
 
-    def _share(self, ready: deque[ReadyStep]) -> None:
-        """Keep the steps that only queue, in front, and those that run without another thread."""
-        queueing, running = list[ReadyStep](), deque[ReadyStep]()
-        for task in ready:
-            (queueing if self._queues(task.step) else running).append(task)
-        while len(running) > 1 and self._try_thread(running[0]):
-            running.popleft()
-        ready.clear()
-        ready.extend(queueing)
-        ready.extend(running)
+    def drive_later(self, task: StepTask) -> None:
+        """Run `task` on another thread, unless its request has ended by then."""
+        try:
+            self._threads.run(task)
+        except Unavailable as error:
+            self._fail(error)
+
+    def is_over(self, step: PlannedStep) -> bool:
+        """Whether `step` need not begin any more; the caller then has its response."""
+        try:
+            self.call.check_alive(step)
+        except EdgeServerError as error:
+            self._fail(error)
+        return self._over
+
+    def slots_of(self, step: PlannedStep) -> StepSlots | None:
+        return self._slots[step.index] if self._slots else None
+
+    def responded(self, step_call: _StepCall, response: ResponseCallback, *, final: bool) -> None:
+        """Take a response of a step; on any thread."""
+        step = step_call.task.step
+        slots = self.slots_of(step)
+        if final and slots is not None:
+            slots.give_back()
+        try:
+            ready = self._take(step_call.task, response, final=final)
+        except EdgeServerError as error:
+            self._fail(error)
+            return
+        if not final:
+            self._run_beside(step_call, ready)
+        elif step_call.submits_here():
+            step_call.ready.extend(ready)
+        else:
+            self.drive(ready, may_run=False)
+        if not ready or self._plan.level:
+            self._send_complete()
 
     def _queues(self, step: PlannedStep) -> bool:
         """Whether the step's model queues a request instead of running it on the submitter."""
@@ -144,183 +146,76 @@ class EnsembleRun:
         except EdgeServerError:
             return None
 
-    def _try_thread(self, task: ReadyStep) -> bool:
-        return self._threads.try_run(lambda: self._drive((task,)))
-
-    def _hand_on(self, task: ReadyStep) -> None:
-        """Run `task` soon on some thread, and return at once."""
-        if not self._queues(task.step):
-            self.do_later(task)
-            return
-        ready = deque[ReadyStep]()
-        self._submit(task, ready)
-        for other in ready:
-            self._hand_on(other)
-
-    def _submit(self, task: ReadyStep, ready: deque[ReadyStep]) -> None:
-        data, step, slotted = task
-        slots = self._slots[step.index] if self._slots else None
-        if slots is not None and not slotted and not self._take_slot(slots, task):
-            return
-        self._check_life(step)
+    def _submit(self, task: StepTask, ready: deque[StepTask]) -> None:
+        """Submit `task` to its model; `ready` gets the tasks that a response here makes ready."""
+        step, slots = task.step, self.slots_of(task.step)
+        if slots is not None and not task.has_slot:
+            try:
+                if not slots.take(task, urgent=self.call.request.urgent):
+                    return
+            except Unavailable as error:
+                self._fail(error)
+                return
+        self.is_over(step)
         with self._lock:
             over = self._over
             if not over:
-                self._in_flight += 1
-                inputs = self._flow.inputs(data, step)
+                inputs = self._flow.inputs(task.data, step)
+                step_call = _StepCall(self, task, self._snapshot, ready)
         if over:
             if slots is not None:
                 slots.give_back()
             return
-        call = _Call(self, data, step, ready)
         try:
-            self._snapshot.submit(self._step_request(step, inputs), call)
+            self._snapshot.submit(self.call.step_request(step, inputs), step_call)
         except EdgeServerError as error:
-            call(error, True)
-        except Exception as error:
-            log.exception("ensemble %s: model %s raised", self._ensemble, step.model_name)
-            call(InternalError(f"model '{step.model_name}' failed: {error!r}"), True)
-        call.thread = 0
+            step_call(error, True)
+        except Exception as error:  # noqa: BLE001 - the caller waits for a response in any case
+            step_call(self.call.step_failure(step, error), True)
+        step_call.thread = 0
 
-    def _take_slot(self, slots: StepSlots, task: ReadyStep) -> bool:
-        """Whether a slot was free; otherwise `task` is retried when one may be."""
-        try:
-            return slots.take(_Parked(self, task), urgent=self._request.urgent)
-        except Unavailable as error:
-            self._fail(error)
-            return False
+    def _take(self, task: StepTask, response: ResponseCallback, *, final: bool) -> list[StepTask]:
+        """Store a step's response unless the run is over; return the steps it makes ready.
 
-    def do_later(self, task: ReadyStep) -> None:
-        """Run `task` on another thread, unless its request has ended by then."""
-        slots = self._slots[task.step.index] if self._slots else None
-        try:
-            self._threads.run(
-                lambda: self._drive((task,)),
-                is_over=lambda: self.is_over(task.step),
-                # A dropped task passes the slot that woke it on to the next.
-                dropped=(lambda: None) if slots is None else slots.wake_next,
-            )
-        except Unavailable as error:
-            self._fail(error)
-
-    def is_over(self, step: PlannedStep) -> bool:
-        """Whether `step` need not begin any more; the caller then has its response."""
-        self._check_life(step)
-        return self._over
-
-    def _check_life(self, step: PlannedStep) -> None:
-        """Begin no step of a request that is cancelled or overdue."""
-        request = self._request
-        if request.cancelled:
-            self._fail(Cancelled(""))
-        elif request.deadline is not None and time.monotonic() >= request.deadline:
-            self._fail(
-                DeadlineExceeded(
-                    f"the request's deadline passed before model '{step.model_name}' of ensemble "
-                    f"'{self._ensemble}' began"
-                )
-            )
-
-    def _step_request(self, step: PlannedStep, inputs: dict[str, Tensor]) -> InferRequest:
-        request = self._request
-        return InferRequest(
-            step.model_name,
-            inputs,
-            step.version,
-            step.wanted,
-            request.id,
-            request.deadline,
-            request.urgent,
-            request.priority,
-            request.timeout_us,
-            request.sequence,
-            request.parameters,
-            request.cancellation,
-            None if request.trace is None else request.trace.child(step.model_name, request.id),
-            # The model itself copies outputs that only the response reads: it may have a faster
-            # way to the host.
-            on_device=request.on_device or step.hands_on,
-            replayed=request.replayed,
-        )
-
-    def answered(self, call: _Call, answer: ResponseCallback, *, final: bool) -> None:
-        """Take a response of a step; on any thread."""
-        step = call.step
-        if final and self._slots:
-            self._slots[step.index].give_back()
-        if step.decoupled and _is_bare(answer):
-            answer = None
-        if not step.decoupled and (answer is None or not final):
-            answer = self._deadlock()
-        if isinstance(answer, InferResponse) and not answer.outputs.keys() >= set(step.wanted):
-            # A step or the response waits for the output that the model omitted.
-            answer = self._deadlock()
-        if isinstance(answer, EdgeServerError):
-            self._fail(answer)
-            if final:
-                self._ended()
-            return
-        ready = self._take(call, answer, final=final)
-        if final and call.thread == threading.get_ident():
-            call.ready.extend(ready)
-        elif final:
-            for task in ready:
-                self._hand_on(task)
-        else:
-            self._stream(call, ready)
-        if not ready or self._plan.level:
-            self._give_answers()
-
-    def _take(self, call: _Call, response: InferResponse | None, *, final: bool) -> list[ReadyStep]:
-        """Store a step's response unless the run is over; return the steps it makes ready."""
-        ready: list[ReadyStep] = []
+        Raises:
+            EdgeServerError: the response is an error, or lacks what other steps wait for.
+        """
+        step = task.step
+        if isinstance(response, EdgeServerError):
+            raise response
+        if step.decoupled and response is not None and not response.outputs:
+            response = None
+        if not step.decoupled and (response is None or not final):
+            raise self.call.deadlock()
+        made = None if response is None else self.call.step_outputs(step, response)
         with self._lock:
-            if not self._over and response is not None:
-                ready = [
-                    ReadyStep(*task) for task in self._flow.write(call.data, call.step, response)
-                ]
-            call.data.all_parts |= call.step.decoupled and final
-        if final:
-            self._ended()
-        return ready
+            ready = []
+            if response is not None and made is not None and not self._over:
+                ready = self._flow.write(task.data, step, made, response.timings)
+            task.data.all_parts |= step.decoupled and final
+        return [StepTask(self, *each) for each in ready]
 
-    def _ended(self) -> None:
-        """Count one step less in flight."""
-        with self._lock:
-            self._in_flight -= 1
-            unused = None if self._in_flight else self._kept
-            self._kept = self._kept if self._in_flight else None
-        if unused is not None:
-            unused.release()
-
-    def _deadlock(self) -> InternalError:
-        return InternalError(
-            f"in ensemble '{self._ensemble}', {self._request.log_prefix}unexpected deadlock, "
-            "at least one output is not set while no more ensemble steps can be made"
-        )
-
-    def _stream(self, call: _Call, ready: Iterable[ReadyStep]) -> None:
+    def _run_beside(self, step_call: _StepCall, ready: Iterable[StepTask]) -> None:
         """Run `ready` while a decoupled step goes on; hold that step back for a slot."""
-        here = call.thread == threading.get_ident()
-        holds = bool(self._slots) and self._may_hold(call.step)
+        holds = bool(self._slots) and self._may_hold(step_call.task.step)
         for task in ready:
-            slots = self._slots[task.step.index] if holds else None
-            if slots is not None and not slots.wait(
-                self._request.deadline, _Parked(self, task), lambda: self._over
-            ):
-                self._check_life(task.step)
-                return
-            slotted = task._replace(slotted=holds)
+            slots = self.slots_of(task.step) if holds else None
+            if slots is not None:
+                if not slots.wait(self.call.request.deadline, task, lambda: self._over):
+                    self.is_over(task.step)
+                    return
+                task.has_slot = True
             if self._queues(task.step):
-                self._hand_on(slotted)
-            elif not self._try_thread(slotted):
+                self.drive((task,), may_run=False)
+            elif not self._threads.try_run(task):
                 # A task that waits for a thread holds no slot: tasks with a slot must finish.
                 if slots is not None:
+                    task.has_slot = False
                     slots.give_back()
-                if here:
-                    call.ready.append(task)
+                if step_call.submits_here():
+                    step_call.ready.append(task)
                 else:
-                    self._hand_on(task)
+                    self.drive_later(task)
 
     def _may_hold(self, step: PlannedStep) -> bool:
         """Whether the responding thread belongs to the step's model, and not to a member of a
@@ -328,9 +223,9 @@ class EnsembleRun:
         config = self._config(step)
         return config is not None and not config.is_ensemble
 
-    def _give_answers(self) -> None:
+    def _send_complete(self) -> None:
         """Send every complete response that has none pending before it."""
-        with self._leaving:
+        with self._sending:
             final = False
             while not final:
                 with self._lock:
@@ -340,71 +235,97 @@ class EnsembleRun:
                     final = self._flow.exhausted()
                     if data is None and not final:
                         return
-                    answer = None if data is None else self._flow.answer(data, self._names)
-                    if final:
-                        self._end()
-                self._leave(answer, final=final)
+                    result = None if data is None else self._flow.result(data)
+                response: ResponseCallback = None
+                if result is not None:
+                    try:
+                        response = self.call.response(*result)
+                    except EdgeServerError as error:
+                        response, final = error, True
+                if final and not self._end():
+                    return
+                self._send(response, final=final)
 
     def _fail(self, error: EdgeServerError) -> None:
+        if self._end():
+            with self._sending:
+                self._send(error, final=True)
+
+    def _end(self) -> bool:
+        """Drop all later responses of steps; False where the run has ended before."""
         with self._lock:
             if self._over:
-                return
-            self._end()
+                return False
+            self._over = True
         for slots in self._slots:
             slots.look_again()
-        with self._leaving:
-            self._leave(error, final=True)
+        return True
 
-    def _end(self) -> None:
-        """Drop all later responses; under `_lock`, and before the caller's own lease ends."""
-        self._over = True
-        if self._in_flight:
-            self._kept = self._snapshot.retain()
+    def _send(self, response: ResponseCallback, *, final: bool) -> None:
+        self.call.count(response, final=final)
+        self._respond(response, final)
 
 
-def _is_bare(answer: ResponseCallback) -> bool:
-    return isinstance(answer, InferResponse) and not answer.outputs
+class StepTask:
+    """A step that has all its tensors, on its way to its model; see `Task`."""
 
+    __slots__ = ("_run", "data", "has_slot", "step")
 
-class _Parked:
-    """A task that waits for a slot of its step; see `Parked`."""
-
-    __slots__ = ("_run", "_task")
-
-    def __init__(self, run: EnsembleRun, task: ReadyStep) -> None:
+    def __init__(self, run: EnsembleRun, data: DataSet, step: PlannedStep) -> None:
         self._run = run
-        self._task = task
+        self.data = data
+        self.step = step
+        self.has_slot = False
 
-    def __call__(self) -> None:
-        self._run.do_later(self._task)
+    def run(self) -> None:
+        self._run.drive((self,))
+
+    def run_later(self) -> None:
+        self._run.drive_later(self)
 
     def is_over(self) -> bool:
-        return self._run.is_over(self._task.step)
+        return self._run.is_over(self.step)
+
+    def dropped(self) -> None:
+        """Pass the slot that woke this task on to the next."""
+        slots = self._run.slots_of(self.step)
+        if slots is not None:
+            slots.wake_next()
 
 
-class _Call:
+class _StepCall:
     """A submitted step; its model calls this as `respond`.
+
+    The step keeps the snapshot's models open until its last response.
 
     Attributes:
         ready: the tasks of the submitting thread.
         thread: that thread, while it submits; else 0.
-        over: the step has had its last response.
     """
 
-    __slots__ = ("data", "over", "ready", "run", "step", "thread")
+    __slots__ = ("_lease", "_over", "_run", "ready", "task", "thread")
 
     def __init__(
-        self, run: EnsembleRun, data: DataSet, step: PlannedStep, ready: deque[ReadyStep]
+        self, run: EnsembleRun, task: StepTask, snapshot: Snapshot, ready: deque[StepTask]
     ) -> None:
-        self.run = run
-        self.data = data
-        self.step = step
+        self._run = run
+        self._lease = snapshot.retain()
+        self._over = False
+        self.task = task
         self.ready = ready
         self.thread = threading.get_ident()
-        self.over = False
 
-    def __call__(self, answer: ResponseCallback, final: bool) -> None:
+    def submits_here(self) -> bool:
+        """Whether this thread submits the step, and will run the tasks in `ready`."""
+        return self.thread == threading.get_ident()
+
+    def __call__(self, response: ResponseCallback, final: bool) -> None:
         # An error that a scheduler raises after the last response must not free a second slot.
-        if not self.over:
-            self.over = final
-            self.run.answered(self, answer, final=final)
+        if self._over:
+            return
+        self._over = final
+        try:
+            self._run.responded(self, response, final=final)
+        finally:
+            if final and self._lease is not None:
+                self._lease.release()

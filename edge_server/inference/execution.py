@@ -1,4 +1,4 @@
-"""The executor: runs checked requests on an instance, counts and responds to them."""
+"""The executor: runs jobs on an instance, counts them and gives each its response."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from edge_server.backends.contract import ExecuteRequest, Phases, on_host
+from edge_server.backends.contract import ExecuteRequest, Phases
 from edge_server.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -14,18 +14,18 @@ from edge_server.errors import (
     InternalError,
     Unavailable,
 )
+from edge_server.inference.job import in_shape, to_host
 from edge_server.inference.statistics import FailureReason
 from edge_server.requests import NO_PARAMETERS, InferResponse, StepTiming
-from edge_server.tensors import Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from edge_server.backends.contract import Instance, Tensors
+    from edge_server.backends.contract import Instance, RespondTensors, Tensors
     from edge_server.inference.job import Job
     from edge_server.inference.statistics import ModelStatistics
     from edge_server.model_config.config import ModelConfig
-    from edge_server.requests import Parameters, ResponseCallback, Trace
+    from edge_server.requests import Parameters, ResponseCallback
 
 log = logging.getLogger(__name__)
 
@@ -47,25 +47,56 @@ class Executor:
             spec.name: spec.shape for spec in config.outputs if spec.name in config.reshapes
         }
 
+    def infer(self, instance: Instance, job: Job) -> InferResponse:
+        """Run `job` of a model that is not decoupled, and return its response.
+
+        Raises:
+            EdgeServerError: the model responded with it, or failed.
+        """
+        execution = _Execution(job, self.config.name)
+        failure, phases = self._execute(instance, (job,), (execution,))
+        response = self._result(execution, failure, phases)
+        if isinstance(response, EdgeServerError):
+            raise response
+        return response
+
     def run(self, instance: Instance, jobs: Sequence[Job]) -> None:
         """Run `jobs` as one batch; all but decoupled ones have their response on return."""
-        # A decoupled request may get its last response, and so lose its lease, while the model is
-        # still inside `execute`.
-        kept = [job.snapshot.retain() for job in jobs] if self.config.decoupled else ()
+        if self.config.decoupled:
+            self._run_decoupled(instance, jobs)
+            return
+        executions = [_Execution(job, self.config.name) for job in jobs]
+        failure, phases = self._execute(instance, jobs, executions)
+        for execution in executions:
+            if not execution.job.padding:
+                result = self._result(execution, failure, phases)
+                self.respond(execution.job, result, final=True)
+
+    def _run_decoupled(self, instance: Instance, jobs: Sequence[Job]) -> None:
+        # A request may get its last response, and so lose its lease, while the model is still
+        # inside `execute`.
+        leases = [job.snapshot.retain() for job in jobs]
         try:
-            self._run(instance, jobs)
+            executions = [_DecoupledExecution(self, job) for job in jobs]
+            failure, _ = self._execute(instance, jobs, executions)
+            for execution in executions:
+                execution.end(failure)
         finally:
-            for lease in kept:
+            for lease in leases:
                 if lease is not None:
                     lease.release()
 
-    def _run(self, instance: Instance, jobs: Sequence[Job]) -> None:
-        turns = [Execution(self, job) for job in jobs]
+    def _execute(
+        self, instance: Instance, jobs: Sequence[Job], responds: Sequence[RespondTensors]
+    ) -> tuple[InternalError | None, Phases]:
+        """Run `jobs` as one batch and count the run; return why it failed, and its phases."""
         began_ns = time.monotonic_ns()
-        failure: EdgeServerError | None = None
-        phases = None
+        failure: InternalError | None = None
+        phases: Phases | None = None
         try:
-            phases = instance.execute([turn.execute_request() for turn in turns])
+            phases = instance.execute(
+                [self._request(job, respond) for job, respond in zip(jobs, responds, strict=True)]
+            )
         except Exception as error:
             log.exception("model %s: an instance raised", self.config.name)
             failure = InternalError(f"model '{self.config.name}' failed: {error!r}")
@@ -74,186 +105,184 @@ class Executor:
         if failure is None and not all(job.request.replayed for job in jobs):
             batch_size = max(1, sum(job.batch_size for job in jobs))
             self.statistics.executed(batch_size, phases, sum(job.padding for job in jobs))
-        for turn in turns:
-            turn.end(failure, phases)
+        return failure, phases
+
+    def _request(self, job: Job, respond: RespondTensors) -> ExecuteRequest:
+        """Return `job` as its instance takes it, with the inputs in the model's own shapes."""
+        inputs = job.inputs
+        if shapes := self._model_shapes:
+            inputs = {
+                name: in_shape(tensor, shapes.get(name), job.batch_size)
+                for name, tensor in inputs.items()
+            }
+        copied = self.statistics.copied
+        return ExecuteRequest(inputs, job.outputs, respond, job.request, job.snapshot, copied)
+
+    def _result(
+        self, execution: _Execution, failure: InternalError | None, phases: Phases
+    ) -> InferResponse | EdgeServerError:
+        """Return the response of an ended execution, which is traced and counted before."""
+        job = execution.job
+        if (trace := job.request.trace) is not None:
+            # As in the statistics: phases that the instance did not measure count as inference.
+            at_ns = execution.began_ns
+            trace.mark("COMPUTE_START", at_ns)
+            trace.mark("COMPUTE_INPUT_END", at_ns := at_ns + phases.input)
+            trace.mark("COMPUTE_OUTPUT_START", at_ns := at_ns + phases.infer)
+            trace.mark("COMPUTE_END", at_ns + phases.output)
+        made = execution.end()
+        if made is None:
+            made = failure or InternalError(f"model '{self.config.name}' ended without a response")
+        response = self.response(job, made, execution.parameters, phases.infer)
+        if isinstance(response, EdgeServerError):
+            self.count_failure(job, response)
+        else:
+            self.count_success(job, execution.began_ns, phases)
+        return response
 
     def refuse(self, job: Job, error: EdgeServerError) -> None:
         """Respond with `error` to a job that will not run or has failed, and count it."""
-        if not job.request.replayed:
-            self.statistics.failed(_reason(error), time.monotonic_ns() - job.queued_at_ns)
+        self.count_failure(job, error)
         self.respond(job, error, final=True)
 
-    def respond(self, job: Job, answer: ResponseCallback, *, final: bool) -> None:
+    def respond(self, job: Job, response: ResponseCallback, *, final: bool) -> None:
         """Pass a response to the caller; log what the callback raises, so other jobs go on."""
         try:
-            job.respond(answer, final)
+            job.respond(response, final)
         except Exception:
             log.exception("model %s: a response could not be given", self.config.name)
 
-    def inputs_for_model(self, job: Job) -> Tensors:
-        """Return the job's inputs in the model's own shapes."""
-        if not self._model_shapes:
-            return job.inputs
-        return {
-            name: in_shape(tensor, self._model_shapes.get(name), job.batch_size)
-            for name, tensor in job.inputs.items()
-        }
+    def count_success(self, job: Job, began_ns: int, phases: Phases) -> None:
+        if not job.request.replayed:
+            total_ns = time.monotonic_ns() - job.queued_at_ns
+            self.statistics.succeeded(total_ns, began_ns - job.queued_at_ns, phases)
+
+    def count_failure(self, job: Job, error: EdgeServerError) -> None:
+        if not job.request.replayed:
+            self.statistics.failed(_reason(error), time.monotonic_ns() - job.queued_at_ns)
 
     def response(
-        self, job: Job, made: Tensors, parameters: Parameters, infer_ns: int
-    ) -> InferResponse:
-        """Build the caller's response from the model's outputs; a model may omit outputs.
+        self, job: Job, made: Tensors | EdgeServerError, parameters: Parameters, infer_ns: int
+    ) -> InferResponse | EdgeServerError:
+        """Return the caller's response for the model's outputs; a model may omit outputs.
 
-        Raises:
-            InternalError: an output does not fit its required shape.
-            EdgeServerError: the device that holds an output failed.
+        An error is returned: the model's own, or that of an output that cannot be used.
         """
-        names = job.request.outputs or self._output_names
-        outputs = {name: made[name] for name in names if name in made}
-        if not job.request.on_device:
-            outputs = self.on_host(outputs)
-        if shapes := self._client_shapes:
-            outputs = {
-                name: in_shape(tensor, shapes.get(name), job.batch_size)
-                for name, tensor in outputs.items()
-            }
+        if isinstance(made, EdgeServerError):
+            return made
+        try:
+            if job.made is not None:
+                made = to_host(made, self.statistics)
+                job.made(made)
+            names = job.request.outputs or self._output_names
+            outputs = {name: made[name] for name in names if name in made}
+            if not job.request.on_device:
+                outputs = to_host(outputs, self.statistics)
+            if shapes := self._client_shapes:
+                outputs = {
+                    name: in_shape(tensor, shapes.get(name), job.batch_size)
+                    for name, tensor in outputs.items()
+                }
+        except EdgeServerError as error:
+            return error
+        except Exception as error:
+            log.exception("model %s: a response of no known form", self.config.name)
+            return InternalError(f"model '{self.config.name}' failed: {error!r}")
+        timing = StepTiming(self.config.name, self.config.backend, infer_ns)
         return InferResponse(
-            self.config.name,
-            self._version,
-            job.request.id,
-            outputs,
-            (StepTiming(self.config.name, self.config.backend, infer_ns),),
-            parameters,
+            self.config.name, self._version, job.request.id, outputs, (timing,), parameters
         )
 
-    def on_host(self, tensors: Tensors) -> dict[str, Tensor]:
-        """Raises: EdgeServerError: the device that holds a tensor failed."""
-        copied = self.statistics.copied
-        return {name: on_host(tensor, copied) for name, tensor in tensors.items()}
+
+class _Execution:
+    """One running job of a model that is not decoupled: its instance responds here, once.
+
+    The response is kept until the run has ended, so that the statistics count it before the caller
+    gets it.
+    """
+
+    __slots__ = ("_made", "_model_name", "_over", "began_ns", "job", "parameters")
+
+    def __init__(self, job: Job, model_name: str) -> None:
+        self.job = job
+        self.began_ns = time.monotonic_ns()
+        self.parameters = NO_PARAMETERS
+        self._made: Tensors | EdgeServerError | None = None
+        self._model_name = model_name
+        self._over = False
+
+    def __call__(
+        self,
+        made: Tensors | EdgeServerError | None,
+        final: bool,  # noqa: ARG002 - there is one response
+        parameters: Parameters = NO_PARAMETERS,
+    ) -> None:
+        if self._over:
+            if not self.job.padding:
+                log.warning("model %s: a response after the last one", self._model_name)
+        elif made is not None:
+            self._made, self.parameters = made, parameters
+
+    def end(self) -> Tensors | EdgeServerError | None:
+        """Take no further response; return the one that came."""
+        self._over = True
+        return self._made
 
 
-class Execution:
-    """One running job; its instance calls `respond`."""
+class _DecoupledExecution:
+    """One running job of a decoupled model: each response goes to the caller at once."""
 
-    __slots__ = ("_began_ns", "_executor", "_held", "_job", "_last_ns", "_over", "_responses")
+    __slots__ = ("_began_ns", "_executor", "_job", "_last_ns", "_over", "_responses")
 
     def __init__(self, executor: Executor, job: Job) -> None:
         self._executor = executor
         self._job = job
         self._began_ns = self._last_ns = time.monotonic_ns()
-        self._held: tuple[Tensors | EdgeServerError, Parameters] | None = None
         self._responses = 0
         self._over = False
 
-    def execute_request(self) -> ExecuteRequest:
-        job = self._job
-        return ExecuteRequest(
-            self._executor.inputs_for_model(job),
-            job.outputs,
-            self,
-            job.request,
-            job.snapshot,
-            self._executor.statistics.copied,
-        )
-
     def __call__(
         self,
-        answer: Tensors | EdgeServerError | None,
+        made: Tensors | EdgeServerError | None,
         final: bool,
         parameters: Parameters = NO_PARAMETERS,
     ) -> None:
-        if self._job.padding:
+        executor, job = self._executor, self._job
+        if job.padding:
             return
         if self._over:
-            log.warning("model %s: an answer after the last one", self._executor.config.name)
-        elif self._executor.config.decoupled:
-            self._stream(answer, final, parameters)
-        elif answer is not None:
-            # Sent at the end of the run, so that the statistics count it before the caller gets it.
-            self._held = (answer, parameters)
-
-    def end(self, failure: EdgeServerError | None, phases: Phases) -> None:
-        """End the job once the instance has finished the batch."""
-        if self._job.padding:
+            log.warning("model %s: a response after the last one", executor.config.name)
             return
-        if self._executor.config.decoupled:
-            if failure is not None and not self._over:
-                self._over = True
-                self._executor.refuse(self._job, failure)
-            return
-        if self._job.request.trace is not None:
-            self._trace(self._job.request.trace, phases)
-        self._over = True
-        answer, parameters = self._held or (failure, NO_PARAMETERS)
-        if answer is None:
-            name = self._executor.config.name
-            answer = InternalError(f"model '{name}' ended without an answer")
-        self._answer(answer, parameters, phases, final=True)
-
-    def _trace(self, trace: Trace, phases: Phases) -> None:
-        # As in the statistics: phases that the instance did not measure count as inference.
-        at_ns = self._began_ns
-        trace.mark("COMPUTE_START", at_ns)
-        trace.mark("COMPUTE_INPUT_END", at_ns := at_ns + phases.input)
-        trace.mark("COMPUTE_OUTPUT_START", at_ns := at_ns + phases.infer)
-        trace.mark("COMPUTE_END", at_ns + phases.output)
-
-    def _stream(
-        self, answer: Tensors | EdgeServerError | None, final: bool, parameters: Parameters
-    ) -> None:
         now_ns = time.monotonic_ns()
         phases = Phases(0, now_ns - self._began_ns, 0)
-        failed = isinstance(answer, EdgeServerError)
+        failed = isinstance(made, EdgeServerError)
         self._over = final = final or failed
-        if final and (trace := self._job.request.trace) is not None:
+        if final and (trace := job.request.trace) is not None:
             trace.mark("COMPUTE_START", self._began_ns)
             trace.mark("COMPUTE_END", now_ns)
-        self._executor.statistics.responded(
-            self._responses, now_ns - self._last_ns, empty=answer is None, failed=failed
+        executor.statistics.responded(
+            self._responses, now_ns - self._last_ns, empty=made is None, failed=failed
         )
         self._responses += 1
         self._last_ns = now_ns
-        if answer is not None:
-            self._answer(answer, parameters, phases, final=final)
-        elif final:
-            self._count_success(phases)
-            self._executor.respond(self._job, None, final=True)
-
-    def _answer(
-        self,
-        answer: Tensors | EdgeServerError,
-        parameters: Parameters,
-        phases: Phases,
-        *,
-        final: bool,
-    ) -> None:
-        executor, job = self._executor, self._job
-        if not isinstance(answer, EdgeServerError):
-            try:
-                if job.made is not None:
-                    answer = executor.on_host(answer)
-                    job.made(answer)
-                response = executor.response(job, answer, parameters, phases.infer)
-            except EdgeServerError as error:
-                answer = error
-            except Exception as error:
-                log.exception("model %s: an answer of no known form", executor.config.name)
-                answer = InternalError(f"model '{executor.config.name}' failed: {error!r}")
-        if isinstance(answer, EdgeServerError):
+        if made is None and not final:
+            return
+        response: ResponseCallback = None
+        if made is not None:
+            response = executor.response(job, made, parameters, phases.infer)
+        if isinstance(response, EdgeServerError):
             self._over = True
-            executor.refuse(job, answer)
+            executor.refuse(job, response)
             return
         if final:
-            self._count_success(phases)
+            executor.count_success(job, self._began_ns, phases)
         executor.respond(job, response, final=final)
 
-    def _count_success(self, phases: Phases) -> None:
-        if self._job.request.replayed:
-            return
-        queued_at_ns = self._job.queued_at_ns
-        self._executor.statistics.succeeded(
-            time.monotonic_ns() - queued_at_ns, self._began_ns - queued_at_ns, phases
-        )
+    def end(self, failure: InternalError | None) -> None:
+        """End the job where its instance has failed; otherwise further responses may come."""
+        if failure is not None and not self._over and not self._job.padding:
+            self._over = True
+            self._executor.refuse(self._job, failure)
 
 
 def _reason(error: EdgeServerError) -> FailureReason:
@@ -262,14 +291,3 @@ def _reason(error: EdgeServerError) -> FailureReason:
     if isinstance(error, (Unavailable, DeadlineExceeded)):
         return FailureReason.REJECTED
     return FailureReason.BACKEND
-
-
-def in_shape(tensor: Tensor, shape: tuple[int, ...] | None, batch_size: int) -> Tensor:
-    """`tensor` reshaped to the same number of elements; one -1 in `shape` is inferred."""
-    if shape is None:
-        return tensor
-    full = (batch_size, *shape) if batch_size else shape
-    try:
-        return Tensor(tensor.array.reshape(full))  # a DeviceArray has `reshape`, too
-    except ValueError as error:
-        raise InternalError(f"a tensor of shape {tensor.shape} is no {list(full)}") from error

@@ -1,19 +1,32 @@
-"""The job that schedulers queue, batch and hand to an executor."""
+"""A job: one checked request on its way to an instance, and the forms of its tensors."""
 
 from __future__ import annotations
 
 import time
 from typing import TYPE_CHECKING
 
-from edge_server.errors import Cancelled, DeadlineExceeded, EdgeServerError
+from edge_server.backends.contract import on_host
+from edge_server.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    EdgeServerError,
+    InternalError,
+    Unavailable,
+)
+from edge_server.tensors import Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from edge_server.backends.contract import Tensors
     from edge_server.inference.snapshot import Snapshot
+    from edge_server.inference.statistics import ModelStatistics
     from edge_server.model_config.config import ModelConfig
-    from edge_server.requests import InferRequest, Respond
+    from edge_server.requests import InferRequest, Respond, ResponseCallback
+
+
+def no_respond(response: ResponseCallback, final: bool) -> None:
+    """The `respond` of a job whose response is returned; see `Executor.infer`."""
 
 
 class Job:
@@ -42,15 +55,18 @@ class Job:
     )
 
     def __init__(
-        self, config: ModelConfig, request: InferRequest, snapshot: Snapshot, respond: Respond
+        self,
+        config: ModelConfig,
+        request: InferRequest,
+        snapshot: Snapshot,
+        respond: Respond = no_respond,
     ) -> None:
         self.request = request
         self.snapshot = snapshot
         self.respond = respond
         self.inputs: Tensors = request.inputs
         self.outputs = frozenset(request.outputs) if request.outputs else config.output_names
-        batched = config.max_batch_size > 0 and request.inputs
-        self.batch_size = next(iter(request.inputs.values())).shape[0] if batched else 0
+        self.batch_size = batch_size_of(config, request)
         self.queued_at_ns = time.monotonic_ns()
         if request.trace is not None:
             request.trace.mark("QUEUE_START", self.queued_at_ns)
@@ -65,3 +81,33 @@ class Job:
         if deadline is not None and time.monotonic() >= deadline:
             return DeadlineExceeded("the request's deadline passed before an instance was idle")
         return None
+
+
+def batch_size_of(config: ModelConfig, request: InferRequest) -> int:
+    """Return the number of rows of a checked request; 0 where the model does not batch."""
+    batched = config.max_batch_size > 0 and request.inputs
+    return next(iter(request.inputs.values())).shape[0] if batched else 0
+
+
+def to_host(tensors: Tensors, statistics: ModelStatistics) -> dict[str, Tensor]:
+    """Raises: EdgeServerError: the device that holds a tensor failed."""
+    return {name: on_host(tensor, statistics.copied) for name, tensor in tensors.items()}
+
+
+def in_shape(tensor: Tensor, shape: tuple[int, ...] | None, batch_size: int) -> Tensor:
+    """`tensor` reshaped to the same number of elements; one -1 in `shape` is inferred."""
+    if shape is None:
+        return tensor
+    full = (batch_size, *shape) if batch_size else shape
+    try:
+        return Tensor(tensor.array.reshape(full))  # a DeviceArray has `reshape`, too
+    except ValueError as error:
+        raise InternalError(f"a tensor of shape {tensor.shape} is no {list(full)}") from error
+
+
+def stopping(request: InferRequest) -> Unavailable:
+    """Return the error of a request to a scheduler that is closed (Triton's text)."""
+    return Unavailable(
+        f"{request.log_prefix}Server is stopping, scheduler for model has stopped accepting new "
+        "inference requests"
+    )

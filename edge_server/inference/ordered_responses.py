@@ -26,7 +26,7 @@ class OrderedResponses:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._places: deque[_Place] = deque()
-        self._telling = False
+        self._sending = False
 
     def place(
         self, respond: Respond, death: Callable[[], EdgeServerError | None] = lambda: None
@@ -45,40 +45,40 @@ class OrderedResponses:
         """Drop held responses whose callers have gone; their places in the order stay."""
         with self._lock:
             for place in self._places:
-                if place.answers and (death := place.death()) is not None:
-                    final = place.answers[-1][1]
-                    place.answers = deque([(death, True)] if final else ())
+                if place.responses and (death := place.death()) is not None:
+                    final = place.responses[-1][1]
+                    place.responses = deque([(death, True)] if final else ())
 
-    def put(self, place: _Place, answer: ResponseCallback, final: bool) -> None:
+    def put(self, place: _Place, response: ResponseCallback, final: bool) -> None:
         """Send this response and those it held back, unless an earlier request is unfinished."""
         with self._lock:
-            place.answers.append((answer, final))
-            if self._telling:
+            place.responses.append((response, final))
+            if self._sending:
                 return
-            self._telling = True
+            self._sending = True
         while (turn := self._next()) is not None:
-            respond, answer, final = turn
+            respond, response, final = turn
             try:
-                respond(answer, final)
+                respond(response, final)
             except Exception:
                 log.exception("a response could not be given")
 
     def _next(self) -> tuple[Respond, ResponseCallback, bool] | None:
         with self._lock:
-            if not self._places or not self._places[0].answers:
-                self._telling = False
+            if not self._places or not self._places[0].responses:
+                self._sending = False
                 return None
             place = self._places[0]
-            answer, final = place.answers.popleft()
+            response, final = place.responses.popleft()
             if final:
                 self._places.popleft()
-            return place.respond, answer, final
+            return place.respond, response, final
 
 
 class _Place:
     """One request's place in the order; its job calls this as `respond`."""
 
-    __slots__ = ("_order", "answers", "death", "respond")
+    __slots__ = ("_order", "death", "respond", "responses")
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class _Place:
         self._order = order
         self.respond = respond
         self.death = death
-        self.answers: deque[tuple[ResponseCallback, bool]] = deque()
+        self.responses: deque[tuple[ResponseCallback, bool]] = deque()
 
-    def __call__(self, answer: ResponseCallback, final: bool) -> None:
-        self._order.put(self, answer, final)
+    def __call__(self, response: ResponseCallback, final: bool) -> None:
+        self._order.put(self, response, final)

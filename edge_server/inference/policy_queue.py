@@ -1,31 +1,26 @@
-"""The queue of a model: priority levels, size limits and time limits."""
+"""The queue of a batching model: priority levels and limits, and which requests run together."""
 
 from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING
 
-from edge_server.errors import EdgeServerError, Unavailable
+from edge_server.errors import Unavailable
 from edge_server.inference.line_watch import MOST_WAITING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
+    from edge_server.backends.contract import Tensors
+    from edge_server.errors import EdgeServerError
+    from edge_server.inference.job import Job
+    from edge_server.model_config.config import ModelConfig
     from edge_server.model_config.scheduling import DynamicBatching, QueuePolicy
     from edge_server.requests import InferRequest
 
-
-class QueuedJob(Protocol):
-    """A job that the queue can hold."""
-
-    @property
-    def request(self) -> InferRequest: ...
-
-    def death(self) -> EdgeServerError | None:
-        """The error of a cancelled or overdue job; None while its caller waits."""
-        ...
-
+    # A job that left the queue without a run, and its error.
+    RefusedJob = tuple[Job, EdgeServerError]
 
 # A level of this length is searched for cancelled and overdue jobs, and again when it has doubled:
 # such jobs do not pile up behind a model that hangs, whatever limit the level has.
@@ -35,18 +30,8 @@ _EMPTY_LEVELS = 8
 # The urgent level comes before the first.
 _URGENT = 0
 
-W = TypeVar("W", bound=QueuedJob)
 
-
-@dataclass(frozen=True)
-class DroppedJob(Generic[W]):
-    """A job that left the queue without a run, and its error."""
-
-    job: W
-    error: EdgeServerError
-
-
-class PolicyQueue(Generic[W]):
+class PolicyQueue:
     """Serves urgent requests first, then level by level, each level in order of arrival.
 
     Levels are made on demand, however many of them a configuration allows.
@@ -62,14 +47,14 @@ class PolicyQueue(Generic[W]):
         default = batching.default_priority_level
         self._default = default if 1 <= default <= self._most_levels else 1
         # Keyed by priority, and in that order.
-        self._levels: dict[int, _Level[W]] = {}
-        self._refused: list[DroppedJob[W]] = []
+        self._levels: dict[int, _Level] = {}
+        self._refused: list[RefusedJob] = []
 
     def __len__(self) -> int:
         """The number of queued jobs, cancelled and overdue ones included."""
         return sum(map(len, self._levels.values()))
 
-    def add(self, job: W, now_ns: int) -> None:
+    def add(self, job: Job, now_ns: int) -> None:
         """Append `job` to its level.
 
         Raises:
@@ -91,7 +76,7 @@ class PolicyQueue(Generic[W]):
         last = self._priority_of(request)
         return sum(len(level) for priority, level in self._levels.items() if priority <= last)
 
-    def in_order(self, now_ns: int) -> Iterator[W]:
+    def in_order(self, now_ns: int) -> Iterator[Job]:
         """The jobs to be served, the next one first; jobs dead by `now_ns` leave on the way.
 
         The queue must not be changed otherwise during the iteration.
@@ -99,9 +84,9 @@ class PolicyQueue(Generic[W]):
         for level in self._levels.values():
             yield from level.walk(now_ns, self._refused)
 
-    def take(self, count: int) -> list[W]:
+    def take(self, count: int) -> list[Job]:
         """Remove the first `count` jobs in order, right after `in_order` has passed them."""
-        taken: list[W] = []
+        taken: list[Job] = []
         for level in self._levels.values():
             while level and len(taken) < count:
                 taken.append(level.pop())
@@ -120,27 +105,22 @@ class PolicyQueue(Generic[W]):
             level.search(now_ns, self._refused)
         self._forget_empty()
 
-    def next_expiry_ns(self) -> int | None:
-        """The earliest expiry of the jobs at the heads of their levels; None without any."""
-        expiries = [level.head_expires_ns for level in self._levels.values()]
-        return min((at for at in expiries if at is not None), default=None)
-
-    def take_refused(self) -> list[DroppedJob[W]]:
+    def take_refused(self) -> list[RefusedJob]:
         """Return the jobs that died in the queue, each of them once."""
         refused, self._refused = self._refused, []
         return refused
 
-    def clear(self) -> list[W]:
+    def clear(self) -> list[Job]:
         """Remove and return all queued jobs, in order."""
         return self.take(len(self))
 
-    def _level_of(self, request: InferRequest) -> _Level[W]:
+    def _level_of(self, request: InferRequest) -> _Level:
         """The level of `request`, made on first use."""
         priority = self._priority_of(request)
         level = self._levels.get(priority)
         if level is None:
             policy = self._policies.get(priority) if priority != _URGENT else None
-            level = _Level[W](self._default_policy if policy is None else policy)
+            level = _Level(self._default_policy if policy is None else policy)
             self._levels = dict(sorted({**self._levels, priority: level}.items()))
         return level
 
@@ -155,15 +135,15 @@ class PolicyQueue(Generic[W]):
             self._levels = {n: level for n, level in self._levels.items() if level}
 
 
-class _Level(Generic[W]):
+class _Level:
     """One level: `_line` in order of arrival, then `_late`, the expired jobs (DELAY)."""
 
     __slots__ = ("_late", "_line", "_policy", "searched_from")
 
     def __init__(self, policy: QueuePolicy) -> None:
         self._policy = policy
-        self._line: deque[tuple[W, int | None]] = deque()
-        self._late: deque[W] = deque()
+        self._line: deque[tuple[Job, int | None]] = deque()
+        self._late: deque[Job] = deque()
         self.searched_from = _SEARCHED_FROM
 
     def __len__(self) -> int:
@@ -173,28 +153,24 @@ class _Level(Generic[W]):
     def full(self) -> bool:
         return len(self) >= (self._policy.max_queue_size or MOST_WAITING)
 
-    @property
-    def head_expires_ns(self) -> int | None:
-        return self._line[0][1] if self._line else None
-
-    def add(self, job: W, now_ns: int) -> None:
+    def add(self, job: Job, now_ns: int) -> None:
         policy = self._policy
         timeout_us = policy.default_timeout_us
         if policy.allow_timeout_override and 0 < job.request.timeout_us < timeout_us:
             timeout_us = job.request.timeout_us
         self._line.append((job, now_ns + 1000 * timeout_us if timeout_us else None))
 
-    def pop(self) -> W:
+    def pop(self) -> Job:
         return self._line.popleft()[0] if self._line else self._late.popleft()
 
-    def settle(self, now_ns: int, refused: list[DroppedJob[W]]) -> None:
+    def settle(self, now_ns: int, refused: list[RefusedJob]) -> None:
         next(self.walk(now_ns, refused), None)
 
-    def search(self, now_ns: int, refused: list[DroppedJob[W]]) -> None:
+    def search(self, now_ns: int, refused: list[RefusedJob]) -> None:
         left = sum(1 for _ in self.walk(now_ns, refused))
         self.searched_from = max(_SEARCHED_FROM, 2 * left)
 
-    def walk(self, now_ns: int, refused: list[DroppedJob[W]]) -> Iterator[W]:
+    def walk(self, now_ns: int, refused: list[RefusedJob]) -> Iterator[Job]:
         at = 0
         while at < len(self._line):
             job, expires_ns = self._line[at]
@@ -208,7 +184,7 @@ class _Level(Generic[W]):
             if error is None and self._policy.delay_expired:
                 self._late.append(job)
             else:
-                refused.append(DroppedJob(job, error or Unavailable("Request timeout expired")))
+                refused.append((job, error or Unavailable("Request timeout expired")))
         at = 0
         while at < len(self._late):
             job = self._late[at]
@@ -218,4 +194,74 @@ class _Level(Generic[W]):
                 at += 1
             else:
                 del self._late[at]
-                refused.append(DroppedJob(job, error))
+                refused.append((job, error))
+
+
+@dataclass(frozen=True)
+class OpenBatch:
+    """The next batch as of now.
+
+    Attributes:
+        count: number of requests it takes from the head of the queue; 0 for an empty batch.
+        due_ns: when the batch runs if no request joins before; in the past where it is overdue.
+    """
+
+    count: int
+    due_ns: int
+
+
+class BatchRule:
+    """Requests join a batch in order until one does not fit.
+
+    A batch is due when it reaches a preferred size, cannot grow, or its oldest request has waited
+    for the maximum delay. A request fits if it has the same inputs, with the same shapes except for
+    the batch dimension, and the batch stays within `max_batch_size`. Requests are never split.
+    """
+
+    def __init__(self, config: ModelConfig, batching: DynamicBatching) -> None:
+        self._max_size = max(1, config.max_batch_size)
+        self._preferred = frozenset(batching.preferred_batch_sizes or [self._max_size])
+        self._most_preferred = max(self._preferred)
+        self._delay_ns = 1000 * batching.max_queue_delay_us
+        # With fixed shapes and required inputs only, the request check has compared the requests.
+        self._alike_by_config = all(
+            not spec.optional and -1 not in spec.shape for spec in config.inputs
+        )
+
+    def batch(self, line: Iterable[Job], now_ns: int) -> OpenBatch:
+        """The batch at the head of `line` at `now_ns` (`time.monotonic_ns()`)."""
+        first: Job | None = None
+        count = size = preferred_count = 0
+        oldest_ns = now_ns
+        can_grow = True
+        for job in line:
+            job_size = max(1, job.batch_size)
+            if first is None:
+                first = job
+            elif size + job_size > self._max_size or not self._alike(first, job):
+                can_grow = False
+                break
+            count += 1
+            size += job_size
+            oldest_ns = min(oldest_ns, job.queued_at_ns)
+            if size in self._preferred:
+                preferred_count = count
+            if size >= self._max_size:
+                break
+        due_ns = oldest_ns + self._delay_ns
+        if self._delay_ns and due_ns <= now_ns:
+            return OpenBatch(count, due_ns)
+        if preferred_count:
+            return OpenBatch(preferred_count, now_ns)
+        if not can_grow or size >= self._most_preferred:
+            return OpenBatch(count, now_ns)
+        return OpenBatch(count, due_ns)
+
+    def _alike(self, one: Job, other: Job) -> bool:
+        return self._alike_by_config or _alike(one.inputs, other.inputs)
+
+
+def _alike(one: Tensors, other: Tensors) -> bool:
+    return one.keys() == other.keys() and all(
+        tensor.shape[1:] == other[name].shape[1:] for name, tensor in one.items()
+    )

@@ -13,8 +13,8 @@ from msgspec.structs import replace
 from edge_server.backends.contract import not_counted, on_host
 from edge_server.errors import Cancelled, DeadlineExceeded, EdgeServerError, Unavailable
 from edge_server.inference.request_check import check_request
-from edge_server.inference.response_future import ResponseFuture
-from edge_server.inference.snapshot import ModelEntry, ModelState, Snapshot, innermost
+from edge_server.inference.schedulers import ResponseFuture, innermost
+from edge_server.inference.snapshot import ModelEntry, ModelState, Snapshot
 from edge_server.model_config.interface import interface_break
 from edge_server.requests import InferResponse
 from edge_server.tensors import Tensor, is_finite

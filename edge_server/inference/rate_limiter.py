@@ -122,7 +122,7 @@ class RateLimiter:
         """
         waiter = _Waiter(shares, self._lock)
         if cancellation is not None:
-            cancellation.when_cancelled(waiter.go)
+            cancellation.when_cancelled(waiter.cancel)
         with self._lock:
             for share in shares:
                 if not share.running and share.needs:
@@ -130,13 +130,13 @@ class RateLimiter:
             self._waiters.append(waiter)
             self._grant()
             left_s = None if deadline is None else deadline - time.monotonic()
-            waiter.granted.wait_for(lambda: waiter.share is not None or waiter.gone, left_s)
+            waiter.granted.wait_for(lambda: waiter.share is not None or waiter.cancelled, left_s)
             if waiter.share is None:
                 self._waiters.remove(waiter)
                 # The resources reserved for this caller are free for those behind.
                 self._grant()
-                if waiter.gone:
-                    raise Cancelled("the caller took the request back")
+                if waiter.cancelled:
+                    raise Cancelled("the caller cancelled the request")
                 raise DeadlineExceeded(
                     "the request's deadline passed before an instance had its resources"
                 )
@@ -222,18 +222,18 @@ class RateLimiter:
 class _Waiter:
     """A caller that wants one of `shares` to run."""
 
-    __slots__ = ("gone", "granted", "share", "shares")
+    __slots__ = ("cancelled", "granted", "share", "shares")
 
     def __init__(self, shares: Sequence[Share], lock: threading.Lock) -> None:
         self.shares = shares
         self.share: Share | None = None
-        self.gone = False
+        self.cancelled = False
         self.granted = threading.Condition(lock)
 
-    def go(self) -> None:
+    def cancel(self) -> None:
         """Wake the waiter: its caller has cancelled, or its wait is over already."""
         with self.granted:
-            self.gone = True
+            self.cancelled = True
             self.granted.notify()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from edge_server.errors import InvalidRequest
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from edge_server.requests import InferRequest
     from edge_server.tensors import DataType
 
+_VERSION = re.compile(r"-?[0-9]{1,18}\Z")
 _BATCH_NOTE = (
     "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be "
     "prepended to each input shape. If you want to specify the full shape including the batch dim "
@@ -112,6 +114,24 @@ def check_tensor(
             f"{_BATCH_NOTE if batched else ''}"
         )
     return shape[0] if batched else 0
+
+
+def parse_version(text: str) -> int:
+    """Parse a version as the protocol spells it: decimal digits that fit 64 bits.
+
+    Raises:
+        InvalidRequest: not an integral value > 0 (Triton's texts).
+    """
+    if not _VERSION.match(text):
+        raise InvalidRequest(
+            f"failed to get model version from specified version string '{text[:32]}' (details: "
+            "stol), version should be an integral value > 0"
+        )
+    if text.startswith(("-", "0")):
+        raise InvalidRequest(
+            f"invalid model version specified '{text}' , version should be an integral value > 0"
+        )
+    return int(text)
 
 
 def _names(names: object) -> str:

@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING
 from edge_server.inference.direct import DirectScheduler
 from edge_server.inference.dynamic_batch import DynamicBatchScheduler
 from edge_server.inference.ensemble import EnsembleScheduler
+from edge_server.inference.ensemble_limits import StepThreads
 from edge_server.inference.execution import Executor
 from edge_server.inference.instance_pool import InstancePool
 from edge_server.inference.line_watch import LineWatch
-from edge_server.inference.ref_count import RefCount
 from edge_server.inference.response_cache import CachingScheduler, ResponseCache
 from edge_server.inference.sequence import SequenceScheduler
-from edge_server.inference.snapshot import LoadedModel
+from edge_server.inference.snapshot import LoadedModel, RefCount
 from edge_server.inference.statistics import ModelStatistics
-from edge_server.inference.step_threads import StepThreads
 from edge_server.inference.warm_up import warmed_up
 
 if TYPE_CHECKING:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 from edge_server.errors import Cancelled, InternalError, InvalidRequest, Unavailable
 from edge_server.inference.instance_pool import InstancePool
 from edge_server.inference.instance_thread import InstanceThread
-from edge_server.inference.job import Job
+from edge_server.inference.job import Job, stopping
 from edge_server.inference.line_watch import MOST_WAITING
+from edge_server.inference.schedulers import infer_by_submit
 from edge_server.inference.sequence_book import (
     DirectStrategy,
     Head,
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from edge_server.inference.snapshot import Snapshot
     from edge_server.model_config.config import ModelConfig
     from edge_server.model_config.scheduling import SequenceBatching
-    from edge_server.requests import Respond, SequencePlace
+    from edge_server.requests import InferResponse, Respond, SequencePlace
 
     _Begun = tuple[BookedSequence[Job], WaitingRequest[Job]]
     _Refused = list[tuple[Job, EdgeServerError]]
@@ -103,6 +104,9 @@ class SequenceScheduler:
             self.close()
             raise InternalError(f"model '{config.name}' gets no thread: {error}") from error
 
+    def infer(self, request: InferRequest, snapshot: Snapshot) -> InferResponse:
+        return infer_by_submit(self, request, snapshot)
+
     def submit(self, request: InferRequest, snapshot: Snapshot, respond: Respond) -> None:
         job = Job(self._executor.config, request, snapshot, respond)
         job.outputs |= self._states.output_names
@@ -157,7 +161,7 @@ class SequenceScheduler:
             self._stopping = True
             waiting = self._book.clear()
         for job in waiting:
-            self._executor.refuse(job, _stopping(job.request))
+            self._executor.refuse(job, stopping(job.request))
         for thread in self._threads:
             thread.ask_to_stop()
         for thread in self._threads:
@@ -186,7 +190,7 @@ class SequenceScheduler:
     def _check_room(self, request: InferRequest, place: SequencePlace) -> None:
         """Raises: Unavailable, InvalidRequest: the book cannot take the request."""
         if self._stopping:
-            raise _stopping(request)
+            raise stopping(request)
         if self._book.waiting >= MOST_WAITING:
             raise Unavailable(f"{request.log_prefix}Exceeds maximum queue size")
         if not place.start and not self._book.is_live(place.id):
@@ -301,7 +305,7 @@ class SequenceScheduler:
     def _padding_like(self, job: Job) -> Job:
         inputs = {name: Tensor(zeros(t.datatype, t.shape)) for name, t in job.inputs.items()}
         request = InferRequest(self._executor.config.name, inputs | self._controls.of(None))
-        padding = Job(self._executor.config, request, job.snapshot, lambda *_: None)
+        padding = Job(self._executor.config, request, job.snapshot)
         padding.outputs = job.outputs
         padding.padding = True
         return padding
@@ -323,10 +327,3 @@ def _strategy(
     if candidates:
         return candidates, OldestStrategy(max_batch, batching.preferred_batch_sizes, delay_s)
     return max_batch, DirectStrategy(max_batch, batching.minimum_slot_utilization, delay_s)
-
-
-def _stopping(request: InferRequest) -> Unavailable:
-    return Unavailable(
-        f"{request.log_prefix}Server is stopping, scheduler for model has stopped accepting new "
-        "inference requests"
-    )

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import re
+import threading
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
 from edge_server.errors import InvalidRequest, NotFound, Unavailable
-from edge_server.inference.ref_count import RefCount
-from edge_server.inference.request_check import check_request
-from edge_server.inference.response_future import ResponseFuture
+from edge_server.inference.request_check import check_request, parse_version
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -19,13 +17,44 @@ if TYPE_CHECKING:
     from edge_server.backends.contract import Model, ModelMetric
     from edge_server.inference.statistics import ModelStatistics
     from edge_server.model_config.config import ModelConfig
-    from edge_server.requests import InferRequest, InferResponse, Respond
+    from edge_server.requests import (
+        InferRequest,
+        InferResponse,
+        Respond,
+        ResponseCallback,
+        Trace,
+    )
 
-
-_VERSION = re.compile(r"-?[0-9]{1,18}\Z")
 
 # The reason of an unloaded model that is UNAVAILABLE: Triton's text; readiness ignores it.
 UNLOADED = "unloaded"
+
+
+class RefCount:
+    """Counts the users of a resource, the last of which closes it; its maker is the first.
+
+    Thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._count = 1
+
+    def more(self) -> bool:
+        """Add a user; False where the last user has ended and the resource must not be used."""
+        with self._lock:
+            if self._count == 0:
+                return False
+            self._count += 1
+            return True
+
+    def end(self) -> bool:
+        """Remove a user, once for each; True where that was the last one."""
+        with self._lock:
+            if self._count == 0:
+                return False
+            self._count -= 1
+            return self._count == 0
 
 
 class ModelState(Enum):
@@ -44,6 +73,19 @@ class ModelState(Enum):
 class Scheduler(Protocol):
     """Runs checked requests of one loaded model version."""
 
+    def infer(self, request: InferRequest, snapshot: Snapshot) -> InferResponse:
+        """Run `request` and return its only response.
+
+        Args:
+            snapshot: the snapshot that the request's lease pins until this returns.
+
+        Raises:
+            EdgeServerError: the request was refused, or the model responded with the error.
+            DeadlineExceeded, Cancelled: no response came before the request's deadline or the
+                caller's cancellation.
+        """
+        ...
+
     def submit(self, request: InferRequest, snapshot: Snapshot, respond: Respond) -> None:
         """Accept `request`; `respond` gets each of its responses, the last one marked as final.
 
@@ -51,7 +93,10 @@ class Scheduler(Protocol):
         (the request is queued); the final response always arrives.
 
         Args:
-            snapshot: the snapshot that the request's lease pins.
+            snapshot: the snapshot that the request's lease pins until the final response.
+
+        Raises:
+            InvalidRequest: the scheduler refuses the request; `respond` is not called.
         """
         ...
 
@@ -183,6 +228,31 @@ class Snapshot:
         # The highest READY version by name.
         self._latest = {e.name: e.loaded for _, e in sorted(self.entries.items()) if e.loaded}
 
+    def infer(self, request: InferRequest) -> InferResponse:
+        """Find the model, check the request against it, run it and return its only response.
+
+        Raises:
+            NotFound, Unavailable, InvalidRequest: from `find` and the request check.
+            EdgeServerError: see `Scheduler.infer`.
+        """
+        loaded = self.find(request.model_name, request.model_version)
+        check_request(loaded.config, request)
+        trace = request.trace
+        if trace is None:
+            return loaded.scheduler.infer(request, self)
+        trace.begin(loaded.version)
+        try:
+            response = loaded.scheduler.infer(request, self)
+        except InvalidRequest:
+            # Refused: there is no response.
+            trace.end()
+            raise
+        except BaseException:
+            trace.responded(final=True)
+            raise
+        trace.responded(final=True)
+        return response
+
     def submit(self, request: InferRequest, respond: Respond) -> None:
         """Find the model, check the request against it and pass it to the model's scheduler.
 
@@ -196,21 +266,12 @@ class Snapshot:
         if trace is None:
             loaded.scheduler.submit(request, self, respond)
             return
+        trace.begin(loaded.version)
         try:
-            loaded.scheduler.submit(request, self, trace.begin(loaded.version, respond))
+            loaded.scheduler.submit(request, self, _traced(trace, respond))
         except BaseException:
             trace.end()
             raise
-
-    def infer(self, request: InferRequest) -> InferResponse:
-        """Submit the request and wait for its single response.
-
-        Raises:
-            EdgeServerError: `submit` raised it, or the model responded with it.
-        """
-        pending = ResponseFuture()
-        self.submit(request, pending)
-        return pending.wait(request)
 
     def retain(self) -> RetainedSnapshot | None:
         """Keep the models open beyond the caller's own lease."""
@@ -256,50 +317,12 @@ class Snapshot:
         return [v for v, entry in self._by_name.get(name, {}).items() if entry.loaded]
 
 
-def parse_version(text: str) -> int:
-    """Parse a version as the protocol spells it: decimal digits that fit 64 bits.
+def _traced(trace: Trace, respond: Respond) -> Respond:
+    """Return `respond` with each response recorded in `trace`."""
 
-    Raises:
-        InvalidRequest: not an integral value > 0 (Triton's texts).
-    """
-    if not _VERSION.match(text):
-        raise InvalidRequest(
-            f"failed to get model version from specified version string '{text[:32]}' (details: "
-            "stol), version should be an integral value > 0"
-        )
-    if text.startswith(("-", "0")):
-        raise InvalidRequest(
-            f"invalid model version specified '{text}' , version should be an integral value > 0"
-        )
-    return int(text)
+    def pass_on(response: ResponseCallback, final: bool) -> None:
+        # Before `respond`, which may mark later timestamps itself.
+        trace.responded(final=final)
+        respond(response, final)
 
-
-class SchedulerWrapper:
-    """A scheduler that does something before or after the scheduler `beneath` it.
-
-    Attributes:
-        beneath: closed with the wrapper.
-    """
-
-    def __init__(self, beneath: Scheduler) -> None:
-        self.beneath = beneath
-
-    def submit(self, request: InferRequest, snapshot: Snapshot, respond: Respond) -> None:
-        """See `Scheduler.submit`."""
-        self.beneath.submit(request, snapshot, respond)
-
-    def pending(self) -> int:
-        return self.beneath.pending()
-
-    def longest_run_s(self, now: float) -> float:
-        return self.beneath.longest_run_s(now)
-
-    def close(self) -> None:
-        self.beneath.close()
-
-
-def innermost(scheduler: Scheduler) -> Scheduler:
-    """The scheduler that runs the model, beneath the wrappers that watch and cache."""
-    while isinstance(scheduler, SchedulerWrapper):
-        scheduler = scheduler.beneath
-    return scheduler
+    return pass_on

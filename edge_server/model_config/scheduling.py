@@ -55,12 +55,6 @@ class DynamicBatching:
         default_factory=lambda: MappingProxyType({})
     )
 
-    @property
-    def has_timeouts(self) -> bool:
-        """Whether any request has a time limit in the queue."""
-        policies = (self.default_queue_policy, *self.priority_queue_policies.values())
-        return any(policy.default_timeout_us for policy in policies)
-
 
 class ControlKind(Enum):
     """The meaning of a sequence batcher's control input."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from tritonclient.grpc import service_pb2 as pb
 
 from edge_server.errors import InvalidRequest
-from edge_server.inference.snapshot import parse_version
+from edge_server.inference.request_check import parse_version
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

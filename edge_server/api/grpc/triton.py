@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     from edge_server.api.grpc.traffic import Traffic
     from edge_server.inference.control import ModelControl
     from edge_server.inference.data_plane import DataPlane
-    from edge_server.inference.snapshot import LoadedModel
 
 # Methods that parse and serialise their messages themselves.
 _OVER_BYTES = ("ModelInfer", "ModelStreamInfer", "RepositoryModelLoad")
@@ -128,32 +127,31 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
 
     def ModelInfer(self, request: bytes, context: Any) -> bytes:
         """Parse and serialise bytes, so that tensors are not copied; see `wire`."""
-        with self._admission:
+        with self._admission, self._data_plane.lease() as snapshot:
             trace = self._traces.unary() if self._tracer.on else None
-            caller = CallCancellation(context)
             message, raw = read_request(request)
-            loaded = self._find_for_one_answer(message.model_name, message.model_version)
+            loaded = snapshot.find(message.model_name, message.model_version)
+            if loaded.config.decoupled:
+                raise Unsupported(
+                    "ModelInfer RPC doesn't support models with decoupled transaction policy"
+                )
             shared_memory = self._shared_memory
-            asked = to_infer_request(
-                message, raw, _timeout_s(context), caller, shared_memory, config=loaded.config
+            read = to_infer_request(
+                message,
+                raw,
+                _timeout_s(context),
+                CallCancellation(context),
+                shared_memory,
+                config=loaded.config,
             )
-            forms = output_forms(message, loaded, shared_memory) if asked.outputs else AS_IT_IS
+            forms = output_forms(message, loaded, shared_memory) if read.outputs else AS_IT_IS
             if trace is not None:
-                asked = trace.begin(asked, context.add_callback)
-            response = self._data_plane.infer(asked)
-        answer = write_response(*to_response_message(response, forms))
+                read = trace.begin(read, context.add_callback)
+            response = snapshot.infer(read)
+        written = write_response(*to_response_message(response, forms))
         if trace is not None:
             trace.send()
-        return answer
-
-    def _find_for_one_answer(self, name: str, version: str) -> LoadedModel:
-        """Raises: NotFound, Unavailable, InvalidRequest; Unsupported: the model is decoupled."""
-        loaded = self._data_plane.find(name, version)
-        if loaded.config.decoupled:
-            raise Unsupported(
-                "ModelInfer RPC doesn't support models with decoupled transaction policy"
-            )
-        return loaded
+        return written
 
     def ModelStreamInfer(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         """Stream messages as bytes, as in ModelInfer; see `InferStream`."""
@@ -175,31 +173,36 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
         """Submit one of a stream's requests; see `Submit`."""
         message, raw = read_request(data)
         stream_request.id = message.id
-        loaded = self._data_plane.find(message.model_name, message.model_version)
-        self._admission.enter_from_stream()
-        stream_request.finally_ = self._admission.leave_from_stream
-        stream_request.forms = output_forms(message, loaded, self._shared_memory)
-        request = to_infer_request(
-            message,
-            raw,
-            _timeout_s(context),
-            stream_request,
-            self._shared_memory,
-            config=loaded.config,
-        )
-        stream_request.model_name, stream_request.model_version = (
-            loaded.config.name,
-            str(loaded.version),
-        )
-        stream_request.decoupled = loaded.config.decoupled
-        stream_request.empty_final = (
-            EMPTY_FINAL_RESPONSE in message.parameters
-            and message.parameters[EMPTY_FINAL_RESPONSE].bool_param
-        )
-        stream_request.take_place()
-        if self._tracer.on:
-            request = self._traces.of_stream(request, requests)
-        self._data_plane.submit(request, stream_request.respond)
+        lease = self._data_plane.lease()
+        try:
+            loaded = lease.snapshot.find(message.model_name, message.model_version)
+            self._admission.enter_from_stream()
+            stream_request.finally_ = self._admission.leave_from_stream
+            stream_request.forms = output_forms(message, loaded, self._shared_memory)
+            request = to_infer_request(
+                message,
+                raw,
+                _timeout_s(context),
+                stream_request,
+                self._shared_memory,
+                config=loaded.config,
+            )
+            stream_request.model_name, stream_request.model_version = (
+                loaded.config.name,
+                str(loaded.version),
+            )
+            stream_request.decoupled = loaded.config.decoupled
+            stream_request.empty_final = (
+                EMPTY_FINAL_RESPONSE in message.parameters
+                and message.parameters[EMPTY_FINAL_RESPONSE].bool_param
+            )
+            stream_request.take_place()
+            if self._tracer.on:
+                request = self._traces.of_stream(request, requests)
+        except BaseException:
+            lease.release()
+            raise
+        self._data_plane.submit(request, stream_request.respond, lease)
 
     def RepositoryIndex(self, request: Any, context: Any) -> Any:
         refuse_repository_name(request)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from edge_server.requests import Respond, ResponseCallback
 
 # Limit per request: a decoupled member of an ensemble may start steps without end.
 _MOST_TRACES = 1000
@@ -139,21 +138,17 @@ class ModelTrace:
         self._responded = False
         self._ended = False
 
-    def begin(self, model_version: int, respond: Respond) -> Respond:
+    def begin(self, model_version: int) -> None:
         self._model_version = model_version
         self.request.hold(self)
         self.mark("REQUEST_START")
 
-        def pass_on(response: ResponseCallback, final: bool) -> None:
-            # Marked before `respond`, which may mark later timestamps itself.
-            if not self._responded and not self._parent_id:
-                self.mark("INFER_RESPONSE_COMPLETE")
-            self._responded = True
-            if final:
-                self.end()
-            respond(response, final)
-
-        return pass_on
+    def responded(self, *, final: bool) -> None:
+        if not self._responded and not self._parent_id:
+            self.mark("INFER_RESPONSE_COMPLETE")
+        self._responded = True
+        if final:
+            self.end()
 
     def mark(self, name: str, at_ns: int | None = None) -> None:
         self._moments.append((name, time.monotonic_ns() if at_ns is None else at_ns))

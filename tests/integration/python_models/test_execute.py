@@ -228,7 +228,7 @@ def test_an_error_of_one_response_is_that_requests_alone_with_its_code(serve: Se
 
 def test_a_request_that_execute_forgets_is_an_error(serve: Serve) -> None:
     served = serve(m="def execute(self, requests):\n    return None")
-    assert text_of(lambda: served.infer("m", 1)) == "model 'm' ended without an answer"
+    assert text_of(lambda: served.infer("m", 1)) == "model 'm' ended without a response"
 
 
 def test_a_response_sender_responds_after_execute_returned(serve: Serve) -> None:

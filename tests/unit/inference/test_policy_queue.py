@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import pytest
+from google.protobuf import text_format
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.errors import Cancelled, EdgeServerError, Unavailable
+from edge_server.inference.job import Job
 from edge_server.inference.policy_queue import PolicyQueue
+from edge_server.inference.snapshot import Snapshot
+from edge_server.model_config.config import ModelConfig
 from edge_server.model_config.scheduling import DynamicBatching, QueuePolicy
 from edge_server.requests import InferRequest
 
 US = 1000
 
 
-@dataclass(eq=False)
-class Ticket:
-    request: InferRequest
-    dead: list[EdgeServerError] = field(default_factory=list)
+CONFIG = ModelConfig.of(text_format.Parse('name: "m" backend: "identity"', pb.ModelConfig()))
+
+
+class Ticket(Job):
+    """A job that is dead once the test says so."""
+
+    def __init__(self, request: InferRequest) -> None:
+        super().__init__(CONFIG, request, Snapshot({}))
+        self.dead: list[EdgeServerError] = []
 
     def death(self) -> EdgeServerError | None:
         return self.dead[0] if self.dead else None
@@ -37,13 +45,13 @@ def names(tickets: list[Ticket]) -> list[str]:
     return [each.request.id for each in tickets]
 
 
-def serve(queue: PolicyQueue[Ticket], now_ns: int) -> list[str]:
+def serve(queue: PolicyQueue, now_ns: int) -> list[str]:
     """All that the line would serve at that time, in order."""
     return names(queue.take(len(list(queue.in_order(now_ns)))))
 
 
 def test_urgent_goes_first_then_level_by_level_each_in_order_of_arrival() -> None:
-    queue = PolicyQueue[Ticket](DynamicBatching(priority_levels=3, default_priority_level=2))
+    queue = PolicyQueue(DynamicBatching(priority_levels=3, default_priority_level=2))
     for name, priority in (("low", 3), ("none", 0), ("two", 2), ("beyond", 4), ("high", 1)):
         queue.add(ticket(name, priority=priority), 0)
     queue.add(ticket("camera", urgent=True, priority=3), 0)
@@ -52,7 +60,7 @@ def test_urgent_goes_first_then_level_by_level_each_in_order_of_arrival() -> Non
 
 
 def test_ahead_of_a_request_are_the_urgent_the_higher_levels_and_those_before_it() -> None:
-    queue = PolicyQueue[Ticket](DynamicBatching(priority_levels=3, default_priority_level=2))
+    queue = PolicyQueue(DynamicBatching(priority_levels=3, default_priority_level=2))
     for priority in (1, 2, 2, 3, 3, 3):
         queue.add(ticket(priority=priority), 0)
     queue.add(ticket(urgent=True), 0)
@@ -62,14 +70,14 @@ def test_ahead_of_a_request_are_the_urgent_the_higher_levels_and_those_before_it
 
 
 def test_without_levels_every_priority_is_the_same() -> None:
-    queue = PolicyQueue[Ticket](DynamicBatching())
+    queue = PolicyQueue(DynamicBatching())
     for name, priority in (("a", 7), ("b", 0), ("c", 1)):
         queue.add(ticket(name, priority=priority), 0)
     assert serve(queue, 0) == ["a", "b", "c"]
 
 
 def test_a_full_level_refuses_in_tritons_words_and_the_others_do_not() -> None:
-    queue = PolicyQueue[Ticket](
+    queue = PolicyQueue(
         DynamicBatching(
             priority_levels=2,
             default_priority_level=2,
@@ -85,17 +93,17 @@ def test_a_full_level_refuses_in_tritons_words_and_the_others_do_not() -> None:
 
 
 def test_the_dead_at_the_head_of_a_full_level_make_room() -> None:
-    queue = PolicyQueue[Ticket](DynamicBatching(default_queue_policy=QueuePolicy(max_queue_size=1)))
+    queue = PolicyQueue(DynamicBatching(default_queue_policy=QueuePolicy(max_queue_size=1)))
     gone = ticket("gone")
     queue.add(gone, 0)
     gone.dead.append(Cancelled(""))
     queue.add(ticket("new"), 0)
-    assert [(r.job, str(r.error)) for r in queue.take_refused()] == [(gone, "")]
+    assert [(job, str(error)) for job, error in queue.take_refused()] == [(gone, "")]
     assert serve(queue, 0) == ["new"]
 
 
 @pytest.mark.parametrize(
-    ("default_us", "override", "wish_us", "lasts_us"),
+    ("default_us", "override", "request_us", "lasts_us"),
     [
         (0, True, 5, None),
         (10, False, 5, 10),
@@ -106,30 +114,34 @@ def test_the_dead_at_the_head_of_a_full_level_make_room() -> None:
     ],
 )
 def test_a_request_may_shorten_its_time_and_never_lengthen_it(
-    default_us: int, override: bool, wish_us: int, lasts_us: int | None
+    default_us: int, override: bool, request_us: int, lasts_us: int | None
 ) -> None:
     policy = QueuePolicy(default_timeout_us=default_us, allow_timeout_override=override)
-    queue = PolicyQueue[Ticket](DynamicBatching(default_queue_policy=policy))
-    queue.add(ticket(timeout_us=wish_us), now_ns=7)
-    assert queue.next_expiry_ns() == (None if lasts_us is None else 7 + lasts_us * US)
+    queue = PolicyQueue(DynamicBatching(default_queue_policy=policy))
+    queue.add(ticket(timeout_us=request_us), now_ns=7)
+    expiry_ns = 7 + (10**9 if lasts_us is None else lasts_us) * US
+    queue.settle(expiry_ns - 1)
+    assert len(queue) == 1
+    queue.settle(expiry_ns)
+    assert len(queue) == (1 if lasts_us is None else 0)
 
 
 def test_what_has_waited_too_long_is_refused_in_tritons_words() -> None:
     policy = QueuePolicy(default_timeout_us=10)
-    queue = PolicyQueue[Ticket](DynamicBatching(default_queue_policy=policy))
+    queue = PolicyQueue(DynamicBatching(default_queue_policy=policy))
     queue.add(ticket("old"), 0)
     queue.add(ticket("new"), 5 * US)
     assert serve(queue, 10 * US) == ["new"]
     (refused,) = queue.take_refused()
-    assert refused.job.request.id == "old"
-    assert isinstance(refused.error, Unavailable)
-    assert str(refused.error) == "Request timeout expired"
+    assert refused[0].request.id == "old"
+    assert isinstance(refused[1], Unavailable)
+    assert str(refused[1]) == "Request timeout expired"
     assert queue.take_refused() == []
 
 
 def test_what_is_delayed_is_served_after_the_unexpired_of_its_level_and_before_lower_ones() -> None:
     policy = QueuePolicy(delay_expired=True, default_timeout_us=10)
-    queue = PolicyQueue[Ticket](
+    queue = PolicyQueue(
         DynamicBatching(
             priority_levels=2, default_priority_level=2, priority_queue_policies={1: policy}
         )
@@ -142,7 +154,7 @@ def test_what_is_delayed_is_served_after_the_unexpired_of_its_level_and_before_l
 
 
 def test_time_limits_hold_at_the_head_of_a_level_that_is_never_reached() -> None:
-    queue = PolicyQueue[Ticket](
+    queue = PolicyQueue(
         DynamicBatching(
             priority_levels=2,
             default_priority_level=1,
@@ -152,12 +164,12 @@ def test_time_limits_hold_at_the_head_of_a_level_that_is_never_reached() -> None
     queue.add(ticket("low", priority=2), 0)
     queue.add(ticket("high"), 0)
     queue.settle(10 * US)
-    assert [r.job.request.id for r in queue.take_refused()] == ["low"]
+    assert [job.request.id for job, _ in queue.take_refused()] == ["low"]
     assert serve(queue, 10 * US) == ["high"]
 
 
-def test_those_whose_callers_have_gone_do_not_pile_up_behind_one_who_stays() -> None:
-    queue = PolicyQueue[Ticket](DynamicBatching())
+def test_those_whose_callers_have_gone_do_not_pile_up_behind_one_callers_that_stays() -> None:
+    queue = PolicyQueue(DynamicBatching())
     queue.add(ticket("stays"), 0)
     refused = 0
     for _ in range(1000):
@@ -183,7 +195,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.queue = PolicyQueue[Ticket](
+        self.queue = PolicyQueue(
             DynamicBatching(
                 priority_levels=3,
                 default_priority_level=3,
@@ -212,7 +224,7 @@ class QueueMachine(RuleBasedStateMachine):
             if policy.allow_timeout_override and 0 < timeout_us < lasts_us:
                 lasts_us = timeout_us
             self.line.append((new, level, self.now_us + lasts_us))
-        self.hear_refusals()
+        self.take_refusals()
         assert not policy.max_queue_size or self._size(level) <= policy.max_queue_size
 
     def _size(self, level: int) -> int:
@@ -230,7 +242,7 @@ class QueueMachine(RuleBasedStateMachine):
     @rule()
     def settle(self) -> None:
         self.queue.settle(self.now_us * US)
-        self.hear_refusals()
+        self.take_refusals()
 
     @rule(most=st.integers(1, 5))
     def take(self, most: int) -> None:
@@ -250,7 +262,7 @@ class QueueMachine(RuleBasedStateMachine):
         }
         assert [place[each] for each in taken] == sorted(place.values())[:most]
         self._leave(taken)
-        self.hear_refusals()
+        self.take_refusals()
 
     def _up(self, entry: tuple[Ticket, int, float]) -> bool:
         return self.now_us >= entry[2]
@@ -258,12 +270,12 @@ class QueueMachine(RuleBasedStateMachine):
     def _refusable(self, entry: tuple[Ticket, int, float]) -> bool:
         return self._up(entry) and not POLICIES[entry[1]].delay_expired
 
-    def hear_refusals(self) -> None:
+    def take_refusals(self) -> None:
         refused = self.queue.take_refused()
-        for each in refused:
-            (entry,) = [entry for entry in self.line if entry[0] is each.job]
-            assert each.job.dead if isinstance(each.error, Cancelled) else self._refusable(entry)
-        self._leave([each.job for each in refused])
+        for job, error in refused:
+            (entry,) = [entry for entry in self.line if entry[0] is job]
+            assert entry[0].dead if isinstance(error, Cancelled) else self._refusable(entry)
+        self._leave([job for job, _ in refused])
 
     def _leave(self, tickets: list[Ticket]) -> None:
         for each in tickets:

@@ -24,7 +24,7 @@ from edge_server.errors import (
 )
 from edge_server.inference.data_plane import DataPlane
 from edge_server.inference.registry import ModelRegistry
-from edge_server.inference.response_future import ResponseFuture
+from edge_server.inference.schedulers import ResponseFuture
 from edge_server.inference.scheduling import Scheduling
 from edge_server.inference.snapshot import ModelEntry, ModelState, Snapshot
 from edge_server.model_config.config import ModelConfig, Placement

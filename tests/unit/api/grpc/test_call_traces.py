@@ -19,12 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from edge_server.requests import ResponseCallback
 
 REQUEST = InferRequest("m", {})
-
-
-def nobody(answer: ResponseCallback, final: bool) -> None: ...
 
 
 class Call:
@@ -70,10 +66,11 @@ def written(tmp_path: Path) -> Written:
 
 def run(request: InferRequest) -> None:
     assert request.trace is not None
-    request.trace.begin(1, nobody)(None, True)
+    request.trace.begin(1)
+    request.trace.responded(final=True)
 
 
-def test_an_answer_is_sent_from_when_it_is_handed_over_until_the_call_is_over(
+def test_a_response_is_sent_from_its_handover_until_the_end_of_the_call(
     written: Written,
 ) -> None:
     call, trace = Call(), written.traces.unary()
@@ -91,7 +88,7 @@ def test_an_answer_is_sent_from_when_it_is_handed_over_until_the_call_is_over(
 
 
 @pytest.mark.parametrize("is_over", [False, True])
-def test_to_a_caller_who_has_gone_nothing_was_sent(written: Written, is_over: bool) -> None:
+def test_nothing_is_sent_to_a_caller_that_has_gone(written: Written, is_over: bool) -> None:
     call, trace = Call(is_over=is_over), written.traces.unary()
     request = trace.begin(REQUEST, call.when_over)
     if not is_over:

@@ -1,4 +1,4 @@
-"""Whatever bytes ModelInfer and its stream are given, they answer or say a listed error."""
+"""Whatever bytes ModelInfer and its stream are given, they response or say a listed error."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def requests(draw: st.DrawFn) -> bytes:
 
 @settings(QUICK, max_examples=60)
 @given(requests())
-def test_any_request_is_answered_or_refused_with_a_listed_status(
+def test_any_request_gets_a_response_or_a_listed_status(
     servicer: TritonServicer, data: bytes
 ) -> None:
     with contextlib.suppress(*STATUS):
@@ -145,14 +145,48 @@ def test_any_request_is_answered_or_refused_with_a_listed_status(
 
 @settings(QUICK, max_examples=25)
 @given(st.lists(requests(), max_size=4))
-def test_a_stream_answers_each_request_once_whatever_it_is(
+def test_a_stream_responds_to_each_request_once(
     servicer: TritonServicer, several: list[bytes]
 ) -> None:
-    answers = [
+    responses = [
         pb.ModelStreamInferResponse.FromString(written)
         for written in servicer.ModelStreamInfer(iter(several), Context())
     ]
-    assert len(answers) == len(several)
-    for answer in answers:
-        # An unforeseen one would be told by the name of its type.
-        assert "Error: " not in answer.error_message
+    assert len(responses) == len(several)
+    for response in responses:
+        # An unforeseen one would have the name of its type.
+        assert "Error: " not in response.error_message
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_request_runs_on_the_version_whose_configuration_it_was_read_with(
+    streamed: bool,
+) -> None:
+    config = ModelConfig.of(text_format.Parse(CONFIG, model_config_pb2.ModelConfig()))
+    model = TensorModel(lambda inputs, outputs: {"b": inputs["a"], "u": inputs["t"]})
+    registry = ModelRegistry()
+
+    def publish(version: int) -> None:
+        loaded = Scheduling().model(config, version, model)
+        registry.replace("m", [ModelEntry("m", version, ModelState.READY, loaded=loaded)])
+
+    class Swaps(Context):
+        """A call whose deadline is read while another version takes over."""
+
+        def time_remaining(self) -> None:
+            publish(2)
+
+    publish(1)
+    servicer = TritonServicer(DataPlane(registry), "triton", "1", Admission(2))
+    request = pb.ModelInferRequest(model_name="m", raw_input_contents=[b"1", b"\1\0\0\0x"])
+    for name, datatype in (("a", "UINT8"), ("t", "BYTES")):
+        request.inputs.add(name=name, datatype=datatype, shape=[1, 1])
+    data = request.SerializeToString()
+    if streamed:
+        (written,) = servicer.ModelStreamInfer(iter([data]), Swaps())
+        response = pb.ModelStreamInferResponse.FromString(written).infer_response
+    else:
+        response = pb.ModelInferResponse.FromString(servicer.ModelInfer(data, Swaps()))
+    assert response.model_version == "1"
+    assert registry.snapshot.ready_versions("m") == [2]
+    assert registry.wait_closed(30.0)

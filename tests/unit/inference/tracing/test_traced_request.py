@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -16,9 +16,6 @@ from edge_server.inference.tracing.traced_request import (
     TracedRequest,
     TraceRule,
 )
-
-if TYPE_CHECKING:
-    from edge_server.requests import ResponseCallback
 
 
 class Reported(list[TracedRequest]):
@@ -36,9 +33,6 @@ def reported() -> Reported:
     return Reported()
 
 
-def nobody(answer: ResponseCallback, final: bool) -> None: ...
-
-
 def elements(request: TracedRequest) -> list[dict[str, Any]]:
     return json.loads(b"[" + request.written() + b"]")
 
@@ -51,12 +45,12 @@ def child_of(trace: ModelTrace, name: str, request_id: str = "") -> ModelTrace:
 
 def test_it_is_written_as_triton_does(reported: Reported) -> None:
     root = reported.root("whole", 'say "7"')
-    respond = root.begin(3, nobody)
+    root.begin(3)
     child = child_of(root, "part")
-    child_respond = child.begin(1, nobody)
+    child.begin(1)
     child.mark("COMPUTE_START", 5)
-    child_respond(None, True)
-    respond(None, True)
+    child.responded(final=True)
+    root.responded(final=True)
     head, times, child_head, child_times = elements(reported[0])
     assert list(head.items()) == [
         ("id", 1),
@@ -81,10 +75,10 @@ def test_it_is_written_as_triton_does(reported: Reported) -> None:
 def test_moments_are_written_in_their_order(moments: list[int]) -> None:
     reported = Reported()
     root = reported.root()
-    respond = root.begin(1, nobody)
+    root.begin(1)
     for moment in moments:
         root.mark(f"at {moment}", moment)
-    respond(None, True)
+    root.responded(final=True)
     times = [each["ns"] for each in elements(reported[0])[1]["timestamps"]]
     assert times == sorted(times)
 
@@ -94,29 +88,37 @@ def test_it_is_reported_when_the_last_of_it_is_over(order: list[str]) -> None:
     reported = Reported()
     root = reported.root()
     root.request.hold()
-    end = {"root": root.begin(1, nobody), "call": lambda *_: root.request.release()}
-    end["child"] = child_of(root, "c").begin(1, nobody)
+    child = child_of(root, "c")
+    for trace in (root, child):
+        trace.begin(1)
+    end = {
+        "root": lambda: root.responded(final=True),
+        "child": lambda: child.responded(final=True),
+        "call": root.request.release,
+    }
     for name in order:
         assert not reported
-        end[name](None, True)
+        end[name]()
     (request,) = reported
     assert len(request) == 2
 
 
 def test_only_the_first_of_several_responses_is_a_moment(reported: Reported) -> None:
-    respond = reported.root().begin(1, nobody)
+    root = reported.root()
+    root.begin(1)
     for final in (False, False, True):
-        respond(None, final)
+        root.responded(final=final)
     names = [each["name"] for each in elements(reported[0])[1]["timestamps"]]
     assert names == ["REQUEST_START", "INFER_RESPONSE_COMPLETE", "REQUEST_END"]
 
 
 def test_what_begins_after_the_end_is_not_reported(reported: Reported) -> None:
     root = reported.root()
-    respond = root.begin(1, nobody)
+    root.begin(1)
     late = child_of(root, "late")
-    respond(None, True)
-    late.begin(1, nobody)(None, True)
+    root.responded(final=True)
+    late.begin(1)
+    late.responded(final=True)
     assert len(reported) == 1
 
 
@@ -129,9 +131,9 @@ def test_one_that_no_model_took_is_not_reported(reported: Reported) -> None:
 
 def test_a_request_that_makes_ever_more_does_not_fill_the_memory(reported: Reported) -> None:
     root = reported.root("m", "x" * 5000)
-    respond = root.begin(1, nobody)
+    root.begin(1)
     children = [root.child("c", "") for _ in range(2000)]
     assert children[0] is not None
     assert children[-1] is None
-    respond(None, True)
+    root.responded(final=True)
     assert len(elements(reported[0])[0]["request_id"]) == 1024

@@ -16,12 +16,8 @@ from edge_server.inference.tracing.tracer import Tracer
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from edge_server.requests import ResponseCallback
 
 ON = TraceRule(timestamps=True, rate=1)
-
-
-def nobody(answer: ResponseCallback, final: bool) -> None: ...
 
 
 def run(tracer: Tracer, model_name: str, request_id: str = "") -> bool:
@@ -29,7 +25,8 @@ def run(tracer: Tracer, model_name: str, request_id: str = "") -> bool:
     trace = tracer.sample(model_name, request_id)
     if trace is None:
         return False
-    trace.begin(1, nobody)(None, True)
+    trace.begin(1)
+    trace.responded(final=True)
     return True
 
 
