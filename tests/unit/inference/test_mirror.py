@@ -159,6 +159,12 @@ def test_after_a_sample_there_is_a_rest(mirror: Mirror) -> None:
     assert mirror.wants_sample()
 
 
+def test_requests_with_a_fault_keep_no_samples_away(mirror: Mirror) -> None:
+    mirror.compare(request(), Fault.FAILED)
+    assert mirror.step()
+    assert mirror.wants_sample()
+
+
 def test_a_sample_goes_before_requests_with_a_fault_and_there_is_one_at_a_time(
     old: Model, mirror: Mirror
 ) -> None:
