@@ -23,7 +23,6 @@ import msgspec
 
 from edge_server.backends.parameters import check_parameters, read_parameters
 from edge_server.backends.tensorrt.agreement import agreed
-from edge_server.backends.tensorrt.build.side_car import read_side_car
 from edge_server.backends.tensorrt.options import (
     NOT_ON_A_GPU,
     Options,
@@ -31,6 +30,7 @@ from edge_server.backends.tensorrt.options import (
     on_gpu_alone,
     plan_name,
 )
+from edge_server.backends.tensorrt.plan_build.side_car import read_side_car
 from edge_server.backends.tensorrt.plan_io import PlanIO
 from edge_server.errors import EdgeServerError, ModelConfigError, ModelLoadError
 from edge_server.gpu.libcuda import BareGpu

@@ -60,7 +60,7 @@ def load(
             if source[name] not in inputs:
                 raise InvalidRequest(
                     f"output '{name}' of model '{config.name}' is its input '{source[name]}', "
-                    "which was left out; ask for other outputs, or give it"
+                    "which was left out; name other outputs, or give it"
                 )
         return {name: inputs[source[name]] for name in outputs}
 

@@ -14,9 +14,8 @@ import numpy as np
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
-from edge_server.backends.tensorrt.build.cache import why_not
-from edge_server.backends.tensorrt.build.process import probe_device
-from edge_server.backends.tensorrt.build.side_car import read_side_car
+from edge_server.backends.tensorrt.plan_build.process import probe_device
+from edge_server.backends.tensorrt.plan_build.side_car import plan_faults, read_side_car
 from edge_server.cli.plan.target import require_onnx
 from edge_server.errors import ModelConfigError, Unavailable
 from edge_server.gpu.devices import Devices
@@ -82,7 +81,7 @@ def verify(target: Target, tolerance: float | None, samples: int) -> Verified:
         raise Unavailable(f"verify runs the plan, which takes its device: {facts.reason}")
     if importlib.util.find_spec("onnxruntime") is None:
         raise Unavailable("verify compares with ONNX Runtime: install 'edge-server[onnxruntime]'")
-    reasons = why_not(target.plan, target.onnx, facts, target.name)
+    reasons = plan_faults(target.plan, target.onnx, facts, target.name)
     if reasons or side_car is None:
         raise ModelConfigError(f"{target.plan}: " + "\n".join(reasons))
     usual = TOLERANCES.get(side_car.precision, _TYPED_TOLERANCE)

@@ -12,7 +12,7 @@ import pytest
 from edge_server.backends import find_backend
 from edge_server.backends.contract import no_progress
 from edge_server.backends.server_context import STANDALONE
-from edge_server.backends.tensorrt.build.side_car import (
+from edge_server.backends.tensorrt.plan_build.side_car import (
     encode,
     read_side_car,
     sha256_of,
@@ -61,7 +61,7 @@ def test_without_a_gpu_there_is_no_plan_and_no_fallback_to_the_processor(
     workshop.start_over()
     text = (
         "unable to load model 'm', TensorRT backend supports only GPU device: instance group m is "
-        "KIND_CPU; there is no GPU: no CUDA device: cuInit answers 100"
+        "KIND_CPU; there is no GPU: no CUDA device: cuInit returns 100"
     )
     with pytest.raises(ModelConfigError) as caught:
         workshop.complete()

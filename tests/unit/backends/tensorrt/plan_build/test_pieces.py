@@ -9,10 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_server.backends.tensorrt.build.build_options import BuildOptions
-from edge_server.backends.tensorrt.build.making import trtexec_line
-from edge_server.backends.tensorrt.build.profiles import Range
-from edge_server.backends.tensorrt.build.side_car import datatype_name, full_version, version_of
+from edge_server.backends.tensorrt.plan_build.build_options import BuildOptions
+from edge_server.backends.tensorrt.plan_build.cache import trtexec_line
+from edge_server.backends.tensorrt.plan_build.profiles import Range
+from edge_server.backends.tensorrt.plan_build.side_car import (
+    datatype_name,
+    full_version,
+    version_of,
+)
 from edge_server.board.jetson import read_l4t
 from edge_server.errors import InvalidRequest
 
@@ -23,7 +27,7 @@ from .....conftest import SIMULATED_GPU
 def samples_of(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Samples, whose module imports TensorRT: here the simulated one."""
     monkeypatch.syspath_prepend(SIMULATED_GPU)
-    from edge_server.backends.tensorrt.build.precision import Samples
+    from edge_server.backends.tensorrt.plan_build.precision import Samples
 
     return Samples
 

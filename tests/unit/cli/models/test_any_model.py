@@ -9,7 +9,7 @@ from pathlib import Path
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edge_server.cli.models.listing import Inspection
+from edge_server.cli.models.listing import faults_of
 from edge_server.cli.models.push import pull
 from edge_server.repository.manifest import ABOUT_CONTENT
 from edge_server.repository.manifest import NAME as MANIFEST
@@ -61,13 +61,11 @@ def test_what_arrives_is_what_was_sent_and_fits(files: dict[str, bytes]) -> None
         assert content(to / "m") == content(model)
         assert look(to, "m").directories == look(model.parent, "m").directories
         inventory = take_inventory(to, "m")
-        assert Inspection([]).faults(inventory) == []
+        assert faults_of(inventory) == []
         assert push(model, to).outcome == "unchanged"
         fetched = pull("m", to, back)
         assert content(back / "m") == content(model)
-        assert (
-            fetched.content.digest == sent.content.digest == Inspection([]).row(inventory)["digest"]
-        )
+        assert fetched.content.digest == sent.content.digest == inventory.content.digest
 
 
 @quick
@@ -81,8 +79,7 @@ def test_any_one_bit_or_file_that_changes_is_found(
         to.mkdir()
         public = make_keys(Path(folder) / "key")
         push(model, to, key=SigningKey(Path(folder) / "key"))
-        inspection = Inspection([public])
-        assert inspection.faults(take_inventory(to, "m")) == []
+        assert faults_of(take_inventory(to, "m"), [public]) == []
         there = [file.path for file in look(to, "m").files]
         path = to / "m" / data.draw(st.sampled_from(there))
         how = data.draw(st.sampled_from(["bit", "cut", "remove", "add"]))
@@ -98,12 +95,12 @@ def test_any_one_bit_or_file_that_changes_is_found(
             path.unlink()
         else:
             (to / "m" / "added").write_bytes(b"x" + before)
-        assert inspection.faults(take_inventory(to, "m")) != []
+        assert faults_of(take_inventory(to, "m"), [public]) != []
 
 
 def test_the_manifest_is_of_the_model_that_it_names(tmp_path: Path) -> None:
     write(tmp_path / "made/m", {})
     push(tmp_path / "made/m", tmp_path)
     (tmp_path / "m").rename(tmp_path / "n")
-    faults = Inspection([]).faults(take_inventory(tmp_path, "n"))
+    faults = faults_of(take_inventory(tmp_path, "n"))
     assert faults == [f"{MANIFEST} is of model 'm'"]

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from edge_server.backends.tensorrt.build.layers import Placed  # noqa: TC001 - msgspec
-from edge_server.backends.tensorrt.build.profiles import Range  # noqa: TC001 - msgspec
+from edge_server.backends.tensorrt.plan_build.layers import Placed  # noqa: TC001 - msgspec
+from edge_server.backends.tensorrt.plan_build.profiles import Range  # noqa: TC001 - msgspec
 from edge_server.board.jetson import read_l4t
 from edge_server.errors import ModelConfigError
 from edge_server.model_config.files import reading
@@ -243,9 +243,11 @@ def _is_other_l4t(built: DeviceFacts, facts: DeviceFacts) -> bool:
     return bool(built.l4t and facts.l4t) and built.l4t != facts.l4t
 
 
-def compare_files(side_car: SideCar, plan: Path, onnx: Path | None, model: str) -> list[str]:
-    """Return the reasons why `plan` does not belong to `side_car`, or was not built from `onnx`; an
-    empty list if it does and was.
+def side_car_faults(
+    side_car: SideCar, plan: Path, onnx: Path | None, facts: DeviceFacts, model: str
+) -> list[str]:
+    """Return the reasons why `plan` cannot run on the device of `facts`, does not belong to
+    `side_car`, or was not built from `onnx`, each with the remedy; an empty list if all is well.
 
     Args:
         onnx: None where only the plan was delivered.
@@ -253,18 +255,32 @@ def compare_files(side_car: SideCar, plan: Path, onnx: Path | None, model: str) 
     Raises:
         ModelConfigError: one of the files cannot be read.
     """
-    reasons = []
+    reasons = compare(side_car, facts, model)
+    if reasons:
+        return reasons
+    remedy = f"run `edge-server plan build {model}`"
     if sha256_of(plan) != side_car.plan_sha256:
         reasons.append(
-            f"{plan.name} is not the file that {side_car_path(plan).name} speaks of; run "
-            f"`edge-server plan build {model}`"
+            f"{plan.name} is not the file that {side_car_path(plan).name} speaks of; {remedy}"
         )
     if onnx is not None and sha256_of(onnx) != side_car.onnx_sha256:
-        reasons.append(
-            f"{plan.name} was built of another {onnx.name} than is there; run "
-            f"`edge-server plan build {model}`"
-        )
+        reasons.append(f"{plan.name} was built of another {onnx.name} than is there; {remedy}")
     return reasons
+
+
+def plan_faults(plan: Path, onnx: Path | None, facts: DeviceFacts, model: str) -> list[str]:
+    """Return the reasons of `side_car_faults`, or that `plan` has no side-car.
+
+    Raises:
+        ModelConfigError: a file cannot be read.
+    """
+    side_car = read_side_car(plan)
+    if side_car is None:
+        return [
+            f"{plan.name} has no {side_car_path(plan).name} beside it, so nobody knows what it was "
+            f"built of and for; run `edge-server plan build {model}`"
+        ]
+    return side_car_faults(side_car, plan, onnx, facts, model)
 
 
 def sha256_of(path: Path) -> str:

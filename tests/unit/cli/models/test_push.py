@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from edge_server.cli.models.listing import Inspection
+from edge_server.cli.models.listing import faults_of
 from edge_server.cli.models.push import pull, write_manifest
 from edge_server.errors import ModelConfigError, NotFound
 from edge_server.repository.content import copy_model
@@ -50,7 +50,7 @@ def texts(directory: Path) -> dict[str, str]:
 
 
 def faults(repository: Path, name: str, *keys: Path) -> list[str]:
-    return Inspection(keys).faults(take_inventory(repository, name))
+    return faults_of(take_inventory(repository, name), keys)
 
 
 def names(repository: Path) -> list[str]:
@@ -168,7 +168,7 @@ def test_one_version_goes_there_and_the_rest_stays(
     done = push(model, target, version=2)
     assert "2/weights" not in texts(repository / "m")
     inventory = take_inventory(repository, "m")
-    assert done.content.digest == Inspection([]).row(inventory)["digest"]
+    assert done.content.digest == inventory.content.digest
     assert inventory.content.empty == ("4",)
 
 
@@ -220,7 +220,7 @@ def test_one_version_of_a_signed_model_needs_the_key_again(
     assert faults(repository, "m") == []
 
 
-def test_nobody_vouches_for_a_rest_that_nobody_vouched_for(
+def test_a_key_signs_no_rest_that_it_had_not_signed(
     local: Path, repository: Path, make_model: MakeModel, tmp_path: Path
 ) -> None:
     make_keys(tmp_path / "key")
@@ -422,9 +422,9 @@ def test_directories_with_nothing_in_them_are_signed_too(
     (model / "5").mkdir()
     public = make_keys(tmp_path / "key")
     push(model, local, key=SigningKey(tmp_path / "key"))
-    assert Inspection([public]).faults(take_inventory(repository, "m")) == []
+    assert faults_of(take_inventory(repository, "m"), [public]) == []
     change(repository / "m")
-    assert "which is empty, is" in Inspection([public]).faults(take_inventory(repository, "m"))[0]
+    assert "which is empty, is" in faults_of(take_inventory(repository, "m"), [public])[0]
     with pytest.raises(ModelConfigError, match="which is empty, is"):
         pull("m", local, tmp_path / "pulled")
     with pytest.raises(ModelConfigError, match="which is empty, is"):

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from edge_server.backends.tensorrt.build.build_options import BuildOptions, GivenShapes, Shape
+from edge_server.backends.tensorrt.plan_build.build_options import BuildOptions, GivenShapes, Shape
 from edge_server.errors import InvalidRequest
 from edge_server.tensors import shape_text
 
@@ -104,7 +104,7 @@ def _from_configuration(wanted: NetworkInput, options: BuildOptions) -> tuple[Sh
     example = "x".join(str(d if d > 0 else 1) for d in wanted.shape)
     what = "holds a shape" if wanted.holds_shape else f"has shape {shape_text(wanted.shape)}"
     raise InvalidRequest(
-        f"input '{wanted.name}' {what}, and nothing says what it may be: give "
+        f"input '{wanted.name}' {what}, and its sizes are given nowhere: give "
         f"--opt {wanted.name}:{example}, and --min and --max where it varies"
     )
 

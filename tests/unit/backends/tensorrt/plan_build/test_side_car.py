@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from edge_server.backends.tensorrt.build.layers import Placed
-from edge_server.backends.tensorrt.build.profiles import Range
-from edge_server.backends.tensorrt.build.side_car import (
+from edge_server.backends.tensorrt.plan_build.layers import Placed
+from edge_server.backends.tensorrt.plan_build.profiles import Range
+from edge_server.backends.tensorrt.plan_build.side_car import (
     DeviceFacts,
     PlanTensor,
     SideCar,
     cautions,
     compare,
-    compare_files,
     encode,
     read_side_car,
     sha256_of,
+    side_car_faults,
     side_car_path,
 )
 from edge_server.errors import ModelConfigError
@@ -141,11 +141,11 @@ def test_files_that_do_not_belong_together_are_told(tmp_path: Path) -> None:
     plan.write_bytes(b"plan")
     onnx.write_bytes(b"onnx")
     good = side_car(onnx_sha256=sha256_of(onnx), plan_sha256=sha256_of(plan))
-    assert compare_files(good, plan, onnx, MODEL) == []
-    assert compare_files(good, plan, None, MODEL) == []
+    assert side_car_faults(good, plan, onnx, ORIN, MODEL) == []
+    assert side_car_faults(good, plan, None, ORIN, MODEL) == []
     onnx.write_bytes(b"another")
     plan.write_bytes(b"flipped")
-    assert compare_files(good, plan, onnx, MODEL) == [
+    assert side_car_faults(good, plan, onnx, ORIN, MODEL) == [
         f"model.plan is not the file that model.plan.json speaks of; {REMEDY}",
         f"model.plan was built of another model.onnx than is there; {REMEDY}",
     ]

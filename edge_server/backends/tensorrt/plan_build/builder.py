@@ -4,7 +4,7 @@ Objects of TensorRT are annotated, so that the names used here can be checked ag
 version's classes (tests/tensorrt_api). Where versions differ, the difference stands behind
 `hasattr` or a comparison of `version`, with its reason.
 
-Only a process that may crash imports this: see `child`. Nothing here that loads a plan may be
+Only a process that may crash imports this: see `process`. Nothing here that loads a plan may be
 called without a CUDA driver: a Runtime made without one crashes at every call, even in its
 destructor.
 """
@@ -17,27 +17,27 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tensorrt as trt
 
-from edge_server.backends.tensorrt.build.cache import read_timings, write_timings
-from edge_server.backends.tensorrt.build.events import PhaseTree, Progressed, Step
-from edge_server.backends.tensorrt.build.layers import Placed, placed
-from edge_server.backends.tensorrt.build.precision import (
+from edge_server.backends.tensorrt.engine import trt_log, version_here
+from edge_server.backends.tensorrt.plan_build.cache import read_timings, write_timings
+from edge_server.backends.tensorrt.plan_build.events import PhaseTree, Progressed, Step
+from edge_server.backends.tensorrt.plan_build.layers import Placed, placed
+from edge_server.backends.tensorrt.plan_build.precision import (
     check_precision,
     check_types,
     is_typed,
     set_calibrator,
     set_precision,
 )
-from edge_server.backends.tensorrt.build.process import PlanBuilt
-from edge_server.backends.tensorrt.build.profiles import NetworkInput, Profile, profiles_for
-from edge_server.backends.tensorrt.build.side_car import DeviceFacts, PlanTensor, datatype_name
-from edge_server.backends.tensorrt.trt_log import trt_log, version_here
+from edge_server.backends.tensorrt.plan_build.process import PlanBuilt
+from edge_server.backends.tensorrt.plan_build.profiles import NetworkInput, Profile, profiles_for
+from edge_server.backends.tensorrt.plan_build.side_car import DeviceFacts, PlanTensor, datatype_name
 from edge_server.board.jetson import NVDLA_SUPPORT
 from edge_server.errors import InternalError, InvalidRequest, ModelConfigError, Unsupported
 
 if TYPE_CHECKING:
-    from edge_server.backends.tensorrt.build.build_options import BuildOptions
-    from edge_server.backends.tensorrt.build.events import OnEvent
-    from edge_server.backends.tensorrt.build.process import BuildJob
+    from edge_server.backends.tensorrt.plan_build.build_options import BuildOptions
+    from edge_server.backends.tensorrt.plan_build.events import OnEvent
+    from edge_server.backends.tensorrt.plan_build.process import BuildJob
     from edge_server.gpu.libcuda import BareGpu
 
 _REPORT_EVERY_S = 0.1

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorrt as trt
 
-from edge_server.backends.tensorrt.build.side_car import datatype_name
+from edge_server.backends.tensorrt.plan_build.side_car import datatype_name
 from edge_server.errors import InvalidRequest, Unsupported
 from edge_server.tensors import DataType
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from edge_server.backends.tensorrt.build.build_options import BuildOptions, Shape
-    from edge_server.backends.tensorrt.build.profiles import Profile
+    from edge_server.backends.tensorrt.plan_build.build_options import BuildOptions, Shape
+    from edge_server.backends.tensorrt.plan_build.profiles import Profile
     from edge_server.gpu.libcuda import BareGpu
 
 Sample = Mapping[str, "NDArray[Any]"]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from edge_server.cli.main import run_command
-from edge_server.cli.models.listing import Inspection, local_listing, rows, size_text, table
+from edge_server.cli.models.listing import faults_of, local_listing, rows, size_text, table
 from edge_server.errors import ModelConfigError
 from edge_server.repository.manifest import NAME as MANIFEST
 from edge_server.repository.manifest import SIGNATURE_NAME as SIGNATURE
@@ -63,7 +63,7 @@ def test_each_state_has_its_word(repository: Path, make_model: MakeModel, tmp_pa
     ]
 
 
-def test_versions_and_digest_are_told(repository: Path, make_model: MakeModel) -> None:
+def test_versions_and_digest_are_listed(repository: Path, make_model: MakeModel) -> None:
     done = push(make_model(**{"10/x": "", "2/x": "", "01/x": "", "configs/x": ""}), repository)
     (row,) = rows(local_listing(repository))
     assert row["versions"] == [1, 2, 10]
@@ -80,7 +80,7 @@ def test_a_digest_is_of_content_alone(repository: Path, make_model: MakeModel) -
 
 def test_what_cannot_be_read_is_no_verdict(repository: Path) -> None:
     with pytest.raises(ModelConfigError, match="m: cannot be read: No such file"):
-        Inspection([]).faults(take_inventory(repository, "m"))
+        faults_of(take_inventory(repository, "m"))
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_sizes_are_for_people(size: int, text: str) -> None:
     assert size_text(size) == text
 
 
-def test_a_name_that_is_no_text_is_told_as_a_fault(
+def test_a_name_that_is_no_text_is_listed_as_a_fault(
     repository: Path, make_model: MakeModel, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     push(make_model("m"), repository)

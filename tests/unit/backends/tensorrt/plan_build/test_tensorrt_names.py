@@ -33,7 +33,7 @@ def test_the_builder_is_walked_as_a_whole() -> None:
     """If nothing of it were understood, nothing would be found missing."""
     nothing = {version: {"": {}} for version in NAMES}
     found = walk.lacking(
-        (ROOT / "edge_server/backends/tensorrt/build/builder.py").read_text(), nothing
+        (ROOT / "edge_server/backends/tensorrt/plan_build/builder.py").read_text(), nothing
     )
     assert sum("trt." in line for line in found) > 15
 
@@ -81,7 +81,7 @@ PLANTED = {
 @pytest.mark.parametrize("mistake", PLANTED)
 def test_a_planted_mistake_is_seen(mistake: str) -> None:
     name, right, wrong, said = PLANTED[mistake]
-    source = (ROOT / "edge_server/backends/tensorrt/build" / name).read_text()
+    source = (ROOT / "edge_server/backends/tensorrt/plan_build" / name).read_text()
     assert right in source
     found = walk.lacking(source.replace(right, wrong), NAMES, name)
     assert any(said in line for line in found), found

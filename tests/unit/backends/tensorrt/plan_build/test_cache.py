@@ -10,14 +10,22 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from edge_server.backends.tensorrt.build import build_lock as build_lock_module
-from edge_server.backends.tensorrt.build.build_options import BuildOptions
-from edge_server.backends.tensorrt.build.cache import PlanCache, build_lock, ensure_plan, why_not
-from edge_server.backends.tensorrt.build.events import BuildEvent, Progressed, Step
-from edge_server.backends.tensorrt.build.making import make_plan
-from edge_server.backends.tensorrt.build.process import BuildJob, PlanBuilt
-from edge_server.backends.tensorrt.build.side_car import DeviceFacts, read_side_car, side_car_path
-from edge_server.errors import Cancelled, InternalError, ModelConfigError
+from edge_server.backends.tensorrt.plan_build.build_options import BuildOptions
+from edge_server.backends.tensorrt.plan_build.cache import (
+    PlanCache,
+    build_lock,
+    ensure_plan,
+    make_plan,
+)
+from edge_server.backends.tensorrt.plan_build.events import BuildEvent, Progressed, Step
+from edge_server.backends.tensorrt.plan_build.process import BuildJob, PlanBuilt
+from edge_server.backends.tensorrt.plan_build.side_car import (
+    DeviceFacts,
+    plan_faults,
+    read_side_car,
+    side_car_path,
+)
+from edge_server.errors import InternalError, ModelConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -69,7 +77,7 @@ def ensure(
     *,
     on_event: Callable[[BuildEvent], None] = ignore,
 ) -> Path:
-    return ensure_plan(onnx, options, ORIN, cache, build, model="m", on_event=on_event)
+    return ensure_plan(onnx, options, ORIN, cache, build, model="m", on_event=on_event)[0]
 
 
 def test_a_plan_is_built_once(onnx: Path, cache: PlanCache) -> None:
@@ -81,7 +89,7 @@ def test_a_plan_is_built_once(onnx: Path, cache: PlanCache) -> None:
     assert ensure(onnx, cache, build) == plan
     assert len(build.jobs) == 1
     assert build.jobs[0].timing_cache == str(cache.timing_cache)
-    assert why_not(plan, onnx, ORIN, "m") == []
+    assert plan_faults(plan, onnx, ORIN, "m") == []
 
 
 @pytest.mark.parametrize(
@@ -201,7 +209,7 @@ def test_a_plan_larger_than_the_cache_is_kept_alone(onnx: Path, tmp_path: Path) 
 def test_a_plan_nobody_vouches_for_is_told_with_the_remedy(tmp_path: Path, onnx: Path) -> None:
     plan = tmp_path / "model.plan"
     plan.write_bytes(b"plan")
-    (said,) = why_not(plan, onnx, ORIN, "m")
+    (said,) = plan_faults(plan, onnx, ORIN, "m")
     assert said.startswith("model.plan has no model.plan.json beside it")
     assert said.endswith("run `edge-server plan build m`")
 
@@ -234,19 +242,13 @@ def test_one_build_runs_at_a_time_and_who_waited_takes_its_plan(
     assert len(build.jobs) == 1
 
 
-def test_a_build_that_waits_for_the_lock_can_be_stopped() -> None:
-    stop = threading.Event()
-    with build_lock(lambda: None), pytest.raises(Cancelled), build_lock(stop.set, stop):
-        pass
-    with build_lock(lambda: pytest.fail("it is free again")):
-        pass
-
-
 def test_a_lock_that_the_kernel_refuses_is_an_error_and_no_wait(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     # Refused, but not because another build holds it: as under a security profile.
-    monkeypatch.setattr(build_lock_module, "LOCK_NAME", str(tmp_path / "none" / "lock"))
+    monkeypatch.setattr(
+        "edge_server.backends.tensorrt.plan_build.cache.LOCK_NAME", str(tmp_path / "none" / "lock")
+    )
     with (
         pytest.raises(InternalError, match=r"the lock of plan builds.*No such file"),
         build_lock(lambda: pytest.fail("no build holds it")),

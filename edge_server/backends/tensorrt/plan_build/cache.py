@@ -8,32 +8,38 @@ import hashlib
 import logging
 import os
 import re
+import shlex
 import shutil
 import socket
-import threading
+import time
+from collections.abc import Callable
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edge_server.backends.tensorrt.build.events import Step
-from edge_server.backends.tensorrt.build.making import Build, make_plan
-from edge_server.backends.tensorrt.build.side_car import (
+from edge_server.backends.tensorrt.plan_build.events import OnEvent, Step
+from edge_server.backends.tensorrt.plan_build.process import BuildJob, PlanBuilt
+from edge_server.backends.tensorrt.plan_build.side_car import (
+    SideCar,
     compare,
-    compare_files,
+    encode,
     read_side_car,
     sha256_of,
+    side_car_faults,
     side_car_path,
 )
-from edge_server.errors import Cancelled, InternalError, ModelConfigError
+from edge_server.errors import InternalError, ModelConfigError
+from edge_server.process.disk import atomic_replace, atomic_write
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator, Sequence
 
     import tensorrt as trt
 
-    from edge_server.backends.tensorrt.build.build_options import BuildOptions
-    from edge_server.backends.tensorrt.build.events import OnEvent
-    from edge_server.backends.tensorrt.build.side_car import DeviceFacts
+    from edge_server.backends.tensorrt.plan_build.build_options import BuildOptions, Shape
+    from edge_server.backends.tensorrt.plan_build.profiles import Profile
+    from edge_server.backends.tensorrt.plan_build.side_car import DeviceFacts
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +49,8 @@ _NO_TIMINGS = Path()
 # An abstract socket name: visible without a shared directory, and released with the process.
 LOCK_NAME = "\0edge-server-plan-build"
 _RETRY_S = 0.5
+# Builds a plan: in production `process.build` with its limits.
+Build = Callable[[BuildJob, OnEvent], PlanBuilt]
 
 
 class PlanCache:
@@ -87,7 +95,7 @@ class PlanCache:
             side_car = read_side_car(plan)
             if side_car is None or not plan.is_file():
                 return None
-            faults = compare(side_car, facts, model) + compare_files(side_car, plan, onnx, model)
+            faults = side_car_faults(side_car, plan, onnx, facts, model)
         except ModelConfigError as error:
             faults = [str(error)]
         for fault in faults:
@@ -117,18 +125,15 @@ class PlanCache:
 
 
 @contextmanager
-def build_lock(on_wait: Callable[[], None], stop: threading.Event | None = None) -> Iterator[None]:
+def build_lock(on_wait: Callable[[], None]) -> Iterator[None]:
     """Hold the device's build lock; wait while another build holds it.
 
     Args:
         on_wait: called once, if another process or thread holds the lock.
-        stop: ends the wait when set.
 
     Raises:
-        Cancelled: `stop` was set during the wait.
         InternalError: the kernel refuses the lock for a permanent reason.
     """
-    stop = stop or threading.Event()
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as lock:
         waited = False
         while True:
@@ -145,8 +150,7 @@ def build_lock(on_wait: Callable[[], None], stop: threading.Event | None = None)
                 if not waited:
                     on_wait()
                 waited = True
-                if stop.wait(_RETRY_S):
-                    raise Cancelled("the build was given up while another one ran") from None
+                time.sleep(_RETRY_S)
         yield
 
 
@@ -159,22 +163,21 @@ def ensure_plan(
     *,
     model: str,
     on_event: OnEvent,
-    stop: threading.Event | None = None,
-) -> Path:
-    """Return a plan of `onnx` for this device: from `cache`, or built into it, which takes minutes.
+) -> tuple[Path, bool]:
+    """Return a plan of `onnx` for this device, from `cache` or built into it, which takes minutes;
+    and whether it was built now.
 
     One plan is built at a time on a device; after the wait a caller takes the plan that the other
     build has cached, if it fits.
 
     Raises:
         EdgeServerError: no plan could be built.
-        Cancelled: `stop` was set while another build ran.
     """
     if (found := cache.find(onnx, options, facts, model)) is not None:
-        return found
-    with build_lock(lambda: on_event(Step("waiting for another build")), stop):
+        return found, False
+    with build_lock(lambda: on_event(Step("waiting for another build"))):
         if (found := cache.find(onnx, options, facts, model)) is not None:
-            return found
+            return found, False
         plan = cache.place(onnx, options, facts)
         try:
             plan.parent.mkdir(parents=True, exist_ok=True)
@@ -187,23 +190,7 @@ def ensure_plan(
                 "updated while this ran, start it anew"
             )
         cache.prune(keep=plan)
-    return plan
-
-
-def why_not(plan: Path, onnx: Path | None, facts: DeviceFacts, model: str) -> list[str]:
-    """Return the reasons why TensorRT may not load `plan`, each with the remedy; an empty list if
-    it may.
-
-    Raises:
-        ModelConfigError: a file cannot be read.
-    """
-    side_car = read_side_car(plan)
-    if side_car is None:
-        return [
-            f"{plan.name} has no {side_car_path(plan).name} beside it, so nobody knows what it was "
-            f"built of and for; run `edge-server plan build {model}`"
-        ]
-    return compare(side_car, facts, model) or compare_files(side_car, plan, onnx, model)
+    return plan, True
 
 
 def _size_bytes(folder: Path) -> int:
@@ -240,9 +227,98 @@ def write_timings(config: trt.IBuilderConfig, folder: Path, facts: DeviceFacts) 
     data: trt.IHostMemory = cache.serialize()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        path = timing_path(folder, facts)
-        beside = path.with_suffix(".tmp")
-        beside.write_bytes(data)
-        beside.replace(path)
+        atomic_write(timing_path(folder, facts), bytes(data))
     except OSError:
         return
+
+
+def make_plan(
+    onnx: Path,
+    plan: Path,
+    options: BuildOptions,
+    build: Build,
+    on_event: OnEvent,
+    *,
+    timing_cache: Path | None = None,
+) -> SideCar:
+    """Build `plan` from `onnx` and write its side-car; the earlier plan stays until both are
+    complete.
+
+    Each file replaces its predecessor atomically. A power cut may fall between the two: the
+    side-car's digest then no longer matches the plan.
+
+    Raises:
+        EdgeServerError: no plan was built, and the earlier files are unchanged.
+    """
+    onnx, plan = onnx.absolute(), plan.absolute()
+    written = plan.with_name(f".{plan.name}.{os.getpid()}.tmp")
+    onnx_sha256 = sha256_of(onnx)
+    job = BuildJob(str(onnx), str(written), options, str(timing_cache or ""))
+    try:
+        _clear(plan)
+        # A read-only directory fails now, not after minutes.
+        written.touch()
+        built = build(job, on_event)
+        if sha256_of(onnx) != onnx_sha256:
+            raise ModelConfigError(f"{onnx}: was changed while it was built; build it again")
+        side_car = SideCar(
+            onnx_sha256=onnx_sha256,
+            plan_sha256=sha256_of(written),
+            options=options.digest,
+            built_with=replace(built.facts, reason=""),
+            precision=built.precision,
+            dla_core=options.dla_core,
+            profiles=built.profiles,
+            tensors=built.tensors,
+            placed=built.placed,
+            trtexec=trtexec_line(onnx, plan, options, built.profiles, built.facts.version),
+            build_s=built.build_s,
+        )
+        atomic_replace(written, plan)
+        atomic_write(side_car_path(plan), encode(side_car))
+    except OSError as error:
+        raise InternalError(
+            f"{error.filename or plan}: cannot be written: {error.strerror or error}"
+        ) from error
+    finally:
+        written.unlink(missing_ok=True)
+    return side_car
+
+
+def _clear(plan: Path) -> None:
+    """Remove the temporary files of killed builds."""
+    for left in plan.parent.glob(f".{plan.name}.*.tmp"):
+        left.unlink(missing_ok=True)
+
+
+def trtexec_line(
+    onnx: Path,
+    plan: Path,
+    options: BuildOptions,
+    profiles: Sequence[Profile],
+    version: tuple[int, int],
+) -> str:
+    """Return the command line of the same build; trtexec cannot calibrate from samples."""
+    words = ["trtexec", f"--onnx={onnx}", f"--saveEngine={plan}"]
+    if version < (11, 0):
+        words += {"fp32": [], "fp16": ["--fp16"], "int8": ["--int8", "--fp16"]}[options.precision]
+        if options.strongly_typed and version >= (10, 0):
+            words.append("--stronglyTyped")
+    for index, profile in enumerate(profiles):
+        if len(profiles) > 1:
+            words.append(f"--profile={index}")
+        for flag, which in (("--minShapes", "min"), ("--optShapes", "opt"), ("--maxShapes", "max")):
+            shapes = ",".join(
+                f"{name}:{_text(getattr(found, which))}" for name, found in profile.items()
+            )
+            words.append(f"{flag}={shapes}")
+    if options.dla_core is not None:
+        words.append(f"--useDLACore={options.dla_core}")
+        words += ["--allowGPUFallback"] if options.gpu_fallback else []
+    words += [f"--memPoolSize=workspace:{options.workspace_mib}", "--profilingVerbosity=detailed"]
+    words.append("--skipInference")
+    return shlex.join(words)
+
+
+def _text(shape: Shape) -> str:
+    return "x".join(map(str, shape))

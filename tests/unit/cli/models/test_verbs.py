@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from typing import TYPE_CHECKING
 
@@ -16,34 +15,15 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_help_imports_nothing_heavy() -> None:
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            "import sys\n"
-            "from edge_server.cli.main import run_command\n"
-            "try: run_command(['models', 'push', '--help'])\n"
-            "except SystemExit: pass\n"
-            "heavy = {'numpy', 'msgspec', 'google', 'cryptography', 'tarfile'} & set(sys.modules)\n"
-            "sys.exit(f'imported: {heavy}' if heavy else 0)\n",
-        ],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-
-
-def test_help_says_what_is_done_and_what_each_exit_code_means(
+def test_help_names_each_verb_and_exit_code(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with pytest.raises(SystemExit):
         run_command(["models", "--help"])
     text = capsys.readouterr().out
-    for said in (
+    for word in (
         "push",
+        "accept",
         "pull",
         "list",
         "verify",
@@ -53,7 +33,7 @@ def test_help_says_what_is_done_and_what_each_exit_code_means(
         "keygen",
         "exit codes: 0",
     ):
-        assert said in text
+        assert word in text
 
 
 @pytest.mark.parametrize("version", ["0", "01", "-1", "x", "1.0", ""])

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_server.backends.tensorrt.build.layers import Placed, io_names, placed, table
+from edge_server.backends.tensorrt.plan_build.layers import Placed, io_names, placed, table
 
 LAYERS = [
     {"Name": "Reformatting CopyNode for Input Tensor 0 to {ForeignNode}", "LayerType": "Reformat"},

@@ -182,7 +182,7 @@ def test_a_file_that_grows_fills_no_disk(model: Path) -> None:
     assert len(copy.getvalue()) <= 1_000_000
 
 
-def test_what_cannot_be_read_is_told(model: Path) -> None:
+def test_what_cannot_be_read_is_an_error(model: Path) -> None:
     tree = of(model)
     with pytest.raises(ModelConfigError, match="cannot be read: File name too long; the user that"):
         read_file(tree, tree.files[0]._replace(path="x" * 300))
