@@ -42,9 +42,10 @@ from edge_server.inference.registry import ModelRegistry
 from edge_server.inference.scheduling import Scheduling
 from edge_server.inference.snapshot import ModelEntry, ModelState, Snapshot
 from edge_server.lifecycle.loader import RepositoryLoader
+from edge_server.lifecycle.model_table import ModelTable
 from edge_server.model_config.config import Completion, ModelConfig
 from edge_server.model_config.parse import read_model_config
-from edge_server.repository.source import Repositories
+from edge_server.repository.scan import Repositories
 from edge_server.requests import InferRequest
 from edge_server.tensors import Tensor
 
@@ -340,7 +341,7 @@ def serving(devices: Devices, repository: Path, *, gpus: int | None = None) -> I
         gpus=devices.count if gpus is None else gpus, no_gpu=devices.reason or "none is asked for"
     )
     loader = RepositoryLoader(
-        registry, Repositories([repository]), completion=completion, devices=devices
+        ModelTable(registry), Repositories([repository]), completion=completion, devices=devices
     )
     try:
         for failed in loader.load_all():

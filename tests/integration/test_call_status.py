@@ -103,7 +103,7 @@ def test_an_unforeseen_error_is_internal_and_names_its_kind(call: object) -> Non
     assert error.details() == "ZeroDivisionError: division by zero"
 
 
-def test_an_error_in_the_middle_of_a_stream_is_told_the_same_way(call: object) -> None:
+def test_an_error_in_the_middle_of_a_stream_is_a_status_too(call: object) -> None:
     error = call.stream(errors.NotFound("what happened"))  # type: ignore[attr-defined]
     assert (error.code(), error.details()) == (grpc.StatusCode.NOT_FOUND, "what happened")
     error = call.stream(ZeroDivisionError("division by zero"))  # type: ignore[attr-defined]

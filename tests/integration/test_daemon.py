@@ -381,7 +381,7 @@ def test_a_grpc_server_that_responds_to_nobody_ends_the_daemon(tmp_path: Path) -
         timer.start()
         for side in daemon._grpc._sides:
             side.server.stop(None).wait()
-        with pytest.raises(StageStuck, match="gRPC does not answer on unix:"):
+        with pytest.raises(StageStuck, match="gRPC does not respond on unix:"):
             daemon.run(give_up)
     finally:
         timer.cancel()

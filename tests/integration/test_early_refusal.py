@@ -53,7 +53,7 @@ def door() -> Iterator[Door]:
     made.close()
 
 
-def test_an_open_door_answers_as_the_method_does(door: Door) -> None:
+def test_an_admitted_call_runs_the_method(door: Door) -> None:
     door.go_on.set()
     assert door.ask(b"one", timeout=PATIENCE_S) == b"one"
 

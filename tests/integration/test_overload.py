@@ -9,11 +9,13 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
+import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
 from google.protobuf import text_format
-from tritonclient.grpc import model_config_pb2
+from tritonclient.grpc import model_config_pb2, service_pb2_grpc
+from tritonclient.grpc import service_pb2 as pb
 
 from edge_server.api.grpc.server import GrpcServer
 from edge_server.backends.contract import TensorModel
@@ -25,7 +27,7 @@ from edge_server.model_config.config import ModelConfig
 from edge_server.settings import Grpc
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from tritonclient.utils import InferenceServerException
 
@@ -189,3 +191,51 @@ def test_the_places_of_those_who_left_are_free_while_the_model_still_runs(
     answers = fill(server, taken, ASKED)
     server.model.go_on.set()
     assert answers.next(taken) == {"OK": taken}
+
+
+class Loads:
+    """A ModelControl whose loads go on until it is received that they are done."""
+
+    def __init__(self) -> None:
+        self.done = threading.Event()
+
+    def load(
+        self,
+        name: str,
+        *,
+        config: str | None = None,
+        files: Mapping[str, bytes] = {},
+        within: str = "",
+        cancellation: object = None,
+    ) -> None:
+        assert self.done.wait(PATIENCE_S)
+
+    def unload(self, name: str, *, unload_dependents: bool = False) -> None: ...
+
+    def index(self, *, only_ready: bool) -> list[ModelEntry]:
+        return []
+
+
+def test_however_many_loads_are_requested_the_server_reports_its_state() -> None:
+    control = Loads()
+    settings = Grpc(port=0, max_streams=200)
+    server = GrpcServer(DataPlane(ModelRegistry()), settings, "triton", "1", control=control)
+    server.start()
+    try:
+        with grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            loads = [
+                stub.RepositoryModelLoad.future(pb.RepositoryModelLoadRequest(model_name="m"))
+                for _ in range(100)
+            ]
+            refused = threading.Event()
+            for load in loads:
+                load.add_done_callback(lambda _: refused.set())
+            assert refused.wait(PATIENCE_S / 2)
+            assert stub.ServerLive(pb.ServerLiveRequest(), timeout=PATIENCE_S / 2).live
+            control.done.set()
+            codes = {load.code() for load in loads}
+    finally:
+        control.done.set()
+        server.stop(PATIENCE_S)
+    assert codes == {grpc.StatusCode.OK, grpc.StatusCode.UNAVAILABLE}

@@ -69,7 +69,7 @@ def own(server: GrpcServer) -> SelfCall:
     )
 
 
-def test_a_server_that_answers_is_well(
+def test_a_server_that_responds_is_healthy(
     serve: Callable[[Grpc], GrpcServer], tmp_path: Path, authority: Authority
 ) -> None:
     certificate, key = map(str, authority.issue("server"))
@@ -104,7 +104,7 @@ def test_a_server_that_was_stopped_is_dead(
 
 
 @pytest.mark.parametrize("speaks_tls", [False, True])
-def test_a_port_that_nobody_serves_is_dead(speaks_tls: bool) -> None:
+def test_a_port_without_a_server_is_dead(speaks_tls: bool) -> None:
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         port = deaf.getsockname()[1]
         call = SelfCall(
@@ -115,12 +115,12 @@ def test_a_port_that_nobody_serves_is_dead(speaks_tls: bool) -> None:
             timeout_s=0.2,
         )
         asked(call, MOST_FAILURES - 1).check()
-        with pytest.raises(StageStuck, match="gRPC does not answer on 127"):
+        with pytest.raises(StageStuck, match="gRPC does not respond on 127"):
             asked(call, 1).check()
         call._close()
 
 
-def test_one_answer_makes_up_for_what_failed_before(serve: Callable[[Grpc], GrpcServer]) -> None:
+def test_one_response_resets_the_failures(serve: Callable[[Grpc], GrpcServer]) -> None:
     call = own(serve(Grpc(port=0)))
     call._failures = MOST_FAILURES - 1
     asked(call, 1).check()
@@ -184,8 +184,8 @@ def test_it_runs_as_long_as_the_server_does(serve: Callable[[Grpc], GrpcServer])
     heard = threading.Event()
     server = GrpcServer(DataPlane(ModelRegistry()), Grpc(port=0), "triton", "1")
     assert server.self_call is not None
-    really = server.self_call._unwell
-    server.self_call._unwell = lambda: (really(), heard.set())[0]  # type: ignore[method-assign]
+    really = server.self_call._fault
+    server.self_call._fault = lambda: (really(), heard.set())[0]  # type: ignore[method-assign]
     server.start()
     assert heard.wait(TIMEOUT_S)
     server.stop(0.0)

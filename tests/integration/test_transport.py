@@ -258,7 +258,7 @@ def test_control_calls_are_answered_on_the_socket_only_where_that_is_chosen(
         lambda client: client.update_log_settings({"log_verbose_level": 0}),
         lambda client: client.update_trace_settings(settings={"trace_rate": "1000"}),
     )
-    told = "is a control call; those are answered on the Unix socket"
+    told = "is a control call; those are served on the Unix socket"
     with triton.InferenceServerClient(f"127.0.0.1:{process.port}") as client:
         for call in control:
             with pytest.raises(InferenceServerException, match=told) as caught:

@@ -79,7 +79,7 @@ class AccessRules:
         if settings.control == "off":
             refusal = 'is a control call, and those are off (grpc.control = "off")'
         elif settings.control == "unix" and not unix:
-            refusal = f"is a control call; those are answered on the Unix socket {settings.socket}"
+            refusal = f"is a control call; those are served on the Unix socket {settings.socket}"
         restrictions = {
             method: each
             for each in settings.restricted

@@ -132,12 +132,15 @@ class ByteBudget:
 
     Args:
         limit_bytes: of all messages together.
+
+    Attributes:
+        used_bytes: of the messages in flight.
     """
 
     def __init__(self, limit_bytes: int = 192 * MIB) -> None:
         self.limit_bytes = limit_bytes
         self._changed = threading.Condition()
-        self._inside_bytes = 0
+        self.used_bytes = 0
 
     def hold(self, size_bytes: int) -> AbstractContextManager[None]:
         """Count `size_bytes` for a block.
@@ -156,11 +159,11 @@ class ByteBudget:
         with self._changed:
             if not self._fits(size_bytes):
                 raise Unavailable(
-                    f"Exceeds maximum queue size: messages of {self._inside_bytes} bytes are in "
+                    f"Exceeds maximum queue size: messages of {self.used_bytes} bytes are in "
                     f"flight already, and of {self.limit_bytes} at most (grpc.max_pending_bytes); "
                     f"this one has {size_bytes}"
                 )
-            self._inside_bytes += size_bytes
+            self.used_bytes += size_bytes
 
     def take_when_it_fits(self, size_bytes: int, given_up: Callable[[], bool]) -> bool:
         """Wait for room and count the bytes until `give`; return False after `given_up`."""
@@ -169,24 +172,24 @@ class ByteBudget:
                 if given_up():
                     return False
                 self._changed.wait(_LOOK_S)
-            self._inside_bytes += size_bytes
+            self.used_bytes += size_bytes
             return True
 
     def add(self, size_bytes: int) -> None:
         """Count `size_bytes` until `give`, even beyond the limit: they are already in memory."""
         with self._changed:
-            self._inside_bytes += size_bytes
+            self.used_bytes += size_bytes
 
     def give(self, size_bytes: int) -> None:
         """Stop counting the bytes; from any thread."""
         with self._changed:
-            self._inside_bytes -= size_bytes
+            self.used_bytes -= size_bytes
             self._changed.notify_all()
 
     @property
     def room_bytes(self) -> int:
         """The number of bytes that still fit."""
-        return max(0, self.limit_bytes - self._inside_bytes)
+        return max(0, self.limit_bytes - self.used_bytes)
 
     @contextmanager
     def _hold(self, size_bytes: int) -> Iterator[None]:
@@ -197,4 +200,4 @@ class ByteBudget:
             self.give(size_bytes)
 
     def _fits(self, size_bytes: int) -> bool:
-        return not self._inside_bytes or self._inside_bytes + size_bytes <= self.limit_bytes
+        return not self.used_bytes or self.used_bytes + size_bytes <= self.limit_bytes

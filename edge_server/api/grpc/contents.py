@@ -27,6 +27,7 @@ _CONTENTS_FIELDS = {
     "fp64_contents": (DataType.FP64,),
     "bytes_contents": (DataType.BYTES,),
 }
+_TYPES = {datatype.value: datatype for datatype in DataType}
 _FIELD_OF_TYPE = {
     datatype: field for field, datatypes in _CONTENTS_FIELDS.items() for datatype in datatypes
 }
@@ -54,13 +55,12 @@ class Declared(msgspec.Struct, frozen=True):
     @staticmethod
     def of(tensor: Any, model: str, prefix: str) -> Declared:
         """Raises: InvalidRequest: an unknown type, or an invalid shape."""
-        try:
-            datatype = DataType(tensor.datatype)
-        except ValueError:
+        datatype = _TYPES.get(tensor.datatype)
+        if datatype is None:
             raise InvalidRequest(
                 f"{prefix}invalid datatype '{tensor.datatype[:32]}' for input '{tensor.name}' for "
-                f"model '{model}'; known: {', '.join(d.value for d in DataType)}"
-            ) from None
+                f"model '{model}'; known: {', '.join(_TYPES)}"
+            )
         # Avoid a tuple of millions: one dimension too many proves the error.
         shape = tuple(tensor.shape[: _MOST_DIMENSIONS + 1])
         if shape and min(shape) < 0:
@@ -68,13 +68,15 @@ class Declared(msgspec.Struct, frozen=True):
                 f"{prefix}All input dimensions should be specified for input '{tensor.name}' for "
                 f"model '{model}', got {shape_text(shape)}"
             )
+        count = element_count(shape)
         # An empty tensor, too, has a shape that numpy can count.
-        if len(shape) > _MOST_DIMENSIONS or element_count(d or 1 for d in shape) > _MOST_ELEMENTS:
+        elements = count or element_count(dim or 1 for dim in shape)
+        if len(shape) > _MOST_DIMENSIONS or elements > _MOST_ELEMENTS:
             raise InvalidRequest(
                 f"{prefix}input '{tensor.name}' for model '{model}' has a shape that no memory "
                 f"holds: {shape_text(shape[:_MOST_DIMENSIONS])}"
             )
-        return Declared(tensor.name, datatype, shape, element_count(shape), model, prefix)
+        return Declared(tensor.name, datatype, shape, count, model, prefix)
 
     @property
     def size_bytes(self) -> int:

@@ -76,15 +76,15 @@ class _Renewal:
         self._lock = threading.Lock()
         self._shown = shown
         self._refused: _Files | None = None
-        self._said = ""
+        self._logged = ""
 
     def __call__(self) -> grpc.ServerCertificateConfiguration | None:
         with self._lock:
             try:
                 return self._renewed()
             except SettingsError as error:
-                if str(error) != self._said:
-                    self._said = str(error)
+                if str(error) != self._logged:
+                    self._logged = str(error)
                     # The text is complete; a traceback adds nothing.
                     log.error("grpc: certificates stay as they were: %s", error)  # noqa: TRY400
                 return None
@@ -97,7 +97,7 @@ class _Renewal:
         self._refused = found
         _try(self._tls, found)
         log.info("grpc: certificates were renewed, of %s", self._tls.certificate)
-        self._shown, self._refused, self._said = found, None, ""
+        self._shown, self._refused, self._logged = found, None, ""
         return found.configuration
 
 

@@ -121,7 +121,7 @@ def streaming(
             _abort(context, path, error)
         finally:
             # Half of a large request may have arrived, which nothing has counted.
-            traffic.wake()
+            traffic.note_many()
 
     return grpc.stream_stream_rpc_method_handler(_allowed(respond, path, rules))
 

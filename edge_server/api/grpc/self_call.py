@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 METHOD = "/grpc.health.v1.Health/Check"
-# A server counts as dead after so many unanswered calls in a row: some 30 s. The limit counts
+# A server counts as dead after so many failed calls in a row: some 30 s. The limit counts
 # calls, not seconds, as the whole process may have been suspended for a while.
 MOST_FAILURES = 5
 _PERIOD_S = 5.0
@@ -89,19 +89,19 @@ class SelfCall:
         """Raises: StageStuck: the server does not respond; only a new process recovers."""
         if self._failures >= MOST_FAILURES:
             raise StageStuck(
-                f"gRPC does not answer on {self._target}: {self._failures} calls in a row failed: "
+                f"gRPC does not respond on {self._target}: {self._failures} calls in a row failed: "
                 f"{self._why}"
             )
 
     def _tick(self, now: float) -> None:
         del now
-        why = self._unwell()
+        why = self._fault()
         if why and not self._failures:
-            log.warning("grpc: no answer to the daemon's own call on %s: %s", self._target, why)
+            log.warning("grpc: no response to the daemon's own call on %s: %s", self._target, why)
         self._failures, self._why = (self._failures + 1, why) if why else (0, "")
         self.worker.wait(self._period_s)
 
-    def _unwell(self) -> str:
+    def _fault(self) -> str:
         if self._speaks_tls:
             return self._greeted()[1]
         if self._channel is None:
@@ -115,7 +115,7 @@ class SelfCall:
             check(pb.HealthCheckRequest(), timeout=self._timeout_s, metadata=self._metadata)
         except grpc.RpcError as error:
             greeting = self._greeted()[0]
-            # A server that accepts the connection and answers no call gives DEADLINE_EXCEEDED.
+            # A server that accepts the connection and responds to no call gives DEADLINE_EXCEEDED.
             was_full = greeting is not None and error.code() is grpc.StatusCode.UNAVAILABLE
             if self._waiting() or was_full or greeting == b"":
                 return ""

@@ -101,7 +101,14 @@ class GrpcServer:
                 traces=CallTraces(tracer or Tracer(), made.threads.moments),
                 budget=made.traffic.budget,
             )
-            made.register(servicer, HealthServicer(data_plane), AccessRules.of(settings, unix=unix))
+            register(
+                made.server,
+                servicer,
+                HealthServicer(data_plane),
+                traffic=made.traffic,
+                rules=AccessRules.of(settings, unix=unix),
+                refused=lambda infer: refusable(infer, made.refusal, made.threads),
+            )
             self._sides.append(made)
             return made
 
@@ -194,18 +201,6 @@ class _Side:
         )
         self.where = ""
 
-    def register(
-        self, servicer: TritonServicer, health: HealthServicer, rules: AccessRules
-    ) -> None:
-        register(
-            self.server,
-            servicer,
-            health,
-            traffic=self.traffic,
-            rules=rules,
-            refused=lambda infer: refusable(infer, self._refusal, self.threads),
-        )
-
     def listen_on_tcp(self, settings: Grpc) -> int:
         """Return the port."""
         host, tls = _in_brackets(settings.host), settings.tls
@@ -239,7 +234,7 @@ class _Side:
         unix.let_group_in()
         self.where = str(unix.path)
 
-    def _refusal(self) -> Unavailable | None:
+    def refusal(self) -> Unavailable | None:
         """Return the reason to refuse an inference now; None to admit it."""
         if self.threads.waiting():
             return Unavailable("Exceeds maximum queue size: every thread of the server is taken")

@@ -65,7 +65,6 @@ class SharedRegion:
         Raises:
             InvalidRequest: the object has shrunk.
         """
-        self._check_size(offset + byte_size)
         copy = np.empty(byte_size, np.uint8)
         place, left = self.offset + offset, memoryview(copy)
         while left:
@@ -83,8 +82,9 @@ class SharedRegion:
             InvalidRequest: the object has shrunk.
             InternalError: the write fails.
         """
-        self._check_size(offset + data.nbytes)
         place = self.offset + offset
+        if os.fstat(self._file).st_size < place + data.nbytes:
+            raise self._smaller()
         try:
             while data.nbytes:
                 written = os.pwrite(self._file, data, place)
@@ -93,10 +93,6 @@ class SharedRegion:
             raise InternalError(
                 f"shared memory region '{self.name}' cannot be written to: {error.strerror}"
             ) from error
-
-    def _check_size(self, end: int) -> None:
-        if os.fstat(self._file).st_size < self.offset + end:
-            raise self._smaller()
 
     def _smaller(self) -> InvalidRequest:
         return InvalidRequest(

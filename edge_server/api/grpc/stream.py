@@ -184,7 +184,7 @@ class InferStream:
             lambda: self.over or len(self._at_once) < _MOST_WAITING, self._slow_reader_s
         ):
             self._failure = Unavailable(
-                f"no answer was read for {self._slow_reader_s:g} s while {_MOST_WAITING} waited"
+                f"no response was read for {self._slow_reader_s:g} s while {_MOST_WAITING} waited"
             )
         return not (self.over or self._failure)
 

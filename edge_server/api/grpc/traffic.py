@@ -31,9 +31,9 @@ _CROWDED_S = 0.5
 # A stream's client reads one response after another, and may process each before the next.
 SLOW_READER_S = 10.0
 _LOG_EVERY_S = 60.0
-# After so many more bytes the allocator may hold some hundred MiB of free memory. It goes back to
-# the kernel after a quiet time, as a sequence of large requests uses it again; under load from time
-# to time, as that sequence uses some more.
+# After so many bytes in flight at once the allocator may hold some hundred MiB of free memory. It
+# goes back to the kernel after a quiet time, as a sequence of large requests uses it again; under
+# load from time to time, as that sequence uses some more.
 _MANY_BYTES = 8 * MIB
 _QUIET_S = 2.0
 _MOST_UNREST_S = 10.0
@@ -88,8 +88,9 @@ class Traffic:
         self._arriving: dict[grpc.ServicerContext, float] = {}
         self._leaving: dict[grpc.ServicerContext, tuple[float, float]] = {}
         self._resident_before = resident()
-        # Resident memory after free memory was returned in a quiet time, and the times of the last
-        # return and of the last message in flight.
+        # Whether free memory is due to go back to the kernel; resident memory when it last did,
+        # that time, and the time of the last message in flight.
+        self._is_due = False
         self._rest_bytes = self._resident_before
         self._returned_at = self._busy_at = time.monotonic()
         self._ended = 0
@@ -113,7 +114,7 @@ class Traffic:
     def read(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
         """Return a call's request; a call without one ends with gRPC's own status."""
         self._arriving[context] = time.monotonic()
-        self.wake()
+        self._wake()
         try:
             request = next(requests, None)
         finally:
@@ -122,6 +123,7 @@ class Traffic:
             context.abort(
                 grpc.StatusCode.UNIMPLEMENTED, "this method requires exactly one request message."
             )
+        self._note(len(request))
         return request
 
     def send(self, response: bytes, context: grpc.ServicerContext) -> bytes:
@@ -129,8 +131,9 @@ class Traffic:
         size_bytes = len(response)
         if size_bytes >= COUNTED_FROM_BYTES:
             self.budget.add(size_bytes)
+            self._note(0)
             self._leaving[context] = time.monotonic(), self._within_s
-            self.wake()
+            self._wake()
 
             def sent() -> None:
                 self._leaving.pop(context, None)
@@ -144,8 +147,9 @@ class Traffic:
     def sending(self, response: bytes, context: grpc.ServicerContext) -> Iterator[None]:
         """Count and watch a stream's `response` for the block, which ends when it is sent."""
         self.budget.add(len(response))
+        self._note(0)
         self._leaving[context] = time.monotonic(), max(self._within_s, SLOW_READER_S)
-        self.wake()
+        self._wake()
         try:
             yield
         finally:
@@ -164,23 +168,31 @@ class Traffic:
             log.warning("grpc: %d calls were cut off, their messages got stuck", self._ended)
             self._ended, self._logged_at = 0, now
 
-    def wake(self) -> None:
-        """Look at the calls, and at the memory, until all is quiet."""
+    def note_many(self) -> None:
+        """Note that many bytes were in flight: free memory is due once all is quiet."""
+        self._is_due = True
+        self._busy_at = time.monotonic()
+        self._wake()
+
+    def _note(self, size_bytes: int) -> None:
+        if self.budget.used_bytes + size_bytes >= _MANY_BYTES:
+            self.note_many()
+
+    def _wake(self) -> None:
         if not self._awake.is_set():
             self._awake.set()
 
     def _return_memory(self, now: float) -> None:
-        in_flight = self._arriving or self._leaving or self._inferences()
-        if in_flight or self.budget.room_bytes < self.budget.limit_bytes:
+        if self._arriving or self._leaving or self._inferences() or self.budget.used_bytes:
             self._busy_at = now
+        if self._resident() - self._rest_bytes >= _MANY_BYTES:
+            self._is_due = True
         is_quiet = now - self._busy_at > _QUIET_S
-        if not is_quiet and now - self._returned_at <= _MOST_UNREST_S:
-            return
-        self._returned_at = now
-        if self._resident() - self._rest_bytes > _MANY_BYTES:
+        if self._is_due and (is_quiet or now - self._returned_at > _MOST_UNREST_S):
             self._give_back()
-            if is_quiet:  # otherwise messages in flight count in
-                self._rest_bytes = self._resident()
+            self._rest_bytes = self._resident()
+            self._returned_at = now
+            self._is_due = not is_quiet  # what is in use now is free only later
 
     def _end_late_requests(self, now: float) -> None:
         within_s, why = self._within_s, " (grpc.message_timeout_ms)"
@@ -206,15 +218,14 @@ class Traffic:
         self._leaving.pop(context, None)
         end_call(context, code, text)
         self._ended += 1
+        self._is_due = True
 
     def _watch(self) -> None:
         while self._awake.wait() and not self._closed.is_set():
             self._awake.clear()
-            self._busy_at = time.monotonic()
             while not self._closed.wait(_LOOK_S):
-                now = time.monotonic()
-                self.tick(now)
-                if now - self._busy_at > _QUIET_S and not self._ended:
+                self.tick(time.monotonic())
+                if not (self._arriving or self._leaving or self._ended or self._is_due):
                     break
 
 

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from contextlib import suppress
 from functools import partial
+from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from edge_server.board.listening import listener, remedy
@@ -25,14 +26,6 @@ MOST_CONNECTIONS = 32
 _TIMEOUT_S = 1.0
 _TICK_S = 0.5
 _LONGEST_REQUEST_BYTES = 8192
-
-_REASONS = {
-    200: "OK",
-    400: "Bad Request",
-    404: "Not Found",
-    405: "Method Not Allowed",
-    500: "Internal Server Error",
-}
 
 
 class MetricsServer:
@@ -62,7 +55,7 @@ class MetricsServer:
         except OSError as error:
             raise Unavailable(
                 f"metrics cannot listen on {settings.host}:{settings.port}: "
-                f"{remedy(error, '--metrics')}; or tell none with --allow-metrics=false"
+                f"{remedy(error, '--metrics')}; or serve none with --allow-metrics=false"
             ) from error
         self._listener.setblocking(False)
         self.port: int = self._listener.getsockname()[1]
@@ -137,24 +130,24 @@ class MetricsServer:
         writer.transport.abort()
 
     def _respond(self, head: str) -> bytes:
-        status, body, content_type, more = 200, b"", "text/plain; charset=utf-8", ""
+        status, body, content_type, more = HTTPStatus.OK, b"", "text/plain; charset=utf-8", ""
         method, path, accept = _parse(head)
         if not method:
-            status = 400
+            status = HTTPStatus.BAD_REQUEST
         elif path != "/metrics":
-            status, body = 404, b"Not Found: the metrics are at /metrics\n"
+            status, body = HTTPStatus.NOT_FOUND, b"Not Found: the metrics are at /metrics\n"
         elif method != "GET":
-            status, more = 405, "Allow: GET\r\n"
+            status, more = HTTPStatus.METHOD_NOT_ALLOWED, "Allow: GET\r\n"
         else:
             try:
                 body, content_type = self._write(accept)
             except Exception:
                 # A fault in the metrics must not stop the appliance.
                 log.exception("metrics: cannot be collected")
-                status = 500
-        body = body or f"{_REASONS[status]}\n".encode()
+                status = HTTPStatus.INTERNAL_SERVER_ERROR
+        body = body or f"{status.phrase}\n".encode()
         response = (
-            f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Type: {content_type}\r\n"
+            f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: {content_type}\r\n"
             f"Content-Length: {len(body)}\r\n{more}Connection: close\r\n\r\n"
         )
         return response.encode() + body

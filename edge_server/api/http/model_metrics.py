@@ -149,8 +149,8 @@ class CustomMetrics:
         if metric.name not in self._unlike:
             self._unlike.add(metric.name)
             log.warning(
-                "metrics: '%s' of model %s is a %s, but another model's is not; it is not told: "
-                "rename one of them",
+                "metrics: '%s' of model %s is a %s, but another model's is not; it is not "
+                "exported: rename one of them",
                 metric.name,
                 model,
                 metric.kind,

@@ -47,9 +47,7 @@ from edge_server.settings.mistakes import value_mistake
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from edge_server.backends.contract import ProgressCallback
-    from edge_server.backends.server_context import ServerContext
-    from edge_server.gpu.devices import Devices
+    from edge_server.backends.contract import LoadContext
     from edge_server.model_config.files import ModelFiles
 
 log = logging.getLogger(__name__)
@@ -84,19 +82,13 @@ def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfi
     return config
 
 
-def load(
-    directory: Path,
-    config: ModelConfig,
-    devices: Devices,
-    tell: ProgressCallback,
-    server_context: ServerContext,
-) -> PythonModel:
+def load(context: LoadContext) -> PythonModel:
     """Return the model; no process starts before its first instance is made."""
-    del devices, tell
+    directory, config = context.directory, context.config
     for line in _lacking_sandbox(directory / config.default_model_filename, config):
         log.warning("model %s: its sandbox is not whole: this kernel has %s", config.name, line)
     parameters = PythonParameters.of(config)
-    return PythonModel(ModelContext(directory, config, parameters, server_context))
+    return PythonModel(ModelContext(directory, config, parameters, context.server))
 
 
 def _lacking_sandbox(path: Path, config: ModelConfig) -> list[str]:

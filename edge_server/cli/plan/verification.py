@@ -21,11 +21,11 @@ from edge_server.errors import ModelConfigError, Unavailable
 from edge_server.gpu.devices import Devices
 from edge_server.inference.data_plane import DataPlane
 from edge_server.inference.registry import ModelRegistry
-from edge_server.lifecycle.comparison import not_finite
-from edge_server.lifecycle.golden import golden_pairs
+from edge_server.lifecycle.golden import golden_pairs, not_finite
 from edge_server.lifecycle.loader import RepositoryLoader
+from edge_server.lifecycle.model_table import ModelTable
 from edge_server.model_config.config import Completion
-from edge_server.repository.source import Repositories
+from edge_server.repository.scan import Repositories
 from edge_server.requests import InferRequest
 from edge_server.tensors import Tensor, as_floats, shape_text
 
@@ -152,7 +152,7 @@ def load_models(repository: Path, stack: ExitStack) -> DataPlane:
     stack.callback(registry.clear)
     completion = Completion(gpus=devices.count, no_gpu=devices.reason)
     loader = RepositoryLoader(
-        registry, Repositories([repository]), completion=completion, devices=devices
+        ModelTable(registry), Repositories([repository]), completion=completion, devices=devices
     )
     if failed := loader.load_all():
         raise ModelConfigError("; ".join(f"{entry.name}: {entry.reason}" for entry in failed))

@@ -13,7 +13,7 @@ from edge_server.errors import ModelConfigError
 from edge_server.model_config.files import ModelFiles
 from edge_server.repository.content import copy_model
 from edge_server.repository.private_copies import PrivateCopies, PrivateDirectory
-from edge_server.repository.source import Repositories
+from edge_server.repository.scan import Repositories
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

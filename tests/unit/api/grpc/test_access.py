@@ -75,7 +75,7 @@ def test_a_refusal_names_the_socket_that_serves_the_call() -> None:
     rules = AccessRules.of(settings(control="unix"), unix=False)
     load = "/inference.GRPCInferenceService/RepositoryModelLoad"
     assert rules.refusal(load, ()) == (
-        "RepositoryModelLoad is a control call; those are answered on the Unix socket /run/s"
+        "RepositoryModelLoad is a control call; those are served on the Unix socket /run/s"
     )
 
 

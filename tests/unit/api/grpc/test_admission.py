@@ -32,7 +32,7 @@ def test_a_place_is_given_back_when_the_inference_fails() -> None:
             raise ValueError("broken")
 
 
-def test_a_closed_gate_turns_everybody_away_and_lets_those_inside_finish() -> None:
+def test_a_closed_gate_refuses_all_callers_and_lets_those_inside_finish() -> None:
     admission = Admission(2)
     entered, leave = threading.Event(), threading.Event()
 
@@ -55,10 +55,10 @@ def test_a_closed_gate_turns_everybody_away_and_lets_those_inside_finish() -> No
     inside.join(10)
 
 
-def test_streams_have_places_of_their_own_and_hear_when_the_gate_closes() -> None:
+def test_streams_have_places_of_their_own_and_are_called_when_the_gate_closes() -> None:
     admission = Admission(1, streams=1)
-    told = threading.Event()
-    with admission.stream(told.set):
+    received = threading.Event()
+    with admission.stream(received.set):
         with admission:
             pass
         with (
@@ -66,9 +66,9 @@ def test_streams_have_places_of_their_own_and_hear_when_the_gate_closes() -> Non
             admission.stream(print),
         ):
             raise AssertionError("nobody is let in")
-        assert not told.is_set()
+        assert not received.is_set()
         admission.close()
-        assert told.is_set()
+        assert received.is_set()
     with pytest.raises(Unavailable, match="shutting down"), admission.stream(print):
         raise AssertionError("nobody is let in")
 
@@ -123,7 +123,7 @@ def test_small_requests_are_not_counted() -> None:
         pass
 
 
-def test_who_may_not_be_turned_away_waits() -> None:
+def test_a_request_that_may_not_be_refused_waits() -> None:
     budget = ByteBudget(MIB)
     budget.take(MIB)
     assert not budget.take_when_it_fits(1, lambda: True)

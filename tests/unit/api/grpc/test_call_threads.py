@@ -27,7 +27,7 @@ def threads() -> Iterator[CallThreads]:
 
 
 class Call:
-    """Blocks its thread until it is told to go on."""
+    """Blocks its thread until it is received to go on."""
 
     def __init__(self) -> None:
         self.begun = threading.Event()
@@ -94,7 +94,7 @@ def test_what_finds_no_thread_waits_for_its_turn(threads: CallThreads) -> None:
         call.end()
 
 
-def test_a_callback_hears_of_an_end_that_has_been(threads: CallThreads) -> None:
+def test_a_callback_runs_for_a_call_that_has_ended(threads: CallThreads) -> None:
     call = begun(threads)
     task = threads.submit(lambda: None)
     call.end()

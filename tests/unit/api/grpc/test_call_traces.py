@@ -70,7 +70,7 @@ def run(request: InferRequest) -> None:
     request.trace.responded(final=True)
 
 
-def test_an_answer_is_sent_from_when_it_is_handed_over_until_the_call_is_over(
+def test_a_response_is_sent_from_its_handover_until_the_end_of_the_call(
     written: Written,
 ) -> None:
     call, trace = Call(), written.traces.unary()
@@ -88,7 +88,7 @@ def test_an_answer_is_sent_from_when_it_is_handed_over_until_the_call_is_over(
 
 
 @pytest.mark.parametrize("is_over", [False, True])
-def test_to_a_caller_who_has_gone_nothing_was_sent(written: Written, is_over: bool) -> None:
+def test_nothing_is_sent_to_a_caller_that_has_gone(written: Written, is_over: bool) -> None:
     call, trace = Call(is_over=is_over), written.traces.unary()
     request = trace.begin(REQUEST, call.when_over)
     if not is_over:

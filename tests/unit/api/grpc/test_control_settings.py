@@ -55,7 +55,7 @@ def test_trace_settings_begin_as_they_were_chosen() -> None:
     }
 
 
-def test_it_is_logged_that_traces_are_asked_for_in_vain(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_request_for_traces_without_a_file_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     tracer = Tracer()
     update_trace_settings(tracer, "", trace(trace_level=["OFF"]))
     assert not caplog.records

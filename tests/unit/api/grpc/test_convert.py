@@ -1,4 +1,4 @@
-"""Messages become tensors without a copy, and what does not add up is said in Triton's words."""
+"""Messages become tensors without a copy, and what does not add up is written in Triton's words."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ def duplicate_output() -> pb.ModelInferRequest:
         ),
     ],
 )
-def test_what_does_not_add_up_is_said_in_the_contracts_words(
+def test_contradictions_are_refused_in_the_contracts_words(
     request_message: pb.ModelInferRequest, says: str
 ) -> None:
     with pytest.raises(InvalidRequest) as caught:
@@ -380,7 +380,7 @@ def test_an_output_is_classified_or_in_shared_memory_not_both(tmp_path: Path) ->
         output_forms(request, LOADED, regions)
 
 
-def test_what_a_model_says_beside_its_tensors_is_told() -> None:
+def test_a_models_response_parameters_are_sent() -> None:
     response = InferResponse("m", "1", "", {}, parameters={"n": 1, "sure": True})
     written, _ = to_response_message(response)
     assert written.parameters["n"].int64_param == 1

@@ -1,4 +1,4 @@
-"""A certificate that is of no use is told at start, by file and remedy, not by the first client."""
+"""A certificate that is of no use is refused at start with file and remedy, not at a call."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ def test_a_file_that_holds_something_else_is_named(
         server_credentials(tls(**{name: path}))
 
 
-def test_the_key_of_another_certificate_is_told(tls: Callable[..., Tls], authority: Any) -> None:
+def test_the_key_of_another_certificate_is_refused(tls: Callable[..., Tls], authority: Any) -> None:
     _, other = authority.issue("other")
     with pytest.raises(SettingsError, match=r"other\.key: is not the key of .*server\.crt"):
         server_credentials(tls(key=other))
 
 
-def test_a_key_with_a_password_is_told_and_nobody_is_asked(
+def test_a_key_with_a_password_is_refused_without_a_prompt(
     tls: Callable[..., Tls], authority: Any
 ) -> None:
     _, path = authority.issue("locked")

@@ -17,7 +17,7 @@ def parameters(**values: dict[str, object]) -> object:
     return message.parameters
 
 
-def test_the_protocols_own_are_told_apart_from_the_callers() -> None:
+def test_the_protocols_parameters_are_separate_from_the_callers() -> None:
     said = read_parameters(
         parameters(
             sequence_id={"int64_param": -1},
@@ -91,7 +91,7 @@ def test_a_value_that_cannot_be_is_refused_in_the_contracts_words(
     ("value", "field"),
     [(True, "bool_param"), (7, "int64_param"), (0.5, "double_param"), ("x", "string_param")],
 )
-def test_what_a_model_says_is_written_in_the_field_for_its_type(value: object, field: str) -> None:
+def test_a_parameter_is_written_in_the_field_for_its_type(value: object, field: str) -> None:
     message = pb.InferParameter()
     write_parameter(message, value)  # type: ignore[arg-type]
     assert message.WhichOneof("parameter_choice") == field

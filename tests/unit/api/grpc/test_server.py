@@ -2,25 +2,12 @@
 
 from __future__ import annotations
 
-import threading
-from typing import TYPE_CHECKING
-
-import grpc
 import pytest
-from tritonclient.grpc import service_pb2 as pb
-from tritonclient.grpc import service_pb2_grpc
 
-from edge_server.api.grpc.server import GrpcServer, channel_options
-from edge_server.inference.data_plane import DataPlane
-from edge_server.inference.registry import ModelRegistry
+from edge_server.api.grpc.server import channel_options
 from edge_server.settings import Grpc
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from edge_server.inference.snapshot import ModelEntry
-
-PATIENCE_S = 20.0
+TIMEOUT_S = 20.0
 
 LIMITS = {
     "max_message_bytes": "grpc.max_receive_message_length",
@@ -69,51 +56,3 @@ def test_pings_without_calls_are_as_chosen() -> None:
 def test_what_a_model_made_is_sent_however_long_it_is() -> None:
     options = dict(channel_options(Grpc(max_message_bytes=100_000), unix=False))
     assert options["grpc.max_send_message_length"] == -1
-
-
-class Loads:
-    """A ModelControl whose loads go on until it is told that they are done."""
-
-    def __init__(self) -> None:
-        self.done = threading.Event()
-
-    def load(
-        self,
-        name: str,
-        *,
-        config: str | None = None,
-        files: Mapping[str, bytes] = {},
-        within: str = "",
-        cancellation: object = None,
-    ) -> None:
-        assert self.done.wait(PATIENCE_S)
-
-    def unload(self, name: str, *, unload_dependents: bool = False) -> None: ...
-
-    def index(self, *, only_ready: bool) -> list[ModelEntry]:
-        return []
-
-
-def test_however_many_loads_are_asked_for_the_server_tells_how_it_is() -> None:
-    control = Loads()
-    settings = Grpc(port=0, max_streams=200)
-    server = GrpcServer(DataPlane(ModelRegistry()), settings, "triton", "1", control=control)
-    server.start()
-    try:
-        with grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
-            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-            loads = [
-                stub.RepositoryModelLoad.future(pb.RepositoryModelLoadRequest(model_name="m"))
-                for _ in range(100)
-            ]
-            refused = threading.Event()
-            for load in loads:
-                load.add_done_callback(lambda _: refused.set())
-            assert refused.wait(PATIENCE_S / 2)
-            assert stub.ServerLive(pb.ServerLiveRequest(), timeout=PATIENCE_S / 2).live
-            control.done.set()
-            codes = {load.code() for load in loads}
-    finally:
-        control.done.set()
-        server.stop(PATIENCE_S)
-    assert codes == {grpc.StatusCode.OK, grpc.StatusCode.UNAVAILABLE}

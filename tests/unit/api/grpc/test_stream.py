@@ -1,4 +1,4 @@
-"""A stream's answers keep their order, its memory is bounded, and its end is heard by all."""
+"""A stream's responses keep their order, its memory is bounded, and its end is notified by all."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
     from edge_server.api.grpc.stream import StreamRequest
 
-PATIENCE_S = 10.0
+TIMEOUT_S = 10.0
 
 
 class Client:
-    """Sends requests as they are asked for, and notes that they are."""
+    """Sends requests as they are calls for, and notes that they are."""
 
     def __init__(self, *data: bytes) -> None:
         self._data = data
@@ -44,7 +44,7 @@ class Models:
 
     def __init__(self) -> None:
         self.taken: dict[str, StreamRequest] = {}
-        self.told = threading.Condition()
+        self.received = threading.Condition()
 
     def submit(self, data: bytes, stream_request: StreamRequest) -> None:
         stream_request.id = data.decode()
@@ -54,22 +54,22 @@ class Models:
             raise ZeroDivisionError("odd")
         stream_request.decoupled = stream_request.id.startswith("d")
         stream_request.take_place()
-        with self.told:
+        with self.received:
             self.taken[stream_request.id] = stream_request
-            self.told.notify_all()
+            self.received.notify_all()
 
     def wait_for(self, *ids: str) -> list[StreamRequest]:
-        with self.told:
-            assert self.told.wait_for(lambda: self.taken.keys() >= set(ids), PATIENCE_S)
+        with self.received:
+            assert self.received.wait_for(lambda: self.taken.keys() >= set(ids), TIMEOUT_S)
         return [self.taken[each] for each in ids]
 
 
-def answer(stream_request: StreamRequest) -> InferResponse:
+def response(stream_request: StreamRequest) -> InferResponse:
     return InferResponse("m", "1", stream_request.id, {})
 
 
 def read(written: bytes) -> tuple[str, str]:
-    """The id and the error of a written answer."""
+    """The id and the error of a written response."""
     message = pb.ModelStreamInferResponse.FromString(written)
     return message.infer_response.id, message.error_message
 
@@ -80,34 +80,36 @@ def pool() -> Iterator[ThreadPoolExecutor]:
         yield made
 
 
-def test_answers_that_come_out_of_order_are_told_in_order(pool: ThreadPoolExecutor) -> None:
+def test_responses_out_of_order_are_sent_in_order(pool: ThreadPoolExecutor) -> None:
     models = Models()
     stream = InferStream(models.submit)
-    said = pool.submit(lambda: [read(each) for each in stream.responses(iter([b"1", b"2", b"3"]))])
+    written = pool.submit(
+        lambda: [read(each) for each in stream.responses(iter([b"1", b"2", b"3"]))]
+    )
     for stream_request in reversed(models.wait_for("1", "2", "3")):
-        stream_request.respond(answer(stream_request), True)
-    assert said.result(PATIENCE_S) == [("1", ""), ("2", ""), ("3", "")]
+        stream_request.respond(response(stream_request), True)
+    assert written.result(TIMEOUT_S) == [("1", ""), ("2", ""), ("3", "")]
 
 
-def test_a_decoupled_models_answers_wait_for_nobody(pool: ThreadPoolExecutor) -> None:
+def test_a_decoupled_models_responses_wait_for_no_other(pool: ThreadPoolExecutor) -> None:
     models = Models()
     stream = InferStream(models.submit)
-    answers = stream.responses(iter([b"1", b"d2"]))
-    first = pool.submit(next, answers)
+    responses = stream.responses(iter([b"1", b"d2"]))
+    first = pool.submit(next, responses)
     one, two = models.wait_for("1", "d2")
-    two.respond(answer(two), False)
-    assert read(first.result(PATIENCE_S)) == ("d2", "")
+    two.respond(response(two), False)
+    assert read(first.result(TIMEOUT_S)) == ("d2", "")
     two.respond(None, True)
-    one.respond(answer(one), True)
-    assert [read(each) for each in answers] == [("1", "")]
+    one.respond(response(one), True)
+    assert [read(each) for each in responses] == [("1", "")]
 
 
-def test_errors_are_told_in_their_turn_and_with_their_id() -> None:
+def test_errors_are_sent_in_their_turn_and_with_their_id() -> None:
     models = Models()
 
     def submit(data: bytes, stream_request: StreamRequest) -> None:
         models.submit(data, stream_request)
-        stream_request.respond(Cancelled("") if data == b"2" else answer(stream_request), True)
+        stream_request.respond(Cancelled("") if data == b"2" else response(stream_request), True)
 
     stream = InferStream(submit)
     requests = iter([b"1", b"unknown", b"2", b"odd", b"3"])
@@ -127,69 +129,69 @@ def test_the_first_error_ends_a_stream_that_wants_it_so() -> None:
     assert stream.over
 
 
-def test_a_model_that_ends_without_an_answer_is_an_error() -> None:
+def test_a_model_that_ends_without_a_response_is_an_error() -> None:
     def submit(data: bytes, stream_request: StreamRequest) -> None:
         stream_request.take_place()
         stream_request.respond(None, True)
 
-    (said,) = InferStream(submit).responses(iter([b"1"]))
-    assert "ended without a response" in read(said)[1]
+    (written,) = InferStream(submit).responses(iter([b"1"]))
+    assert "ended without a response" in read(written)[1]
 
 
 def test_no_more_requests_are_read_than_may_wait(pool: ThreadPoolExecutor) -> None:
     models = Models()
     client = Client(*(str(place).encode() for place in range(100)))
     stream = InferStream(models.submit)
-    said = pool.submit(lambda: [read(each)[0] for each in stream.responses(iter(client))])
+    written = pool.submit(lambda: [read(each)[0] for each in stream.responses(iter(client))])
     models.wait_for(*map(str, range(16)))
     for _ in range(17):
-        assert client.noticed.acquire(timeout=PATIENCE_S)
-    # One is read and held back; the next is not even asked for.
+        assert client.noticed.acquire(timeout=TIMEOUT_S)
+    # One is read and held back; the next is not even calls for.
     assert not client.noticed.acquire(timeout=0.05)
     assert len(models.taken) == 16
     for place in range(100):
         (stream_request,) = models.wait_for(str(place))
-        stream_request.respond(answer(stream_request), True)
-    assert said.result(PATIENCE_S) == [str(place) for place in range(100)]
+        stream_request.respond(response(stream_request), True)
+    assert written.result(TIMEOUT_S) == [str(place) for place in range(100)]
 
 
 def test_a_client_that_reads_nothing_holds_a_model_up_for_a_while_only() -> None:
     models = Models()
     stream = InferStream(models.submit, slow_reader_s=0.05)
-    answers = stream.responses(iter([b"d1"]))
+    responses = stream.responses(iter([b"d1"]))
     with ThreadPoolExecutor(1) as pool:
-        told = pool.submit(next, answers)
+        received = pool.submit(next, responses)
         (stream_request,) = models.wait_for("d1")
         for _ in range(20):
-            stream_request.respond(answer(stream_request), False)
-        # It hears of it at once, and does not wait as long for each further answer.
+            stream_request.respond(response(stream_request), False)
+        # It hears of it at once, and does not wait as long for each further response.
         assert stream_request.cancelled
-        told.result(PATIENCE_S)
-    with pytest.raises(Unavailable, match="no answer was read"):
-        list(answers)
+        received.result(TIMEOUT_S)
+    with pytest.raises(Unavailable, match="no response was read"):
+        list(responses)
     assert stream_request.cancelled
 
 
-def test_the_end_of_a_stream_is_heard_by_what_still_waits(pool: ThreadPoolExecutor) -> None:
+def test_the_end_of_a_stream_cancels_what_still_waits(pool: ThreadPoolExecutor) -> None:
     models = Models()
     stream = InferStream(models.submit)
-    said = pool.submit(lambda: list(stream.responses(iter([b"1", b"2"]))))
+    written = pool.submit(lambda: list(stream.responses(iter([b"1", b"2"]))))
     one, two = models.wait_for("1", "2")
-    heard: list[str] = []
-    one.when_cancelled(lambda: heard.append("1"))
-    two.when_cancelled(lambda: heard.append("2"))
-    one.respond(answer(one), True)
+    notified: list[str] = []
+    one.when_cancelled(lambda: notified.append("1"))
+    two.when_cancelled(lambda: notified.append("2"))
+    one.respond(response(one), True)
     assert not two.cancelled
     stream.end()
     assert two.cancelled
-    assert heard == ["2"]
-    two.when_cancelled(lambda: heard.append("late"))
-    assert heard == ["2", "late"]
+    assert notified == ["2"]
+    two.when_cancelled(lambda: notified.append("late"))
+    assert notified == ["2", "late"]
     two.respond(InternalError("nobody hears"), True)
-    said.result(PATIENCE_S)
+    written.result(TIMEOUT_S)
 
 
-def test_a_closing_stream_answers_what_it_took_and_then_says_why(
+def test_a_closing_stream_responds_to_accepted_requests_and_ends_with_the_reason(
     pool: ThreadPoolExecutor,
 ) -> None:
     models = Models()
@@ -197,27 +199,27 @@ def test_a_closing_stream_answers_what_it_took_and_then_says_why(
 
     def requests() -> Iterator[bytes]:
         yield b"1"
-        stays.wait(PATIENCE_S)
+        stays.wait(TIMEOUT_S)
 
     stream = InferStream(models.submit)
-    answers = stream.responses(requests())
-    first = pool.submit(next, answers)
+    responses = stream.responses(requests())
+    first = pool.submit(next, responses)
     (stream_request,) = models.wait_for("1")
     stream.close()
-    stream_request.respond(answer(stream_request), True)
-    assert read(first.result(PATIENCE_S)) == ("1", "")
+    stream_request.respond(response(stream_request), True)
+    assert read(first.result(TIMEOUT_S)) == ("1", "")
     with pytest.raises(Unavailable, match="shutting down"):
-        next(answers)
+        next(responses)
     stays.set()
 
 
 def test_what_comes_after_the_end_is_not_kept(pool: ThreadPoolExecutor) -> None:
     models = Models()
     stream = InferStream(models.submit)
-    said = pool.submit(list, stream.responses(iter([b"d1"])))
+    written = pool.submit(list, stream.responses(iter([b"d1"])))
     (stream_request,) = models.wait_for("d1")
     stream.end()
-    said.result(PATIENCE_S)
+    written.result(TIMEOUT_S)
     large = np.zeros(1)
     kept = weakref.ref(large)
     stream_request.respond(InferResponse("m", "1", "", {"x": Tensor(large)}), False)
@@ -230,66 +232,66 @@ def test_a_stream_that_waits_keeps_no_request_and_no_response(pool: ThreadPoolEx
         def __len__(self) -> int:
             return 1
 
-    asks_again, go_on = threading.Event(), threading.Event()
+    next_read, go_on = threading.Event(), threading.Event()
     data = [Data()]
     request_lives = weakref.ref(data[0])
 
     def requests() -> Iterator[bytes]:
         yield data.pop()  # type: ignore[misc]
-        asks_again.set()
-        assert go_on.wait(PATIENCE_S)
+        next_read.set()
+        assert go_on.wait(TIMEOUT_S)
 
-    responses: list[weakref.ref[np.ndarray]] = []
+    kept: list[weakref.ref[np.ndarray]] = []
 
     def submit(_: bytes, stream_request: StreamRequest) -> None:
         stream_request.take_place()
         values = np.zeros(1)
-        responses.append(weakref.ref(values))
+        kept.append(weakref.ref(values))
         stream_request.respond(InferResponse("m", "1", "", {"x": Tensor(values)}), True)
 
     stream = InferStream(submit)
-    answers = stream.responses(requests())
-    next(answers)
-    assert asks_again.wait(PATIENCE_S)
+    responses = stream.responses(requests())
+    next(responses)
+    assert next_read.wait(TIMEOUT_S)
     assert request_lives() is None
-    waits = pool.submit(next, answers, None)
-    until = time.monotonic() + PATIENCE_S
-    while responses[0]() is not None and time.monotonic() < until:
+    waits = pool.submit(next, responses, None)
+    until = time.monotonic() + TIMEOUT_S
+    while kept[0]() is not None and time.monotonic() < until:
         time.sleep(0.01)
-    assert responses[0]() is None
+    assert kept[0]() is None
     go_on.set()
-    assert waits.result(PATIENCE_S) is None
+    assert waits.result(TIMEOUT_S) is None
 
 
-def test_a_stream_does_not_end_while_a_last_answer_waits_for_room() -> None:
+def test_a_stream_does_not_end_while_a_last_response_waits_for_room() -> None:
     models = Models()
     stream = InferStream(models.submit)
-    answers = stream.responses(iter([b"d1"]))
+    responses = stream.responses(iter([b"d1"]))
     with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(next, answers)
+        first = pool.submit(next, responses)
         (stream_request,) = models.wait_for("d1")
-        stream_request.respond(answer(stream_request), False)
-        first.result(PATIENCE_S)
+        stream_request.respond(response(stream_request), False)
+        first.result(TIMEOUT_S)
         for _ in range(16):
-            stream_request.respond(answer(stream_request), False)
+            stream_request.respond(response(stream_request), False)
         entered = threading.Event()
         last = pool.submit(
-            lambda: (entered.set(), stream_request.respond(answer(stream_request), True))
+            lambda: (entered.set(), stream_request.respond(response(stream_request), True))
         )
-        assert entered.wait(PATIENCE_S)
+        assert entered.wait(TIMEOUT_S)
         usual = sys.getswitchinterval()
         sys.setswitchinterval(0.5)  # who waits for room gets no turn until this thread waits
         try:
-            told = list(answers)
+            received = list(responses)
         finally:
             sys.setswitchinterval(usual)
-        last.result(PATIENCE_S)
-    assert len(told) == 17
+        last.result(TIMEOUT_S)
+    assert len(received) == 17
 
 
 def test_a_refusal_does_not_keep_all_that_a_client_sent() -> None:
     def submit(data: bytes, stream_request: StreamRequest) -> None:
         raise NotFound(data.decode())
 
-    (said,) = InferStream(submit).responses(iter([b"x" * 100_000]))
-    assert len(read(said)[1]) == 4000
+    (written,) = InferStream(submit).responses(iter([b"x" * 100_000]))
+    assert len(read(written)[1]) == 4000

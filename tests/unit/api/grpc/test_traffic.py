@@ -14,7 +14,7 @@ from edge_server.api.grpc.traffic import SLOW_READER_S, Traffic
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-PATIENCE_S = 20.0
+TIMEOUT_S = 20.0
 
 
 class Call:
@@ -25,12 +25,12 @@ class Call:
         reading = threading.Event()
         self._thread = threading.Thread(target=self._read, args=(traffic, reading))
         self._thread.start()
-        assert reading.wait(PATIENCE_S)
+        assert reading.wait(TIMEOUT_S)
 
     def _read(self, traffic: Traffic, reading: threading.Event) -> None:
         def requests() -> Iterator[bytes]:
             reading.set()
-            assert self.cancelled.wait(PATIENCE_S)
+            assert self.cancelled.wait(TIMEOUT_S)
             yield b"too late"
 
         traffic.read(requests(), self)  # type: ignore[arg-type]
@@ -43,8 +43,8 @@ class Call:
         self._thread.join()
 
 
-class Answered:
-    """A call that has its answer, and whose client does not take it."""
+class Reader:
+    """A call that has its response, and whose client does not take it."""
 
     def __init__(self) -> None:
         self.cancelled = False
@@ -131,8 +131,8 @@ def test_it_has_less_time_while_calls_wait_for_its_thread(
     call.close()
 
 
-def test_a_large_answer_counts_until_it_is_taken_and_has_to_be(traffic: Traffic) -> None:
-    calls = [Answered(), Answered()]
+def test_a_large_response_counts_until_it_is_read_within_its_time(traffic: Traffic) -> None:
+    calls = [Reader(), Reader()]
     for call in calls:
         assert traffic.send(bytes(4 * MIB), call) == bytes(4 * MIB)  # type: ignore[arg-type]
     assert traffic.budget.room_bytes == 0
@@ -148,7 +148,7 @@ def test_a_large_answer_counts_until_it_is_taken_and_has_to_be(traffic: Traffic)
 def test_a_streams_response_counts_while_it_is_written_and_has_to_be_read(
     traffic: Traffic,
 ) -> None:
-    stream = Answered()
+    stream = Reader()
     with traffic.sending(bytes(4 * MIB), stream):  # type: ignore[arg-type]
         assert traffic.budget.room_bytes == 4 * MIB
     assert traffic.budget.room_bytes == 8 * MIB
@@ -199,7 +199,7 @@ def test_what_else_fills_the_memory_ends_no_call(traffic: Traffic, memory: Memor
         call.close()
 
 
-def test_many_calls_are_told_in_one_line(
+def test_many_calls_are_logged_in_one_line(
     traffic: Traffic, caplog: pytest.LogCaptureFixture
 ) -> None:
     now = time.monotonic()
@@ -224,10 +224,21 @@ def given_back_at(traffic: Traffic, memory: Memory, seconds: range) -> list[int]
     return at
 
 
-def test_memory_goes_back_once_when_it_has_been_quiet_after_it_grew(
+def test_memory_goes_back_once_when_it_has_been_quiet_after_large_messages(
     traffic: Traffic, memory: Memory
 ) -> None:
+    reader = Reader()
+    traffic.read(iter([bytes(7 * MIB)]), reader)  # type: ignore[arg-type]
     assert given_back_at(traffic, memory, range(10)) == []
+    with traffic.budget.hold(2 * MIB):
+        traffic.read(iter([bytes(7 * MIB)]), reader)  # type: ignore[arg-type]
+        assert given_back_at(traffic, memory, range(5)) == []
+    assert given_back_at(traffic, memory, range(5, 20)) == [6]
+    traffic.note_many()  # a stream has ended
+    assert given_back_at(traffic, memory, range(20)) == [2]
+
+
+def test_memory_goes_back_when_the_process_has_grown(traffic: Traffic, memory: Memory) -> None:
     memory.bytes += 30 * MIB
     assert given_back_at(traffic, memory, range(10, 20)) == [10]
     memory.bytes += 7 * MIB
@@ -237,7 +248,8 @@ def test_memory_goes_back_once_when_it_has_been_quiet_after_it_grew(
 def test_memory_goes_back_now_and_then_under_load_and_after_it(
     traffic: Traffic, memory: Memory
 ) -> None:
-    memory.bytes += 50 * MIB
     with traffic.budget.hold(MIB):
-        assert given_back_at(traffic, memory, range(23)) == [10, 21]
-    assert given_back_at(traffic, memory, range(23, 40)) == [24]
+        traffic.note_many()
+        assert given_back_at(traffic, memory, range(25)) == [10, 21]
+    # What lay in use then is free only now.
+    assert given_back_at(traffic, memory, range(25, 40)) == [26]

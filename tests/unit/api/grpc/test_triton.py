@@ -1,4 +1,4 @@
-"""Whatever bytes ModelInfer and its stream are given, they answer or say a listed error."""
+"""Whatever bytes ModelInfer and its stream are given, they response or say a listed error."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def requests(draw: st.DrawFn) -> bytes:
 
 @settings(QUICK, max_examples=60)
 @given(requests())
-def test_any_request_is_answered_or_refused_with_a_listed_status(
+def test_any_request_gets_a_response_or_a_listed_status(
     servicer: TritonServicer, data: bytes
 ) -> None:
     with contextlib.suppress(*STATUS):
@@ -145,17 +145,17 @@ def test_any_request_is_answered_or_refused_with_a_listed_status(
 
 @settings(QUICK, max_examples=25)
 @given(st.lists(requests(), max_size=4))
-def test_a_stream_answers_each_request_once_whatever_it_is(
+def test_a_stream_responds_to_each_request_once(
     servicer: TritonServicer, several: list[bytes]
 ) -> None:
-    answers = [
+    responses = [
         pb.ModelStreamInferResponse.FromString(written)
         for written in servicer.ModelStreamInfer(iter(several), Context())
     ]
-    assert len(answers) == len(several)
-    for answer in answers:
-        # An unforeseen one would be told by the name of its type.
-        assert "Error: " not in answer.error_message
+    assert len(responses) == len(several)
+    for response in responses:
+        # An unforeseen one would have the name of its type.
+        assert "Error: " not in response.error_message
 
 
 @pytest.mark.parametrize("streamed", [False, True])

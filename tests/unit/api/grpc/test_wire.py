@@ -153,7 +153,7 @@ def test_a_parameter_of_a_load_has_a_key_and_a_value_and_no_more(inside: bytes) 
         read_load_request(data)
 
 
-def test_what_is_no_load_is_said_to_be_none() -> None:
+def test_bytes_that_are_no_load_are_refused() -> None:
     with pytest.raises(InvalidRequest, match="the request is no RepositoryModelLoadRequest"):
         read_load_request(b"\xff")
 

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.backends import find_backend
-from edge_server.backends.contract import ExecuteRequest, no_progress
+from edge_server.backends.contract import ExecuteRequest, LoadContext, no_progress
 from edge_server.backends.server_context import STANDALONE
 from edge_server.backends.tensorrt.plan_build.side_car import (
     SideCar,
@@ -158,7 +158,7 @@ class Workshop:
     def model(self, config: ModelConfig) -> Model:
         """Closed when the test ends."""
         model = find_backend("tensorrt").load(
-            self.files.versions[1], config, self.devices, no_progress, STANDALONE
+            LoadContext(self.files.versions[1], config, self.devices, no_progress, STANDALONE)
         )
         self._loaded.append(model)
         return model
@@ -175,7 +175,7 @@ class Workshop:
         """The model with its instances, as the server has it."""
         config = self.complete(text)
         model = find_backend("tensorrt").load(
-            self.files.versions[1], config, self.devices, no_progress, STANDALONE
+            LoadContext(self.files.versions[1], config, self.devices, no_progress, STANDALONE)
         )
         loaded = Scheduling().model(config, 1, model, self.files.directory)
         self._loaded.append(loaded)

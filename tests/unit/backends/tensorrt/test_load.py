@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from edge_server.backends import find_backend
-from edge_server.backends.contract import no_progress
+from edge_server.backends.contract import LoadContext, no_progress
 from edge_server.backends.server_context import STANDALONE
 from edge_server.backends.tensorrt.plan_build.side_car import (
     encode,
@@ -339,7 +339,7 @@ def test_no_runtime_is_made_where_there_is_no_driver(workshop: Workshop) -> None
     workshop.gpu.set("init=100")
     workshop.start_over()
     model = find_backend("tensorrt").load(
-        workshop.plan.parent, config, workshop.devices, no_progress, STANDALONE
+        LoadContext(workshop.plan.parent, config, workshop.devices, no_progress, STANDALONE)
     )
     with pytest.raises(Unavailable, match="no CUDA device"):
         model.make_instance("m_0", config.instance_groups[0].placements[0])

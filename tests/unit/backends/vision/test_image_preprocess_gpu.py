@@ -11,7 +11,7 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
-from edge_server.backends.contract import ExecuteRequest, TensorModel, no_progress
+from edge_server.backends.contract import ExecuteRequest, LoadContext, TensorModel, no_progress
 from edge_server.backends.server_context import STANDALONE
 from edge_server.backends.vision import image_preprocess
 from edge_server.errors import DeviceLost, EdgeServerError, InternalError, Unavailable
@@ -100,7 +100,9 @@ def test_requests_of_a_batch_get_their_own_rows(
     devices: Devices, simulated_gpu: SimulatedGpu, words: str
 ) -> None:
     simulated_gpu.set(words)
-    model = image_preprocess.load(None, config(ON_GPU, batch=32), devices, no_progress, STANDALONE)
+    model = image_preprocess.load(
+        LoadContext(None, config(ON_GPU, batch=32), devices, no_progress, STANDALONE)
+    )
     # More frames than one launch takes; some are on the host, some on the device.
     images = [frames(count, 40, 70, seed) for seed, count in enumerate((3, 1, 14, 2))]
     camera = Camera(devices.gpu())

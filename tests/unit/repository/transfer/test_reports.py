@@ -23,7 +23,8 @@ from edge_server.repository.transfer.reports import (
     verdicts_on,
     wait_for,
 )
-from edge_server.repository.verdicts import GOOD, LOADING, REFUSED, Verdict, Verdicts, read_report
+from edge_server.repository.verdicts import GOOD, LOADING, REFUSED, Verdict, read_report
+from tests.unit.repository.verdict_writer import Verdicts
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
 
-from edge_server.process.worker import side_by_side
+import pytest
 
-if TYPE_CHECKING:
-    import pytest
+from edge_server.process.threads import run_parallel, side_by_side, start_thread
 
 
 def test_all_run_at_the_same_time_and_are_waited_for() -> None:
@@ -48,3 +46,36 @@ def test_without_room_for_threads_the_work_is_done_all_the_same(
     done: list[int] = []
     side_by_side([lambda: done.append(1), lambda: done.append(2)], "work")
     assert done == [1, 2]
+    assert run_parallel("work", 4, str, [1, 2, 3]) == ["1", "2", "3"]
+    assert not start_thread("work", lambda: done.append(3))
+    assert done == [1, 2]
+
+
+def test_results_are_in_order_and_no_more_run_at_a_time_than_allowed() -> None:
+    running, lock = [0, 0], threading.Lock()
+
+    def work(number: int) -> int:
+        with lock:
+            running[0] += 1
+            running[1] = max(running)
+        threading.Event().wait(0.001)
+        with lock:
+            running[0] -= 1
+        return 2 * number
+
+    assert run_parallel("work", 3, work, range(20)) == list(range(0, 40, 2))
+    assert running[1] <= 3
+    assert run_parallel("work", 3, work, []) == []
+
+
+def test_the_others_are_done_before_an_exception_is_raised() -> None:
+    done: list[int] = []
+
+    def work(number: int) -> None:
+        if number == 1:
+            raise ValueError("as asked")
+        done.append(number)
+
+    with pytest.raises(ValueError, match="as asked"):
+        run_parallel("work", 2, work, range(5))
+    assert sorted(done) == [0, 2, 3, 4]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edge_server.lifecycle.dependency_cycle import circle_through
+from edge_server.lifecycle.fit import find_cycle
 
 
 @pytest.mark.parametrize(
@@ -18,7 +18,7 @@ from edge_server.lifecycle.dependency_cycle import circle_through
         ("leaf", []),
     ],
 )
-def test_the_shortest_way_back_is_found_from_each_member_and_from_nobody_else(
+def test_the_shortest_cycle_is_found_from_each_member_and_from_nobody_else(
     name: str, way: list[str]
 ) -> None:
     members = {
@@ -29,4 +29,4 @@ def test_the_shortest_way_back_is_found_from_each_member_and_from_nobody_else(
         "outside": ["a", "nowhere"],
         "leaf": [],
     }
-    assert circle_through(name, members) == way
+    assert find_cycle(name, members) == way

@@ -12,8 +12,8 @@ from edge_server.errors import ModelConfigError
 from tests.unit.lifecycle.control.world import (
     BOTH,
     COUNTED,
-    PATIENCE_S,
     READY,
+    TIMEOUT_S,
     UNLOADED,
     World,
     set_number,
@@ -28,20 +28,20 @@ if TYPE_CHECKING:
 BUILDING = "building model.plan: 45 %"
 
 
-def test_what_a_first_load_is_at_is_told_until_it_ends(
+def test_what_a_first_load_is_at_is_reported_until_it_ends(
     world: World, write_model: WriteModel, counted: CountedBackend, gate: Callable[[str], Gate]
 ) -> None:
     write_model("m", COUNTED)
     held = gate("m")
     with ThreadPoolExecutor() as pool:
         load = pool.submit(world.control.load, "m")
-        assert held.reached.wait(PATIENCE_S)
+        assert held.reached.wait(TIMEOUT_S)
         counted.tell["m"]("building model.plan: 40 %")
         assert world.states() == {("m", 1): ("LOADING", "building model.plan: 40 %")}
         counted.tell["m"](BUILDING)
         assert world.states() == {("m", 1): ("LOADING", BUILDING)}
         held.open()
-        load.result(PATIENCE_S)
+        load.result(TIMEOUT_S)
     assert world.states() == {("m", 1): READY}
     counted.tell["m"]("too late")
     assert world.states() == {("m", 1): READY}
@@ -58,13 +58,13 @@ def test_what_a_load_is_at_stands_beside_the_version_that_serves(
     set_number(model, 1)
     with ThreadPoolExecutor() as pool:
         load = pool.submit(world.control.load, "m")
-        assert held.reached.wait(PATIENCE_S)
+        assert held.reached.wait(TIMEOUT_S)
         counted.tell["m"](BUILDING)
         assert world.states() == {("m", 1): ("READY", BUILDING), ("other", 1): READY}
         assert world.ask("m") == 0
         assert world.door.server_ready()
         held.open()
-        load.result(PATIENCE_S)
+        load.result(TIMEOUT_S)
     assert world.ask("m") == 1
     assert world.states() == {("m", 1): READY, ("other", 1): READY}
 
@@ -84,18 +84,18 @@ def test_why_a_load_failed_takes_the_place_of_what_it_was_at(
     set_number(model, -1)
     with ThreadPoolExecutor() as pool:
         load = pool.submit(world.control.load, "m")
-        assert held.reached.wait(PATIENCE_S)
+        assert held.reached.wait(TIMEOUT_S)
         counted.tell["m"](BUILDING)
         held.open()
         with pytest.raises(ModelConfigError):
-            load.result(PATIENCE_S)
+            load.result(TIMEOUT_S)
     counted.tell["m"]("too late")
     ((state, reason),) = world.states().values()
     assert state == ("READY" if serves else "UNAVAILABLE")
     assert "a model that ends the process" in reason
 
 
-def test_nothing_is_told_of_a_load_that_an_unload_has_overtaken(
+def test_nothing_is_reported_of_a_load_that_an_unload_has_overtaken(
     world: World, write_model: WriteModel, counted: CountedBackend, gate: Callable[[str], Gate]
 ) -> None:
     model = write_model("m", COUNTED)
@@ -104,14 +104,14 @@ def test_nothing_is_told_of_a_load_that_an_unload_has_overtaken(
     set_number(model, 1)
     with ThreadPoolExecutor() as pool:
         load = pool.submit(world.control.load, "m")
-        assert held.reached.wait(PATIENCE_S)
+        assert held.reached.wait(TIMEOUT_S)
         counted.tell["m"](BUILDING)
         world.control.unload("m")
         counted.tell["m"](BUILDING)
         assert world.states() == {("m", 1): UNLOADED}
         held.open()
         with pytest.raises(ModelConfigError, match="Newer operation has been applied"):
-            load.result(PATIENCE_S)
+            load.result(TIMEOUT_S)
     assert world.states() == {("m", 1): UNLOADED}
 
 
@@ -128,8 +128,8 @@ def test_what_a_load_is_at_leaves_versions_alone_that_are_gone(
     set_number(model, 3, version=2)
     with ThreadPoolExecutor() as pool:
         load = pool.submit(world.control.load, "m")
-        assert held.reached.wait(PATIENCE_S)
+        assert held.reached.wait(TIMEOUT_S)
         counted.tell["m"](BUILDING)
         assert world.states() == {("m", 1): UNLOADED, ("m", 2): ("READY", BUILDING)}
         held.open()
-        load.result(PATIENCE_S)
+        load.result(TIMEOUT_S)

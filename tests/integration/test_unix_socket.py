@@ -35,7 +35,7 @@ def test_what_a_dead_daemon_left_is_replaced(left_behind: Path) -> None:
     place.release()
 
 
-def test_a_second_daemon_is_told_and_touches_nothing(left_behind: Path) -> None:
+def test_a_second_daemon_is_refused_and_touches_nothing(left_behind: Path) -> None:
     first = UnixSocket(str(left_behind))
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(left_behind))
@@ -86,7 +86,7 @@ def test_owner_and_group_may_connect_once_somebody_listens(path: Path) -> None:
     place.release()
 
 
-def test_an_address_says_what_grpc_would_misread_another_way(tmp_path: Path) -> None:
+def test_an_address_escapes_what_grpc_would_misread(tmp_path: Path) -> None:
     place = UnixSocket(str(tmp_path / "a b#c"))
     assert place.address == f"unix:{tmp_path}/a%20b%23c"
     place.release()
