@@ -277,7 +277,6 @@ class StreamRequest:
         decoupled: the responses do not wait for those of earlier requests.
         empty_final: the client wants a final response even if it is empty.
         forms: see `to_response_message`.
-        finally_: called once, after the last response.
         response: of a model that is not decoupled, until its last one.
         complete: the model has given the last response.
         unsent: number of responses that are queued or being sent.
@@ -292,7 +291,6 @@ class StreamRequest:
         self.decoupled = False
         self.empty_final = False
         self.forms: Mapping[str, OutputForm] = AS_IT_IS
-        self.finally_: Callable[[], None] | None = None
         self.response: ResponseCallback = None
         self.complete = False
         self.unsent = 0
@@ -311,9 +309,6 @@ class StreamRequest:
 
     def respond(self, response: ResponseCallback, final: bool) -> None:
         """See `Respond`. A decoupled model blocks here while the client reads too slowly."""
-        if final and self.finally_ is not None:
-            finally_, self.finally_ = self.finally_, None
-            finally_()
         self._stream.add(self, response, final=final)
 
     def serialise(self, response: ResponseCallback, *, final: bool) -> bytes:

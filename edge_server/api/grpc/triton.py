@@ -176,8 +176,6 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
         lease = self._data_plane.lease()
         try:
             loaded = lease.snapshot.find(message.model_name, message.model_version)
-            self._admission.enter_from_stream()
-            stream_request.finally_ = self._admission.leave_from_stream
             stream_request.forms = output_forms(message, loaded, self._shared_memory)
             request = to_infer_request(
                 message,
