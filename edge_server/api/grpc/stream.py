@@ -257,7 +257,8 @@ class InferStream:
                 return self._at_once.popleft()
             request = self._first_in_order()
             if request is not None:
-                return request, request.response or _no_response(request), True
+                text = f"model '{request.model_name}' ended without a response"
+                return request, request.response or InternalError(text), True
             if not self._read_to_end:
                 raise Unavailable(SHUTTING_DOWN)
             return None
@@ -332,7 +333,3 @@ class StreamRequest:
         message.infer_response.id = self.id
         written: bytes = message.SerializeToString()
         return written
-
-
-def _no_response(request: StreamRequest) -> EdgeServerError:
-    return InternalError(f"model '{request.model_name}' ended without a response")
