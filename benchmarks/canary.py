@@ -139,7 +139,7 @@ class Ends:
     def of(log: Path) -> Ends:
         text = log.read_text()
         return Ends(
-            text.count("model m: probation: passed"),
+            text.count("model m: canary: passed"),
             text.count("model m: rolled back"),
             text.count("model m: serves on as it was, loading it anew failed"),
             text.count("slower than its predecessor"),

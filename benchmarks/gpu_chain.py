@@ -27,8 +27,9 @@ from edge_server.inference.registry import ModelRegistry
 from edge_server.inference.scheduling import Scheduling
 from edge_server.inference.snapshot import ModelEntry, ModelState, Snapshot
 from edge_server.lifecycle.loader import RepositoryLoader
+from edge_server.lifecycle.model_table import ModelTable
 from edge_server.model_config.config import Completion
-from edge_server.repository.source import Repositories
+from edge_server.repository.scan import Repositories
 from edge_server.requests import InferRequest
 from edge_server.tensors import Tensor
 
@@ -123,7 +124,7 @@ def world(devices: Devices, network: Network, gpus: int) -> Snapshot:
     registry = ModelRegistry()
     completion = Completion(gpus=gpus, no_gpu="it is not asked for")
     loader = RepositoryLoader(
-        registry, Repositories([MODELS]), completion=completion, devices=devices
+        ModelTable(registry), Repositories([MODELS]), completion=completion, devices=devices
     )
     for failed in loader.load_all():
         raise Unavailable(failed.reason)

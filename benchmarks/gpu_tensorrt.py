@@ -28,10 +28,10 @@ from gpu_section import run_section
 from gpu_timing import host_ms
 from tiny_onnx import relu_of_product
 
-from edge_server.backends.tensorrt.build.build_options import build_options_of
-from edge_server.backends.tensorrt.build.making import make_plan
-from edge_server.backends.tensorrt.build.process import build
-from edge_server.backends.tensorrt.build.side_car import version_of
+from edge_server.backends.tensorrt.plan_build.build_options import build_options_of
+from edge_server.backends.tensorrt.plan_build.cache import make_plan
+from edge_server.backends.tensorrt.plan_build.process import build
+from edge_server.backends.tensorrt.plan_build.side_car import version_of
 from edge_server.cameras.source import open_source
 from edge_server.cli.plan.verification import TOLERANCES
 from edge_server.errors import DeviceLost, EdgeServerError, Unavailable
@@ -42,9 +42,10 @@ from edge_server.inference.registry import ModelRegistry
 from edge_server.inference.scheduling import Scheduling
 from edge_server.inference.snapshot import ModelEntry, ModelState, Snapshot
 from edge_server.lifecycle.loader import RepositoryLoader
+from edge_server.lifecycle.model_table import ModelTable
 from edge_server.model_config.config import Completion, ModelConfig
 from edge_server.model_config.parse import read_model_config
-from edge_server.repository.source import Repositories
+from edge_server.repository.scan import Repositories
 from edge_server.requests import InferRequest
 from edge_server.tensors import Tensor
 
@@ -340,7 +341,7 @@ def serving(devices: Devices, repository: Path, *, gpus: int | None = None) -> I
         gpus=devices.count if gpus is None else gpus, no_gpu=devices.reason or "none is asked for"
     )
     loader = RepositoryLoader(
-        registry, Repositories([repository]), completion=completion, devices=devices
+        ModelTable(registry), Repositories([repository]), completion=completion, devices=devices
     )
     try:
         for failed in loader.load_all():

@@ -26,8 +26,9 @@ from edge_server.gpu.devices import Devices
 from edge_server.inference.data_plane import DataPlane
 from edge_server.inference.registry import ModelRegistry
 from edge_server.lifecycle.loader import RepositoryLoader
+from edge_server.lifecycle.model_table import ModelTable
 from edge_server.model_config.config import Completion
-from edge_server.repository.source import Repositories
+from edge_server.repository.scan import Repositories
 from edge_server.requests import InferRequest
 from edge_server.tensors import Tensor
 
@@ -95,7 +96,7 @@ def line_range(text: str) -> range:
 def load_models(repository: Path, devices: Devices) -> DataPlane:
     registry = ModelRegistry()
     loader = RepositoryLoader(
-        registry,
+        ModelTable(registry),
         Repositories([repository]),
         completion=Completion(gpus=devices.count, no_gpu=devices.reason),
         devices=devices,

@@ -182,6 +182,28 @@ class Model(Protocol):
     def close(self) -> None: ...
 
 
+@dataclass(frozen=True)
+class LoadContext:
+    """One version of a model to load, and what of the daemon its backend may use.
+
+    Attributes:
+        directory: the version directory.
+        config: the model's complete configuration.
+        devices: the GPUs that instances may use.
+        progress: reports the progress of a load that takes minutes, as one line: the text is the
+            model's reason in the repository index until the next call; an empty text clears the
+            reason. The backend may call it on any thread, and while instances are made; a call
+            outside a load of the model has no effect. A backend that loads at once ignores it.
+        server: for a model that sends requests to other models or loads them.
+    """
+
+    directory: Path
+    config: ModelConfig
+    devices: Devices
+    progress: ProgressCallback
+    server: ServerContext
+
+
 class Backend(Protocol):
     """Completes and loads the models of one kind. A module can be a backend."""
 
@@ -194,25 +216,8 @@ class Backend(Protocol):
         """
         ...
 
-    def load(
-        self,
-        directory: Path,
-        config: ModelConfig,
-        devices: Devices,
-        tell: ProgressCallback,
-        server_context: ServerContext,
-    ) -> Model:
-        """Load the model from its version directory, ready to make instances on demand.
-
-        Args:
-            directory: the version directory.
-            config: the model's complete configuration.
-            devices: the GPUs that instances may use.
-            tell: reports the progress of a load that takes minutes, as one line: the text is the
-                model's reason in the repository index until the next call; an empty text clears the
-                reason. The backend may call it on any thread, and while instances are made; a call
-                outside a load of the model has no effect. A backend that loads at once ignores it.
-            server_context: for a model that sends requests to other models or loads them.
+    def load(self, context: LoadContext) -> Model:
+        """Load the version that `context` describes, ready to make instances on demand.
 
         Raises:
             ModelConfigError: the model cannot be loaded; the text names the file and the remedy.

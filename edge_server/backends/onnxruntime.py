@@ -38,9 +38,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from edge_server.backends.contract import ProgressCallback
-    from edge_server.backends.server_context import ServerContext
-    from edge_server.gpu.devices import Devices
+    from edge_server.backends.contract import LoadContext
     from edge_server.model_config.config import ModelConfig, Placement
     from edge_server.model_config.files import ModelFiles
 
@@ -127,14 +125,8 @@ def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfi
     return complete_from(files, config, signature)
 
 
-def load(
-    directory: Path,
-    config: ModelConfig,
-    devices: Devices,
-    tell: ProgressCallback,
-    server_context: ServerContext,
-) -> OnnxModel:
-    del devices, tell, server_context
+def load(context: LoadContext) -> OnnxModel:
+    config = context.config
     options = ort.SessionOptions()
     options.log_severity_level = 3
     parameters = read_parameters(_ours(config), OnnxRuntimeParameters)
@@ -153,7 +145,7 @@ def load(
         run_options.add_run_config_entry(
             "memory.enable_memory_arena_shrinkage", parameters.arena_shrinkage
         )
-    session = _open_session(_model_path(directory, config), options)
+    session = _open_session(_model_path(context.directory, config), options)
     return OnnxModel(config, session, run_options)
 
 

@@ -25,7 +25,7 @@ INTERRUPTED = 130
 
 _ABOUT = """\
 Looks at the board, its JetPack, GPU and NVDLA, at cameras, libraries, settings and surroundings,
-and says of each whether it is well and what to do where it is not. Changes nothing. Drivers and
+and reports of each whether it is well and what to do where it is not. Changes nothing. Drivers and
 libraries are tried in processes of their own, so that one that crashes or hangs costs its line.
 """
 _CODES = "exit codes: 0 no fault (warnings there may be), 1 at least one fault, 2 usage"
@@ -52,7 +52,7 @@ def add_doctor(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--matrix",
         action="store_true",
-        help="only tell which JetPack brings what, and where NVDLA can be used",
+        help="only print which JetPack brings what, and where NVDLA can be used",
     )
     parser.set_defaults(verb=_doctor, flags=("--config", "--json", "--matrix"))
 

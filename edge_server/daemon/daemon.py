@@ -275,7 +275,7 @@ class Daemon:
         parts = (self._publisher, self._metrics, self._grpc.self_call)
         workers += [part.worker for part in parts if part is not None]
         if isinstance(self.control, PollControl):
-            workers.append(self.control.watcher.worker)
+            workers.append(self.control.worker)
         return workers
 
     def _metrics_server(self, settings: Settings, latency: LaneLatency) -> MetricsServer | None:

@@ -16,18 +16,18 @@ from edge_server.inference.rate_limiter import RateLimiter, ResourceLimit
 from edge_server.inference.scheduling import Scheduling
 from edge_server.lifecycle.budget import MemoryBudget
 from edge_server.lifecycle.control import RepositoryControl
-from edge_server.lifecycle.deployment_state import DeploymentState
+from edge_server.lifecycle.deployments import Deployments
 from edge_server.lifecycle.interface_rule import InterfaceRule
 from edge_server.lifecycle.loader import RepositoryLoader
+from edge_server.lifecycle.model_table import ModelTable
 from edge_server.lifecycle.poll_control import PollControl
 from edge_server.model_config.config import Completion
 from edge_server.pipeline.lane_pipeline import LANE_TENSORS
 from edge_server.process.utf8 import is_utf8, shown
 from edge_server.repository.private_copies import PrivateCopies, PrivateDirectory
+from edge_server.repository.scan import Repositories
 from edge_server.repository.signature import SignaturePolicy
-from edge_server.repository.source import AcceptedModels, Repositories
 from edge_server.repository.store import ModelStore
-from edge_server.repository.verdicts import Verdicts
 from edge_server.settings import Python
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def chosen_control(
     private = PrivateDirectory()
     control = RepositoryControl(
         RepositoryLoader(
-            registry,
+            ModelTable(registry),
             Repositories(_paths(settings), PrivateCopies(private).copy),
             scheduling=scheduling,
             completion=chosen_completion(settings, devices, python),
@@ -121,7 +121,6 @@ def chosen_control(
             take_down=settings.incompatible_member == "take_down",
             interface=InterfaceRule(_of_cameras(cameras)),
         ),
-        registry,
         explicit=settings.mode == "explicit",
         load=settings.load,
         exit_on_error=settings.exit_on_error,
@@ -162,7 +161,6 @@ def following_control(
     cameras: Mapping[str, CameraSection] = MappingProxyType({}),
 ) -> PollControl:
     """Return the control that keeps `registry` like the repositories; see `chosen_control`."""
-    accepted = AcceptedModels()
     paths = _paths(settings)
     signatures = chosen_signatures(settings)
     store = ModelStore(
@@ -171,12 +169,13 @@ def following_control(
         signatures=signatures,
         repositories=paths,
     )
-    deployment_state = DeploymentState(accepted, store, Verdicts(store.directory, paths))
+    table = ModelTable(registry)
+    deployments = Deployments(table, store, paths)
     budget = MemoryBudget(settings.memory_reserve_bytes)
     terms = CanaryTerms(settings.probation_requests, settings.probation_s)
     loader = RepositoryLoader(
-        registry,
-        accepted,
+        table,
+        deployments,
         scheduling=scheduling,
         completion=chosen_completion(settings, devices, python),
         load_threads=settings.load_threads,
@@ -184,18 +183,16 @@ def following_control(
         # In mode `poll` no request loads a model.
         server_context=LiveModels(registry),
         budget=budget,
-        probation=terms if settings.probation_requests else None,
-        on_rolled_back=deployment_state.rolled_back,
-        on_passed=deployment_state.passed,
+        canary_terms=terms if settings.probation_requests else None,
+        on_rolled_back=deployments.rolled_back,
+        on_passed=deployments.passed,
         signatures=signatures,
         take_down=settings.incompatible_member == "take_down",
-        interface=InterfaceRule(_of_cameras(cameras), deployment_state.has_served),
+        interface=InterfaceRule(_of_cameras(cameras), deployments.has_served),
     )
     return PollControl(
         loader,
-        deployment_state,
-        store,
-        registry,
+        deployments,
         paths,
         poll_s=settings.poll_s,
         settle_s=settings.settle_s,

@@ -62,21 +62,20 @@ class StatusReport:
         notify(event, f"STATUS={status}")
         return status
 
-    def _extend_start(self) -> str:
+    def _extend_start(self) -> None:
         """systemd ends a start that takes longer than its timeout."""
         builds = [
             f"{entry.name}: {entry.reason}"
             for entry in self._data_plane.index(only_ready=False)
             if entry.state is ModelState.LOADING and entry.reason
         ]
-        status = "; ".join(builds).replace("\n", " ")
         if builds:
+            status = "; ".join(builds).replace("\n", " ")
             notify(f"EXTEND_TIMEOUT_USEC={round(1e6 * START_MORE_S)}", f"STATUS={status}")
-        return status
 
-    def _publish_states(self) -> str:
+    def _publish_states(self) -> None:
         if self._publisher is None:
-            return ""
+            return
         now = time.monotonic()
         no_lanes = []
         for pipeline in self._pipelines:
@@ -91,17 +90,15 @@ class StatusReport:
                 self._publisher.publish_camera_status(camera.name, state, age_ms, failure)
         self._publish_models()
         self._publisher.publish_online(no_lanes)
-        return ""
 
-    def _publish_models(self) -> str:
+    def _publish_models(self) -> None:
         if self._publisher is None:
-            return ""
+            return
         entries = self._data_plane.index(only_ready=False)
         if isinstance(self._control, PollControl):
             # The model was removed from the repository; on request, an unloaded one may come back.
             entries = [e for e in entries if e.loaded is not None or e.reason != UNLOADED]
         self._publisher.publish_models(entries)
-        return ""
 
     def _status(self) -> str:
         cameras = ", ".join(
@@ -118,10 +115,10 @@ class StatusReport:
         # systemd reads a second line as another assignment.
         return f"{ready} models; cameras: {cameras or 'none'}; mqtt: {broker}".replace("\n", " ")
 
-    def _attempt(self, report: Callable[[], str]) -> str:
+    def _attempt(self, report: Callable[[], str | None]) -> str:
         """Return the text of `report`; its failure is logged once per fault."""
         try:
-            return report()
+            return report() or ""
         except Exception as error:
             fault = f"{type(error).__name__}: {error}"
             if fault != self._faults.get(report.__name__):

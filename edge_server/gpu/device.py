@@ -237,7 +237,7 @@ class _Current:
         self._entered = False
 
     def __enter__(self) -> None:
-        # pycuda answers without a driver call; another GPU may have become current in between.
+        # pycuda knows it without a driver call; another GPU may have become current in between.
         if self._device.driver.Context.get_current() != self._context:
             try:
                 self._context.push()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from edge_server.errors import DeviceLost, Unavailable
@@ -22,18 +23,17 @@ class Devices:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._open: dict[int, Device] = {}
-        self._counted: tuple[int, str] | None = None
         self._lost: DeviceLost | None = None
 
     @property
     def count(self) -> int:
         """Return the number of GPUs; the driver is queried once."""
-        return self._count()[0]
+        return self._counted[0]
 
     @property
     def reason(self) -> str:
         """Return why this machine has no usable GPU, with the remedy; empty when it has one."""
-        return self._count()[1]
+        return self._counted[1]
 
     def gpu(self, index: int = 0) -> Device:
         """Return GPU `index`, in CUDA's order of the GPUs visible to this process.
@@ -67,11 +67,9 @@ class Devices:
         # The first error names the cause.
         self._lost = self._lost or error
 
-    def _count(self) -> tuple[int, str]:
-        with self._lock:
-            if self._counted is None:
-                try:
-                    self._counted = (load_driver(Libcuda()).Device.count(), "")
-                except Unavailable as error:
-                    self._counted = (0, str(error))
-            return self._counted
+    @cached_property
+    def _counted(self) -> tuple[int, str]:
+        try:
+            return load_driver(Libcuda()).Device.count(), ""
+        except Unavailable as error:
+            return 0, str(error)

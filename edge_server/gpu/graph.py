@@ -98,13 +98,13 @@ def _call(device: Device, doing: str, function: Any, *arguments: object) -> Any:
     return _checked(device, doing, function.__name__, function(*arguments))
 
 
-def _checked(device: Device, doing: str, name: str, answer: tuple[Any, ...]) -> Any:
+def _checked(device: Device, doing: str, name: str, returned: tuple[Any, ...]) -> Any:
     """Return the results of a cuda-bindings call without its error code.
 
     Raises:
         EdgeServerError: the code reports an error.
     """
-    code, *values = answer
+    code, *values = returned
     if int(code):
         driver_text = f"{name} failed: {device.libcuda.error_text(int(code))}"
         raise device.failure(driver_text, doing)

@@ -79,9 +79,9 @@ class Libcuda:
             ) from None
         code: int = self._library.cuInit(0)
         if code:
-            remedy = _INIT_REMEDIES.get(code, "see the kernel's log for what the driver says")
+            remedy = _INIT_REMEDIES.get(code, "see the kernel's log for the driver's messages")
             raise Unavailable(
-                f"no CUDA device: cuInit answers {code} ({self.error_text(code)}): {remedy}"
+                f"no CUDA device: cuInit returns {code} ({self.error_text(code)}): {remedy}"
             )
         version = ctypes.c_int()
         self._library.cuDriverGetVersion(ctypes.byref(version))

@@ -65,7 +65,7 @@ class Event:
         Raises:
             DeviceLost: earlier work broke the device.
         """
-        with self.device.current("ask for an event"):
+        with self.device.current("query an event"):
             done: bool = self._box[0].query()
         return done
 

@@ -9,7 +9,15 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from edge_server.inference.canary_window import HANGS_S, WatchedScheduler, WatchedVersion
+from edge_server.inference.canary_window import (
+    HANGS_S,
+    LEAST_FOR_P99,
+    WatchedScheduler,
+    WatchedVersion,
+    fault_shares,
+)
+from edge_server.inference.mirror import Mirror
+from edge_server.inference.predecessor import Predecessor
 from edge_server.process.worker import Worker
 
 if TYPE_CHECKING:
@@ -117,11 +125,18 @@ class CanaryMonitor:
             predecessor: stays open for as long as the canary lasts.
             members: the members of a predecessor that is an ensemble; open likewise.
         """
-        version = WatchedVersion.of(
-            model, predecessor, members, self._terms.requests, self._wake.set
+        comparable = Predecessor.of(model, predecessor, members)
+        mirror = None if comparable is None else Mirror(comparable, self._wake.set)
+        scheduler = model.scheduler
+        if isinstance(scheduler, WatchedScheduler):
+            scheduler = scheduler.beneath
+        scheduler = WatchedScheduler(
+            scheduler, model.config, self._terms.requests, mirror, wake=self._wake.set
         )
-        self.watched.append(version)
-        return replace(model, scheduler=version.scheduler)
+        hangs_s = 30 * predecessor.statistics.p99_ns(LEAST_FOR_P99) / 1e9
+        shares = fault_shares(predecessor)
+        self.watched.append(WatchedVersion(model, scheduler, mirror, shares, hangs_s))
+        return replace(model, scheduler=scheduler)
 
     def start(self) -> None:
         """Start the monitor's thread; returns at once.

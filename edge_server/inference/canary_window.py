@@ -7,16 +7,15 @@ import math
 import threading
 import time
 from collections import Counter, deque
+from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
 
 from edge_server.errors import EdgeServerError, InvalidRequest
-from edge_server.inference.mirror import Mirror, Pairs
 from edge_server.inference.predecessor import (
     WITHOUT_VERDICT,
     Fault,
-    Predecessor,
     all_finite,
     has_non_finite,
 )
@@ -27,6 +26,7 @@ from edge_server.requests import InferResponse
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from edge_server.inference.mirror import Mirror
     from edge_server.inference.snapshot import LoadedModel, Scheduler, Snapshot
     from edge_server.model_config.config import ModelConfig
     from edge_server.requests import InferRequest, Respond, ResponseCallback
@@ -41,9 +41,11 @@ _TOLERATED = {
     Fault.FAILED: (0.05, "requests failed", "did"),
     Fault.NOT_FINITE: (0.01, "responses were not finite", "were not"),
 }
-# The minimum number of pairs for a comparison of times. A version is slower where this share of its
-# requests is, not slower where at most half are; between the two the canary goes on.
-_LEAST_PAIRS = 30
+# A request is slower that takes more than twice the predecessor's time and this in addition.
+_SLOWER_NS = 2_000_000
+# The minimum number of requests for a comparison of times. A version is slower where this share of
+# its requests is, not slower where at most half are; between the two the canary goes on.
+_LEAST_TIMED = 30
 _SLOWER_SHARE = 0.75
 _UNCLEAR_SHARE = 0.5
 # After this many replays of requests with a fault a version passes without more of them.
@@ -51,9 +53,9 @@ _ENOUGH_REPLAYS = 20
 # A run, or an absence of the model, of this length counts as a hang for any request.
 HANGS_S = 1.0
 # Without a replay on the predecessor, a run hangs when it exceeds both this (more than a busy
-# machine needs) and 30 times the predecessor's p99, taken over at least _LEAST_FOR_P99 requests.
+# machine needs) and 30 times the predecessor's p99, taken over at least so many requests.
 _HANGS_UNCOMPARED_S = 5.0
-_LEAST_FOR_P99 = 50
+LEAST_FOR_P99 = 50
 # How many sequences with non-finite inputs are remembered.
 _MOST_SPOILT = 1024
 
@@ -218,23 +220,6 @@ class WatchedVersion(NamedTuple):
     shares: Mapping[Fault, float]
     hangs_s: float
 
-    @staticmethod
-    def of(
-        model: LoadedModel,
-        predecessor: LoadedModel,
-        members: Sequence[LoadedModel],
-        window: int,
-        wake: Callable[[], None],
-    ) -> WatchedVersion:
-        comparable = Predecessor.of(model, predecessor, members)
-        mirror = None if comparable is None else Mirror(comparable, wake)
-        scheduler = model.scheduler
-        if isinstance(scheduler, WatchedScheduler):
-            scheduler = scheduler.beneath
-        scheduler = WatchedScheduler(scheduler, model.config, window, mirror, wake=wake)
-        hangs_s = 30 * predecessor.statistics.p99_ns(_LEAST_FOR_P99) / 1e9
-        return WatchedVersion(model, scheduler, mirror, _shares(predecessor), hangs_s)
-
     @property
     def compared(self) -> Mirror | None:
         """The mirror, while the mirror can compare."""
@@ -272,25 +257,26 @@ class WatchedVersion(NamedTuple):
         # A client may send requests for ever that every version fails.
         if mirror.is_comparing and replayed < _ENOUGH_REPLAYS:
             return "its predecessor is still to be given the requests that it failed"
-        if not mirror.timed or self.scheduler.seen[None] < _LEAST_PAIRS:
+        if not mirror.timed or self.scheduler.seen[None] < _LEAST_TIMED:
             return ""
-        # A cached response took no time, so it counts as a sample and not as a pair.
-        sampled, pairs = mirror.sampled, mirror.pairs()
-        if sampled < _LEAST_PAIRS:
-            return f"its predecessor was given {sampled} of {_LEAST_PAIRS} requests so far"
-        if _UNCLEAR_SHARE * pairs.requests < pairs.slower < _SLOWER_SHARE * pairs.requests:
+        # A cached response took no time, so it counts as a sample only.
+        sampled = mirror.sampled
+        if sampled < _LEAST_TIMED:
+            return f"its predecessor was given {sampled} of {_LEAST_TIMED} requests so far"
+        if _UNCLEAR_SHARE < _slower_share(mirror.times()) < _SLOWER_SHARE:
             return "whether it is slower than its predecessor is not clear"
         return ""
 
     def slower(self) -> str:
         """How much slower the version is in the same minutes; empty where it is not slower."""
         mirror = self.compared
-        pairs = Pairs() if mirror is None or not mirror.timed else mirror.pairs()
-        if pairs.requests < _LEAST_PAIRS or pairs.slower < _SLOWER_SHARE * pairs.requests:
+        times = mirror.times() if mirror is not None and mirror.timed else []
+        if len(times) < _LEAST_TIMED or _slower_share(times) < _SLOWER_SHARE:
             return ""
+        new_ms, old_ms = (median(each_ns) / 1e6 for each_ns in zip(*times, strict=True))
         return (
-            f"slower than its predecessor: {pairs.new_ms:.1f} ms beside {pairs.old_ms:.1f} ms, the "
-            f"medians of {pairs.requests} requests that both were given"
+            f"slower than its predecessor: {new_ms:.1f} ms beside {old_ms:.1f} ms, the medians of "
+            f"{len(times)} requests that both were given"
         )
 
     def hang(self, now: float) -> str:
@@ -321,7 +307,12 @@ class WatchedVersion(NamedTuple):
         return "" if callers_fault or mirror.predecessor.not_ready_reason() else reason
 
 
-def _shares(model: LoadedModel) -> Mapping[Fault, float]:
+def _slower_share(times: Sequence[tuple[int, int]]) -> float:
+    slower = sum(new_ns > 2 * old_ns + _SLOWER_NS for new_ns, old_ns in times)
+    return slower / max(1, len(times))
+
+
+def fault_shares(model: LoadedModel) -> Mapping[Fault, float]:
     """The shares of a model's requests with each fault."""
     scheduler = model.scheduler
     shares = dict.fromkeys(Fault, 0.0)

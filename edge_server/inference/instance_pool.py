@@ -9,7 +9,7 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, NamedTuple
 
 from edge_server.errors import Cancelled, DeadlineExceeded, ModelConfigError, Unavailable
-from edge_server.process.worker import side_by_side
+from edge_server.process.threads import side_by_side
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

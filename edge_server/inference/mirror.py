@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import statistics
 import threading
 import time
 from collections import deque
@@ -41,22 +40,6 @@ _LAST_FAULTS = 50
 _LAST_SAMPLES = 200
 # With fewer samples than this, a single worse response of the predecessor makes no share.
 _LEAST_FOR_SHARE = 20
-# A version is slower at a request that takes twice the predecessor's time and this in addition.
-_SLOWER_NS = 2_000_000
-
-
-class Pairs(NamedTuple):
-    """The times of the same requests in both versions, run one right after the other.
-
-    Attributes:
-        slower: how many of `requests` took longer than twice the predecessor's time and 2 ms.
-        new_ms, old_ms: medians.
-    """
-
-    requests: int = 0
-    slower: int = 0
-    new_ms: float = 0.0
-    old_ms: float = 0.0
 
 
 class Mirror:
@@ -138,19 +121,12 @@ class Mirror:
         """The number of samples replayed, of the last ones."""
         return len(self._samples)
 
-    def pairs(self) -> Pairs:
-        """The times of the last samples that both versions calculated."""
+    def times(self) -> list[tuple[int, int]]:
+        """The compute times in ns of the new version and of its predecessor for the last samples
+        that both calculated, one right after the other."""
         with self._lock:
             times = [(each.new_ns, each.old_ns) for each in self._samples]
-        times = [(new_ns, old_ns) for new_ns, old_ns in times if new_ns and old_ns]
-        if not times:
-            return Pairs()
-        return Pairs(
-            len(times),
-            sum(new_ns > 2 * old_ns + _SLOWER_NS for new_ns, old_ns in times),
-            statistics.median(new_ns for new_ns, _ in times) / 1e6,
-            statistics.median(old_ns for _, old_ns in times) / 1e6,
-        )
+        return [(new_ns, old_ns) for new_ns, old_ns in times if new_ns and old_ns]
 
     def wait_s(self, now: float) -> float:
         """How long to wait before `step`; infinity where the queue is empty."""

@@ -8,7 +8,6 @@ from dataclasses import replace as with_fields
 from enum import Enum
 from typing import TYPE_CHECKING
 
-import numpy as np
 from msgspec.structs import replace
 
 from edge_server.backends.contract import not_counted, on_host
@@ -154,7 +153,10 @@ def copied(request: InferRequest) -> InferRequest:
     """
     return replace(
         request,
-        inputs={name: _constant(tensor) for name, tensor in request.inputs.items()},
+        inputs={
+            name: on_host(tensor, not_counted) if tensor.on_device else Tensor(tensor.array.copy())
+            for name, tensor in request.inputs.items()
+        },
         model_version="",
         deadline=None,
         urgent=False,
@@ -164,18 +166,6 @@ def copied(request: InferRequest) -> InferRequest:
         on_device=False,
         replayed=True,
     )
-
-
-def _constant(tensor: Tensor) -> Tensor:
-    if tensor.on_device is not None:
-        return on_host(tensor, not_counted)
-    array = tensor.array
-    base: object = array
-    while isinstance(base, np.ndarray):
-        base = base.base
-    # A received message does not change; a camera or a client may write into other memory.
-    constant = isinstance(base, bytes) and not array.flags.writeable
-    return tensor if constant else Tensor(array.copy())
 
 
 def has_non_finite(response: ResponseCallback) -> bool:

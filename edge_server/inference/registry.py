@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from edge_server.inference.snapshot import UNLOADED, ModelEntry, ModelState, Snapshot
-from edge_server.process.worker import side_by_side
+from edge_server.process.threads import side_by_side, start_thread
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -123,17 +123,16 @@ class ModelRegistry:
             released = [*self._to_close, *self._released()]
             self._to_close = []
             self._closing += 1
-        closing = threading.Thread(
-            target=self._close, args=(released,), name="close-models", daemon=True
-        )
-        try:
-            closing.start()
-        except RuntimeError as error:
-            log.warning("models are closed one after the other: %s", error)
+        closed = threading.Event()
+
+        def close() -> None:
             self._close(released)
-            return True
-        closing.join(timeout_s)
-        return not closing.is_alive()
+            closed.set()
+
+        if not start_thread("close-models", close):
+            log.warning("models are closed without a thread of their own: none is left")
+            close()
+        return closed.wait(timeout_s)
 
     def wait_closed(self, timeout_s: float | None = None) -> bool:
         """Whether the leases on earlier snapshots end, and their models close, in `timeout_s`."""
@@ -151,13 +150,8 @@ class ModelRegistry:
         """Close the models that only superseded snapshots without a lease name."""
         self._to_close += self._released()
         if self._to_close:
-            thread = threading.Thread(
-                target=self._close, args=(self._to_close,), name="close-models", daemon=True
-            )
-            try:
-                thread.start()
-            except RuntimeError as error:
-                log.warning("models are closed later: %s", error)
+            if not start_thread("close-models", partial(self._close, self._to_close)):
+                log.warning("models are closed later: no thread is left")
                 return
             self._closing += 1
             self._to_close = []

@@ -85,7 +85,8 @@ class ResponseCache:
 class CachingScheduler(SchedulerWrapper):
     """Responds from the cache where it can, and passes all other requests on to `scheduler`.
 
-    Only for models that send one response per request, which depends on nothing but the request.
+    Only for models that send one response per request, which depends on nothing but the request:
+    the validation of configurations allows no cache for others.
     Cached responses are on the host; requests with tensors on a device bypass the cache.
     """
 
@@ -136,12 +137,6 @@ class CachingScheduler(SchedulerWrapper):
     def close(self) -> None:
         super().close()
         self._cache.forget(self)
-
-
-def is_cacheable(config: ModelConfig) -> bool:
-    """Whether responses of this model may be cached: the configuration allows it, and each request
-    has one response of its own."""
-    return config.response_cache and not config.decoupled and config.sequence_batching is None
 
 
 def key_of(request: InferRequest, names: tuple[str, ...]) -> bytes:

@@ -14,7 +14,7 @@ from edge_server.inference.ensemble_limits import StepThreads
 from edge_server.inference.execution import Executor
 from edge_server.inference.instance_pool import InstancePool
 from edge_server.inference.line_watch import LineWatch
-from edge_server.inference.response_cache import CachingScheduler, ResponseCache, is_cacheable
+from edge_server.inference.response_cache import CachingScheduler, ResponseCache
 from edge_server.inference.sequence import SequenceScheduler
 from edge_server.inference.snapshot import LoadedModel, RefCount
 from edge_server.inference.statistics import ModelStatistics
@@ -126,7 +126,7 @@ class Scheduling:
     def _cached(
         self, config: ModelConfig, scheduler: Scheduler, statistics: ModelStatistics
     ) -> Scheduler:
-        if self._cache is None or not is_cacheable(config):
+        if self._cache is None or not config.response_cache:
             return scheduler
         return CachingScheduler(scheduler, self._cache, config, statistics)
 

@@ -253,6 +253,10 @@ class SequenceScheduler:
     def _drop_of(self, sequence: BookedSequence[Job]) -> _Refused:
         """Drop the dead requests of `sequence`, each with those behind it."""
         refused: _Refused = []
+        text = (
+            f"sequence {sequence.id} has ended: a request of it before this one was cancelled or "
+            "came too late; start it again"
+        )
         index = 0
         while index < len(sequence.waiting):
             death = sequence.waiting[index].item.death()
@@ -261,7 +265,7 @@ class SequenceScheduler:
                 continue
             first, *others = self._book.drop(sequence, index)
             refused.append((first, death))
-            refused += [(job, _ended_early(sequence)) for job in others]
+            refused += [(job, Cancelled(text)) for job in others]
         return refused
 
     def _choose(self, index: int, now: float) -> tuple[Sequence[BookedSequence[Job] | None], float]:
@@ -323,10 +327,3 @@ def _strategy(
     if candidates:
         return candidates, OldestStrategy(max_batch, batching.preferred_batch_sizes, delay_s)
     return max_batch, DirectStrategy(max_batch, batching.minimum_slot_utilization, delay_s)
-
-
-def _ended_early(sequence: BookedSequence[Job]) -> Cancelled:
-    return Cancelled(
-        f"sequence {sequence.id} has ended: a request of it before this one was cancelled or "
-        "came too late; start it again"
-    )

@@ -102,8 +102,6 @@ class SequenceBook(Generic[T]):
         """
         sequence = self._live.get(place.id)
         if sequence is None:
-            if not place.start:
-                raise AssertionError(f"sequence {place.id} is not live, and this is no START")
             sequence = self._live[place.id] = BookedSequence(place.id)
             slot = self._free_slot()
             if slot is not None:

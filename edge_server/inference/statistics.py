@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import defaultdict
 from copy import deepcopy
 from dataclasses import dataclass, field
 from enum import Enum
@@ -106,8 +107,12 @@ class Counts:
     failures: dict[FailureReason, int] = field(
         default_factory=lambda: dict.fromkeys(FailureReason, 0)
     )
-    batches: dict[int, BatchStatistics] = field(default_factory=dict)
-    responses: dict[str, ResponseStatistics] = field(default_factory=dict)
+    batches: defaultdict[int, BatchStatistics] = field(
+        default_factory=lambda: defaultdict(BatchStatistics)
+    )
+    responses: defaultdict[str, ResponseStatistics] = field(
+        default_factory=lambda: defaultdict(ResponseStatistics)
+    )
     copies: dict[CopyDirection, CopyCount] = field(
         default_factory=lambda: {"to_host": CopyCount(), "to_device": CopyCount()}
     )
@@ -150,10 +155,7 @@ class ModelStatistics:
             counts.execution_count += 1
             counts.inference_count += batch_size - padding
             counts.last_inference_ms = time.time_ns() // 1_000_000
-            batch = counts.batches.get(batch_size)
-            if batch is None:
-                batch = counts.batches[batch_size] = BatchStatistics()
-            batch.add(phases)
+            counts.batches[batch_size].add(phases)
 
     def succeeded(self, total_ns: int, queue_ns: int, phases: Phases) -> None:
         """Count a request that got its last response."""
@@ -194,9 +196,7 @@ class ModelStatistics:
         """Count the `index`-th response of a decoupled request, `ns` after the one before."""
         with self._lock:
             key = str(min(index, _MOST_RESPONSES - 1))
-            response = self._counts.responses.get(key)
-            if response is None:
-                response = self._counts.responses[key] = ResponseStatistics()
+            response = self._counts.responses[key]
             if empty:
                 response.empty_response.add(ns)
                 return

@@ -1,17 +1,20 @@
-"""The memory budget: checks before a load that there is enough memory for the model."""
+"""The memory budget: checks before a load that there is enough memory for the model.
+
+The available memory is the minimum of the board's and of the limits of this process.
+"""
 
 from __future__ import annotations
 
-import threading
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, NamedTuple
 
+from edge_server.board.kernel_files import read_number, read_text
+from edge_server.board.resources import read_memory
 from edge_server.errors import Unavailable
-from edge_server.lifecycle.memory import available_bytes
 from edge_server.model_config.files import reading
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterator
 
     from edge_server.lifecycle.model_spec import ModelSpec
     from edge_server.model_config.config import ModelConfig
@@ -40,6 +43,14 @@ _COSTS = {
 _OTHERS = _Cost(1.0)
 
 
+class TooLittleMemory(Unavailable):
+    """A load was refused; `needed_bytes` must be available before the next one."""
+
+    def __init__(self, text: str, needed_bytes: int) -> None:
+        super().__init__(text)
+        self.needed_bytes = needed_bytes
+
+
 class MemoryBudget:
     """Refuses a load for which the board lacks memory, before the kernel kills a running process.
 
@@ -51,27 +62,17 @@ class MemoryBudget:
     def __init__(self, reserve_bytes: int = DEFAULT_RESERVE_BYTES, root: Path = Path("/")) -> None:
         self._reserve_bytes = reserve_bytes
         self._root = root
-        self._lock = threading.Lock()
-        self._lacked: dict[str, int] = {}
 
     def check(self, model_spec: ModelSpec, versions: Collection[int]) -> None:
         """Check that there is enough memory to load `versions` of `model_spec` now.
 
         Raises:
-            Unavailable: there is too little memory; the text names the need and the remedy.
+            TooLittleMemory: the text names the need and the remedy.
             ModelConfigError: the model's files cannot be read.
         """
         needed = needed_bytes(model_spec, versions)
-        reason = self._shortage(needed)
-        with self._lock:
-            self._lacked[model_spec.name] = needed if reason else 0
-        if reason:
-            raise Unavailable(f"model '{model_spec.name}': {reason}")
-
-    def lacked(self, name: str) -> int:
-        """Return the bytes that the last load of `name` needed if it was refused, otherwise 0."""
-        with self._lock:
-            return self._lacked.get(name, 0)
+        if reason := self._shortage(needed):
+            raise TooLittleMemory(f"model '{model_spec.name}': {reason}", needed)
 
     def has(self, needed_bytes: int) -> bool:
         """Return whether `needed_bytes` are available at this moment."""
@@ -123,3 +124,68 @@ def _weights_bytes(directory: Path, config: ModelConfig) -> int:
 
 def _sizes(directory: Path) -> list[int]:
     return [path.stat().st_size for path in directory.rglob("*") if path.is_file()]
+
+
+class _Names(NamedTuple):
+    """The relevant files of a control group, and the mount point of such groups."""
+
+    mount: str
+    limits: tuple[str, ...]
+    usage: str
+    cache: str
+
+
+# Beyond memory.high a group is slowed down until it uses less.
+_V2 = _Names("", ("memory.max", "memory.high"), "memory.current", "inactive_file")
+_V1 = _Names("memory", ("memory.limit_in_bytes",), "memory.usage_in_bytes", "total_inactive_file")
+
+
+def available_bytes(root: Path = Path("/")) -> int | None:
+    """Return the available memory in bytes; None if the system reports neither of its sources.
+
+    The result is the minimum of the memory that the kernel can allocate without swapping and of the
+    remainder in each control group of this process and its parents.
+
+    Args:
+        root: the root of the file system with /proc and /sys.
+    """
+    return min(_limits(root), default=None)
+
+
+def _limits(root: Path) -> Iterator[int]:
+    board_bytes = read_memory(root).available_bytes
+    if board_bytes is not None:
+        yield board_bytes
+    for line in (read_text(root / "proc/self/cgroup") or "").splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        names = _V1 if "memory" in controllers.split(",") else None if controllers else _V2
+        if names is not None:
+            for group in _with_parents(PurePosixPath(path)):
+                yield from _left(root / "sys/fs/cgroup" / names.mount / group, names)
+
+
+def _with_parents(path: PurePosixPath) -> list[PurePosixPath]:
+    """Return the group and its parents, relative to the mount point.
+
+    In a container only the topmost group may exist; it is the container's own.
+    """
+    top = PurePosixPath()
+    if not path.is_absolute() or ".." in path.parts:
+        return [top]
+    inside = path.relative_to("/")
+    return [inside, *(parent for parent in inside.parents if parent != inside)]
+
+
+def _left(group: Path, names: _Names) -> Iterator[int]:
+    used = read_number(group / names.usage)
+    # `max` means no limit and does not parse as a number.
+    limits = [n for name in names.limits if (n := read_number(group / name)) is not None]
+    if used is None or not limits:
+        return
+    for line in (read_text(group / "memory.stat") or "").splitlines():
+        name, _, value = line.partition(" ")
+        if name == names.cache and value.isdecimal():
+            # Page cache of inactive files; the kernel drops it first at the limit of a group.
+            used -= int(value)
+    yield max(0, min(limits) - max(0, used))

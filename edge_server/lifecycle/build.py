@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass, replace
+from concurrent.futures import Future, wait
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from edge_server.backends import find_backend
-from edge_server.backends.contract import no_progress
+from edge_server.backends.contract import LoadContext, no_progress
 from edge_server.backends.server_context import STANDALONE
-from edge_server.errors import EdgeServerError, InternalError, ModelLoadError
+from edge_server.errors import EdgeServerError, ModelLoadError
 from edge_server.gpu.devices import Devices
-from edge_server.lifecycle.fit import Part
-from edge_server.lifecycle.model_validation import prove
+from edge_server.lifecycle.model_spec import LoadedVersions, LoadFailure
+from edge_server.lifecycle.model_validation import validate
 from edge_server.lifecycle.reuse import Reuse, renewed, reuse
-from edge_server.lifecycle.timeouts import Hangs, run_with_timeout
+from edge_server.process.threads import start_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,75 +28,14 @@ if TYPE_CHECKING:
     from edge_server.inference.snapshot import LoadedModel
     from edge_server.inference.statistics import ModelStatistics
     from edge_server.lifecycle.budget import MemoryBudget
-    from edge_server.lifecycle.model_spec import ModelSpec
+    from edge_server.lifecycle.model_spec import ModelSpec, Part
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 # Longer than the validation itself waits for the response of a model that no longer executes.
-PROOF_PATIENCE_S = 90.0
-
-
-@dataclass(frozen=True)
-class LoadFailure:
-    """The failure of one model's load.
-
-    Attributes:
-        error: the error to report.
-        version: the version that failed; 0 if the failure is of no single version.
-        model_spec: the spec; None if the spec could not be read.
-        misfit: True if the model loaded but does not fit the ensembles.
-    """
-
-    error: EdgeServerError
-    version: int = 0
-    model_spec: ModelSpec | None = None
-    misfit: bool = False
-
-    @staticmethod
-    def of(
-        error: BaseException, name: str, version: int = 0, model_spec: ModelSpec | None = None
-    ) -> LoadFailure:
-        """Return the failure for any `error` of the load of `name`; log an unexpected one."""
-        if isinstance(error, EdgeServerError):
-            return LoadFailure(error, version, model_spec)
-        text = f"model '{name}': unexpected {type(error).__name__}: {error}; see the log"
-        log.error("model %s: loading failed", name, exc_info=error)
-        return LoadFailure(InternalError(text), version, model_spec)
-
-
-@dataclass(frozen=True, eq=False)
-class LoadedVersions:
-    """All versions of a model that its spec selects, loaded and not yet published.
-
-    The versions of an ensemble are made only after the ensemble fits its members.
-
-    Attributes:
-        model_spec: the spec of the model.
-        models: the loaded versions.
-        took_s: the duration of the load in seconds.
-        kept: the versions reused from the predecessor, apart from a change of instances.
-    """
-
-    model_spec: ModelSpec
-    models: tuple[LoadedModel, ...] = ()
-    took_s: float = 0.0
-    kept: frozenset[int] = frozenset()
-
-    def as_part(self) -> Part:
-        """Return the model as ensembles see it."""
-        if self.model_spec.is_ensemble:
-            return Part(
-                self.model_spec, dict.fromkeys(self.model_spec.versions, self.model_spec.config)
-            )
-        return Part(self.model_spec, {model.version: model.config for model in self.models})
-
-    def close(self) -> None:
-        """Close all versions; used when they are not published."""
-        for model in self.models:
-            try:
-                model.close()
-            except Exception:
-                log.exception("model %s: closing version %d failed", model.name, model.version)
+VALIDATION_TIMEOUT_S = 90.0
 
 
 class Build:
@@ -106,7 +46,7 @@ class Build:
         budget: checked before a model is loaded; None checks nothing.
         devices: the GPUs that models may use.
         server_context: the other resources of the daemon that models may use.
-        patience_s: the longest time, in seconds, for one request of a model's validation. A model
+        timeout_s: the longest time, in seconds, for one request of a model's validation. A model
             that hangs is refused and left open: its thread cannot be ended, and the resources that
             it uses must not be closed.
     """
@@ -118,19 +58,19 @@ class Build:
         devices: Devices | None = None,
         server_context: ServerContext = STANDALONE,
         *,
-        patience_s: float = PROOF_PATIENCE_S,
+        timeout_s: float = VALIDATION_TIMEOUT_S,
     ) -> None:
         self._scheduling = scheduling
         self._budget = budget
         self._devices = devices or Devices()
         self._server_context = server_context
-        self._patience_s = patience_s
+        self._timeout_s = timeout_s
 
     def model(
         self,
         model_spec: ModelSpec,
         serving: LoadedVersions | None = None,
-        tell: ProgressCallback = no_progress,
+        progress: ProgressCallback = no_progress,
     ) -> LoadedVersions | LoadFailure:
         """Load every version that `model_spec` selects, or return the failure and keep none open.
 
@@ -139,7 +79,7 @@ class Build:
         Args:
             model_spec: the spec of the model.
             serving: the serving versions; their unchanged parts are reused, see `reuse`.
-            tell: receives the progress of the backend, which keeps the callback as long as the
+            progress: receives the progress of the backend, which keeps the callback as long as the
                 model lives.
         """
         began = time.monotonic()
@@ -151,10 +91,10 @@ class Build:
         kept: set[int] = set()
         for version in model_spec.versions:
             try:
-                loaded = self._kept(model_spec, version, serving, tell)
+                loaded = self._kept(model_spec, version, serving, progress)
                 if loaded is not None:
                     kept.add(version)
-                made.append(loaded or self._anew(model_spec, version, tell))
+                made.append(loaded or self._anew(model_spec, version, progress))
             # A backend may raise anything, and a model may call sys.exit().
             except (Exception, SystemExit) as error:  # noqa: BLE001
                 LoadedVersions(model_spec, tuple(made)).close()
@@ -183,14 +123,14 @@ class Build:
         model_spec: ModelSpec,
         version: int,
         serving: LoadedVersions | None,
-        tell: ProgressCallback,
+        progress: ProgressCallback,
     ) -> LoadedModel | None:
         """Return the reused version, with new instances if they changed; None if not reusable."""
         what, like = _reuse(model_spec, version, serving)
         if like is None:
             return None
         if what is Reuse.STATISTICS:
-            return self._anew(model_spec, version, tell, like.statistics)
+            return self._anew(model_spec, version, progress, like.statistics)
         config = renewed(like.config, model_spec)
         if what is Reuse.INSTANCES:
             return like.shared(config)
@@ -200,22 +140,22 @@ class Build:
         self,
         model_spec: ModelSpec,
         version: int,
-        tell: ProgressCallback,
+        progress: ProgressCallback,
         statistics: ModelStatistics | None = None,
     ) -> LoadedModel:
         """Load and validate the version; the validation counts only in reused `statistics`."""
-        loaded = self._version(model_spec, version, tell, statistics)
+        loaded = self._version(model_spec, version, progress, statistics)
         try:
             run_with_timeout(
-                f"prove-{model_spec.name}",
-                partial(prove, loaded, model_spec.files.directory),
-                self._patience_s,
+                f"validate-{model_spec.name}",
+                partial(validate, loaded, model_spec.files.directory),
+                self._timeout_s,
                 late=loaded.close,
             )
         except Hangs as error:
             raise ModelLoadError(
                 f"model '{model_spec.name}': its check before it serves: {error}; mend the model, "
-                "or record a golden pair that it answers"
+                "or record a golden pair that it responds to"
             ) from error
         except BaseException:
             loaded.close()
@@ -228,7 +168,7 @@ class Build:
         self,
         model_spec: ModelSpec,
         version: int,
-        tell: ProgressCallback,
+        progress: ProgressCallback,
         statistics: ModelStatistics | None,
     ) -> LoadedModel:
         began = time.monotonic()
@@ -236,29 +176,27 @@ class Build:
         backend = find_backend(model_spec.config.backend)
         completed = backend.complete(files, version, model_spec.config)
         config = replace(completed, labels=model_spec.config.labels)
-        model = backend.load(
-            files.versions[version], config, self._devices, tell, self._server_context
+        context = LoadContext(
+            files.versions[version], config, self._devices, progress, self._server_context
         )
+        model = backend.load(context)
         try:
             loaded = self._scheduling.model(config, version, model, files.directory, statistics)
         except BaseException:
             model.close()
             raise
         loaded = replace(loaded, load_s=time.monotonic() - began)
-        if model_spec.staged is not None:
-            model_spec.staged.hold()
-            return replace(loaded, after_close=model_spec.staged.let_go)
         return replace(loaded, after_close=_holding(files.holder))
 
 
 def _holding(held: object) -> Callable[[], None]:
     """Return a function that keeps `held` alive until the function is called."""
 
-    def let_go() -> None:
+    def release() -> None:
         nonlocal held
         held = None
 
-    return let_go
+    return release
 
 
 def _reuse(
@@ -270,3 +208,62 @@ def _reuse(
     like = next((model for model in serving.models if model.version == version), None)
     what = Reuse.NOTHING if like is None else reuse(model_spec, serving.model_spec, version)
     return what, like if what is not Reuse.NOTHING else None
+
+
+class Hangs(ModelLoadError):
+    """The work made no progress for too long; the resources that it holds are still in use."""
+
+
+def run_with_timeout(
+    name: str,
+    work: Callable[[Callable[[], None]], T],
+    timeout_s: float,
+    *,
+    late: Callable[[], None],
+) -> T:
+    """Run `work` on a thread of its own; return its result or raise its exception.
+
+    Args:
+        name: the name of the thread.
+        work: receives a function to call at each sign of progress.
+        timeout_s: the longest time between two signs of progress, in seconds.
+        late: called on that thread if the work ends after the timeout.
+
+    Raises:
+        Hangs: the work made no progress in time. A thread cannot be ended, so the work keeps
+            running with all resources that it holds.
+        ModelLoadError: the system refuses a thread.
+    """
+    progress_s = time.monotonic()
+    outcome: Future[T] = Future()
+
+    def note_progress() -> None:
+        nonlocal progress_s
+        progress_s = time.monotonic()
+
+    def run() -> None:
+        result: T | None = None
+        raised: BaseException | None = None
+        try:
+            result = work(note_progress)
+        # The waiting caller raises it, even a SystemExit of a model.
+        except BaseException as error:  # noqa: BLE001
+            raised = error
+        # False where the caller has given up.
+        if outcome.set_running_or_notify_cancel():
+            if raised is None:
+                outcome.set_result(cast("T", result))
+            else:
+                outcome.set_exception(raised)
+            return
+        try:
+            late()
+        except Exception:
+            log.exception("%s: ended after its timeout, and closing its model failed", name)
+
+    if not start_thread(name, run):
+        raise ModelLoadError("the system has no thread left for it")
+    while (left_s := progress_s + timeout_s - time.monotonic()) > 0 or not outcome.cancel():
+        if wait([outcome], max(0.0, left_s)).done:
+            return outcome.result()
+    raise Hangs(f"it hangs: no progress for {timeout_s:g} s")

@@ -2,51 +2,24 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from edge_server.inference.canary_monitor import CanaryMonitor, CanaryTerms, recorded
-from edge_server.lifecycle.build import LoadedVersions
+from edge_server.lifecycle.canary_run import CanaryRun, Predecessor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from edge_server.inference.snapshot import LoadedModel
-    from edge_server.lifecycle.model_spec import ModelSpec
-
+    from edge_server.lifecycle.model_spec import LoadedVersions, ModelSpec
+    from edge_server.lifecycle.model_table import ModelTable
 
 # The verdict on an ensemble waits so long for the comparisons of its members, and polls so often.
 _SETTLES_S = 5.0
 _LOOK_S = 0.02
-
-
-@dataclass(frozen=True, eq=False)
-class Before:
-    """The predecessor of a version in a canary.
-
-    Attributes:
-        built: the predecessor's versions, open; the caller that takes them publishes or closes
-            them.
-        ensembles: the specs of the ensembles that changed together with the model.
-        members: for an ensemble, the models that it used, direct and indirect; open, for the
-            comparison, and closed by the caller that takes them.
-    """
-
-    built: LoadedVersions
-    ensembles: Mapping[str, ModelSpec]
-    members: tuple[LoadedModel, ...] = ()
-
-    def close(self) -> None:
-        """Close the predecessor and its members; used when the predecessor is discarded."""
-        self.built.close()
-        self.close_members()
-
-    def close_members(self) -> None:
-        """Close only the members; used when `built` is published again."""
-        LoadedVersions(self.built.model_spec, self.members).close()
 
 
 class Canary:
@@ -57,6 +30,7 @@ class Canary:
     ensemble is made again with its members, and may be the one that reveals a faulty member.
 
     Args:
+        table: the records, which hold the canaries.
         terms: the terms of every canary; None runs no canary and keeps no predecessor.
         roll_back: called with spec and reason when a version fails, on a thread of the canary's
             own; at that time the version may be replaced or unloaded already.
@@ -67,19 +41,21 @@ class Canary:
 
     def __init__(
         self,
+        table: ModelTable,
         terms: CanaryTerms | None,
         roll_back: Callable[[ModelSpec, str], object],
         on_passed: Callable[[ModelSpec], None] = lambda _: None,
         on_news: Callable[[ModelSpec, str], None] = lambda *_: None,
     ) -> None:
+        self._table = table
         self._terms = terms
         self._roll_back = roll_back
         self._on_passed = on_passed
         self._on_news = on_news
-        self._lock = threading.Lock()
-        self._canary: dict[str, _Trial] = {}
         # Includes ended canaries whose thread has yet to close the predecessor.
-        self._alive: set[_Trial] = set()
+        self._alive: set[CanaryRun] = set()
+
+    # The caller of the methods up to `forget` holds the lock of the table.
 
     def begin(
         self,
@@ -94,175 +70,126 @@ class Canary:
             built: the loaded versions that replace `serving`.
             serving: the predecessor; open until the method returns.
             ensembles: the serving specs of the ensembles that change together with `built`.
-            members: the members of `serving`, see `Before`; open until the method returns.
+            members: the members of `serving`, see `Predecessor`; open until the method returns.
         """
-        terms, name = self._terms, built.model_spec.name
-        if terms is None:
+        if self._terms is None:
             return built
+        record = self._table[built.model_spec.name]
         new = {model.version for model in built.models} - built.kept
-        former = self._end(name)
+        former, record.canary = record.canary, None
         if former is not None:
             new |= former.versions
-        watched = [model for model in built.models if model.version in new]
+        watched = frozenset(model.version for model in built.models if model.version in new)
         before = None
         if watched and serving is not None:
             # The former canary may pass at this moment and give up its predecessor.
-            kept = None if former is None else self._take(former)
+            kept = None if former is None else former.take()
             if kept is None:
-                before = Before(_held(serving), ensembles, _shared(members))
+                shares = replace(serving, models=_shared(serving.models))
+                before = Predecessor(shares, ensembles, _shared(members))
             else:
                 before = replace(kept, ensembles={**ensembles, **kept.ensembles})
         if former is not None:
-            former.probation.stop()
+            former.monitor.stop()
         if before is None or not before.built.models:
             if before is not None:
                 before.close()
-            return replace(built, models=tuple(recorded(m, terms) for m in built.models))
-        trial = self._trial(terms, built.model_spec, before, frozenset(m.version for m in watched))
+            return self._recorded(built)
+        run = record.canary = CanaryRun(built.model_spec, before, watched)
+        run.monitor = CanaryMonitor(
+            record.name,
+            self._terms,
+            on_failed=partial(self._failed, run),
+            on_passed=partial(self._on_passed, run.model_spec),
+            on_over=partial(self._over, run),
+            on_news=partial(self._on_news, run.model_spec),
+        )
         models = [
-            trial.probation.watch(m, _predecessor(m, before.built), before.members)
-            if m in watched
-            else recorded(m, terms)
-            for m in built.models
+            run.monitor.watch(model, _predecessor(model, before.built), before.members)
+            if model.version in watched
+            else recorded(model, self._terms)
+            for model in built.models
         ]
-        with self._lock:
-            self._canary[name] = trial
-            self._alive.add(trial)
-        trial.probation.start()
+        self._alive.add(run)
+        run.monitor.start()
         return replace(built, models=tuple(models))
 
     def record(self, built: LoadedVersions) -> LoadedVersions:
         """Return `built` ready to publish without a canary; end the canary of its predecessor."""
         self.forget([built.model_spec.name])
-        terms = self._terms
-        if terms is None:
-            return built
-        return replace(built, models=tuple(recorded(m, terms) for m in built.models))
+        return self._recorded(built)
 
-    def has_change(self, model_spec: ModelSpec) -> bool:
-        """Return whether `model_spec` is in a canary and its predecessor has another spec."""
-        with self._lock:
-            return self._changed(model_spec) is not None
-
-    def fault(self, model_spec: ModelSpec) -> str:
-        """Return the fault found so far in the responses of a changed `model_spec`, or ""."""
-        with self._lock:
-            trial = self._changed(model_spec)
-        return "" if trial is None else trial.probation.fault()
-
-    def has(self, name: str) -> bool:
-        """Return whether versions of the model are in a canary."""
-        with self._lock:
-            return name in self._canary
-
-    def take(self, model_spec: ModelSpec) -> Before | None:
+    def take(self, model_spec: ModelSpec) -> Predecessor | None:
         """End the canary of `model_spec` and return its predecessor, or None if none is kept."""
-        trial = self._end(model_spec.name, model_spec)
-        if trial is None:
+        record = self._table.get(model_spec.name)
+        run = record.canary
+        if run is None or run.model_spec is not model_spec:
             return None
-        before = self._take(trial)
-        trial.probation.stop()
+        record.canary = None
+        before = run.take()
+        run.monitor.stop()
         return before
+
+    def take_changed(self, model_specs: Iterable[ModelSpec]) -> dict[str, Predecessor]:
+        """Take the predecessors of those specs that are in a canary and changed."""
+        return {
+            spec.name: before
+            for spec in model_specs
+            if self._table.get(spec.name).changed_canary(spec) is not None
+            and (before := self.take(spec)) is not None
+        }
 
     def forget(self, names: Collection[str]) -> None:
         """End the canaries of the unloaded models; their threads soon close the predecessors."""
         for name in names:
-            trial = self._end(name)
-            if trial is not None:
-                trial.probation.stop()
+            record = self._table.get(name)
+            run, record.canary = record.canary, None
+            if run is not None:
+                run.monitor.stop()
 
     def close(self, timeout_s: float) -> None:
         """End every canary; wait up to `timeout_s` in all until the predecessors are closed."""
         until = time.monotonic() + timeout_s
-        with self._lock:
-            self._canary.clear()
+        with self._table.lock:
             alive = list(self._alive)
-        for trial in alive:
-            trial.probation.stop()
-        for trial in alive:
-            trial.probation.wait_over(max(0.0, until - time.monotonic()))
+        for run in alive:
+            run.monitor.stop()
+        for run in alive:
+            run.monitor.wait_over(max(0.0, until - time.monotonic()))
 
-    def _trial(
-        self, terms: CanaryTerms, model_spec: ModelSpec, before: Before, versions: frozenset[int]
-    ) -> _Trial:
-        trial = _Trial(model_spec, before, versions)
-        trial.probation = CanaryMonitor(
-            model_spec.name,
-            terms,
-            on_failed=partial(self._failed, trial),
-            on_passed=partial(self._on_passed, model_spec),
-            on_over=partial(self._over, trial),
-            on_news=partial(self._on_news, model_spec),
-        )
-        return trial
+    def _recorded(self, built: LoadedVersions) -> LoadedVersions:
+        terms = self._terms
+        if terms is None:
+            return built
+        return replace(built, models=tuple(recorded(model, terms) for model in built.models))
 
-    def _failed(self, trial: _Trial, reason: str) -> None:
-        model_spec = trial.model_spec
+    def _failed(self, run: CanaryRun, reason: str) -> None:
+        model_spec = run.model_spec
         end_s = time.monotonic() + _SETTLES_S
         # Only comparisons of both distinguish a faulty member from a faulty ensemble.
-        while model_spec.is_ensemble and self._have_doubts() and time.monotonic() < end_s:
+        while model_spec.is_ensemble and self._is_comparing() and time.monotonic() < end_s:
             time.sleep(_LOOK_S)
-        with self._lock:
+        with self._table.lock:
             # The rollback of a member in the meantime starts another canary for its ensemble.
-            is_current = self._canary.get(model_spec.name) is trial
+            is_current = self._table.get(model_spec.name).canary is run
         if is_current:
             self._roll_back(model_spec, reason)
 
-    def _have_doubts(self) -> bool:
-        with self._lock:
-            return any(trial.probation.is_comparing for trial in self._canary.values())
+    def _is_comparing(self) -> bool:
+        with self._table.lock:
+            running = [record.canary for record in self._table if record.canary is not None]
+        return any(run.monitor.is_comparing for run in running)
 
-    def _changed(self, model_spec: ModelSpec) -> _Trial | None:
-        trial = self._canary.get(model_spec.name)
-        if trial is None or trial.model_spec is not model_spec or trial.before is None:
-            return None
-        return None if trial.before.built.model_spec is model_spec else trial
-
-    def _end(self, name: str, model_spec: ModelSpec | None = None) -> _Trial | None:
-        """Remove and return the canary of the model, or only that of `model_spec` if given."""
-        with self._lock:
-            trial = self._canary.get(name)
-            if trial is None or model_spec not in (None, trial.model_spec):
-                return None
-            return self._canary.pop(name)
-
-    def _take(self, trial: _Trial) -> Before | None:
-        """Return the predecessor and pass its ownership to the caller."""
-        with self._lock:
-            before, trial.before = trial.before, None
-            return before
-
-    def _over(self, trial: _Trial) -> None:
-        with self._lock:
-            if self._canary.get(trial.model_spec.name) is trial:
-                del self._canary[trial.model_spec.name]
-        before = self._take(trial)
+    def _over(self, run: CanaryRun) -> None:
+        with self._table.lock:
+            record = self._table.get(run.model_spec.name)
+            if record.canary is run:
+                record.canary = None
+            before = run.take()
         if before is not None:
             before.close()
-        with self._lock:
-            self._alive.discard(trial)
-
-
-class _Trial:
-    """The canary of one model's new versions.
-
-    Attributes:
-        model_spec: the spec of the new versions.
-        before: the predecessor; None once another owner has taken it.
-        versions: the numbers of the new versions.
-        probation: the monitor; set right after construction.
-    """
-
-    probation: CanaryMonitor
-
-    def __init__(self, model_spec: ModelSpec, before: Before, versions: frozenset[int]) -> None:
-        self.model_spec = model_spec
-        self.before: Before | None = before
-        self.versions = versions
-
-
-def _held(serving: LoadedVersions) -> LoadedVersions:
-    return replace(serving, models=_shared(serving.models))
+        with self._table.lock:
+            self._alive.discard(run)
 
 
 def _shared(models: Iterable[LoadedModel]) -> tuple[LoadedModel, ...]:

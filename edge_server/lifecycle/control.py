@@ -30,9 +30,8 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Collection, Mapping
 
-    from edge_server.inference.registry import ModelRegistry
-    from edge_server.lifecycle.build import LoadFailure
     from edge_server.lifecycle.loader import RepositoryLoader
+    from edge_server.lifecycle.model_spec import LoadFailure
     from edge_server.requests import Cancellation
 
 log = logging.getLogger(__name__)
@@ -55,8 +54,7 @@ class RepositoryControl:
     """The `ModelControl` of Triton's modes NONE and EXPLICIT.
 
     Args:
-        loader: the loader that writes `registry`.
-        registry: the registry that the index is read from.
+        loader: loads and unloads the models.
         explicit: True (EXPLICIT) loads and unloads models on request; False (NONE) loads all
             models at the start and keeps them.
         load: the models to load at the start in mode EXPLICIT; `*` alone means all.
@@ -70,7 +68,6 @@ class RepositoryControl:
     def __init__(
         self,
         loader: RepositoryLoader,
-        registry: ModelRegistry,
         *,
         explicit: bool = False,
         load: Collection[str] = (),
@@ -82,7 +79,6 @@ class RepositoryControl:
                 "Wildcard model name '*' must be the ONLY startup model if specified at all."
             )
         self._loader = loader
-        self._registry = registry
         self._explicit = explicit
         self._load_at_start = load
         self._exit_on_error = exit_on_error
@@ -144,7 +140,7 @@ class RepositoryControl:
     def unload(self, name: str, *, unload_dependents: bool = False) -> None:
         """See `ModelControl.unload`."""
         self._require_explicit()
-        self._loader.unload(name.strip(), unload_dependents=unload_dependents)
+        self._loader.lifecycle.unload(name.strip(), with_members=unload_dependents)
 
     def index(self, *, only_ready: bool) -> list[ModelEntry]:
         """See `ModelControl.index`; in mode EXPLICIT the index also lists the models on disk.
@@ -152,17 +148,13 @@ class RepositoryControl:
         Raises:
             ModelConfigError: a repository cannot be read.
         """
-        entries = dict(self._registry.snapshot.entries)
+        entries = self._loader.table.index(only_ready=only_ready)
         if self._explicit and not only_ready:
-            known = {name for name, _ in entries}
-            for name, places in self._loader.names_on_disk().items():
-                if name not in known:
-                    entries[name, 0] = _never_loaded(name, places)
-        return [
-            entry
-            for _, entry in sorted(entries.items())
-            if entry.state is ModelState.READY or not only_ready
-        ]
+            known = {entry.name for entry in entries}
+            on_disk = self._loader.source.names()
+            entries += [_never_loaded(n, places) for n, places in on_disk.items() if n not in known]
+            entries.sort(key=lambda entry: (entry.name, entry.version))
+        return entries
 
     def close(self, timeout_s: float) -> None:
         """Clear the registry; wait up to `timeout_s` for models that close or load."""
@@ -189,12 +181,14 @@ class RepositoryControl:
             raise InternalError(
                 f"file parameters cannot be kept: {error}; name another directory in TMPDIR"
             ) from error
-        staged = StagedFiles(root, name, files)
+        staged, failures = StagedFiles(root, name, files), None
         try:
-            return load(Override(message, staged))
+            failures = load(Override(message, staged))
+            return failures
         finally:
-            # The loaded models hold the files that they need.
-            staged.let_go()
+            # A loaded model holds the files that it needs.
+            if failures is None or name in failures:
+                staged.remove()
 
     def _require_explicit(self) -> None:
         if not self._explicit:

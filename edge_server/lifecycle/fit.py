@@ -6,21 +6,14 @@ from graphlib import TopologicalSorter
 from typing import TYPE_CHECKING, NamedTuple
 
 from edge_server.errors import ModelConfigError, ModelLoadError
-from edge_server.lifecycle.dependency_cycle import circle_through
+from edge_server.lifecycle.model_spec import Part
 from edge_server.model_config.ensemble_graph import resolve_graph
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Mapping, Sequence
 
     from edge_server.lifecycle.model_spec import ModelSpec
     from edge_server.model_config.config import EnsembleStep, ModelConfig
-
-
-class Part(NamedTuple):
-    """A model as ensembles see it: its spec, and the configuration of each version."""
-
-    model_spec: ModelSpec
-    configs: Mapping[int, ModelConfig]
 
 
 class Fit(NamedTuple):
@@ -60,10 +53,10 @@ def fit(
     refused: dict[str, ModelConfigError] = {}
     taken_down: dict[str, ModelConfigError] = {}
     while True:
-        world = {**{n: part for n, part in serving.items() if n not in taken_down}, **left}
+        models = {**{n: part for n, part in serving.items() if n not in taken_down}, **left}
         gone = {name: str(error) for name, error in (refused | taken_down).items()}
         faults, ensembles = _resolved(
-            dict(world), left.keys() | taken_down.keys(), {**reasons, **gone}
+            dict(models), left.keys() | taken_down.keys(), {**reasons, **gone}
         )
         if not faults:
             return Fit(refused, taken_down, ensembles)
@@ -73,7 +66,7 @@ def fit(
             elif take_down:
                 taken_down[ensemble] = error
             else:
-                for name in _below(ensemble, world) & left.keys():
+                for name in _below(ensemble, models) & left.keys():
                     refused[name] = ModelConfigError(
                         f"ensemble '{ensemble}', which serves, uses model '{name}' and would no "
                         f"longer fit: {error}; change the ensemble too and load that, or unload "
@@ -83,19 +76,19 @@ def fit(
 
 
 def _resolved(
-    world: dict[str, Part], changed: Collection[str], reasons: Mapping[str, str]
+    models: dict[str, Part], changed: Collection[str], reasons: Mapping[str, str]
 ) -> tuple[dict[str, ModelConfigError], dict[str, Part]]:
-    """Return the faults in `world` (all cycles, or else the first fault) and the ensembles that
+    """Return the faults in `models` (all cycles, or else the first fault) and the ensembles that
     change."""
-    members = {name: sorted(part.model_spec.members) for name, part in world.items()}
-    ways = {name: way for name in changed if (way := circle_through(name, members))}
-    if ways:
+    members = {name: sorted(part.model_spec.members) for name, part in models.items()}
+    paths = {name: path for name in changed if (path := find_cycle(name, members))}
+    if paths:
         return {
             name: ModelConfigError(
-                f"{world[name].model_spec.files.shown_config_path}: circular dependency between "
-                f"ensembles: {' -> '.join(way)}"
+                f"{models[name].model_spec.files.shown_config_path}: circular dependency between "
+                f"ensembles: {' -> '.join(path)}"
             )
-            for name, way in ways.items()
+            for name, path in paths.items()
         }, {}
     touched = set(changed)
     ensembles: dict[str, Part] = {}
@@ -104,39 +97,42 @@ def _resolved(
             continue
         touched.add(name)
         try:
-            world[name] = ensembles[name] = _resolve(world[name].model_spec, world, reasons)
+            models[name] = ensembles[name] = _resolve(models[name].model_spec, models, reasons)
         except ModelConfigError as error:
             return {name: error}, {}
     return {}, ensembles
 
 
-def _resolve(model_spec: ModelSpec, world: Mapping[str, Part], reasons: Mapping[str, str]) -> Part:
+def _resolve(model_spec: ModelSpec, models: Mapping[str, Part], reasons: Mapping[str, str]) -> Part:
     """Resolve an ensemble with the configurations of its members."""
 
     def find_member(step: EnsembleStep) -> ModelConfig:
-        return _find_member(model_spec, step, world, reasons)
+        return _find_member(model_spec, step, models, reasons)
 
     config = resolve_graph(model_spec.config, model_spec.files.shown_config_path, find_member)
     return Part(model_spec, dict.fromkeys(model_spec.versions, config))
 
 
-def _below(name: str, world: Mapping[str, Part]) -> set[str]:
+def _below(name: str, models: Mapping[str, Part]) -> set[str]:
     """Return the members of an ensemble, direct and indirect."""
     found: set[str] = set()
     todo = [name]
     for each in todo:  # grows while it is walked
-        new = world[each].model_spec.members - found if each in world else frozenset[str]()
+        new = models[each].model_spec.members - found if each in models else frozenset[str]()
         found |= new
         todo += new
     return found
 
 
 def _find_member(
-    model_spec: ModelSpec, step: EnsembleStep, world: Mapping[str, Part], reasons: Mapping[str, str]
+    model_spec: ModelSpec,
+    step: EnsembleStep,
+    models: Mapping[str, Part],
+    reasons: Mapping[str, str],
 ) -> ModelConfig:
     ensemble, path = model_spec.name, model_spec.files.shown_config_path
     member, version = step.model_name, step.model_version
-    if member not in world:
+    if member not in models:
         # A lasting fault of the member is reported with the member, so this error may pass.
         if member not in reasons:
             raise ModelLoadError(
@@ -147,7 +143,7 @@ def _find_member(
             f"{path}: ensemble '{ensemble}' depends on '{member}' which has no loaded version. "
             f"Model '{member}' loading failed with error: {reasons[member]}"
         )
-    configs = world[member].configs
+    configs = models[member].configs
     if version == -1:
         return configs[max(configs)]
     if version not in configs:
@@ -156,3 +152,19 @@ def _find_member(
             f"{version} is not loaded."
         )
     return configs[version]
+
+
+def find_cycle(name: str, members: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return the shortest cycle from `name` through members back to `name`, both ends included.
+
+    The list is empty if there is no cycle.
+    """
+    paths, seen = [[name]], set[str]()
+    for path in paths:  # grows while it is walked
+        for member in members.get(path[-1], ()):
+            if member == name:
+                return [*path, name]
+            if member not in seen:
+                seen.add(member)
+                paths.append([*path, member])
+    return []

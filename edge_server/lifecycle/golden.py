@@ -1,4 +1,7 @@
-"""Golden pairs: recorded inputs of a model and their expected outputs, stored with the model."""
+"""Golden pairs: recorded inputs of a model and their expected outputs, stored with the model.
+
+An output is compared with the recorded one by `difference`.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,14 @@ from numpy.lib import format as npy
 
 from edge_server.errors import ModelConfigError
 from edge_server.model_config.files import GOLDEN_DIRECTORY, reading
-from edge_server.tensors import DataType, Tensor, element_count
+from edge_server.tensors import (
+    DataType,
+    Tensor,
+    as_floats,
+    element_count,
+    is_finite,
+    shape_text,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -27,6 +37,15 @@ if TYPE_CHECKING:
 MOST_PAIRS = 64
 MOST_ARRAYS = 256
 MOST_BYTES = 256 << 20
+
+# Relative and absolute tolerance. Another board, another version of the runtime and an engine with
+# half precision inside stay within these; a model with other weights does not.
+TOLERANCES = {
+    DataType.FP64: (1e-3, 1e-6),
+    DataType.FP32: (1e-2, 1e-3),
+    DataType.FP16: (2e-2, 1e-2),
+    DataType.BF16: (5e-2, 5e-2),
+}
 
 _HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 
@@ -71,26 +90,26 @@ def golden_pairs(config: ModelConfig, version: int, directory: Path) -> Iterator
 
 def _pair(config: ModelConfig, path: Path) -> GoldenPair:
     arrays = _arrays(path)
-    said: dict[str, dict[str, Any]] = {"input": {}, "output": {}, "tolerance": {}}
+    found: dict[str, dict[str, Any]] = {"input": {}, "output": {}, "tolerance": {}}
     for key, array in arrays.items():
         part, _, name = key.partition(".")
-        if part not in said or not name:
+        if part not in found or not name:
             raise ModelConfigError(
                 f"{path}: array '{key}': a golden pair has arrays 'input.<name>', 'output.<name>' "
                 "and 'tolerance.<name>'; rename it"
             )
-        said[part][name] = array
-    if not said["output"]:
+        found[part][name] = array
+    if not found["output"]:
         raise ModelConfigError(f"{path}: no array 'output.<name>'; record what shall come out")
-    for name in said["tolerance"].keys() - said["output"].keys():
+    for name in found["tolerance"].keys() - found["output"].keys():
         raise ModelConfigError(f"{path}: 'tolerance.{name}' is of no output in it; remove it")
     inputs = {spec.name: spec for spec in config.inputs}
     outputs = {spec.name: spec for spec in config.outputs}
     return GoldenPair(
         path,
-        {n: _tensor(path, f"input.{n}", a, inputs.get(n)) for n, a in said["input"].items()},
-        {n: _tensor(path, f"output.{n}", a, outputs.get(n)) for n, a in said["output"].items()},
-        {n: _tolerance(path, n, a) for n, a in said["tolerance"].items()},
+        {n: _tensor(path, f"input.{n}", a, inputs.get(n)) for n, a in found["input"].items()},
+        {n: _tensor(path, f"output.{n}", a, outputs.get(n)) for n, a in found["output"].items()},
+        {n: _tolerance(path, n, a) for n, a in found["tolerance"].items()},
     )
 
 
@@ -158,7 +177,61 @@ def _array(file: IO[bytes]) -> NDArray[Any]:
     # The read allocates no more than is there; one byte more, as zipfile checks the CRC at the end.
     data = file.read(expected + 1)
     if len(data) != expected:
-        raise ValueError(f"an array of shape {shape} is said to be in {len(data)} bytes")
+        raise ValueError(f"an array of shape {shape} is recorded in {len(data)} bytes")
     if not expected:
         return np.empty(shape, dtype)
     return np.frombuffer(data, dtype).reshape(shape, order="F" if column_major else "C")
+
+
+def not_finite(tensor: Tensor) -> str:
+    """Return the value and place of an infinity or NaN in `tensor`, or "" if there is none."""
+    if is_finite(tensor):
+        return ""
+    values = as_floats(tensor)
+    at = _place(~np.isfinite(values))
+    return f"is {values[at]} at {shape_text(at)}"
+
+
+def difference(made: Tensor, recorded: Tensor, tolerance: float | None) -> str:
+    """Return how `made` differs from `recorded`, or "" if it does not.
+
+    Args:
+        made: the output of the model.
+        recorded: the output of the golden pair.
+        tolerance: the largest allowed absolute difference; None uses `TOLERANCES`.
+    """
+    if made.datatype is not recorded.datatype:
+        return f"is {made.datatype.value}, recorded as {recorded.datatype.value}"
+    if made.shape != recorded.shape:
+        return f"has shape {shape_text(made.shape)}, recorded as {shape_text(recorded.shape)}"
+    exact = made.datatype is DataType.BYTES or (
+        tolerance is None and made.datatype not in TOLERANCES
+    )
+    if exact:
+        wrong = made.array != recorded.array
+        if not wrong.any():
+            return ""
+        at = _place(wrong)
+        return f"differs at {shape_text(at)}: {_shown(made, at)}, recorded {_shown(recorded, at)}"
+    got, want = as_floats(made), as_floats(recorded)
+    relative, absolute = TOLERANCES.get(made.datatype, (0.0, 0.0))
+    allowed = absolute + relative * np.abs(want) if tolerance is None else np.array(tolerance)
+    off = np.abs(got - want)
+    # Negated, so that a recorded infinity or NaN counts as different.
+    wrong = ~(off <= allowed)
+    if not wrong.any():
+        return ""
+    at = _place(np.where(wrong, np.nan_to_num(off, nan=np.inf), -1.0))
+    return (
+        f"differs by up to {off[at]:.6g}, at {shape_text(at)}: {got[at]:.6g}, recorded "
+        f"{want[at]:.6g}, and may by {np.broadcast_to(allowed, off.shape)[at]:.3g}"
+    )
+
+
+def _place(values: NDArray[Any]) -> tuple[int, ...]:
+    """Return the index of the largest value."""
+    return tuple(int(i) for i in np.unravel_index(int(np.argmax(values)), values.shape))
+
+
+def _shown(tensor: Tensor, at: tuple[int, ...]) -> str:
+    return repr(tensor.array.item(at))[:40]

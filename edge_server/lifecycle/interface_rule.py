@@ -16,8 +16,7 @@ from edge_server.repository.manifest import NAME, allows_interface_change
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
 
-    from edge_server.lifecycle.build import LoadedVersions
-    from edge_server.lifecycle.model_spec import ModelSpec
+    from edge_server.lifecycle.model_spec import LoadedVersions, ModelSpec
     from edge_server.model_config.config import ModelConfig
 
 
@@ -92,14 +91,14 @@ def _allows(model_spec: ModelSpec) -> bool:
     Raises:
         ModelConfigError: the parameter is neither true nor false.
     """
-    said = model_spec.config.parameters.get(ALLOW_INTERFACE_CHANGE)
-    if said is not None and said not in ("true", "false"):
+    value = model_spec.config.parameters.get(ALLOW_INTERFACE_CHANGE)
+    if value is not None and value not in ("true", "false"):
         raise ModelConfigError(
-            f"{model_spec.files.config_path}: parameter {ALLOW_INTERFACE_CHANGE} is '{said}'; give "
-            "'true' or 'false'"
+            f"{model_spec.files.config_path}: parameter {ALLOW_INTERFACE_CHANGE} is '{value}'; "
+            "give 'true' or 'false'"
         )
     # The manifest describes the files on disk, not a client's override.
     by_manifest = not model_spec.is_overridden and allows_interface_change(
         model_spec.files.directory / NAME
     )
-    return said == "true" or by_manifest
+    return value == "true" or by_manifest

@@ -1,30 +1,26 @@
-"""The model lifecycle: changes the desired state and the registry in one step."""
+"""The model lifecycle: changes the records and the registry in one step."""
 
 from __future__ import annotations
 
 import logging
-import threading
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from edge_server.errors import ModelConfigError, Unavailable
-from edge_server.inference.snapshot import UNLOADED, ModelEntry, ModelState
-from edge_server.lifecycle.build import LoadedVersions, LoadFailure
 from edge_server.lifecycle.canary import Canary
 from edge_server.lifecycle.interface_rule import USUAL_INTERFACE_RULE
-from edge_server.lifecycle.model_states import ModelStates, entries_of
+from edge_server.lifecycle.model_spec import LoadedVersions, LoadFailure
 from edge_server.lifecycle.rollback import find_suspects, fit_back
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
     from edge_server.inference.canary_monitor import CanaryTerms
-    from edge_server.inference.registry import ModelRegistry
     from edge_server.lifecycle.build import Build
     from edge_server.lifecycle.fit import Fit
     from edge_server.lifecycle.interface_rule import InterfaceRule
     from edge_server.lifecycle.model_spec import ModelSpec
+    from edge_server.lifecycle.model_table import ModelTable
     from edge_server.lifecycle.rollback import RollbackSet
 
 log = logging.getLogger(__name__)
@@ -35,14 +31,14 @@ OUTDATED = (
 
 
 class ModelLifecycle:
-    """Publishes, rolls back and unloads models; the only writer of the registry.
+    """Publishes, rolls back and unloads models.
 
     At any moment every ensemble in the registry fits its members. No method waits for a model.
 
     Args:
-        registry: the registry that the lifecycle publishes to.
+        table: the records of all models; the lifecycle decides what loads and serves of them.
         build: makes the ensembles, once their members are known.
-        probation: the terms of the canary of a version that replaces another; None runs no
+        canary_terms: the terms of the canary of a version that replaces another; None runs no
             canary.
         on_rolled_back: called with the spec of a version that failed its canary, and the reason,
             on a thread of the canary's own, after the predecessor is published again.
@@ -54,39 +50,21 @@ class ModelLifecycle:
 
     def __init__(
         self,
-        registry: ModelRegistry,
+        table: ModelTable,
         build: Build,
-        probation: CanaryTerms | None = None,
+        canary_terms: CanaryTerms | None = None,
         on_rolled_back: Callable[[ModelSpec, str], None] = lambda *_: None,
         on_passed: Callable[[ModelSpec], None] = lambda _: None,
         *,
         take_down: bool = False,
         interface: InterfaceRule = USUAL_INTERFACE_RULE,
     ) -> None:
-        self._registry = registry
+        self._table = table
         self._interface = interface
         self._take_down = take_down
-        self._canary = Canary(probation, self.roll_back, on_passed, self._tell_of_trial)
+        self._canary = Canary(table, canary_terms, self.roll_back, on_passed, self.report_canary)
         self._on_rolled_back = on_rolled_back
         self._build = build
-        # Guards the fields below and every change of the registry.
-        self._lock = threading.Lock()
-        self._model_states = ModelStates(registry)
-        self._over = False
-
-    def serves(self, name: str) -> ModelSpec | None:
-        """Return the spec of the READY versions of `name`; None if no version is READY."""
-        with self._lock:
-            return self._model_states.desired_state[name].serving
-
-    def on_trial(self, name: str) -> bool:
-        """Return whether the serving versions of `name` are in a canary."""
-        return self._canary.has(name)
-
-    def serving(self, name: str) -> LoadedVersions | None:
-        """Return the serving versions of `name`, which the caller may share but never closes."""
-        with self._lock:
-            return self._model_states.serving(name)
 
     def begin(
         self, found: Mapping[str, ModelSpec | LoadFailure], explicit: Collection[str]
@@ -101,33 +79,27 @@ class ModelLifecycle:
             Unavailable: the lifecycle has ended.
         """
         due: dict[str, ModelSpec | LoadFailure] = {}
-        changes: dict[str, list[ModelEntry]] = {}
-        with self._lock:
-            if self._over:
+        changed = []
+        with self._table.lock:
+            if self._table.over:
                 raise Unavailable("Server exiting")
             for name, read in found.items():
                 if isinstance(read, LoadFailure):
                     due[name] = read
                     continue
-                wish = self._model_states.desired_state[name]
-                wish = replace(wish, explicit=wish.explicit or name in explicit)
-                if wish.serving is not None and read.is_same_as(wish.serving):
-                    changes[name] = self._model_states.serve_on(name, "")
-                    wish = replace(wish, coming=None)
-                else:
+                record = self._table[name]
+                if record.begin(read, explicit=name in explicit):
                     due[name] = read
-                    wish = replace(wish, coming=read)
-                    if wish.serving is None:
-                        changes[name] = entries_of(name, read.versions, ModelState.LOADING)
-                self._model_states.desired_state[name] = wish
-            self._registry.publish(changes)
+                if record.is_loading or name not in due:
+                    changed.append(name)
+            self._table.publish(changed)
         return due
 
-    def tell(self, name: str, text: str) -> None:
+    def report_progress(self, name: str, text: str) -> None:
         """Report the progress of the load of `name` on the index; without a load do nothing."""
-        with self._lock:
-            if self._model_states.desired_state[name].coming is not None:
-                self._registry.give_reason(name, text)
+        with self._table.lock:
+            if self._table.get(name).report_progress(text):
+                self._table.registry.give_reason(name, text)
 
     def publish(
         self, results: Mapping[str, LoadedVersions | LoadFailure]
@@ -144,37 +116,38 @@ class ModelLifecycle:
         outdated: dict[str, LoadFailure] = {}
         failed: dict[str, LoadFailure] = {}
         offered: dict[str, LoadedVersions] = {}
-        with self._lock:
+        with self._table.lock:
             for name, result in results.items():
-                if result.model_spec is not None and self._is_outdated(result.model_spec):
-                    outdated[name] = LoadFailure(
-                        Unavailable(OUTDATED), model_spec=result.model_spec
-                    )
+                spec = result.model_spec
+                # Another call's models may have published a waiting ensemble already.
+                if spec is not None and spec not in self._table.get(name).specs:
+                    outdated[name] = LoadFailure(Unavailable(OUTDATED), model_spec=spec)
                 elif isinstance(result, LoadFailure):
                     failed[name] = result
                 else:
                     offered[name] = result
-            for model_spec in self._model_states.desired_state.waiting(results.keys()):
+            for model_spec in self._table.waiting(results.keys()):
                 offered.setdefault(model_spec.name, LoadedVersions(model_spec))
             failed.update(self._breaking(offered))
             offered = {name: each for name, each in offered.items() if name not in failed}
-            found = self._model_states.fit(offered, failed, take_down=self._take_down)
+            found = self._table.fit(offered, failed, take_down=self._take_down)
             for name, error in found.refused.items():
-                failed[name] = LoadFailure(
-                    error, model_spec=offered.pop(name).model_spec, misfit=True
-                )
+                spec = offered.pop(name).model_spec
+                failed[name] = LoadFailure(error, model_spec=spec, misfit=True)
             former = self._former(found)
-            changes = self._taken_down(found)
+            changed = self._take_down_misfits(found)
             for built in self._made(offered, found):
-                changes[built.model_spec.name] = self._model_states.serve(
-                    self._tried(built, former)
-                )
+                name = built.model_spec.name
+                self._table[name].serve(self._with_canary(built, former))
+                changed.add(name)
             for name, failure in failed.items():
-                if name in results or self._model_states.is_loading(name):
-                    changes[name] = self._model_states.fail(name, failure, changes.get(name))
-                elif name in changes:
-                    changes[name] = self._model_states.still_fails(failure, changes[name])
-            self._registry.publish(changes)
+                record = self._table[name]
+                if name in results or record.is_loading:
+                    record.fail(failure)
+                    changed.add(name)
+                elif name in changed:
+                    record.reason = failure.reason
+            self._table.publish(changed)
         for name, result in results.items():
             if isinstance(result, LoadedVersions) and offered.get(name) is not result:
                 result.close()
@@ -197,20 +170,17 @@ class ModelLifecycle:
             False if there is no predecessor, or it does not fit the ensembles that serve; in that
             case nothing has changed.
         """
-        with self._lock:
-            if self._over:
+        with self._table.lock:
+            if self._table.over:
                 return False
-            rollback_set = find_suspects(model_spec, reason, self._model_states, self._canary)
-            desired_state = self._model_states.desired_state
-            guilty = [
-                d for name in rollback_set.back if (d := desired_state[name].serving) is not None
+            rollback_set = find_suspects(model_spec, reason, self._table, self._canary)
+            faulty = [
+                spec
+                for name in rollback_set.back
+                if (spec := self._table.get(name).spec) is not None
             ]
             rollback_set, offered, found = fit_back(
-                model_spec,
-                rollback_set,
-                self._model_states,
-                self._canary,
-                take_down=self._take_down,
+                model_spec, rollback_set, self._table, self._canary, take_down=self._take_down
             )
             back = rollback_set.back
             misfits = [error for name, error in found.refused.items() if name in back]
@@ -221,17 +191,17 @@ class ModelLifecycle:
                 before.close()
             else:
                 before.close_members()
-        for before in rollback_set.spared.values():
+        for before in rollback_set.not_at_fault.values():
             before.close()
         if misfits:
             log.error("model %s: cannot be rolled back: %s", model_spec.name, misfits[0])
             return False
-        for each in guilty:
+        for each in faulty:
             log.warning("model %s: rolled back: %s", each.name, rollback_set.reason)
             self._on_rolled_back(each, rollback_set.reason)
         return bool(back)
 
-    def unload(self, name: str, *, with_members: bool) -> None:
+    def unload(self, name: str, *, with_members: bool = False) -> None:
         """Close `name`, and the ensembles that use it, to new requests; ignore an unknown name.
 
         The ensembles are published again when `name` is loaded again. A load of `name` that is in
@@ -242,21 +212,12 @@ class ModelLifecycle:
             with_members: also unload the members that were not requested by name and that no other
                 ensemble uses.
         """
-        with self._lock:
-            gone = self._model_states.desired_state.forget(name, with_members=with_members)
-            gone += self._model_states.desired_state.suspend_users(gone)
+        with self._table.lock:
+            gone, changed = self._table.unload(name, with_members=with_members)
             self._canary.forget(gone)
-            changes: dict[str, list[ModelEntry]] = {}
-            for entry in self._registry.snapshot.entries.values():
-                if entry.name in gone:
-                    entries = changes.setdefault(entry.name, [])
-                    # A loaded entry is left out: the registry reports it when it has closed.
-                    if entry.loaded is None and entry.state is not ModelState.UNLOADING:
-                        state = ModelState.UNAVAILABLE
-                        entries.append(replace(entry, state=state, reason=UNLOADED))
-            for each in changes:
+            for each in changed:
                 log.info("model %s: unloading", each)
-            self._registry.publish(changes)
+            self._table.publish(changed)
 
     def end(self, timeout_s: float = 5.0) -> None:
         """Clear the desired state and the registry for good; loads in progress are closed.
@@ -265,32 +226,25 @@ class ModelLifecycle:
             timeout_s: the longest wait for all closing models together.
         """
         until = time.monotonic() + timeout_s
-        with self._lock:
-            self._over = True
-            self._model_states = ModelStates(self._registry)
-        if not self._registry.clear(timeout_s):
+        with self._table.lock:
+            self._table.end()
+        if not self._table.registry.clear(timeout_s):
             log.warning("models: still closing after %.1f s", timeout_s)
         self._canary.close(max(0.0, until - time.monotonic()))
 
-    def _tell_of_trial(self, model_spec: ModelSpec, news: str) -> None:
+    def report_canary(self, model_spec: ModelSpec, news: str) -> None:
         """Report the progress of the canary of `model_spec` on the index."""
-        with self._lock:
-            wish = self._model_states.desired_state[model_spec.name]
-            if not self._over and wish.serving is model_spec and wish.coming is None:
-                self._registry.publish(
-                    {model_spec.name: self._model_states.serve_on(model_spec.name, news)}
-                )
-
-    def _is_outdated(self, model_spec: ModelSpec) -> bool:
-        wish = self._model_states.desired_state[model_spec.name]
-        # Another call's models may have published a waiting ensemble already.
-        return model_spec is not wish.coming and model_spec is not wish.serving
+        with self._table.lock:
+            record = self._table.get(model_spec.name)
+            if record.spec is model_spec and record.coming is None:
+                record.reason = news
+                self._table.publish([record.name])
 
     def _breaking(self, offered: Mapping[str, LoadedVersions]) -> dict[str, LoadFailure]:
         """Return the failures of the offered models that the interface rule refuses."""
         broken = {}
         for name, built in offered.items():
-            serving = self._model_states.serving(name)
+            serving = self._table.get(name).serving
             if serving is None:
                 continue
             try:
@@ -303,9 +257,8 @@ class ModelLifecycle:
 
     def _former(self, found: Fit) -> dict[str, ModelSpec]:
         """Return the serving specs of the ensembles that change."""
-        serving = self._model_states.desired_state.serving()
         names = found.ensembles.keys() | found.taken_down.keys()
-        return {name: serving[name] for name in names if name in serving}
+        return {name: spec for name in names if (spec := self._table.get(name).spec) is not None}
 
     def _made(self, offered: Mapping[str, LoadedVersions], found: Fit) -> list[LoadedVersions]:
         """Return the versions to publish: models first, then each ensemble after its members."""
@@ -313,11 +266,15 @@ class ModelLifecycle:
         # A serving ensemble is made again, too, when a member changes.
         return [*models, *(self._build.ensemble(part) for part in found.ensembles.values())]
 
-    def _taken_down(self, found: Fit) -> dict[str, list[ModelEntry]]:
+    def _take_down_misfits(self, found: Fit) -> set[str]:
         self._canary.forget(found.taken_down.keys())
-        return self._model_states.take_down(found.taken_down)
+        for name, error in found.taken_down.items():
+            self._table[name].take_down(error)
+        return set(found.taken_down)
 
-    def _tried(self, built: LoadedVersions, former: Mapping[str, ModelSpec]) -> LoadedVersions:
+    def _with_canary(
+        self, built: LoadedVersions, former: Mapping[str, ModelSpec]
+    ) -> LoadedVersions:
         """Return `built` ready to publish; in a canary if the model or one of its members is new.
 
         Args:
@@ -325,53 +282,55 @@ class ModelLifecycle:
             former: the serving specs of the ensembles that change together with `built`.
         """
         model_spec = built.model_spec
-        serving = self._model_states.serving(model_spec.name)
-        if (
-            serving is not None
-            and model_spec is serving.model_spec
-            and not self._is_new(model_spec)
-        ):
+        if model_spec is self._table.get(model_spec.name).spec and not self._is_new(model_spec):
             return self._canary.record(built)
         others = {name: each for name, each in former.items() if name != model_spec.name}
-        members = () if serving is None else self._model_states.members(serving)
-        return self._canary.begin(built, serving, others, members)
+        return self._compared(built, others)
 
-    def _watched_on(self, built: LoadedVersions, rollback_set: RollbackSet) -> LoadedVersions:
+    def _with_canary_again(
+        self, built: LoadedVersions, rollback_set: RollbackSet
+    ) -> LoadedVersions:
         """Return `built` ready to publish in a rollback, which makes only ensembles again."""
         model_spec = built.model_spec
         if not model_spec.is_ensemble:
             return built
-        before = {**rollback_set.spared, **rollback_set.back}.get(model_spec.name)
+        before = {**rollback_set.not_at_fault, **rollback_set.back}.get(model_spec.name)
         was_new = before is not None and before.built.model_spec is not model_spec
         if not (was_new or self._is_new(model_spec)):
             return self._canary.record(built)
         if before is not None:
             return self._canary.begin(built, before.built, before.ensembles, before.members)
-        serving = self._model_states.serving(model_spec.name)
-        members = () if serving is None else self._model_states.members(serving)
-        return self._canary.begin(built, serving, {}, members)
+        return self._compared(built, {})
+
+    def _compared(
+        self, built: LoadedVersions, ensembles: Mapping[str, ModelSpec]
+    ) -> LoadedVersions:
+        """Return `built` in a canary beside the versions that serve, if any do."""
+        serving = self._table.get(built.model_spec.name).serving
+        members = () if serving is None else self._table.members(serving)
+        return self._canary.begin(built, serving, ensembles, members)
 
     def _is_new(self, model_spec: ModelSpec) -> bool:
         """Return whether the model or one of its members is still in its canary."""
-        return self._canary.has_change(model_spec) or any(
-            self._canary.has(member)
-            for member in self._model_states.desired_state.below(model_spec)
+        names = self._table.below(model_spec)
+        return self._table.get(model_spec.name).changed_canary(model_spec) is not None or any(
+            self._table.get(name).canary is not None for name in names
         )
 
     def _go_back(
         self, rollback_set: RollbackSet, offered: Mapping[str, LoadedVersions], found: Fit
     ) -> None:
-        back, reason = rollback_set.back, f"rolled back: {rollback_set.reason}"
-        changes = self._taken_down(found)
+        changed = self._take_down_misfits(found)
         for built in self._made(offered, found):
-            name, wish = (
-                built.model_spec.name,
-                self._model_states.desired_state[built.model_spec.name],
+            record = self._table[built.model_spec.name]
+            spec, coming = record.spec, record.coming
+            goes_back = record.name in rollback_set.back
+            record.serve(
+                self._with_canary_again(built, rollback_set),
+                f"rolled back: {rollback_set.reason}" if goes_back else "",
             )
-            changes[name] = self._model_states.serve(self._watched_on(built, rollback_set))
-            if name in back:
-                changes[name] = [replace(entry, reason=reason) for entry in changes[name]]
-            elif wish.serving is not None and built.model_spec not in (wish.serving, wish.coming):
+            if not goes_back and spec is not None and built.model_spec not in (spec, coming):
                 # The ensemble is not at fault; it only does not fit these members.
-                self._model_states.desired_state.wait(wish.serving)
-        self._registry.publish(changes)
+                record.coming = record.coming or spec
+            changed.add(record.name)
+        self._table.publish(changed)

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import logging
 import time
-from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from edge_server.backends.server_context import STANDALONE
 from edge_server.errors import ModelConfigError, NotFound
 from edge_server.inference.scheduling import Scheduling
 from edge_server.inference.snapshot import ModelState
-from edge_server.lifecycle.build import Build, LoadedVersions, LoadFailure
+from edge_server.lifecycle.build import Build
 from edge_server.lifecycle.interface_rule import USUAL_INTERFACE_RULE
 from edge_server.lifecycle.lifecycle import ModelLifecycle
 from edge_server.lifecycle.model_locks import ModelLocks
-from edge_server.lifecycle.model_spec import ModelSpec
+from edge_server.lifecycle.model_spec import LoadedVersions, LoadFailure, ModelSpec
 from edge_server.model_config.config import USUAL_COMPLETION
+from edge_server.process.threads import run_parallel
 from edge_server.repository.content import manifest_and_signature
 from edge_server.repository.scan import NAME_RULE, files_in, is_model_name
 
@@ -29,15 +30,14 @@ if TYPE_CHECKING:
     from edge_server.errors import EdgeServerError
     from edge_server.gpu.devices import Devices
     from edge_server.inference.canary_monitor import CanaryTerms
-    from edge_server.inference.registry import ModelRegistry
     from edge_server.inference.snapshot import ModelEntry
     from edge_server.lifecycle.budget import MemoryBudget
     from edge_server.lifecycle.interface_rule import InterfaceRule
     from edge_server.lifecycle.model_spec import Override
+    from edge_server.lifecycle.model_table import ModelTable
     from edge_server.model_config.config import Completion
     from edge_server.model_config.files import ModelFiles
     from edge_server.repository.signature import SignaturePolicy
-    from edge_server.repository.source import ModelSource
     from edge_server.requests import Cancellation
 
     Found = dict[str, ModelSpec | LoadFailure]
@@ -45,8 +45,37 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
+class ModelSource(Protocol):
+    """Finds the files of models, or the error why they are unusable."""
+
+    def all(self) -> Mapping[str, ModelFiles | ModelConfigError]:
+        """Return every model, sorted by name.
+
+        Raises:
+            ModelConfigError: a repository itself cannot be read.
+        """
+        ...
+
+    def find(self, name: str) -> ModelFiles | ModelConfigError | None:
+        """Return one model; None if there is no model of that name."""
+        ...
+
+    def names(self) -> Mapping[str, int]:
+        """Return model name → number of places that hold the model.
+
+        Raises:
+            ModelConfigError: a repository itself cannot be read.
+        """
+        ...
+
+    @property
+    def where(self) -> str:
+        """The place of the models, for error texts."""
+        ...
+
+
 class RepositoryLoader:
-    """Loads models from the repositories into the registry, and unloads them.
+    """Loads models from the repositories into the registry.
 
     A failing model affects no other: its serving versions continue to serve, or the model is
     UNAVAILABLE with the reason, and the other models load. The versions that a model's version
@@ -56,20 +85,20 @@ class RepositoryLoader:
     Calls for the same model run one after another, calls for different models in parallel.
 
     Args:
-        registry: the registry to publish to; the loader is its only writer.
+        table: the records of all models, and the registry that the loader publishes to.
         source: finds the files of the models.
         scheduling: the resources that the models' schedulers share.
         completion: the fields that a configuration may leave out.
         load_threads: the number of models that one call loads in parallel.
         budget, devices, server_context: see `Build`.
-        probation, on_rolled_back, on_passed, take_down, interface: see `ModelLifecycle`.
+        canary_terms, on_rolled_back, on_passed, take_down, interface: see `ModelLifecycle`.
         signatures: checks the signature of every model before its configuration is read; None
             accepts all models.
     """
 
     def __init__(
         self,
-        registry: ModelRegistry,
+        table: ModelTable,
         source: ModelSource,
         *,
         scheduling: Scheduling | None = None,
@@ -78,7 +107,7 @@ class RepositoryLoader:
         budget: MemoryBudget | None = None,
         devices: Devices | None = None,
         server_context: ServerContext = STANDALONE,
-        probation: CanaryTerms | None = None,
+        canary_terms: CanaryTerms | None = None,
         on_rolled_back: Callable[[ModelSpec, str], None] = lambda *_: None,
         on_passed: Callable[[ModelSpec], None] = lambda _: None,
         take_down: bool = False,
@@ -86,15 +115,15 @@ class RepositoryLoader:
         interface: InterfaceRule = USUAL_INTERFACE_RULE,
     ) -> None:
         self._signatures = signatures
-        self._registry = registry
-        self._source = source
+        self.table = table
+        self.source = source
         self._completion = completion
         self._load_threads = load_threads
         self._build = Build(scheduling or Scheduling(), budget, devices, server_context)
-        self._lifecycle = ModelLifecycle(
-            registry,
+        self.lifecycle = ModelLifecycle(
+            table,
             self._build,
-            probation,
+            canary_terms,
             on_rolled_back,
             on_passed,
             take_down=take_down,
@@ -108,7 +137,7 @@ class RepositoryLoader:
         Raises:
             ModelConfigError: a repository itself cannot be read.
         """
-        models = self._source.all()
+        models = self.source.all()
         return self._load_each(
             {n: self._read(n, files) for n, files in models.items()}, models, stop
         )
@@ -160,17 +189,11 @@ class RepositoryLoader:
                 if name not in found:
                     raise self._absent(name)
                 if found.keys() <= names:
-                    due = self._lifecycle.begin(found, {name})
-                    with ThreadPoolExecutor(self._load_threads, "load") as pool:
-                        results = pool.map(self._make, due.values())
-                        built = dict(zip(due, results, strict=True))
-                    return self._lifecycle.publish(built)
+                    due = self.lifecycle.begin(found, {name})
+                    built = run_parallel("load", self._load_threads, self._make, due.values())
+                    return self.lifecycle.publish(dict(zip(due, built, strict=True)))
             # Other calls may hold the members: lock those too, then read again.
             names |= found.keys()
-
-    def unload(self, name: str, *, unload_dependents: bool = False) -> None:
-        """Close `name` to new requests; see `ModelLifecycle.unload`."""
-        self._lifecycle.unload(name, with_members=unload_dependents)
 
     def refuse(self, name: str, error: EdgeServerError) -> None:
         """Report `error` as the load failure of `name`; its serving versions continue to serve.
@@ -179,42 +202,22 @@ class RepositoryLoader:
             Unavailable: the loader is closed.
         """
         with self._model_locks.hold({name}):
-            self._lifecycle.publish({name: LoadFailure(error)})
-
-    def serves(self, name: str) -> ModelSpec | None:
-        """Return the spec of the READY versions of `name`; None if no version is READY."""
-        return self._lifecycle.serves(name)
-
-    def on_trial(self, name: str) -> bool:
-        """Return whether the serving versions of `name` are in a canary."""
-        return self._lifecycle.on_trial(name)
-
-    def roll_back(self, model_spec: ModelSpec, reason: str) -> bool:
-        """See `ModelLifecycle.roll_back`."""
-        return self._lifecycle.roll_back(model_spec, reason)
-
-    def names_on_disk(self) -> Mapping[str, int]:
-        """Return model name → number of repositories that hold the model at this moment.
-
-        Raises:
-            ModelConfigError: a repository itself cannot be read.
-        """
-        return self._source.names()
+            self.lifecycle.publish({name: LoadFailure(error)})
 
     def close(self, timeout_s: float) -> None:
         """Refuse further loads and clear the registry; wait up to `timeout_s` for models that
         close or load."""
         until = time.monotonic() + timeout_s
-        self._lifecycle.end(timeout_s)
+        self.lifecycle.end(timeout_s)
         if not self._model_locks.end(max(0.0, until - time.monotonic())):
             log.warning("repository: still loading after %.1f s", timeout_s)
 
     def _load_each(
         self, found: Found, explicit: Collection[str], stop: threading.Event | None
     ) -> list[ModelEntry]:
-        publish = self._lifecycle.publish
+        publish = self.lifecycle.publish
         with self._model_locks.hold(found):
-            due = self._lifecycle.begin(found, explicit)
+            due = self.lifecycle.begin(found, explicit)
             publish({name: read for name, read in due.items() if isinstance(read, LoadFailure)})
             models = [d for d in due.values() if isinstance(d, ModelSpec) and not d.is_ensemble]
 
@@ -222,11 +225,10 @@ class RepositoryLoader:
                 if stop is None or not stop.is_set():
                     publish({model_spec.name: self._make(model_spec)})
 
-            with ThreadPoolExecutor(self._load_threads, "load") as pool:
-                list(pool.map(load, models))
+            run_parallel("load", self._load_threads, load, models)
             # Last, the ensembles that none of these models has published.
             publish({})
-        entries = self._registry.snapshot.entries.values()
+        entries = self.table.registry.snapshot.entries.values()
         failed = {
             entry.name: entry
             for entry in entries
@@ -249,7 +251,7 @@ class RepositoryLoader:
         return found
 
     def _find_member(self, name: str) -> ModelSpec | LoadFailure | None:
-        serving = self._lifecycle.serves(name)
+        serving = self.table.serves(name)
         if serving is not None and serving.is_overridden:
             # An override ends only when the model itself is loaded again from disk.
             return serving
@@ -257,8 +259,9 @@ class RepositoryLoader:
 
     def _find(self, name: str, override: Override | None) -> ModelSpec | LoadFailure | None:
         if override is not None and override.staged is not None:
-            return self._read(name, files_in(override.staged.directory), override)
-        files = self._source.find(name)
+            sent = replace(files_in(override.staged.directory), holder=override.staged)
+            return self._read(name, sent, override)
+        files = self.source.find(name)
         return None if files is None else self._read(name, files, override)
 
     def _read(
@@ -269,8 +272,8 @@ class RepositoryLoader:
         try:
             if self._signatures is not None:
                 # An override carries no signature, so the signature on disk cannot cover it.
-                said = manifest_and_signature(files.directory) if override is None else None
-                self._signatures.check_loaded(name, said)
+                signed = manifest_and_signature(files.directory) if override is None else None
+                self._signatures.check_loaded(name, signed)
             return ModelSpec.read(files, override, self._completion)
         except ModelConfigError as error:
             return LoadFailure(type(error)(files.as_shown(str(error))))
@@ -282,10 +285,10 @@ class RepositoryLoader:
             return read
         if read.is_ensemble:
             return LoadedVersions(read)
-        tell = partial(self._lifecycle.tell, read.name)
-        return self._build.model(read, self._lifecycle.serving(read.name), tell)
+        progress = partial(self.lifecycle.report_progress, read.name)
+        return self._build.model(read, self.table.serving(read.name), progress)
 
     def _absent(self, name: str) -> NotFound:
         if not is_model_name(name):
             return NotFound(f"'{name}' is no model: {NAME_RULE}")
-        return NotFound(f"no model '{name}' in {self._source.where}")
+        return NotFound(f"no model '{name}' in {self.source.where}")

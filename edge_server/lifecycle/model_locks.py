@@ -62,8 +62,8 @@ class ModelLocks:
             hold = _Hold(names, self._held.get(within))
             if hold.within is not None and self._wait_for(hold.names, hold.within):
                 raise Unavailable(
-                    f"model '{within}' asks for {', '.join(sorted(names))}, which would wait for "
-                    f"the load of '{within}' that is under way: ask again when that is done"
+                    f"model '{within}' requests {', '.join(sorted(names))}, which would wait for "
+                    f"the load of '{within}' that is under way: request it again when that is done"
                 )
             self._all.add(hold)
             if cancellation is not None:

@@ -1,14 +1,15 @@
-"""The specification of a model to load: its completed configuration and the place of its files."""
+"""A model to load: its spec, and the result of its load: loaded versions or a failure."""
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.backends import BACKENDS
-from edge_server.errors import ModelConfigError
+from edge_server.errors import EdgeServerError, InternalError, ModelConfigError
 from edge_server.model_config.completion import complete
 from edge_server.model_config.config import USUAL_COMPLETION, ModelConfig
 from edge_server.model_config.files import read_labels, select_versions
@@ -17,10 +18,18 @@ from edge_server.model_config.validation import validate
 from edge_server.repository.tree import fingerprint
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from edge_server.inference.snapshot import LoadedModel
     from edge_server.lifecycle.staging import StagedFiles
     from edge_server.model_config.config import Completion
     from edge_server.model_config.files import ModelFiles
     from edge_server.repository.tree import Fingerprint
+
+log = logging.getLogger(__name__)
+
+# A reason may quote a client's configuration; it is kept in memory and sent with every index.
+LONGEST_REASON = 4000
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,14 +56,12 @@ class ModelSpec:
         versions: the versions that the version policy selects, ascending, at least one.
         fingerprint: the fingerprint of the files, taken before the first is read; None for an
             override.
-        staged: the holder of the files that a client sent.
     """
 
     files: ModelFiles
     config: ModelConfig
     versions: tuple[int, ...]
     fingerprint: Fingerprint | None
-    staged: StagedFiles | None = None
 
     @staticmethod
     def read(
@@ -76,13 +83,13 @@ class ModelSpec:
             message = pb.ModelConfig()
             message.CopyFrom(override.message)
             try:
-                return _completed(files, message, completion, None, override.staged)
+                return _completed(files, message, completion, None)
             except ModelConfigError as error:
                 # The error is in the override, so the text must not name the file.
                 text = str(error).replace(str(files.config_path), "config override")
                 raise type(error)(text) from error
         seen = fingerprint(files.directory) if files.fingerprint is None else files.fingerprint
-        return _completed(files, read_model_config(files.config_path), completion, seen, None)
+        return _completed(files, read_model_config(files.config_path), completion, seen)
 
     @property
     def name(self) -> str:
@@ -116,9 +123,87 @@ def _completed(
     message: Any,
     completion: Completion,
     seen: Fingerprint | None,
-    staged: StagedFiles | None,
 ) -> ModelSpec:
     complete(message, files, completion)
     validate(message, files, frozenset(BACKENDS), completion)
     config = replace(ModelConfig.of(message, completion), labels=read_labels(message, files))
-    return ModelSpec(files, config, select_versions(message, files), seen, staged)
+    return ModelSpec(files, config, select_versions(message, files), seen)
+
+
+class Part(NamedTuple):
+    """A model as ensembles see it: its spec, and the configuration of each version."""
+
+    model_spec: ModelSpec
+    configs: Mapping[int, ModelConfig]
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedVersions:
+    """All versions of a model that its spec selects, loaded.
+
+    The versions of an ensemble are made only after the ensemble fits its members.
+
+    Attributes:
+        model_spec: the spec of the model.
+        models: the loaded versions.
+        took_s: the duration of the load in seconds.
+        kept: the versions reused from the predecessor, apart from a change of instances.
+    """
+
+    model_spec: ModelSpec
+    models: tuple[LoadedModel, ...] = ()
+    took_s: float = 0.0
+    kept: frozenset[int] = frozenset()
+
+    def as_part(self) -> Part:
+        """Return the model as ensembles see it before it is published."""
+        if self.model_spec.is_ensemble:
+            return Part(
+                self.model_spec, dict.fromkeys(self.model_spec.versions, self.model_spec.config)
+            )
+        return Part(self.model_spec, {model.version: model.config for model in self.models})
+
+    def close(self) -> None:
+        """Close all versions; used when they are not published."""
+        for model in self.models:
+            try:
+                model.close()
+            except Exception:
+                log.exception("model %s: closing version %d failed", model.name, model.version)
+
+
+@dataclass(frozen=True)
+class LoadFailure:
+    """The failure of one model's load.
+
+    Attributes:
+        error: the error to report.
+        version: the version that failed; 0 if the failure is of no single version.
+        model_spec: the spec; None if the spec could not be read.
+        misfit: True if the model loaded but does not fit the ensembles.
+    """
+
+    error: EdgeServerError
+    version: int = 0
+    model_spec: ModelSpec | None = None
+    misfit: bool = False
+
+    @staticmethod
+    def of(
+        error: BaseException, name: str, version: int = 0, model_spec: ModelSpec | None = None
+    ) -> LoadFailure:
+        """Return the failure for any `error` of the load of `name`; log an unexpected one."""
+        if isinstance(error, EdgeServerError):
+            return LoadFailure(error, version, model_spec)
+        text = f"model '{name}': unexpected {type(error).__name__}: {error}; see the log"
+        log.error("model %s: loading failed", name, exc_info=error)
+        return LoadFailure(InternalError(text), version, model_spec)
+
+    @property
+    def reason(self) -> str:
+        """The error's text, with the paths of the repository instead of those of the copies."""
+        reason = str(self.error)
+        if self.model_spec is not None:
+            reason = self.model_spec.files.as_shown(reason)
+        # A model may raise any text, and every transport must carry the reason.
+        return reason.encode("utf-8", "backslashreplace").decode()[:LONGEST_REASON]

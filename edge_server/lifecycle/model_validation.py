@@ -24,8 +24,7 @@ from edge_server.inference.schedulers import innermost
 from edge_server.inference.snapshot import Snapshot
 from edge_server.inference.tensor_data import random_data, zeros
 from edge_server.inference.warm_up import RESPONSE_TIMEOUT_S
-from edge_server.lifecycle.comparison import TOLERANCES, difference, not_finite
-from edge_server.lifecycle.golden import golden_pairs
+from edge_server.lifecycle.golden import TOLERANCES, difference, golden_pairs, not_finite
 from edge_server.model_config.scheduling import ControlKind
 from edge_server.requests import InferRequest, InferResponse, SequencePlace
 from edge_server.tensors import DataType, Tensor, as_floats, shape_fits, shape_text
@@ -55,31 +54,31 @@ class ValidationReport:
 
     Attributes:
         golden: the number of golden pairs that the version reproduced.
-        unproven: the reason why the version could not be validated; empty if it was.
+        not_validated: the reason why the version could not be validated; empty if it was.
         latency_s: the median latency of a request through the scheduler, in seconds; None if no
             request ran.
     """
 
     golden: int = 0
-    unproven: str = ""
+    not_validated: str = ""
     latency_s: float | None = None
 
     def __str__(self) -> str:
-        if self.unproven:
-            return f"unproven: {self.unproven}"
+        if self.not_validated:
+            return f"not validated: {self.not_validated}"
         how = f"{self.golden} golden pairs" if self.golden else "made-up data"
-        return f"proven with {how}, {1e3 * (self.latency_s or 0):.1f} ms"
+        return f"validated with {how}, {1e3 * (self.latency_s or 0):.1f} ms"
 
 
-def prove(
-    model: LoadedModel, directory: Path, got_on: Callable[[], None] = lambda: None
+def validate(
+    model: LoadedModel, directory: Path, on_progress: Callable[[], None] = lambda: None
 ) -> ValidationReport:
     """Validate `model` before it is published.
 
     If `directory` holds golden pairs, the model must reproduce each of them: every output finite,
     of the recorded type and shape, and within the tolerance. Without golden pairs, a model of a
     backend that only computes runs on zeros and on random data, the same data each time, with every
-    free dimension 1. Its responses to made-up data prove little, so the model is refused only for
+    free dimension 1. Its responses to made-up data show little, so the model is refused only for
     shapes and types that its configuration rules out, and for an output without a finite element.
 
     If the model has the parameter `golden_max_latency_ms`, the median request must not take longer.
@@ -89,7 +88,7 @@ def prove(
     Args:
         model: the loaded version.
         directory: the model's directory.
-        got_on: called before each request, to report progress.
+        on_progress: called before each request, to report progress.
 
     Returns:
         The report of the validation.
@@ -99,35 +98,35 @@ def prove(
             and its place.
     """
     if model.config.is_ensemble:
-        return ValidationReport(unproven="its members are")
-    proof = _prove(_Running(model, got_on), directory)
-    log.info("model %s: version %d: %s", model.name, model.version, proof)
-    return proof
+        return ValidationReport(not_validated="its members are")
+    report = _validate(_Running(model, on_progress), directory)
+    log.info("model %s: version %d: %s", model.name, model.version, report)
+    return report
 
 
-def _prove(running: _Running, directory: Path) -> ValidationReport:
+def _validate(running: _Running, directory: Path) -> ValidationReport:
     config = running.config
     limit_s = _latency_limit_s(config)
     golden = 0
     for pair in golden_pairs(config, running.version, directory):
         _reproduce(running, pair)
         golden += 1
-    unproven = "" if golden else _try_made_up(running)
+    not_validated = "" if golden else _try_made_up(running)
     if limit_s is not None:
-        if unproven:
+        if not_validated:
             raise ModelConfigError(
                 f"model '{config.name}': parameter {GOLDEN_MAX_LATENCY_MS}: nothing can be "
-                f"measured: {unproven}; record a golden pair, or remove the parameter"
+                f"measured: {not_validated}; record a golden pair, or remove the parameter"
             )
         running.repeat()
-    latency_s = statistics.median(running.took_s) if running.took_s and not unproven else None
+    latency_s = statistics.median(running.took_s) if running.took_s and not not_validated else None
     if limit_s is not None and latency_s is not None and latency_s > limit_s:
         # May pass: the machine may be busy with its start.
         raise ModelLoadError(
             f"model '{config.name}': a request takes {1e3 * latency_s:.1f} ms, the median of "
             f"{len(running.took_s)}; parameter {GOLDEN_MAX_LATENCY_MS} allows {1e3 * limit_s:g} ms"
         )
-    return ValidationReport(golden, unproven, latency_s)
+    return ValidationReport(golden, not_validated, latency_s)
 
 
 class _Running:
@@ -138,8 +137,8 @@ class _Running:
         took_s: the latency of each successful request, in seconds.
     """
 
-    def __init__(self, model: LoadedModel, got_on: Callable[[], None]) -> None:
-        self._got_on = got_on
+    def __init__(self, model: LoadedModel, on_progress: Callable[[], None]) -> None:
+        self._on_progress = on_progress
         self.config = model.config
         self.version = model.version
         self.took_s: list[float] = []
@@ -156,16 +155,16 @@ class _Running:
                 all.
         """
         self._last = inputs
-        request = InferRequest(self.config.name, inputs, id="proof", sequence=self._sequence())
+        request = InferRequest(self.config.name, inputs, id="validation", sequence=self._sequence())
         check_request(self.config, request)
-        answers = _OneResponse()
-        self._got_on()
+        responses = _OneResponse()
+        self._on_progress()
         began_s = time.monotonic()
-        self._scheduler.submit(request, Snapshot({}), answers)
-        while not answers.over.wait(RESPONSE_TIMEOUT_S):
+        self._scheduler.submit(request, Snapshot({}), responses)
+        while not responses.over.wait(RESPONSE_TIMEOUT_S):
             if not self._scheduler.longest_run_s(time.monotonic()):
-                raise InternalError(f"no answer within {RESPONSE_TIMEOUT_S:g} s")
-        outputs = answers.outputs()
+                raise InternalError(f"no response within {RESPONSE_TIMEOUT_S:g} s")
+        outputs = responses.outputs()
         self.took_s.append(time.monotonic() - began_s)
         return outputs
 
@@ -186,29 +185,29 @@ class _Running:
             for control in batching.controls
         )
         number = self._sequences
-        return SequencePlace(f"proof-{number}" if texts else number, start=True, end=True)
+        return SequencePlace(f"validation-{number}" if texts else number, start=True, end=True)
 
 
 class _OneResponse:
     """A `Respond` that keeps the single response, also of a decoupled model."""
 
     def __init__(self) -> None:
-        self._answers: list[ResponseCallback] = []
+        self._responses: list[ResponseCallback] = []
         self.over = threading.Event()
 
-    def __call__(self, answer: ResponseCallback, final: bool) -> None:
-        if answer is not None:
-            self._answers.append(answer)
+    def __call__(self, response: ResponseCallback, final: bool) -> None:
+        if response is not None:
+            self._responses.append(response)
         if final:
             self.over.set()
 
     def outputs(self) -> Mapping[str, Tensor]:
-        for answer in self._answers:
-            if isinstance(answer, EdgeServerError):
-                raise answer
-        if len(self._answers) != 1 or not isinstance(self._answers[0], InferResponse):
-            raise InternalError(f"{len(self._answers)} answers, not one")
-        return self._answers[0].outputs
+        for response in self._responses:
+            if isinstance(response, EdgeServerError):
+                raise response
+        if len(self._responses) != 1 or not isinstance(self._responses[0], InferResponse):
+            raise InternalError(f"{len(self._responses)} responses, not one")
+        return self._responses[0].outputs
 
 
 def _latency_limit_s(config: ModelConfig) -> float | None:
@@ -233,8 +232,8 @@ def _reproduce(running: _Running, pair: GoldenPair) -> None:
     except EdgeServerError as error:
         kind = ModelLoadError if may_pass(error) else ModelConfigError
         raise kind(
-            f"{pair.path}: the model does not answer it: {error}; record the pair with this model, "
-            "or mend the model"
+            f"{pair.path}: the model does not respond to it: {error}; record the pair with this "
+            "model, or mend the model"
         ) from error
     for spec in running.config.outputs:
         name = spec.name

@@ -8,15 +8,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from edge_server.lifecycle.build import LoadedVersions
+from edge_server.lifecycle.model_spec import LoadedVersions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
-    from edge_server.lifecycle.canary import Before, Canary
+    from edge_server.lifecycle.canary import Canary
+    from edge_server.lifecycle.canary_run import Predecessor
     from edge_server.lifecycle.fit import Fit
     from edge_server.lifecycle.model_spec import ModelSpec
-    from edge_server.lifecycle.model_states import ModelStates
+    from edge_server.lifecycle.model_table import ModelTable
 
 
 @dataclass(frozen=True)
@@ -25,17 +26,18 @@ class RollbackSet:
 
     Attributes:
         back: model name → its predecessor.
-        spared: ensemble name → predecessor of the ensemble whose canary failed without its fault.
+        not_at_fault: ensemble name → predecessor of the ensemble whose canary failed for the fault
+            of others.
         reason: the reason of the rollback, for the log and the index.
     """
 
-    back: Mapping[str, Before]
-    spared: Mapping[str, Before]
+    back: Mapping[str, Predecessor]
+    not_at_fault: Mapping[str, Predecessor]
     reason: str
 
 
 def find_suspects(
-    model_spec: ModelSpec, reason: str, model_states: ModelStates, canary: Canary
+    model_spec: ModelSpec, reason: str, table: ModelTable, canary: Canary
 ) -> RollbackSet:
     """Return the models to roll back after `model_spec` failed its canary, which ends.
 
@@ -47,22 +49,25 @@ def find_suspects(
     name = model_spec.name
     if not model_spec.is_ensemble:
         return RollbackSet({name: before}, {}, reason)
-    serving = model_states.desired_state.serving()
-    used = [serving[n] for n in model_states.desired_state.below(model_spec) if n in serving]
-    faults = {each.name: fault for each in used if (fault := canary.fault(each))}
+    used = table.serving_below(model_spec)
+    faults = {}
+    for each in used:
+        run = table.get(each.name).changed_canary(each)
+        if run is not None and (fault := run.monitor.fault()):
+            faults[each.name] = fault
     if faults:
         # The fault of the ensemble shows in its members, so the members are at fault.
         bad = [each for each in used if each.name in faults]
-        return RollbackSet(_taken(bad, canary), {name: before}, next(iter(faults.values())))
+        return RollbackSet(canary.take_changed(bad), {name: before}, next(iter(faults.values())))
     if before.built.model_spec is not model_spec:
         return RollbackSet({name: before}, {}, reason)
-    return RollbackSet(_taken(used, canary), {name: before}, f"in ensemble '{name}': {reason}")
+    return RollbackSet(canary.take_changed(used), {name: before}, f"in ensemble '{name}': {reason}")
 
 
 def fit_back(
     model_spec: ModelSpec,
     rollback_set: RollbackSet,
-    model_states: ModelStates,
+    table: ModelTable,
     canary: Canary,
     *,
     take_down: bool,
@@ -75,31 +80,21 @@ def fit_back(
     Args:
         model_spec: the spec that failed its canary.
         rollback_set: the models to roll back.
-        model_states: the desired state and the serving versions.
+        table: the records.
         canary: the canaries, which own the predecessors.
         take_down: True unloads ensembles that do not fit even then.
     """
-    desired_state, back = model_states.desired_state, dict(rollback_set.back)
-    waiting = {each.name: LoadedVersions(each) for each in desired_state.waiting(())}
+    back = dict(rollback_set.back)
+    waiting = {each.name: LoadedVersions(each) for each in table.waiting(())}
     offered = {**waiting, **{name: before.built for name, before in back.items()}}
-    found = model_states.fit(offered, {})
+    found = table.fit(offered, {})
     if not found.refused.keys().isdisjoint(back):
-        below = [desired_state[name].serving for name in desired_state.below(model_spec)]
-        back.update(_taken((each for each in below if each is not None), canary))
+        back.update(canary.take_changed(table.serving_below(model_spec)))
         for before in back.values():
             offered.update((name, LoadedVersions(each)) for name, each in before.ensembles.items())
         offered.update((name, before.built) for name, before in back.items())
-        found = model_states.fit(offered, {})
+        found = table.fit(offered, {})
     if take_down and not found.refused.keys().isdisjoint(back):
-        found = model_states.fit(offered, {}, take_down=True)
+        found = table.fit(offered, {}, take_down=True)
     offered = {name: built for name, built in offered.items() if name not in found.refused}
     return replace(rollback_set, back=back), offered, found
-
-
-def _taken(model_specs: Iterable[ModelSpec], canary: Canary) -> dict[str, Before]:
-    """Take the predecessors of those specs that are in a canary and changed."""
-    return {
-        model_spec.name: before
-        for model_spec in model_specs
-        if canary.has_change(model_spec) and (before := canary.take(model_spec)) is not None
-    }

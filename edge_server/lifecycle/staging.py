@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-import threading
+import weakref
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -17,10 +17,7 @@ if TYPE_CHECKING:
 
 
 class StagedFiles:
-    """A private model directory, removed when its last holder releases it.
-
-    The creator is the first holder.
-    """
+    """A private model directory, removed by `remove` or when this object is not referenced."""
 
     def __init__(self, root: Path, name: str, files: Mapping[str, bytes]) -> None:
         """Write `files` (`<version>/<name>` → content) below `root`.
@@ -34,29 +31,16 @@ class StagedFiles:
                 f"{len(files)} file parameters; a model has at most {MOST_FILES} files"
             )
         paths = {key: _inside(key) for key in files}
-        self._root = Path(tempfile.mkdtemp(dir=root))
-        self._lock = threading.Lock()
-        self._holders = 1
-        self.directory = self._root / name
+        place = Path(tempfile.mkdtemp(dir=root))
+        self.remove = weakref.finalize(self, shutil.rmtree, place, ignore_errors=True)
+        self.directory = place / name
         try:
             self.directory.mkdir()
             for key, path in paths.items():
                 _write(self.directory / path, key, files[key])
         except BaseException:
-            self.let_go()
+            self.remove()
             raise
-
-    def hold(self) -> None:
-        with self._lock:
-            self._holders += 1
-
-    def let_go(self) -> None:
-        """Release one hold; call once per `hold`."""
-        with self._lock:
-            self._holders -= 1
-            if self._holders:
-                return
-        shutil.rmtree(self._root, ignore_errors=True)
 
 
 def _write(target: Path, key: str, content: bytes) -> None:
@@ -65,17 +49,17 @@ def _write(target: Path, key: str, content: bytes) -> None:
         target.write_bytes(content)
     except (FileExistsError, IsADirectoryError, NotADirectoryError) as error:
         raise InvalidRequest(
-            f"file parameter '{_told(key)}' names a file where another one needs a directory"
+            f"file parameter '{_wire(key)}' names a file where another one needs a directory"
         ) from error
     except OSError as error:
         raise InternalError(
-            f"file parameter '{_told(key)}' cannot be kept: {target}: {error.strerror}"
+            f"file parameter '{_wire(key)}' cannot be kept: {target}: {error.strerror}"
         ) from error
 
 
 def _inside(key: str) -> PurePosixPath:
     if not is_utf8(key):
-        raise InvalidRequest(f"Invalid file parameter {_told(key)[:200]!a}: is not UTF-8 text")
+        raise InvalidRequest(f"Invalid file parameter {_wire(key)[:200]!a}: is not UTF-8 text")
     parts: list[str] = []
     for part in key.split("/"):
         if part == ".." and parts and parts[-1] != "..":
@@ -85,17 +69,17 @@ def _inside(key: str) -> PurePosixPath:
     if key.startswith("/") or not parts or parts[0] == ".." or "\0" in key:
         normalized = ("/" if key.startswith("/") else "") + "/".join(parts)
         raise InvalidRequest(
-            f"Invalid file parameter '{_told(key)}' with normalized path '{normalized}' must stay "
+            f"Invalid file parameter '{_wire(key)}' with normalized path '{normalized}' must stay "
             "within model directory."
         )
     if len(parts) > DEEPEST:
         raise InvalidRequest(
-            f"Invalid file parameter '{_told(key)[:200]}': {len(parts)} directories deep; at most "
+            f"Invalid file parameter '{_wire(key)[:200]}': {len(parts)} directories deep; at most "
             f"{DEEPEST} are possible"
         )
     return PurePosixPath(*parts)
 
 
-def _told(key: str) -> str:
+def _wire(key: str) -> str:
     """Return the parameter's name on the wire."""
     return f"file:{key}"

@@ -6,33 +6,30 @@ import logging
 import threading
 import time
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
-from edge_server.errors import (
-    EdgeServerError,
-    InternalError,
-    ModelConfigError,
-    Unavailable,
-    may_pass,
-)
-from edge_server.lifecycle.load_retry import LoadRetry
-from edge_server.lifecycle.model_states import told
+from edge_server.errors import EdgeServerError, InternalError, Unavailable, may_pass
+from edge_server.lifecycle.budget import TooLittleMemory
+from edge_server.lifecycle.deployments import QuarantinedModel
+from edge_server.lifecycle.records import Update
+from edge_server.process.threads import start_thread
 from edge_server.repository.content import TornModel
-from edge_server.repository.store import StagedModel
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from edge_server.lifecycle.budget import MemoryBudget
-    from edge_server.lifecycle.deployment_state import DeploymentState
+    from edge_server.lifecycle.deployments import Deployments
     from edge_server.lifecycle.loader import RepositoryLoader
+    from edge_server.lifecycle.model_spec import LoadFailure
     from edge_server.repository.change_detector import Change
-    from edge_server.repository.store import ModelStore
+    from edge_server.repository.store import StagedModel
 
 log = logging.getLogger(__name__)
 
 # A longer load hangs or is of a slow model; the other models must not wait for it.
-LOAD_PATIENCE_S = 20.0
+LOAD_TIMEOUT_S = 20.0
 
 
 class Updates:
@@ -40,7 +37,7 @@ class Updates:
 
     All changes of one scan are staged before the first is loaded, so an ensemble and its members
     that changed together are read together. One model loads at a time; a load longer than
-    `LOAD_PATIENCE_S` continues, and the next load starts beside it. If a model changes again
+    `LOAD_TIMEOUT_S` continues, and the next load starts beside it. If a model changes again
     during its update, only the latest change counts.
 
     A change that cannot be staged or loaded leaves the serving versions as they are, with the
@@ -51,32 +48,26 @@ class Updates:
 
     Args:
         loader: loads and unloads the models.
-        deployment_state: records the outcome of each update.
-        store: the store that the changes are staged in.
+        deployments: stages each change, and reports its outcome.
         budget: the memory budget of the loader.
-        patience_s: the time after which a load no longer delays the next one.
+        load_timeout_s: the time after which a load no longer delays the next one.
     """
 
     def __init__(
         self,
         loader: RepositoryLoader,
-        deployment_state: DeploymentState,
-        store: ModelStore,
+        deployments: Deployments,
         *,
         budget: MemoryBudget | None = None,
-        patience_s: float = LOAD_PATIENCE_S,
+        load_timeout_s: float = LOAD_TIMEOUT_S,
     ) -> None:
-        self._load_retry: LoadRetry[StagedModel] = LoadRetry(budget)
-        self._staging_retry: LoadRetry[None] = LoadRetry(None)
         self._loader = loader
-        self._deployment_state = deployment_state
-        self._store = store
-        self._turn = LoadSlot(patience_s)
-        self._changed = threading.Condition()
-        self._waiting: dict[str, _Work] = {}
-        self._busy: set[str] = set()
+        self._deployments = deployments
+        self._table = deployments.table
+        self._store = deployments.store
+        self._budget = budget
+        self._slot = LoadSlot(load_timeout_s)
         self._closed = False
-        self._noting = threading.Lock()
 
     def load_last_good(self, stop: threading.Event | None) -> dict[str, StagedModel]:
         """Load the last known good copies; return them by name, including those that failed.
@@ -87,31 +78,30 @@ class Updates:
             stop: once set, no further copy is loaded.
         """
         kept = self._store.last_good()
-        rollback_set = [staged for staged in kept.values() if self._store.suspected(staged.digest)]
-        others = [staged for staged in kept.values() if staged not in rollback_set]
+        suspects = [copy for copy in kept.values() if self._store.suspected(copy.digest)]
         with ExitStack() as loading:
-            for staged in others:
-                self._deployment_state.accept(staged)
-                loading.enter_context(self._store.loading(staged))
-            entries = self._loader.load_all(stop)
-        failed = {entry.name: entry.reason for entry in entries}
-        passing = {entry.name for entry in entries if entry.may_pass}
-        for staged in rollback_set:
+            for copy in kept.values():
+                if copy not in suspects:
+                    self._accept(copy)
+                    loading.enter_context(self._store.loading(copy))
+            self._loader.load_all(stop)
+        for copy in suspects:
             if stop is not None and stop.is_set():
                 break
-            self._deployment_state.accept(staged)
-            with self._store.loading(staged):
-                failures = self._loader.load(staged.name)
-            failed |= {name: told(failure) for name, failure in failures.items()}
-            passing |= {name for name, failure in failures.items() if may_pass(failure.error)}
-        for name, staged in kept.items():
-            if name not in failed:
-                self._deployment_state.serves_again(staged)
+            self._accept(copy)
+            with self._store.loading(copy):
+                self._loader.load(copy.name)
+        for name, copy in kept.items():
+            with self._table.lock:
+                record = self._table[name]
+                serves, reason = record.serving is not None, record.reason
+                waits = not serves and (record.may_pass or bool(record.needs_bytes))
+                if waits:
+                    record.keep_retry(copy, record.needs_bytes, time.monotonic())
+            if serves:
+                self._deployments.serves_again(copy)
             else:
-                waits = self._load_retry.keep(
-                    name, staged, time.monotonic(), passes=name in passing
-                )
-                self._deployment_state.failed(name, failed[name], staged.digest, waits=waits)
+                self._deployments.failed(name, reason, copy.digest, waits=waits)
         return kept
 
     def carry_out(self, changes: Sequence[Change]) -> list[str]:
@@ -121,222 +111,192 @@ class Updates:
             The models whose files changed during staging; no update was started for them.
         """
         torn = []
-        works = []
+        updates: dict[str, Update] = {}
         for change in changes:
-            self._load_retry.forget(change.name)
+            name = change.name
+            self._forget_retry(name, loads_only=True)
             try:
-                works.append((change.name, self._prepare(change)))
-                self._staging_retry.forget(change.name)
+                tree = change.tree
+                updates[name] = Update(None) if tree is None else self._deployments.stage(tree)
+                self._forget_retry(name)
             except TornModel as error:
-                log.debug("model %s: %s", change.name, error)
-                self._deployment_state.count("torn")
-                torn.append(change.name)
+                log.debug("model %s: %s", name, error)
+                self._deployments.count("torn")
+                torn.append(name)
             except QuarantinedModel as error:
-                self._refuse(change.name, error, error.digest)
+                self._refuse(name, error, error.digest)
             except EdgeServerError as error:
                 waits = may_pass(error)
                 if waits:
-                    now = time.monotonic()
-                    self._staging_retry.keep(change.name, None, now, passes=True)
+                    with self._table.lock:
+                        self._table[name].keep_retry(None, 0, time.monotonic())
                 else:
-                    self._staging_retry.forget(change.name)
-                self._refuse(change.name, error, waits=waits)
-        with self._changed:
-            for name, work in works:
-                if self._closed:
-                    break
-                self._begin(name, work)
+                    self._forget_retry(name)
+                self._refuse(name, error, waits=waits)
+        with self._table.lock:
+            for name, update in updates.items():
+                self._begin(name, update)
         return torn
 
-    def retry(self, now: float) -> None:
-        """Start the load retries that are due at `now` (`time.monotonic()`)."""
-        for name, staged in self._load_retry.due(now).items():
-            if self._serves(staged):
-                # The retry of an ensemble has loaded this member already, or the reverse.
-                self._load_retry.forget(name)
-                continue
-            with self._changed:
-                if self._closed or name in self._busy:
-                    continue
-                log.info("model %s: loaded again: what it failed for may have passed", name)
-                self._begin(name, _Work(staged, self._deployment_state.accept(staged)))
+    def retry(self, now: float) -> set[str]:
+        """Start the load retries that are due at `now` (`time.monotonic()`) and for which there is
+        enough memory; return the models to stage again, after a full or failing disk.
 
-    def to_stage_again(self, now: float) -> Collection[str]:
-        """Return the models to stage again at `now` (`time.monotonic()`), after a full or failing
-        disk."""
-        return self._staging_retry.due(now).keys()
-
-    def note_what_serves(self) -> None:
-        """Record the serving copies in the deployment state, including copies that were published
-        or rolled back with another model.
-
-        Raises:
-            InternalError: a copy serves, but the store could not commit it for a restart.
+        The pause before the next retry of each of these models grows.
         """
-        for name in self._loader.names_on_disk():
-            model_spec = self._loader.serves(name)
-            staged = None if model_spec is None else model_spec.files.holder
-            with self._noting:
-                if (
-                    isinstance(staged, StagedModel)
-                    and self._deployment_state.serving(name) is not staged
-                    and not self._store.quarantined(staged.digest)
-                ):
-                    self._deployment_state.serves(staged, on_trial=self._loader.on_trial(name))
+        with self._table.lock:
+            due = {
+                record.name: record.retry
+                for record in self._table
+                if record.retry is not None and now >= record.retry.not_before
+            }
+        to_stage = set()
+        for name, retry in due.items():
+            if self._budget is not None and not self._budget.has(retry.needs_bytes):
+                continue
+            with self._table.lock:
+                record, copy = self._table[name], retry.copy
+                retry.pause(now)
+                if record.retry is not retry:
+                    continue
+                if copy is None:
+                    to_stage.add(name)
+                elif record.serving_copy is copy:
+                    # The retry of an ensemble has loaded this member already, or the reverse.
+                    record.retry = None
+                elif not (self._closed or record.updating):
+                    log.info("model %s: loaded again: what it failed for may have passed", name)
+                    self._begin(name, Update(copy, record.accept(copy)))
+        return to_stage
 
     def wait_idle(self, timeout_s: float | None = None) -> bool:
         """Wait for all updates to end; return whether they ended within `timeout_s` (None waits
         forever)."""
-        with self._changed:
-            return self._changed.wait_for(lambda: not self._busy, timeout_s)
+        with self._table.changed:
+            return self._table.changed.wait_for(
+                lambda: not any(record.updating for record in self._table), timeout_s
+            )
 
     def close(self) -> None:
         """Start no further update."""
-        with self._changed:
+        with self._table.lock:
             self._closed = True
-            self._waiting.clear()
+            for record in self._table:
+                record.update = None
 
-    def _begin(self, name: str, work: _Work) -> None:
-        """Queue `work` for `name` and start its thread; the caller holds the lock."""
-        self._waiting[name] = work
-        if name not in self._busy:
-            thread = threading.Thread(
-                target=self._work, args=(name,), name=f"update-{name}", daemon=True
-            )
-            try:
-                thread.start()
-            except RuntimeError as error:
-                log.warning("model %s: updated with its next change: %s", name, error)
-                return
-            self._busy.add(name)
+    def _accept(self, copy: StagedModel) -> None:
+        with self._table.lock:
+            self._table[copy.name].accept(copy)
 
-    def _prepare(self, change: Change) -> _Work:
-        """Stage `change` and return the work for it.
+    def _forget_retry(self, name: str, *, loads_only: bool = False) -> None:
+        with self._table.lock:
+            record = self._table.get(name)
+            if not (loads_only and record.retry is not None and record.retry.copy is None):
+                record.retry = None
 
-        Raises:
-            TornModel: the files changed during staging.
-            EdgeServerError: the model cannot be staged, or must not be loaded.
-        """
-        tree = change.tree
-        if tree is None:
-            return _Work(None, None)
-        if tree.fault:
-            raise ModelConfigError(tree.fault)
-        staged = self._store.stage(tree)
-        if reason := self._store.quarantined(staged.digest):
-            raise QuarantinedModel(
-                f"{tree.directory}: quarantined: {reason}; put another model there, or let it out "
-                f"with `edge-server models release {tree.name}`",
-                staged.digest,
-            )
-        return _Work(staged, self._deployment_state.accept(staged, tree.directory))
+    def _begin(self, name: str, update: Update) -> None:
+        """Queue `update` and start its thread; the caller holds the lock of the table."""
+        if self._closed:
+            return
+        record = self._table[name]
+        record.update = update
+        if not record.updating:
+            record.updating = start_thread(f"update-{name}", partial(self._work, name))
+            if not record.updating:
+                log.warning("model %s: updated with its next change: no thread is left", name)
 
     def _work(self, name: str) -> None:
-        """Apply the queued updates of `name` until the queue is empty."""
+        """Apply the queued updates of `name` until there is none."""
         while True:
-            with self._changed:
-                work = self._waiting.pop(name, None)
-                if work is None:
-                    self._busy.discard(name)
-                    self._changed.notify_all()
+            with self._table.changed:
+                record = self._table[name]
+                update, record.update = record.update, None
+                if update is None:
+                    record.updating = False
+                    self._table.changed.notify_all()
                     return
             try:
-                self._carry_out(name, work)
+                self._apply(name, update)
             except Unavailable:
                 log.debug("model %s: not updated: the server ends", name)
             except Exception as error:
                 log.exception("model %s: updating failed", name)
                 text = f"model '{name}': unexpected {type(error).__name__}: {error}; see the log"
-                digest = "" if work.staged is None else work.staged.digest
+                digest = "" if update.copy is None else update.copy.digest
                 self._refuse(name, InternalError(text), digest)
 
-    def _carry_out(self, name: str, work: _Work) -> None:
-        staged, serving = work.staged, self._deployment_state.serving(name)
-        if staged is None:
+    def _apply(self, name: str, update: Update) -> None:
+        copy = update.copy
+        if copy is None:
             log.info("model %s: taken out of the repository", name)
-            self._loader.unload(name)
-            self._deployment_state.gone(name)
+            self._loader.lifecycle.unload(name)
+            self._deployments.removed(name)
             return
-        if serving is not None and staged.digest == serving.digest:
+        with self._table.lock:
+            serving = self._table[name].serving_copy
+        if serving is not None and copy.digest == serving.digest:
             # Files touched, moved or copied again, content the same: the verdict is written again.
-            self._deployment_state.same_as_before(staged, serving)
+            self._deployments.unchanged(copy, serving)
             self._loader.load(name)
             return
-        with self._turn.take(name), self._store.loading(staged):
-            failures = self._loader.load(name)
-        failure = failures.get(name)
+        with self._slot.take(name), self._store.loading(copy):
+            failure = self._loader.load(name).get(name)
         if failure is None:
-            self._load_retry.forget(name)
-            self._deployment_state.count("loaded")
-            self.note_what_serves()
-            return
-        self._deployment_state.count("failed")
-        is_short = isinstance(failure.error, Unavailable)
-        passes = may_pass(failure.error) and self._served_before(staged)
-        if is_short or passes:
-            self._load_retry.keep(name, staged, time.monotonic(), passes=passes)
+            self._forget_retry(name)
+            self._deployments.count("loaded")
+            self._deployments.note_serving()
         else:
-            self._load_retry.forget(name)
-        waits = is_short or passes or failure.misfit
-        self._deployment_state.failed(name, told(failure), staged.digest, waits=waits)
-        if not failure.misfit:
-            # A model that does not fit yet may fit after the next change of another model.
-            self._deployment_state.decline(name, work.before)
+            self._failed(name, update, copy, failure)
 
-    def _served_before(self, staged: StagedModel) -> bool:
-        """Return whether `staged` served last, and no version of that name serves now."""
-        is_away = self._loader.serves(staged.name) is None
-        return is_away and self._store.has_served(staged.name, staged.digest)
+    def _failed(self, name: str, update: Update, copy: StagedModel, failure: LoadFailure) -> None:
+        error = failure.error
+        needs_bytes = error.needed_bytes if isinstance(error, TooLittleMemory) else 0
+        passes = may_pass(error) and self._served_before(copy)
+        with self._table.lock:
+            record = self._table[name]
+            if needs_bytes or passes:
+                record.keep_retry(copy, needs_bytes, time.monotonic())
+            else:
+                record.retry = None
+            if not failure.misfit:
+                # A model that does not fit yet may fit after the next change of another model.
+                record.decline(update)
+        waits = isinstance(error, Unavailable) or passes or failure.misfit
+        self._deployments.count("failed")
+        self._deployments.failed(name, failure.reason, copy.digest, waits=waits)
 
-    def _serves(self, staged: StagedModel) -> bool:
-        model_spec = self._loader.serves(staged.name)
-        return model_spec is not None and model_spec.files.holder is staged
+    def _served_before(self, copy: StagedModel) -> bool:
+        """Return whether `copy` served last, and no version of that name serves now."""
+        return self._table.serves(copy.name) is None and self._store.has_served(
+            copy.name, copy.digest
+        )
 
     def _refuse(
         self, name: str, error: EdgeServerError, digest: str = "", *, waits: bool = False
     ) -> None:
-        self._deployment_state.count("failed")
-        self._deployment_state.failed(name, str(error), digest, waits=waits)
+        self._deployments.count("failed")
+        self._deployments.failed(name, str(error), digest, waits=waits)
         try:
             self._loader.refuse(name, error)
         except Unavailable:
             log.debug("model %s: not refused: the server ends", name)
 
 
-class QuarantinedModel(ModelConfigError):
-    """The delivered content is quarantined; `digest` is the digest of that content."""
-
-    def __init__(self, text: str, digest: str) -> None:
-        super().__init__(text)
-        self.digest = digest
-
-
-class _Work:
-    """One queued update: the copy to load, and the copy accepted before it.
-
-    `staged` None means that the model was removed from the repository.
-    """
-
-    def __init__(self, staged: StagedModel | None, before: StagedModel | None) -> None:
-        self.staged = staged
-        self.before = before
-
-
 class LoadSlot:
-    """Allows one load at a time; a load longer than `patience_s` no longer blocks the next."""
+    """Allows one load at a time; a load longer than `timeout_s` no longer blocks the next."""
 
-    def __init__(self, patience_s: float) -> None:
-        self._patience_s = patience_s
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
         self._changed = threading.Condition()
         self._holder: str | None = None
         self._since = 0.0
 
     @contextmanager
     def take(self, name: str) -> Iterator[None]:
-        """Wait for the slot and hold it inside the block, at most until `patience_s` is over."""
+        """Wait for the slot and hold it inside the block, at most until `timeout_s` is over."""
         with self._changed:
             while self._holder is not None:
-                left_s = self._since + self._patience_s - time.monotonic()
+                left_s = self._since + self._timeout_s - time.monotonic()
                 if left_s <= 0:
                     log.warning("model %s: still loads; others load beside it", self._holder)
                     break

@@ -35,11 +35,22 @@ def io_faults(message: Any, *, complete: bool) -> Iterator[str]:
     for kind in ("input", "output"):
         names: set[str] = set()
         for tensor in getattr(message, kind):
-            if not tensor.name:
-                yield f"model {kind} must specify 'name' for {model}"
-            elif tensor.name in names:
-                yield f"model {kind} '{tensor.name}' is given more than once for {model}"
-            yield from _tensor_faults(message, tensor, kind, complete=complete)
+            where = f"model {kind} '{tensor.name}'"
+            if tensor.name and tensor.name in names:
+                yield f"{where} is given more than once for {model}"
+            for fault in _tensor_faults(message, tensor, kind):
+                yield f"{fault} for {model}"
+            if complete and tensor.data_type == pb.TYPE_INVALID:
+                yield f"{where} must specify 'data_type' for {model}; for example TYPE_FP32"
+            if complete and not tensor.dims:
+                yield f"{where} must specify 'dims' for {model}"
+            given = {descriptor.name for descriptor, _ in tensor.ListFields()}
+            fixed = message.backend in _FIXED_TENSORS
+            for field in sorted(given & {"reshape", "optional"}) if fixed else ():
+                yield (
+                    f"{where} has '{field}', which backend '{message.backend}' does not support, "
+                    f"for {model}; remove it"
+                )
             names.add(tensor.name)
     reshaped = {tensor.name: _reshape(tensor) for tensor in message.input}
     for tensor in message.output:
@@ -50,37 +61,25 @@ def io_faults(message: Any, *, complete: bool) -> Iterator[str]:
             )
 
 
-def _tensor_faults(message: Any, tensor: Any, kind: str, *, complete: bool) -> Iterator[str]:
-    model, where = message.name, f"model {kind} '{tensor.name}'"
-    if complete and tensor.data_type == pb.TYPE_INVALID:
-        yield f"{where} must specify 'data_type' for {model}; for example TYPE_FP32"
-    if complete and not tensor.dims:
-        yield f"{where} must specify 'dims' for {model}"
-    if not are_dims(tensor.dims):
-        yield (
-            f"{where} dimension must be integer >= 1, or -1 to indicate a variable-size "
-            f"dimension for {model}"
-        )
+def _tensor_faults(message: Any, tensor: Any, kind: str) -> Iterator[str]:
+    where, dims = f"model {kind} '{tensor.name}'", tensor.dims
+    if not tensor.name:
+        yield f"model {kind} must specify 'name'"
+    if not are_dims(dims):
+        yield f"{where} dimension must be integer >= 1, or -1 to indicate a variable-size dimension"
     elif tensor.HasField("reshape") and (
-        fault := _reshape_fault(list(tensor.dims), list(tensor.reshape.shape), message)
+        fault := _reshape_fault(list(dims), list(tensor.reshape.shape), message)
     ):
-        yield f"{where} {fault} for {model}"
-    if kind == "input" and tensor.format and len(tensor.dims) != 3:
-        yield f"model input NHWC/NCHW require 3 dims for {model}"
+        yield f"{where} {fault}"
+    if kind == "input" and tensor.format and len(dims) != 3:
+        yield "model input NHWC/NCHW require 3 dims"
     plan = message.platform == "tensorrt_plan"
     if tensor.is_shape_tensor and not plan:
-        yield f"shape tensors are only supported for TensorRT platform for {model}"
+        yield "shape tensors are only supported for TensorRT platform"
     if tensor.is_non_linear_format_io and not plan:
-        yield f"Non-linear IO format is only supported for the TensorRT platform for {model}"
-    elif tensor.is_non_linear_format_io and len(tensor.dims) != 3:
-        yield f"Non-linear IO format {kind} requires 3 dims for {model}"
-    if message.backend in _FIXED_TENSORS:
-        given = {descriptor.name for descriptor, _ in tensor.ListFields()}
-        for field in sorted(given & {"reshape", "optional"}):
-            yield (
-                f"{where} has '{field}', which backend '{message.backend}' does not support, for "
-                f"{model}; remove it"
-            )
+        yield "Non-linear IO format is only supported for the TensorRT platform"
+    elif tensor.is_non_linear_format_io and len(dims) != 3:
+        yield f"Non-linear IO format {kind} requires 3 dims"
 
 
 def _reshape_fault(dims: list[int], reshape: list[int], message: Any) -> str:

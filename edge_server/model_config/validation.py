@@ -48,7 +48,7 @@ def validate(
         *field_faults(message),
         *_general_faults(message, files, known_backends),
         *io_faults(message, complete=not by_backend),
-        *_batching_faults(message),
+        *(f"{fault} for {message.name}" for fault in _batching_faults(message)),
         *sequence_faults(message, files),
         *_cache_faults(message),
         *size_faults(message),
@@ -113,28 +113,24 @@ def _general_faults(
 def _batching_faults(message: Any) -> Iterator[str]:
     if not message.HasField("dynamic_batching"):
         return
-    model, batching = message.name, message.dynamic_batching
+    batching, levels = message.dynamic_batching, message.dynamic_batching.priority_levels
     what = "dynamic batching preferred size"
-    yield from preferred_size_faults(what, batching.preferred_batch_size, message)
-    levels = batching.priority_levels
-    if levels:
-        if not 1 <= batching.default_priority_level <= levels:
-            yield f"default priority level must be in range [1, {levels}] for {model}"
-        if not all(1 <= level <= levels for level in batching.priority_queue_policy):
-            yield (
-                f"priority queue policy must have priority level in range [1, {levels}] for {model}"
-            )
+    yield from preferred_size_faults(what, batching.preferred_batch_size, message.max_batch_size)
+    if levels and not 1 <= batching.default_priority_level <= levels:
+        yield f"default priority level must be in range [1, {levels}]"
+    if levels and not all(1 <= level <= levels for level in batching.priority_queue_policy):
+        yield f"priority queue policy must have priority level in range [1, {levels}]"
     if batching.preserve_ordering:
         ordered = "when 'preserve_ordering' is true"
         if levels > 1:
-            yield f"Only one priority level is allowed {ordered} for {model}"
+            yield f"Only one priority level is allowed {ordered}"
         # Without a timeout on the model no request ever expires.
         if any(
             policy.timeout_action == pb.ModelQueuePolicy.DELAY
             and policy.default_timeout_microseconds
             for policy in (batching.default_queue_policy, *batching.priority_queue_policy.values())
         ):
-            yield f"Queue policy can not have DELAY as timeout action {ordered} for {model}"
+            yield f"Queue policy can not have DELAY as timeout action {ordered}"
 
 
 def _cache_faults(message: Any) -> Iterator[str]:

@@ -19,8 +19,6 @@ import numpy as np
 from edge_server.process.utf8 import as_utf8
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
     from edge_server.lanes.types import Lane, LaneFrame
     from edge_server.mqtt.topics import Identity
 
@@ -29,6 +27,7 @@ SCHEMA = "edge.lanes/1"
 STALE_US = 200_000  # at 130 km/h the vehicle has gone 7 m
 
 CameraState = Literal["ok", "stalled", "lost"]
+DeviceState = Literal["starting", "online", "offline"]
 
 _UINT32 = 2**32
 _LONGEST_REASON = 500  # characters of a text that is sent with every frame
@@ -88,23 +87,16 @@ def lane_frame(frame: LaneFrame, identity: Identity, seq: int, now_mono_ns: int)
     )
 
 
-def starting(identity: Identity) -> bytes:
-    """Return the `status` payload while the daemon loads its first models."""
-    return _encode({"state": "starting", "version": identity.version})
-
-
-def online(identity: Identity, no_lanes: Collection[str] = ()) -> bytes:
-    """Return the `status` payload from the end of the daemon's start until it stops.
+def status(identity: Identity, state: DeviceState, **more: Any) -> bytes:
+    """Return the `status` payload; that of `offline` is also the last will, so it has no time.
 
     Args:
-        no_lanes: the cameras without lanes at present.
+        identity: of this device.
+        state: `starting` while the daemon loads its first models; `online` until it stops, with
+            `no_lanes`, the cameras without lanes at present.
+        more: further fields.
     """
-    return _encode({"state": "online", "version": identity.version, "no_lanes": sorted(no_lanes)})
-
-
-def offline(identity: Identity) -> bytes:
-    """Return the `status` payload of a stopped daemon; also the last will, so it has no time."""
-    return _encode({"state": "offline", "version": identity.version})
+    return _encode({"state": state, "version": identity.version, **more})
 
 
 def meta(identity: Identity) -> bytes:

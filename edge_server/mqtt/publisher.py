@@ -84,7 +84,7 @@ class Publisher:
         self._now_ns = now_ns
         self._topics = Topics(identity.device)
         self._outbox: Outbox[tuple[int, LaneFrame]] = Outbox()
-        self._outbox.put_state(self._topics.status, payloads.starting(identity))
+        self._outbox.put_state(self._topics.status, payloads.status(identity, "starting"))
         self._outbox.put_state(self._topics.meta, payloads.meta(identity))
         self._seq: dict[str, Iterator[int]] = defaultdict(itertools.count)
         self._models: set[str] = set()  # that have a topic
@@ -119,7 +119,7 @@ class Publisher:
         if not self.worker.alive:
             self._wake.close()
             return
-        self._outbox.put_state(self._topics.status, payloads.offline(self._identity))
+        self._outbox.put_state(self._topics.status, payloads.status(self._identity, "offline"))
         self._leave_by = time.monotonic() + _FAREWELL_S
         self._wake.ring()
         self._ended.wait(_FAREWELL_S + 0.1)
@@ -133,7 +133,8 @@ class Publisher:
         Args:
             no_lanes: the cameras without lanes at present.
         """
-        self._put_state(self._topics.status, payloads.online(self._identity, no_lanes))
+        payload = payloads.status(self._identity, "online", no_lanes=sorted(no_lanes))
+        self._put_state(self._topics.status, payload)
         self._online = True
 
     def publish_lanes(self, frame: LaneFrame) -> None:
@@ -212,7 +213,7 @@ class Publisher:
         connection = Connection(
             self._mqtt,
             self._identity.client_id,
-            will=(self._topics.status, payloads.offline(self._identity)),
+            will=(self._topics.status, payloads.status(self._identity, "offline")),
             keepalive_s=self._keepalive_s,
             on_live_sent=self._count,
         )
@@ -250,19 +251,17 @@ class Publisher:
         while connection.end is None and connection.in_flight < window:
             if (state := self._outbox.take_state()) is not None:
                 connection.publish_state(*state)
-            elif (live := self._outbox.take_live()) is not None:
-                topic, (seq, frame) = live
-                self._lost += not self._send(connection, topic, seq, frame)
-            else:
+                continue
+            if (live := self._outbox.take_live()) is None:
                 return
-
-    def _send(self, connection: Connection, topic: str, seq: int, frame: LaneFrame) -> bool:
-        """Return False where the frame is too old, or its message too large for the broker."""
-        now_ns = self._now_ns()
-        if frame.age_ns(now_ns) > LIVE_EXPIRY_S * 1_000_000_000:
-            return False
-        payload = payloads.lane_frame(frame, self._identity, seq, now_ns)
-        return connection.publish_live(topic, payload)
+            topic, (seq, frame) = live
+            now_ns = self._now_ns()
+            if frame.age_ns(now_ns) > LIVE_EXPIRY_S * 1_000_000_000:
+                self._lost += 1
+                continue
+            payload = payloads.lane_frame(frame, self._identity, seq, now_ns)
+            if not connection.publish_live(topic, payload):
+                self._lost += 1
 
     def _clear_leftovers(self, connection: Connection) -> None:
         """Clear the topics that an earlier run retained and that have no state now."""

@@ -1,16 +1,24 @@
-"""The change detector: decides, without I/O of its own, which repository changes are complete."""
+"""The detection of changes: which changes are complete, and when the next scan is worth it.
+
+What the scans found of a model is a `SeenFiles`, which the model's record holds between two scans.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import logging
+import threading
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+from inotify_simple import INotify, flags
 
 from edge_server.errors import ModelConfigError
 from edge_server.repository.manifest import NAME as MANIFEST
+from edge_server.repository.scan import is_model_name
 from edge_server.repository.tree import FileSet
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Mapping, Sequence
     from pathlib import Path
 
     from edge_server.repository.manifest import Manifest
@@ -18,8 +26,11 @@ if TYPE_CHECKING:
 
     ReadManifest = Callable[[ModelTree], Manifest]
 
+log = logging.getLogger(__name__)
+
+_EVENTS = flags.MOVED_TO | flags.MOVED_FROM | flags.CREATE | flags.DELETE | flags.ONLYDIR
 # A file set is complete after so many equal scans, and after the window.
-_LOOKS = 2
+_SCANS = 2
 
 
 @dataclass(frozen=True)
@@ -37,15 +48,66 @@ class Change:
 
 @dataclass(frozen=True)
 class _Candidate:
-    """A change that may be incomplete: first seen at `since` (monotonic, s), in `looks` scans."""
+    """A change that may be incomplete: first seen at `since` (monotonic, s), in `scans` scans.
 
-    file_set: FileSet | None
+    `files` None is a model that is missing.
+    """
+
+    files: FileSet | None
     since: float
-    looks: int = 1
+    scans: int = 1
+
+
+@dataclass(frozen=True)
+class SeenFiles:
+    """The files of one model that the scans found.
+
+    Attributes:
+        reported: the files of the last complete change; None before the first.
+        repository: the repository of that change; None if it was of an earlier run.
+        candidate: a change that may be incomplete.
+    """
+
+    reported: FileSet | None = None
+    repository: Path | None = None
+    candidate: _Candidate | None = None
+
+    @staticmethod
+    def of_earlier_run(files: tuple[SeenFile, ...]) -> SeenFiles:
+        """Return the files that a model serves already, from an earlier run.
+
+        A model that also has empty directories is reported once more.
+        """
+        return SeenFiles(FileSet(files, _directories(files)))
+
+    def doubted(self) -> SeenFiles:
+        """Return these files so that the last change, if there was one, is reported again."""
+        # A file set that equals no scanned one.
+        again = None if self.reported is None else FileSet((), (), "doubted")
+        return replace(self, reported=again)
+
+    def scanned(self, files: FileSet | None, now: float) -> SeenFiles:
+        """Return these files after a scan that found the change `files`."""
+        before = self.candidate
+        if before is None or before.files != files:
+            return replace(self, candidate=_Candidate(files, now))
+        return replace(self, candidate=replace(before, scans=before.scans + 1))
+
+    def is_settled(self, now: float, window_s: float) -> bool:
+        """Return whether the candidate has been stable long enough."""
+        candidate = self.candidate
+        return (
+            candidate is not None
+            and candidate.scans >= _SCANS
+            and now - candidate.since >= window_s
+        )
+
+
+_UNSEEN = SeenFiles()
 
 
 class ChangeDetector:
-    """Distinguishes complete changes from changes in progress.
+    """Distinguishes complete changes from changes in progress; does no I/O and keeps nothing.
 
     A change is complete at once if the model was renamed into place, or if its manifest.json names
     exactly the files that are there. Any other change is complete after two scans, and all scans
@@ -66,71 +128,51 @@ class ChangeDetector:
     def __init__(self, window_s: float, read_manifest: ReadManifest) -> None:
         self._window_s = window_s
         self._read_manifest = read_manifest
-        self._known: dict[str, FileSet] = {}
-        self._homes: dict[str, Path | None] = {}
-        self._candidates: dict[str, _Candidate] = {}
 
-    def accept(self, name: str, files: tuple[SeenFile, ...]) -> None:
-        """Record `files` as the files that `name` serves already, from an earlier run.
-
-        A model that also has empty directories is reported once more.
-        """
-        self._known[name] = FileSet(files, _directories(files))
-        self._homes[name] = None
-
-    def doubt(self, name: str) -> None:
-        """Report `name` again, because its last change could not be staged."""
-        # A file set that equals no scanned one.
-        self._known[name] = FileSet((), (), "doubted")
-
-    def tell_again(self, name: str) -> None:
-        """Report the last change of `name` once more, if there was one."""
-        if name in self._known:
-            self.doubt(name)
-
-    @property
-    def settling(self) -> Collection[str]:
-        """The names of the models that may still be changing."""
-        return self._candidates.keys()
-
-    def look(
-        self, repository_scan: RepositoryScan, now: float, arrived: Collection[str] = ()
-    ) -> list[Change]:
-        """Return the changes that are complete after this scan.
+    def detect(
+        self,
+        repository_scan: RepositoryScan,
+        seen: Mapping[str, SeenFiles],
+        now: float,
+        arrived: Collection[str] = (),
+    ) -> tuple[dict[str, SeenFiles], list[Change]]:
+        """Return what has been seen after this scan, and the changes that are complete.
 
         Args:
             repository_scan: the result of the scan.
+            seen: model name → its files after the scan before.
             now: `time.monotonic()`.
             arrived: the models whose directories were renamed into place since the last scan.
         """
+        now_seen: dict[str, SeenFiles] = {}
         changes = []
         for name, tree in repository_scan.models.items():
-            file_set = tree.file_set
-            if file_set == self._known.get(name):
-                self._homes[name] = tree.repository
-                self._candidates.pop(name, None)
+            files, before = tree.file_set, seen.get(name, _UNSEEN)
+            if files == before.reported:
+                now_seen[name] = SeenFiles(files, tree.repository)
                 continue
-            believed = self._judge(tree, file_set, now, renamed=name in arrived)
-            if believed is not None:
-                self._believe(name, file_set, tree.repository)
-                changes.append(Change(name, believed))
-        for name in self._known.keys() - repository_scan.models.keys():
-            home = self._homes[name]
-            if repository_scan.blind and (home is None or home in repository_scan.blind):
-                self._candidates.pop(name, None)
-            elif self._is_settled(name, None, now):
-                self._candidates.pop(name, None)
-                del self._known[name], self._homes[name]
+            now_seen[name] = after = before.scanned(files, now)
+            settled = after.is_settled(now, self._window_s)
+            complete = self._complete(tree, settled=settled, renamed=name in arrived)
+            if complete is not None:
+                now_seen[name] = SeenFiles(files, tree.repository)
+                changes.append(Change(name, complete))
+        blind = repository_scan.blind
+        for name, before in seen.items():
+            if name in now_seen or before.reported is None:
+                continue
+            if blind and (before.repository is None or before.repository in blind):
+                now_seen[name] = replace(before, candidate=None)
+                continue
+            after = before.scanned(None, now)
+            if after.is_settled(now, self._window_s):
                 changes.append(Change(name, None))
-        for name in self._candidates.keys() - repository_scan.models.keys() - self._known.keys():
-            del self._candidates[name]
-        return changes
+            else:
+                now_seen[name] = after
+        return now_seen, changes
 
-    def _judge(
-        self, tree: ModelTree, file_set: FileSet, now: float, *, renamed: bool
-    ) -> ModelTree | None:
+    def _complete(self, tree: ModelTree, *, settled: bool, renamed: bool) -> ModelTree | None:
         """Return the tree to report, with its fault, or None while the change is incomplete."""
-        settled = self._is_settled(tree.name, file_set, now)
         if tree.fault:
             return tree if settled else None
         unfinished = ""
@@ -151,20 +193,49 @@ class ChangeDetector:
             return None
         return tree.with_fault(f"{tree.directory}: {unfinished}") if unfinished else tree
 
-    def _is_settled(self, name: str, file_set: FileSet | None, now: float) -> bool:
-        """Record this scan of `name`; return whether the file set has been stable long enough."""
-        before = self._candidates.get(name)
-        if before is None or before.file_set != file_set:
-            self._candidates[name] = _Candidate(file_set, now)
-            return False
-        looks = before.looks + 1
-        self._candidates[name] = _Candidate(file_set, before.since, looks)
-        return looks >= _LOOKS and now - before.since >= self._window_s
 
-    def _believe(self, name: str, file_set: FileSet, repository: Path) -> None:
-        self._known[name] = file_set
-        self._homes[name] = repository
-        self._candidates.pop(name, None)
+class InotifyWatch:
+    """Waits for a change among the models of `repositories`. Not thread-safe.
+
+    Without free inotify watches, or on a file system without events, the wait only times out.
+    """
+
+    def __init__(self, repositories: Sequence[Path]) -> None:
+        self._repositories = tuple(repositories)
+        self._nothing = threading.Event()
+        self._inotify: INotify | None = None
+        try:
+            self._inotify = INotify()
+        except OSError as error:
+            log.warning("repository: inotify cannot be used, only polled: %s", error)
+
+    def wait(self, seconds: float) -> Collection[str] | None:
+        """Wait up to `seconds` for a change; return the models renamed into place, or None without
+        a change."""
+        if self._inotify is None or not self._watch(self._inotify):
+            self._nothing.wait(seconds)
+            return None
+        # An event is only a hint, so the first batch of a burst is enough.
+        events = self._inotify.read(timeout=round(1000 * seconds))
+        if not events:
+            return None
+        arrived = flags.MOVED_TO | flags.ISDIR
+        return {e.name for e in events if e.mask & arrived == arrived and is_model_name(e.name)}
+
+    def close(self) -> None:
+        if self._inotify is not None:
+            self._inotify.close()
+
+    def _watch(self, inotify: INotify) -> bool:
+        """Watch the repositories that exist now; return whether any is watched."""
+        watched = False
+        for repository in self._repositories:
+            try:
+                inotify.add_watch(repository, _EVENTS)
+                watched = True
+            except OSError:
+                continue  # the repository may be mounted later; polling finds it
+        return watched
 
 
 def _directories(files: tuple[SeenFile, ...]) -> tuple[str, ...]:

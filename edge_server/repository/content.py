@@ -27,7 +27,7 @@ from edge_server.repository.manifest import (
 from edge_server.repository.tree import SeenFile, empty_directories, look, opened
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from edge_server.repository.tree import Fingerprint, ModelTree
 
@@ -95,17 +95,26 @@ def read_file(tree: ModelTree, seen: SeenFile, copy: BinaryIO | None = None) -> 
         TornModel, ModelConfigError: see `reading`.
         OSError: `copy` cannot be written.
     """
-    sha256 = hashlib.sha256()
     with reading(tree, seen) as (read, status):
-        if copy is not None:
-            _outwait(status.st_ctime_ns)
-        while piece := read(PIECE_BYTES):
-            sha256.update(piece)
-            if copy is not None:
-                copy.write(piece)
-    if copy is not None:
-        os.fchmod(copy.fileno(), 0o555 if status.st_mode & stat.S_IXUSR else 0o444)
-    return ManifestFile(sha256.hexdigest(), seen.size)
+        pieces = iter(lambda: read(PIECE_BYTES), b"")
+        if copy is None:
+            return hashed(pieces)
+        _outwait(status.st_ctime_ns)
+        file = hashed(pieces, copy.write)
+    os.fchmod(copy.fileno(), 0o555 if status.st_mode & stat.S_IXUSR else 0o444)
+    return file
+
+
+def hashed(
+    pieces: Iterable[bytes], write: Callable[[bytes], object] = lambda _: None
+) -> ManifestFile:
+    """Return the content of a file that comes in `pieces`, and pass each piece on to `write`."""
+    sha256, size = hashlib.sha256(), 0
+    for piece in pieces:
+        sha256.update(piece)
+        size += len(piece)
+        write(piece)
+    return ManifestFile(sha256.hexdigest(), size)
 
 
 @contextmanager

@@ -6,7 +6,10 @@ import logging
 import os
 import re
 import tempfile
+import weakref
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,18 +19,48 @@ from edge_server.repository.content import TornModel, content_of, remove
 from edge_server.repository.tree import look
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from edge_server.repository.store_state import KeptCopy
+    from edge_server.repository.tree import Fingerprint, SeenFile
 
 log = logging.getLogger(__name__)
 
 _KEY = re.compile(r"[0-9a-f]{64}\Z")
 
 
+@dataclass(frozen=True)
+class StagedModel:
+    """A copy in the store; its files stay unchanged as long as this object is referenced.
+
+    Attributes:
+        name: the model.
+        digest: the SHA-256 of the content, in hex, without name, manifest and signature.
+        directory: the model's directory in the store, named after the model; read-only.
+        source: the files in the repository at the time of the copy.
+    """
+
+    name: str
+    digest: str
+    directory: Path
+    source: tuple[SeenFile, ...]
+
+    @property
+    def key(self) -> str:
+        """The name of the copy's directory in the store."""
+        return self.directory.parent.name
+
+    @cached_property
+    def fingerprint(self) -> Fingerprint:
+        """The fingerprint by content, equal for two copies with equal files."""
+        return content_of(look(self.directory.parent, self.name)).fingerprint
+
+
 class Copies:
     """Keeps complete copies as `copies/<key>/<model>` below `directory`, never a partial copy.
 
     Unfinished copies are in `incoming` and are removed at the next start. The caller locks all
-    methods but `path` and `is_whole`.
+    methods but `is_whole`.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -36,6 +69,7 @@ class Copies:
         Raises:
             OSError: a directory cannot be created or read.
         """
+        self._lent = weakref.WeakValueDictionary[int, StagedModel]()
         self._finished = directory / "copies"
         self._incoming = directory / "incoming"
         for folder in (self._finished, self._incoming):
@@ -43,8 +77,8 @@ class Copies:
         for left in self._incoming.iterdir():
             remove(left)
         # Keyed by the name in either directory.
-        names = (entry.name for entry in self._finished.iterdir())
-        self._sizes = {name: 0 for name in names if _KEY.match(name)}
+        finished = (entry for entry in self._finished.iterdir() if _KEY.match(entry.name))
+        self._sizes = {entry.name: _size_bytes(entry) for entry in finished}
 
     @property
     def keys(self) -> set[str]:
@@ -55,12 +89,23 @@ class Copies:
         """The size of all copies in bytes, unfinished copies included."""
         return sum(self._sizes.values())
 
-    def size_of(self, key: str) -> int:
-        return self._sizes[key]
+    def lend(self, name: str, kept: KeptCopy) -> StagedModel:
+        """Return the copy of model `name`, which stays as long as the result is referenced."""
+        directory = self._finished / kept.key / name
+        staged = StagedModel(name, kept.digest, directory, kept.source)
+        self._lent[id(staged)] = staged
+        return staged
 
-    def path(self, key: str, name: str) -> Path:
-        """Return the directory of model `name` in the copy of `key`."""
-        return self._finished / key / name
+    def oldest(self, spare: Iterable[str], size_bytes: int) -> set[str] | None:
+        """Return the first copies of `spare` that are not in use and together have `size_bytes`;
+        None if all of them have less."""
+        found: set[str] = set()
+        in_use = self._in_use()
+        for key in spare:
+            if size_bytes > 0 and key not in in_use | found:
+                found.add(key)
+                size_bytes -= self._sizes[key]
+        return None if size_bytes > 0 else found
 
     def is_whole(self, kept: KeptCopy, name: str) -> bool | None:
         """Return whether the copy is unchanged, byte by byte.
@@ -78,16 +123,6 @@ class Copies:
         except (OSError, ModelConfigError):
             return None
         return (content.key(name), content.digest) == (kept.key, kept.digest)
-
-    def weigh(self, kept: KeptCopy) -> None:
-        self._sizes[kept.key] = kept.size_bytes
-
-    def measure(self, key: str) -> None:
-        """Set the size of an unclaimed copy from its files on disk."""
-        folders = os.walk(self._finished / key)
-        files = (Path(folder, name) for folder, _, names in folders for name in names)
-        with suppress(OSError):
-            self._sizes[key] = sum(file.lstat().st_size for file in files)
 
     def begin(self, size_bytes: int) -> Path:
         """Create a directory for a new copy of `size_bytes`."""
@@ -120,8 +155,9 @@ class Copies:
             raise
 
     def keep_only(self, keys: set[str]) -> None:
-        """Remove all copies but those of `keys`, as far as the file system allows."""
-        for key in self.keys - keys:
+        """Remove the copies that are neither those of `keys` nor in use, as far as the file system
+        allows."""
+        for key in self.keys - keys - self._in_use():
             try:
                 self.drop(key)
             except OSError as error:
@@ -140,3 +176,16 @@ class Copies:
             (self._finished / key).rename(aside)
         del self._sizes[key]
         remove(aside)
+
+    def _in_use(self) -> set[str]:
+        return {staged.key for staged in self._lent.values()}
+
+
+def _size_bytes(directory: Path) -> int:
+    """Return the size of the files below `directory`, as far as they can be read."""
+    size_bytes = 0
+    for folder, _, names in os.walk(directory):
+        for name in names:
+            with suppress(OSError):
+                size_bytes += Path(folder, name).lstat().st_size
+    return size_bytes

@@ -5,15 +5,14 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import TYPE_CHECKING
 
 from edge_server.errors import ModelConfigError, ModelLoadError
 from edge_server.model_config.files import ModelFiles, reading
+from edge_server.process.threads import run_parallel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     ReadModel = Callable[[Path], ModelFiles]
@@ -30,6 +29,33 @@ APPEARS_TWICE = "model appears in two or more repositories"
 # Copying and hashing models uses both processors and disks.
 _READERS = 4
 _VERSION = re.compile(r"[1-9][0-9]{0,17}\Z")
+
+
+class Repositories:
+    """Model repositories in Triton's layout, read anew at each call.
+
+    Args:
+        paths: the directories of the repositories.
+        read: returns the files of the model in a directory, for example of a copy; None reads the
+            directory itself, for repositories without other writers.
+    """
+
+    def __init__(self, paths: Sequence[Path], read: ReadModel | None = None) -> None:
+        self._paths = tuple(paths)
+        self._read = read
+
+    def all(self) -> Mapping[str, ModelFiles | ModelConfigError]:
+        return scan_repositories(self._paths, self._read)
+
+    def find(self, name: str) -> ModelFiles | ModelConfigError | None:
+        return find_model(self._paths, name, self._read)
+
+    def names(self) -> Mapping[str, int]:
+        return model_names(self._paths)
+
+    @property
+    def where(self) -> str:
+        return ", ".join(map(str, self._paths))
 
 
 def scan_repositories(
@@ -62,9 +88,8 @@ def scan_repositories(
                 )
             else:
                 directories.setdefault(directory.name, []).append(directory)
-    with ThreadPoolExecutor(_READERS, "read") as pool:
-        found = pool.map(partial(_files, read=read), directories, directories.values())
-        return dict(sorted(zip(directories, found, strict=True)))
+    found = run_parallel("read", _READERS, lambda m: _files(*m, read), directories.items())
+    return dict(sorted(zip(directories, found, strict=True)))
 
 
 def model_names(paths: Iterable[Path]) -> dict[str, int]:

@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from edge_server.board.state_directory import state_directory
 from edge_server.errors import AlreadyRunning, SettingsError
@@ -176,6 +177,48 @@ class StateFile:
         envelope = _Envelope(FORMAT, hashlib.sha256(data).hexdigest(), msgspec.Raw(data))
         data = msgspec.json.encode(envelope)
         atomic_write(self._path, data, mode=0o600, previous=self._before)
+
+    def recovered(
+        self, state: StoreState, there: set[str], boot: str, repositories: tuple[str, ...]
+    ) -> StoreState:
+        """Return the state after the last process has ended, and log what has become of it.
+
+        Args:
+            state: the last state that was written.
+            there: the keys of the copies in the store.
+            boot: the start of the board.
+            repositories: the repositories that are followed now; empty for the last ones.
+        """
+        before, known = state, {kept.key for kept in state.kept}
+        for name, history in before.models.items():
+            for kept in history:
+                if kept.key not in there:
+                    log.warning("model %s: its copy %s is gone", name, kept.key)
+        state = before.without({*known, *before.unclaimed} - there).interrupted(boot)
+        for name, load in before.loading.items():
+            log.warning("model %s: the process died while it was loaded (%s)", name, load.digest)
+            if load.digest in state.quarantined:
+                log.error("model %s: quarantined: %s", name, state.quarantined[load.digest])
+        if self.was_unreadable:
+            state = replace(state, unclaimed=tuple(sorted(there - known)))
+            log.warning(
+                "model store %s: its state is lost, at least in part; its %d copies of unknown "
+                "models stay in its directory copies until their room is needed",
+                self._directory,
+                len(state.unclaimed),
+            )
+        followed = state.followed(repositories)
+        if state.repositories and followed.repositories != state.repositories:
+            log.warning(
+                "model store %s: was last used for %s, now for %s: the models and the quarantine "
+                "of those are not used, but kept until they are followed again; of these %d models "
+                "are known",
+                self._directory,
+                ", ".join(state.repositories),
+                ", ".join(repositories),
+                len(followed.models),
+            )
+        return followed
 
 
 def _decode(data: bytes) -> StoreState:

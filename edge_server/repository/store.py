@@ -6,62 +6,36 @@ import errno
 import logging
 import os
 import threading
-import weakref
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from msgspec.structs import replace
-
 from edge_server.errors import InternalError, ModelConfigError
 from edge_server.process.disk import error_of_place
+from edge_server.process.threads import run_parallel
 from edge_server.repository.content import (
-    content_of,
     copy_model,
     manifest_and_signature,
     seal,
 )
-from edge_server.repository.copies import Copies
+from edge_server.repository.copies import Copies, StagedModel
 from edge_server.repository.quarantine_releases import QuarantineReleases
 from edge_server.repository.state_file import StateFile, lock_store
 from edge_server.repository.store_state import MOST_QUARANTINED, KeptCopy, StoreState
-from edge_server.repository.tree import look
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
 
     from edge_server.repository.signature import SignaturePolicy
-    from edge_server.repository.tree import Fingerprint, ModelTree, SeenFile
+    from edge_server.repository.tree import ModelTree
+
+__all__ = ["ModelStore", "StagedModel"]
 
 log = logging.getLogger(__name__)
 
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-
-
-@dataclass(frozen=True)
-class StagedModel:
-    """A copy in the store; its files stay unchanged as long as this object is referenced.
-
-    Attributes:
-        name: the model.
-        digest: the SHA-256 of the content, in hex, without name, manifest and signature.
-        directory: the model's directory in the store, named after the model; read-only.
-        source: the files in the repository at the time of the copy.
-    """
-
-    name: str
-    digest: str
-    directory: Path
-    source: tuple[SeenFile, ...]
-
-    @cached_property
-    def fingerprint(self) -> Fingerprint:
-        """The fingerprint by content, equal for two copies with equal files."""
-        return content_of(look(self.directory.parent, self.name)).fingerprint
 
 
 class ModelStore:
@@ -103,7 +77,6 @@ class ModelStore:
         self._signatures = signatures
         self._boot = boot or _boot_id()
         self._lock = threading.Lock()
-        self._lent = weakref.WeakValueDictionary[int, StagedModel]()
         lock = lock_store(directory)
         self._quarantine_releases = QuarantineReleases(directory)
         try:
@@ -118,7 +91,10 @@ class ModelStore:
         self._file = StateFile(directory)
         self._state = self._file.read()
         # Not resolved: a repository that is a link stays the same when its target changes.
-        self._recover(tuple(sorted({os.path.abspath(path) for path in repositories})))  # noqa: PTH100
+        paths = tuple(sorted({os.path.abspath(path) for path in repositories}))  # noqa: PTH100
+        recovered = self._file.recovered(self._state, self._copies.keys, self._boot, paths)
+        self._note(lambda _: recovered)
+        self._tidy()
         self.release_noted()
 
     def close(self) -> None:
@@ -154,7 +130,7 @@ class ModelStore:
             kept = KeptCopy(content.digest, content.key(tree.name), tree.files)
             self._require_room_in_quarantine(tree, kept)
             with self._lock:
-                staged = self._lend(tree.name, kept)
+                staged = self._copies.lend(tree.name, kept)
                 is_known = kept.key in self._copies.keys
             if is_known:
                 if self._copies.is_whole(kept, tree.name):
@@ -180,7 +156,7 @@ class ModelStore:
         Raises:
             InternalError: the store cannot be written; the predecessor stays the last known good.
         """
-        kept = KeptCopy(staged.digest, _key(staged), staged.source)
+        kept = KeptCopy(staged.digest, staged.key, staged.source)
         with self._lock, self._writing():
             self._save(self._state.committed(staged.name, kept))
             self._tidy()
@@ -204,14 +180,13 @@ class ModelStore:
         with self._lock:
             models = dict(self._state.models)
         # Hashing 200 MB takes 0.1 to 0.4 s on one core.
-        with ThreadPoolExecutor(4, "verify") as pool:
-            found = pool.map(self._newest_good, models, models.values())
-            return {staged.name: staged for staged in found if staged is not None}
+        found = run_parallel("verify", 4, lambda model: self._newest_good(*model), models.items())
+        return {staged.name: staged for staged in found if staged is not None}
 
     def history(self, name: str) -> list[StagedModel]:
         """Return the copies of `name` that served, newest first, without verifying them."""
         with self._lock:
-            return [self._lend(name, kept) for kept in self._state.models.get(name, ())]
+            return [self._copies.lend(name, kept) for kept in self._state.models.get(name, ())]
 
     @contextmanager
     def loading(self, staged: StagedModel) -> Iterator[None]:
@@ -263,53 +238,12 @@ class ModelStore:
             released.add(name)
         return released
 
-    def _recover(self, repositories: tuple[str, ...]) -> None:
-        before = self._state
-        there, known = self._copies.keys, {kept.key for kept in before.kept}
-        for name, history in before.models.items():
-            for kept in history:
-                if kept.key not in there:
-                    log.warning("model %s: its copy %s is gone", name, kept.key)
-        state = before.without({*known, *before.unclaimed} - there).interrupted(self._boot)
-        for name, load in before.loading.items():
-            log.warning("model %s: the process died while it was loaded (%s)", name, load.digest)
-            if load.digest in state.quarantined:
-                log.error("model %s: quarantined: %s", name, state.quarantined[load.digest])
-        if self._file.was_unreadable:
-            state = replace(state, unclaimed=tuple(sorted(there - known)))
-            log.warning(
-                "model store %s: what it knew is lost, at least in part; its %d copies that nobody "
-                "knows stay in its directory copies until their room is needed",
-                self._directory,
-                len(state.unclaimed),
-            )
-        state = self._followed(state, repositories)
-        for kept in state.kept:
-            self._copies.weigh(kept)
-        for key in state.unclaimed:
-            self._copies.measure(key)
-        self._note(lambda _: state)
-        self._tidy()
-
-    def _followed(self, state: StoreState, repositories: tuple[str, ...]) -> StoreState:
-        followed = state.followed(repositories)
-        if state.repositories and followed.repositories != state.repositories:
-            log.warning(
-                "model store %s: was last used for %s, now for %s: the models and the quarantine "
-                "of those are not used, but kept until they are followed again; %s",
-                self._directory,
-                ", ".join(state.repositories),
-                ", ".join(repositories),
-                f"of these {len(followed.models)} models are known",
-            )
-        return followed
-
     def _newest_good(self, name: str, history: Sequence[KeptCopy]) -> StagedModel | None:
         for kept in history:
             if self.quarantined(kept.digest):
                 continue
             with self._lock:
-                staged = self._lend(name, kept)
+                staged = self._copies.lend(name, kept)
             whole = self._copies.is_whole(kept, name)
             if whole is None:
                 log.warning("model %s: its copy %s cannot be read now: not used", name, kept.key)
@@ -385,46 +319,25 @@ class ModelStore:
         self._file.write(state)
         self._state = state
 
-    def _lend(self, name: str, kept: KeptCopy) -> StagedModel:
-        directory = self._copies.path(kept.key, name)
-        staged = StagedModel(name, kept.digest, directory, kept.source)
-        self._lent[id(staged)] = staged
-        return staged
-
-    def _in_use(self) -> set[str]:
-        return {_key(staged) for staged in self._lent.values()}
-
     def _tidy(self) -> None:
         """Remove the copies that are neither recorded in the state nor in use."""
-        keep = {kept.key for kept in self._state.kept} | self._in_use()
-        keep.update(self._state.unclaimed)
-        self._copies.keep_only(keep)
+        self._copies.keep_only({*self._state.unclaimed, *(kept.key for kept in self._state.kept)})
 
     def _make_room(self, size_bytes: int) -> None:
         """Drop copies until there is space for `size_bytes`: first unclaimed copies, then copies
         that served before, oldest first, those of other repositories before those of these."""
         self._tidy()
         excess = self._copies.size_bytes + size_bytes - self._most_bytes
-        if excess <= 0:
-            return
-        in_use = self._in_use()
         spare = [*self._state.unclaimed, *(kept.key for kept in self._state.spare)]
-        going: set[str] = set()
-        for key in spare:
-            if excess > 0 and key not in in_use | going:
-                going.add(key)
-                excess -= self._copies.size_of(key)
-        if excess > 0:
+        going = self._copies.oldest(spare, excess)
+        if going is None:
             raise InternalError(
                 f"model store {self._directory}: no room for {size_bytes} bytes beside what "
                 f"serves, of {self._most_bytes} in all; let it take more, or serve less"
             )
-        self._save(self._state.without(going))
-        self._tidy()
-
-
-def _key(staged: StagedModel) -> str:
-    return staged.directory.parent.name
+        if going:
+            self._save(self._state.without(going))
+            self._tidy()
 
 
 def _boot_id() -> str:

@@ -44,10 +44,6 @@ class KeptCopy(msgspec.Struct, frozen=True):
     source: tuple[SeenFile, ...]
     turn: int = 0
 
-    @property
-    def size_bytes(self) -> int:
-        return sum(file.size for file in self.source)
-
 
 class Load(msgspec.Struct, frozen=True):
     """A load that has begun; `boot` identifies the start of the board."""

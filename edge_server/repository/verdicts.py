@@ -10,12 +10,11 @@ import json
 import logging
 import os
 import threading
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 log = logging.getLogger(__name__)
 
@@ -67,84 +66,43 @@ class Report(NamedTuple):
     models: Mapping[str, Verdict]
 
 
-class Verdicts:
+class VerdictFile:
     """Writes the verdict on each model into the store. Thread-safe.
 
-    The verdicts need not be durable, because a restart writes them again. A verdict that cannot be
-    written is kept for `write_again` and has no other effect.
+    The verdicts need not be durable, because a restart writes them again. A failed write is logged
+    once and has no other effect.
+
+    Attributes:
+        failed: the last write failed, for example on a full disk.
     """
 
     def __init__(self, store: Path, repositories: Sequence[Path]) -> None:
         self._path = store / _NAME
-        self._store = store
         self._repositories = [str(path.resolve()) for path in repositories]
         self._lock = threading.Lock()
-        self._models: dict[str, Verdict] = {}
-        self._failed = False
+        self.failed = False
+        self.write(dict)
+
+    def write(self, verdicts: Callable[[], Mapping[str, Verdict]]) -> None:
+        """Write the verdicts that `verdicts` returns; the last call writes the last verdicts."""
         with self._lock:
-            self._write()
-
-    def tell(self, name: str, outcome: str, digest: str = "", reason: str = "") -> None:
-        """Report `outcome` for the newest content of `name`."""
-        self._change(name, outcome=outcome, digest=digest, reason=reason)
-
-    def serves(self, name: str, digest: str, *, on_trial: bool) -> None:
-        outcome = ON_TRIAL if on_trial else GOOD
-        self._change(name, outcome=outcome, digest=digest, reason="", serves=digest)
-
-    def is_good(self, name: str, digest: str, directory: Path) -> None:
-        """Report content `digest` as last known good; `directory` is its copy in the store."""
-        copy = str(directory.relative_to(self._store))
-        self._change(
-            name,
-            outcome=GOOD,
-            digest=digest,
-            reason="",
-            serves=digest,
-            last_good=digest,
-            copy=copy,
-        )
-
-    def rolled_back(self, name: str, digest: str, reason: str, serves: str) -> None:
-        """Report the rollback of content `digest`; `serves` is the digest that serves again."""
-        self._change(name, outcome=ROLLED_BACK, digest=digest, reason=reason, serves=serves)
-
-    def gone(self, name: str) -> None:
-        with self._lock:
-            self._models.pop(name, None)
-            self._write()
-
-    def write_again(self) -> None:
-        """Write the verdicts again if the last write failed, for example on a full disk."""
-        with self._lock:
-            if self._failed:
-                self._write()
-
-    def _change(self, name: str, **fields: str) -> None:
-        with self._lock:
-            before = self._models.get(name, Verdict())
-            self._models[name] = before._replace(told_ns=time.monotonic_ns(), **fields)
-            self._write()
-
-    def _write(self) -> None:
-        """Write all verdicts; the caller holds the lock."""
-        pid = os.getpid()
-        fields = {
-            "format": FORMAT,
-            "pid": pid,
-            "started": _started(pid),
-            "repositories": self._repositories,
-            "models": {name: verdict._asdict() for name, verdict in self._models.items()},
-        }
-        beside = self._path.with_suffix(".tmp")
-        try:
-            beside.write_text(json.dumps(fields))
-            beside.replace(self._path)
-            self._failed = False
-        except OSError as error:
-            if not self._failed:
-                log.warning("model store: %s cannot be written: %s", self._path, error)
-            self._failed = True
+            pid = os.getpid()
+            fields = {
+                "format": FORMAT,
+                "pid": pid,
+                "started": _started(pid),
+                "repositories": self._repositories,
+                "models": {name: verdict._asdict() for name, verdict in verdicts().items()},
+            }
+            beside = self._path.with_suffix(".tmp")
+            try:
+                beside.write_text(json.dumps(fields))
+                beside.replace(self._path)
+                self.failed = False
+            except OSError as error:
+                if not self.failed:
+                    log.warning("model store: %s cannot be written: %s", self._path, error)
+                self.failed = True
 
 
 def read_report(store: Path) -> Report | None:

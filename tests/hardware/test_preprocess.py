@@ -15,7 +15,7 @@ from google.protobuf import text_format
 from integer_colours import bgr_by_integers
 from tritonclient.grpc import model_config_pb2 as pb
 
-from edge_server.backends.contract import no_progress
+from edge_server.backends.contract import LoadContext, no_progress
 from edge_server.backends.server_context import STANDALONE
 from edge_server.backends.vision import image_preprocess
 from edge_server.backends.vision.preprocess_cpu import UndistortionMap, scale_frame
@@ -210,7 +210,9 @@ def snapshot(text: str, devices: Devices) -> Snapshot:
     files = ModelFiles("p", Path("p"), {1: Path("p/1")})
     config = ModelConfig.of(text_format.Parse(text, pb.ModelConfig()))
     config = image_preprocess.complete(files, 1, config)
-    model = image_preprocess.load(Path("p/1"), config, devices, no_progress, STANDALONE)
+    model = image_preprocess.load(
+        LoadContext(Path("p/1"), config, devices, no_progress, STANDALONE)
+    )
     loaded = Scheduling().model(config, 1, model)
     return Snapshot({("p", 1): ModelEntry("p", 1, ModelState.READY, loaded=loaded)})
 

@@ -18,7 +18,8 @@ from edge_server.errors import Cancelled, EdgeServerError, Unavailable
 from edge_server.inference.data_plane import DataPlane
 from edge_server.inference.registry import ModelRegistry
 from edge_server.lifecycle.loader import RepositoryLoader
-from edge_server.repository.source import Repositories
+from edge_server.lifecycle.model_table import ModelTable
+from edge_server.repository.scan import Repositories
 from edge_server.requests import InferRequest, InferResponse, ResponseCallback
 from edge_server.tensors import Tensor
 
@@ -205,7 +206,9 @@ class InProcess:
 
     def __init__(self, repository: Path) -> None:
         self.registry = ModelRegistry()
-        assert RepositoryLoader(self.registry, Repositories([repository])).load_all() == []
+        assert (
+            RepositoryLoader(ModelTable(self.registry), Repositories([repository])).load_all() == []
+        )
         self._data_plane = DataPlane(self.registry)
         self.answered: queue.Queue[tuple[str, ResponseCallback]] = queue.Queue()
         self.loaded = self.registry.snapshot.find("counting")

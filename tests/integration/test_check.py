@@ -57,7 +57,7 @@ def configured(folder: Path, broker: Mosquitto, password: Path) -> str:
     return f"--config={config}"
 
 
-def test_a_wrong_password_is_a_fault_and_the_good_model_is_told(
+def test_a_wrong_password_is_a_fault_and_the_good_model_is_reported(
     tmp_path: Path, decode: str, broker: Mosquitto
 ) -> None:
     password = tmp_path / "password"

@@ -229,7 +229,7 @@ def test_each_request_that_cannot_work_gets_the_contracts_code_and_text(
         assert text in caught.value.message()
 
 
-def test_a_stream_answers_in_the_order_of_its_requests(
+def test_a_stream_responds_in_the_order_of_its_requests(
     start: Callable[..., Process],
     client: Callable[..., triton.InferenceServerClient],
     road_input: triton.InferInput,
@@ -258,7 +258,7 @@ def test_bytes_that_are_no_message_are_the_callers_error_in_every_method(
     assert "Traceback" not in process.log.read_text()
 
 
-def test_a_camera_whose_model_fails_says_so_everywhere_until_it_gives_lanes_again(
+def test_a_camera_whose_model_fails_is_reported_everywhere_until_it_gives_lanes_again(
     start: Callable[..., Process],
     client: Callable[..., triton.InferenceServerClient],
     mosquitto: object,
@@ -313,7 +313,7 @@ def _metric(process: Process, name: str) -> float:
     return float(value)
 
 
-def test_names_that_are_not_utf_8_end_nothing_and_are_told_escaped(
+def test_names_that_are_not_utf_8_end_nothing_and_are_reported_escaped(
     serve: Callable[..., Server], mosquitto: object, tmp_path: Path
 ) -> None:
     for name in (b"m\xff", b"n"):
@@ -338,7 +338,7 @@ def test_names_that_are_not_utf_8_end_nothing_and_are_told_escaped(
         subscriber.close()
 
 
-def test_what_cannot_be_told_ends_nothing(
+def test_what_cannot_be_reported_ends_nothing(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     overrides = {
@@ -365,7 +365,7 @@ def test_what_cannot_be_told_ends_nothing(
     assert 1 <= len(told) <= 4, "each of the four tellings is logged once"
 
 
-def test_a_grpc_server_that_answers_nobody_ends_the_daemon(tmp_path: Path) -> None:
+def test_a_grpc_server_that_responds_to_nobody_ends_the_daemon(tmp_path: Path) -> None:
     overrides = {
         "repository": {"paths": [str(tmp_path)]},
         "grpc": {"port": 0, "socket": str(tmp_path / "grpc.sock")},
@@ -379,8 +379,8 @@ def test_a_grpc_server_that_answers_nobody_ends_the_daemon(tmp_path: Path) -> No
     try:
         daemon.start(threading.Event())
         timer.start()
-        for server in daemon._grpc._servers:
-            server.stop(None).wait()
+        for side in daemon._grpc._sides:
+            side.server.stop(None).wait()
         with pytest.raises(StageStuck, match="gRPC does not respond on unix:"):
             daemon.run(give_up)
     finally:

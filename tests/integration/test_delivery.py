@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import pytest
 
-from edge_server.cli.models.listing import Inspection
+from edge_server.cli.models.listing import faults_of
 from edge_server.cli.models.push import pack
+from edge_server.repository.signature import SigningKey, make_keys
 from edge_server.repository.transfer.entries import write_archive
 from edge_server.repository.transfer.incoming import receive, roll_back
 from edge_server.repository.transfer.inventory import take_inventory
@@ -161,6 +162,41 @@ def test_a_daemon_serves_what_was_pushed_and_sees_nothing_else(
     assert [model.name for model in index.models] == ["m"]
 
 
+def test_help_imports_nothing_heavy() -> None:
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import sys\n"
+            "from edge_server.cli.main import run_command\n"
+            "try: run_command(['models', 'push', '--help'])\n"
+            "except SystemExit: pass\n"
+            "heavy = {'numpy', 'msgspec', 'google', 'cryptography', 'tarfile'} & set(sys.modules)\n"
+            "sys.exit(f'imported: {heavy}' if heavy else 0)\n",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_openssl_finds_the_same_signature_good(tmp_path: Path) -> None:
+    public = make_keys(tmp_path / "key")
+    (tmp_path / "text").write_bytes(b"text")
+    (tmp_path / "sig").write_bytes(SigningKey(tmp_path / "key").sign(b"text"))
+    files = ["-inkey", public, "-in", tmp_path / "text", "-sigfile", tmp_path / "sig"]
+    done = subprocess.run(
+        ["openssl", "pkeyutl", "-verify", "-rawin", "-pubin", *files],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Verified Successfully" in done.stdout
+
+
 # --- killed at each system call -------------------------------------------------------------------
 
 # Not every machine has those with a question mark.
@@ -240,7 +276,7 @@ def accepting(strace: str, in_memory: Callable[[], Path]) -> Iterator[Accepting]
 
 
 def is_whole(repository: Path, name: str) -> bool:
-    return Inspection([]).faults(take_inventory(repository, name)) == []
+    return faults_of(take_inventory(repository, name)) == []
 
 
 @pytest.mark.parametrize(
@@ -595,7 +631,7 @@ def test_a_key_can_be_for_pushes_alone(sshd: Sshd, repository: Path, tmp_path: P
     assert [path.name for path in repository.iterdir()] == ["m"]
 
 
-def test_an_sshd_that_is_not_there_or_lets_nobody_in_is_unavailable(
+def test_an_sshd_that_is_not_there_or_refuses_the_key_is_unavailable(
     sshd: Sshd, repository: Path, tmp_path: Path
 ) -> None:
     there = f"127.0.0.1:{repository}"

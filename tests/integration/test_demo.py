@@ -144,7 +144,7 @@ def test_a_picture_that_is_there_stays(tmp_path: Path) -> None:
     assert (tmp_path / "lanes.png").read_text() == "somebody's"
 
 
-def test_without_opencv_it_says_what_is_missing(tmp_path: Path) -> None:
+def test_without_opencv_it_names_what_is_missing(tmp_path: Path) -> None:
     without = "import sys; sys.modules['cv2'] = None; from edge_server.__main__ import main; main()"
     done = demo(tmp_path, "--frames", "2", python=("-c", without))
     assert done.returncode in {69, 78}

@@ -85,7 +85,7 @@ def test_without_grpc_nobody_listens_there(start: Callable[..., Process]) -> Non
     assert process.terminate() == 0
 
 
-def test_the_log_goes_where_and_how_it_was_asked_for_and_clients_are_told_so(
+def test_the_log_goes_where_and_how_it_was_set_and_clients_can_read_it(
     start: Callable[..., Process],
     client: Callable[..., triton.InferenceServerClient],
     tmp_path: Path,

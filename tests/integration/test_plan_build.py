@@ -12,7 +12,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,19 +20,19 @@ import numpy as np
 import pytest
 
 from edge_server import errors
-from edge_server.backends.tensorrt.build import process
-from edge_server.backends.tensorrt.build.build_options import BuildOptions, GivenShapes
-from edge_server.backends.tensorrt.build.cache import build_lock, timing_path
-from edge_server.backends.tensorrt.build.events import Progressed, Step, TrtMessage
-from edge_server.backends.tensorrt.build.layers import Placed
-from edge_server.backends.tensorrt.build.process import BuildJob, BuildLimits
-from edge_server.backends.tensorrt.build.profiles import Range
+from edge_server.backends.tensorrt.plan_build import process
+from edge_server.backends.tensorrt.plan_build.build_options import BuildOptions, GivenShapes
+from edge_server.backends.tensorrt.plan_build.cache import build_lock, timing_path
+from edge_server.backends.tensorrt.plan_build.events import Progressed, Step, TrtMessage
+from edge_server.backends.tensorrt.plan_build.layers import Placed
+from edge_server.backends.tensorrt.plan_build.process import BuildJob
+from edge_server.backends.tensorrt.plan_build.profiles import Range
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from edge_server.backends.tensorrt.build.events import BuildEvent
-    from edge_server.backends.tensorrt.build.process import PlanBuilt
+    from edge_server.backends.tensorrt.plan_build.events import BuildEvent
+    from edge_server.backends.tensorrt.plan_build.process import PlanBuilt
 
 ROOT = Path(__file__).parents[2]
 SIMULATED = ROOT / "tests" / "simulated_builder"
@@ -364,7 +363,7 @@ def test_a_driver_without_a_device_is_told(
     tensorrt("10.3")
     monkeypatch.setenv("SIMULATED_NO_DEVICE", "1")
     facts = process.probe_device()
-    assert "cuInit answers 100 (no CUDA-capable device is detected)" in (facts.reason)
+    assert "cuInit returns 100 (no CUDA-capable device is detected)" in (facts.reason)
 
 
 def test_without_tensorrt_the_device_is_told_all_the_same(
@@ -408,34 +407,20 @@ def test_a_build_that_crashes_costs_itself_alone(site: Site, tensorrt: Callable[
         site.build(name="crash")
 
 
-def test_a_build_that_is_stopped_ends_at_once(site: Site, tensorrt: Callable[..., None]) -> None:
-    tensorrt("10.3")
-    stop = threading.Event()
-
-    def on_event(event: BuildEvent) -> None:
-        if event == Step("building"):
-            stop.set()
-
-    onnx = site.folder / "hang.onnx"
-    onnx.write_bytes(b"onnx")
-    job = BuildJob(str(onnx), str(site.out), BATCH)
-    with pytest.raises(errors.Cancelled):
-        process.build(job, on_event, stop=stop)
-    assert _children() == []
-
-
 def test_a_build_that_leaves_too_little_memory_is_ended(
-    site: Site, tensorrt: Callable[..., None]
+    site: Site, tensorrt: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tensorrt("10.3")
+    monkeypatch.setattr(process, "LEAVE_FREE_BYTES", 1 << 60)
     with pytest.raises(errors.Unavailable, match="shall stay free"):
-        site.build(name="hang", limits=BuildLimits(leave_free_bytes=1 << 60))
+        site.build(name="hang")
+    assert _children() == []
 
 
 def test_a_build_over_its_limit_of_memory_fails(site: Site, tensorrt: Callable[..., None]) -> None:
     tensorrt("10.3")
     with pytest.raises(errors.Unavailable, match="its limit of memory was not enough"):
-        site.build(name="hungry", limits=BuildLimits(memory_bytes=512 << 20))
+        site.build(name="hungry", memory_limit_bytes=512 << 20)
 
 
 def test_a_build_gives_way_and_ends_with_who_asked_for_it(
@@ -448,8 +433,8 @@ def test_a_build_gives_way_and_ends_with_who_asked_for_it(
         [
             *(sys.executable, "-c"),
             "import sys\n"
-            "from edge_server.backends.tensorrt.build.process import BuildJob, build\n"
-            "from edge_server.backends.tensorrt.build.build_options import BuildOptions\n"
+            "from edge_server.backends.tensorrt.plan_build.process import BuildJob, build\n"
+            "from edge_server.backends.tensorrt.plan_build.build_options import BuildOptions\n"
             f"build(BuildJob({str(onnx)!r}, {str(site.out)!r}, BuildOptions(max_batch_size=1, "
             "dims={'x': (-1, 3, 4)})), lambda e: print(e, flush=True))",
         ],

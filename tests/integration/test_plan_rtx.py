@@ -22,22 +22,22 @@ import pytest
 from onnx import TensorProto, helper
 
 from edge_server import errors
-from edge_server.backends.tensorrt.build import process
-from edge_server.backends.tensorrt.build.build_options import (
+from edge_server.backends.tensorrt.plan_build import process
+from edge_server.backends.tensorrt.plan_build.build_options import (
     BuildOptions,
     GivenShapes,
     build_options_of,
 )
-from edge_server.backends.tensorrt.build.events import Progressed
-from edge_server.backends.tensorrt.build.process import BuildJob
-from edge_server.backends.tensorrt.build.profiles import Range
-from edge_server.backends.tensorrt.build.side_car import read_side_car, sha256_of
+from edge_server.backends.tensorrt.plan_build.events import Progressed
+from edge_server.backends.tensorrt.plan_build.process import BuildJob
+from edge_server.backends.tensorrt.plan_build.profiles import Range
+from edge_server.backends.tensorrt.plan_build.side_car import read_side_car, sha256_of
 from edge_server.model_config.config import ModelConfig
 from edge_server.model_config.parse import read_model_config
 
 if TYPE_CHECKING:
-    from edge_server.backends.tensorrt.build.events import BuildEvent
-    from edge_server.backends.tensorrt.build.process import PlanBuilt
+    from edge_server.backends.tensorrt.plan_build.events import BuildEvent
+    from edge_server.backends.tensorrt.plan_build.process import PlanBuilt
 
 ROOT = Path(__file__).parents[2]
 MODEL = ROOT / "models" / "laneDetect_model"
@@ -128,8 +128,8 @@ CHECKED_AS_10 = """
 import sys
 from pathlib import Path
 import tensorrt as trt
-from edge_server.backends.tensorrt.build.precision import check_types
-from edge_server.backends.tensorrt.build.build_options import BuildOptions
+from edge_server.backends.tensorrt.plan_build.precision import check_types
+from edge_server.backends.tensorrt.plan_build.build_options import BuildOptions
 onnx = Path(sys.argv[1])
 builder = trt.Builder(logger := trt.Logger())
 network = builder.create_network(0)
@@ -230,7 +230,7 @@ def test_the_verbs_build_and_inspect_and_say_what_verify_lacks(tmp_path: Path) -
     assert json.loads(_run("inspect", *here, "--json").stdout)["plan_sha256"] == sha256_of(plan)
     layers = _run("inspect", *here, "--layers")
     assert layers.returncode == 69
-    assert "the layers are TensorRT's to tell, on the device: no CUDA driver" in layers.stderr
+    assert "the layers are read by TensorRT, on the device: no CUDA driver" in layers.stderr
 
     verified = _run("verify", *here)
     assert verified.returncode == 69

@@ -61,7 +61,7 @@ def test_two_pipelines_that_hang_share_one_grace(two_cameras: Callable[..., Daem
     assert took_s < 1.6 * GRACE_S
 
 
-def test_a_daemon_that_is_asked_to_stop_while_it_starts_never_becomes_ready(
+def test_a_daemon_that_is_stopped_while_it_starts_never_becomes_ready(
     two_cameras: Callable[..., Daemon],
 ) -> None:
     stop = threading.Event()

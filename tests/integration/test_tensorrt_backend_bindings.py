@@ -20,7 +20,7 @@ DERIVED = """
 import os
 from edge_server.backends.tensorrt import engine
 from edge_server.backends.tensorrt.context import OutputAllocator
-from edge_server.backends.tensorrt.trt_log import trt_log, version_here
+from edge_server.backends.tensorrt.engine import trt_log, version_here
 from edge_server.errors import Unavailable
 import tensorrt as trt
 

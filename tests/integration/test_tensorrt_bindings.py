@@ -15,9 +15,9 @@ import pytest
 from tensorrt_api import real_bindings
 
 from edge_server import errors
-from edge_server.backends.tensorrt.build import process
-from edge_server.backends.tensorrt.build.build_options import BuildOptions
-from edge_server.backends.tensorrt.build.process import BuildJob
+from edge_server.backends.tensorrt.plan_build import process
+from edge_server.backends.tensorrt.plan_build.build_options import BuildOptions
+from edge_server.backends.tensorrt.plan_build.process import BuildJob
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "build" / "tensorrt_bindings"
@@ -54,7 +54,7 @@ def test_what_we_derive_from_the_real_classes_can_be_made(version: str) -> None:
             *(sys.executable, "-W", "error", "-c"),
             "import os\n"
             "from types import SimpleNamespace\n"
-            "from edge_server.backends.tensorrt.build import builder, precision\n"
+            "from edge_server.backends.tensorrt.plan_build import builder, precision\n"
             "config = SimpleNamespace()\n"
             "made = builder._set_monitor(config, print), precision.make_calibrator([], None)\n"
             "print(*(type(each).__name__ for each in made), flush=True)\n"

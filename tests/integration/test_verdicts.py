@@ -1,4 +1,4 @@
-"""Who pushes hears what the daemon makes of it, and gets back what was good."""
+"""A push reports the daemon's verdict, and a rollback brings back what was good."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def listed(repository: Path, store: Path) -> dict[str, dict[str, str]]:
     return {row["name"]: row["daemon"] for row in json.loads(done.stdout)}
 
 
-def test_a_push_says_what_the_daemon_makes_of_it(
+def test_a_push_reports_the_verdict_of_the_daemon(
     serve: Callable[..., Server], tmp_path: Path
 ) -> None:
     server, store, made = serve(), tmp_path / "store", tmp_path / "made" / "m"
@@ -126,7 +126,7 @@ def test_a_push_can_wait_until_the_probation_is_over(
     assert daemon["last_good"] == daemon["serves"]
 
 
-def test_who_insists_on_a_daemon_that_is_not_there_is_told(
+def test_a_push_that_requires_a_daemon_fails_without_one(
     serve: Callable[..., Server], repository: Path, tmp_path: Path
 ) -> None:
     made, store = build(tmp_path / "made" / "m", network(2)), tmp_path / "store"
@@ -141,7 +141,7 @@ def test_who_insists_on_a_daemon_that_is_not_there_is_told(
         assert server.process.terminate() == 0
 
 
-def test_over_ssh_the_daemon_there_says_what_it_makes_of_it(
+def test_over_ssh_the_verdict_of_the_daemon_there_is_reported(
     serve: Callable[..., Server], repository: Path, tmp_path: Path
 ) -> None:
     # Runs the command as the login shell of the host would, which has edge-server in its PATH.

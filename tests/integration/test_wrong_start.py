@@ -164,7 +164,7 @@ def test_one_fault_in_the_files_among_others_that_may_pass_ends_with_78(tmp_path
     assert "models that cannot be loaded: passes, stays" in done.stderr
 
 
-def test_a_taken_port_is_told_before_a_model_is_loaded() -> None:
+def test_a_taken_port_is_reported_before_a_model_is_loaded() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         done = run_to_its_end("run", "--model-repository", str(MODELS), f"--grpc-port={port}")
@@ -174,7 +174,7 @@ def test_a_taken_port_is_told_before_a_model_is_loaded() -> None:
     assert "READY" not in done.stderr
 
 
-def test_an_address_of_another_machine_is_told_as_that() -> None:
+def test_an_address_of_another_machine_is_reported_as_that() -> None:
     # 192.0.2.0/24 is for documentation (RFC 5737).
     done = run_to_its_end(
         "run",
@@ -205,7 +205,7 @@ def test_a_wrong_camera_uri_ends_with_78_and_is_not_tried_again() -> None:
         ("front=/nowhere/road.mp4", 69, "no such file or folder"),
     ],
 )
-def test_a_wrong_camera_is_told_before_a_model_is_loaded(
+def test_a_wrong_camera_is_reported_before_a_model_is_loaded(
     broken_models: Path, camera: str, code: int, says: str
 ) -> None:
     # A model that cannot be loaded would be told first, were it looked at.

@@ -1,4 +1,4 @@
-// A simulation of the little that edge_server/gpu/bare_gpu.py asks of the CUDA driver: one Orin whose
+// A simulation of the little that edge_server/gpu/libcuda.py needs of the CUDA driver: one Orin whose
 // memory is the host's.
 #include <stdlib.h>
 #include <string.h>

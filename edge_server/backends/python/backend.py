@@ -24,34 +24,30 @@ and stays allocated until the process ends.
 
 from __future__ import annotations
 
-import json
 import logging
 from typing import TYPE_CHECKING
 
 import msgspec
-from google.protobuf import json_format
-from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.backends.python.channel import ChannelClosed
-from edge_server.backends.python.child.sandbox import offered
+from edge_server.backends.python.child import sandbox
 from edge_server.backends.python.context import ModelContext, PythonParameters, start_message
 from edge_server.backends.python.messages import shortened
 from edge_server.backends.python.model import PythonModel
 from edge_server.backends.python.model_log import ModelLog
 from edge_server.backends.python.process import ChildProcess
-from edge_server.errors import ModelConfigError, ModelLoadError
+from edge_server.errors import InvalidRequest, ModelConfigError, ModelLoadError
 from edge_server.model_config.completion import complete_scheduling
 from edge_server.model_config.config import Completion, ModelConfig
 from edge_server.model_config.files import require_path
+from edge_server.model_config.parse import parse_model_config_json
 from edge_server.model_config.validation import validate
 from edge_server.settings.mistakes import value_mistake
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from edge_server.backends.contract import ProgressCallback
-    from edge_server.backends.server_context import ServerContext
-    from edge_server.gpu.devices import Devices
+    from edge_server.backends.contract import LoadContext
     from edge_server.model_config.files import ModelFiles
 
 log = logging.getLogger(__name__)
@@ -86,37 +82,29 @@ def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfi
     return config
 
 
-def load(
-    directory: Path,
-    config: ModelConfig,
-    devices: Devices,
-    tell: ProgressCallback,
-    server_context: ServerContext,
-) -> PythonModel:
+def load(context: LoadContext) -> PythonModel:
     """Return the model; no process starts before its first instance is made."""
-    del devices, tell
-    _check_offer(directory / config.default_model_filename, config)
-    for line in _lacking(config):
+    directory, config = context.directory, context.config
+    for line in _lacking_sandbox(directory / config.default_model_filename, config):
         log.warning("model %s: its sandbox is not whole: this kernel has %s", config.name, line)
     parameters = PythonParameters.of(config)
-    return PythonModel(ModelContext(directory, config, parameters, server_context))
+    return PythonModel(ModelContext(directory, config, parameters, context.server))
 
 
-def _check_offer(path: Path, config: ModelConfig) -> None:
-    """Check that the kernel offers the required sandbox.
+def _lacking_sandbox(path: Path, config: ModelConfig) -> list[str]:
+    """Return the restrictions that the kernel cannot enforce, a line for each.
 
     Raises:
-        ModelConfigError: the kernel offers less than the settings require.
+        ModelConfigError: the settings require them.
     """
-    if config.completion.python.sandbox == "require" and (lacking := _lacking(config)):
+    settings = config.completion.python
+    lacking = sandbox.lacking(sandbox.rules_of(settings))
+    if lacking and settings.sandbox == "require":
         raise ModelConfigError(
             f"{path}: a whole sandbox is required, and this kernel has {'; '.join(lacking)}; "
             '[python] sandbox = "auto" runs models with what there is'
         )
-
-
-def _lacking(config: ModelConfig) -> list[str]:
-    return [] if config.completion.python.sandbox == "off" else offered().lacks()
+    return lacking
 
 
 def _checked_parameters(files: ModelFiles, config: ModelConfig) -> PythonParameters:
@@ -152,7 +140,7 @@ def _checked_parameters(files: ModelFiles, config: ModelConfig) -> PythonParamet
 def _auto_complete(directory: Path, config: ModelConfig, parameters: PythonParameters) -> str:
     """Return the completed configuration as JSON; empty when the model does not complete it."""
     path = directory / config.default_model_filename
-    _check_offer(path, config)
+    _lacking_sandbox(path, config)
     within_s = parameters.initialize_timeout_s
     try:
         process = ChildProcess(config.name, parameters.arena_bytes, ModelLog(config.name))
@@ -179,12 +167,13 @@ def _auto_complete(directory: Path, config: ModelConfig, parameters: PythonParam
 def _merged(files: ModelFiles, config: ModelConfig, completed: str) -> ModelConfig:
     """Return the configuration merged with only those fields that a model may complete."""
     try:
-        theirs = json_format.ParseDict(json.loads(completed), pb.ModelConfig())
-    except (json_format.ParseError, ValueError) as error:
+        theirs = parse_model_config_json(completed, config.name)
+    except InvalidRequest as error:
+        reason = str(error).removeprefix("Invalid config override: ")
         raise ModelConfigError(
-            f"{files.config_path}: what auto_complete_config returned is no configuration: {error}"
+            f"{files.config_path}: what auto_complete_config returned is no configuration: {reason}"
         ) from error
-    message = pb.ModelConfig()
+    message = type(theirs)()
     message.CopyFrom(config.message)
     message.max_batch_size = theirs.max_batch_size
     for field in ("input", "output"):

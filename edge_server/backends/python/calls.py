@@ -1,13 +1,10 @@
-"""What a model's process gets from the daemon: calls to other models (Triton's BLS), loads of
-models, and metrics."""
+"""Calls of a model's process to other models (Triton's BLS), loads of models, and metrics."""
 
 from __future__ import annotations
 
 import logging
-import queue
 import threading
-from collections import Counter
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from edge_server.backends.python import messages as m
@@ -67,7 +64,6 @@ class ModelCalls:
         self._callers = callers
         self._has_changed_models = False
         self._loading: list[str] = []
-        self._lock = threading.Lock()
         self._threads = NestedCallThreads(name)
         self._calls: dict[int, NestedCallCancellation] = {}
 
@@ -81,8 +77,8 @@ class ModelCalls:
             self._refuse(request.number, "BLS is only supported during the 'execute' function.")
             return
         if len(inputs) < len(request.inputs):
-            given = Counter(place.name for place in request.inputs)
-            twice = next(name for name, count in given.items() if count > 1)
+            names = [place.name for place in request.inputs]
+            twice = next(name for name in names if names.count(name) > 1)
             self._refuse(
                 request.number,
                 f"[request id: {request.id or '<id_unknown>'}] input '{twice}' already exists in "
@@ -90,8 +86,7 @@ class ModelCalls:
             )
             return
         cancellation = NestedCallCancellation(callers[0])
-        with self._lock:
-            self._calls[request.number] = cancellation
+        self._calls[request.number] = cancellation
         if not self._threads.run(lambda: self._submit(message, inputs, callers, cancellation)):
             self._refuse(request.number, _TOO_MANY)
 
@@ -129,17 +124,13 @@ class ModelCalls:
 
     def cancel(self, message: m.Cancel) -> None:
         """Cancel a call whose response the model no longer needs."""
-        with self._lock:
-            cancellation = self._calls.get(message.number)
-        if cancellation is not None:
+        if (cancellation := self._calls.get(message.number)) is not None:
             cancellation.cancel()
 
     def close(self) -> None:
         """Cancel every call; a thread that still runs a model ends when that model is done."""
         self._threads.close()
-        with self._lock:
-            cancellations = list(self._calls.values())
-        for cancellation in cancellations:
+        for cancellation in list(self._calls.values()):
             cancellation.cancel()
 
     def _resolver(
@@ -264,8 +255,7 @@ class ModelCalls:
 
     def _send_response(self, number: int, message: m.ChildResponse | None, *, final: bool) -> None:
         if final:
-            with self._lock:
-                self._calls.pop(number, None)
+            self._calls.pop(number, None)
         self._send(m.Responded(number, message, final))
 
     def _send(self, message: m.Responded | m.QueryResult) -> None:
@@ -304,15 +294,12 @@ class NestedCallThreads:
     """
 
     def __init__(self, name: str) -> None:
-        self._name = name
-        self._lock = threading.Lock()
-        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._threads: list[threading.Thread] = []
-        self._busy = 0
-        self._closed = False
+        self._pool = ThreadPoolExecutor(MOST_THREADS, f"calls of {name}")
+        self._places = threading.BoundedSemaphore(MOST_CALLS)
+        self._has_threads = False
 
     def run(self, work: Callable[[], None]) -> bool:
-        """Run `work`, which must not raise, on a thread; after `close` the work is dropped.
+        """Run `work`, which must not raise, on a thread.
 
         Returns:
             False when too many calls already wait.
@@ -320,37 +307,27 @@ class NestedCallThreads:
         Raises:
             RuntimeError: no thread is running, and the system refuses a new one.
         """
-        with self._lock:
-            if self._closed:
-                return True
-            if self._busy >= MOST_CALLS:
-                return False
-            if self._busy >= len(self._threads) < MOST_THREADS:
-                name = f"calls of {self._name}"
-                thread = threading.Thread(target=self._run_all, name=name, daemon=True)
-                try:
-                    thread.start()
-                    self._threads.append(thread)
-                except RuntimeError:
-                    # Otherwise a running thread will take the work.
-                    if not self._threads:
-                        raise
-            self._busy += 1
-        self._work.put(work)
+        if not self._places.acquire(blocking=False):
+            return False
+
+        def run() -> None:
+            try:
+                work()
+            finally:
+                self._places.release()
+
+        try:
+            self._pool.submit(run)
+            self._has_threads = True
+        except RuntimeError:
+            # Without a new thread, those that run take the work.
+            if not self._has_threads:
+                raise
         return True
 
     def close(self) -> None:
         """Start no further work; each thread ends with its current work."""
-        with self._lock:
-            self._closed = True
-            for _ in self._threads:
-                self._work.put(None)
-
-    def _run_all(self) -> None:
-        while (work := self._work.get()) is not None:
-            work()
-            with self._lock:
-                self._busy -= 1
+        self._pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _trace(callers: Sequence[ExecuteRequest], model_name: str, request_id: str) -> Trace | None:

@@ -111,7 +111,7 @@ def start_message(
         config.default_model_filename,
         str(Path.cwd()),
         config.decoupled,
-        sandbox.rules_of(config.completion.python, sandbox.offered()),
+        sandbox.rules_of(config.completion.python),
     )
 
 

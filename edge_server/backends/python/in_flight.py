@@ -6,6 +6,7 @@ import logging
 import queue
 import threading
 import time
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from edge_server.backends.python.messages import MOST_UNDELIVERED, error_of, shortened
@@ -25,6 +26,7 @@ log = logging.getLogger(__name__)
 _LOT = 16
 
 
+@dataclass(eq=False)
 class ExecuteBatch:
     """The requests of one `execute`.
 
@@ -35,12 +37,11 @@ class ExecuteBatch:
         done: set when the thread that submitted the batch need not wait any longer.
     """
 
-    def __init__(self, requests: Sequence[ExecuteRequest]) -> None:
-        self.requests = requests
-        self.unfinished: set[int] = set()
-        self.executed = False
-        self.execute_ns = 0
-        self.done = threading.Event()
+    requests: Sequence[ExecuteRequest]
+    unfinished: set[int]
+    executed: bool = False
+    execute_ns: int = 0
+    done: threading.Event = field(default_factory=threading.Event)
 
 
 class _Request(NamedTuple):
@@ -73,12 +74,11 @@ class InFlight:
         self, number: int, numbers: Sequence[int], requests: Sequence[ExecuteRequest]
     ) -> ExecuteBatch | None:
         """Accept batch `number`, whose requests have these `numbers`; return None once ended."""
-        batch = ExecuteBatch(requests)
+        batch = ExecuteBatch(requests, set(numbers))
         with self._lock:
             if self.why_over:
                 return None
             self._batches[number] = batch
-            batch.unfinished.update(numbers)
             for one, request in zip(numbers, requests, strict=True):
                 respond = request.respond if self._pump is None else self._pump(one, request)
                 self._requests[one] = _Request(request, batch, respond)

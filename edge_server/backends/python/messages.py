@@ -1,7 +1,5 @@
-"""Messages between the daemon and a model's process, and the protocol's error codes in them.
-
-Tensors stay in shared memory; a message names their places.
-"""
+"""Messages between the daemon and a model's process. Tensors stay in shared memory; a message names
+their places."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from edge_server.tensors import DataType, TensorSpec
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from edge_server.backends.tensorrt.build.side_car import PlanTensor
+    from edge_server.backends.tensorrt.plan_build.side_car import PlanTensor
     from edge_server.backends.tensorrt.plan_io import PlanIO
     from edge_server.model_config.config import ModelConfig
     from edge_server.model_config.files import ModelFiles
@@ -104,53 +104,41 @@ class _PlanCheck:
 
     def _check_tensor(self, kind: str, tensor: PlanTensor) -> None:
         name, datatype = tensor.name, datatype_of(tensor)
-        model = self._config.name
+        which = f"{kind} '{name}' for model '{self._config.name}'"
         if datatype is None:
-            raise self._fault(
-                f"unsupported datatype {tensor.datatype} for {kind} '{name}' for model '{model}'"
-            )
-        message = self._config.message
-        spec = next((t for t in getattr(message, kind) if t.name == name), None)
+            raise self._fault(f"unsupported datatype {tensor.datatype} for {which}")
+        specs = getattr(self._config.message, kind)
+        spec = next((spec for spec in specs if spec.name == name), None)
         if spec is None:
             return
         if spec.data_type != pb.TYPE_INVALID:
-            wanted = DataType.from_config(pb.DataType.Name(spec.data_type))
-            if wanted is not datatype:
+            wanted = pb.DataType.Name(spec.data_type)
+            if DataType.from_config(wanted) is not datatype:
                 raise self._fault(
                     f"unexpected datatype {datatype.config_name} for inference {kind} '{name}', "
-                    f"expecting {pb.DataType.Name(spec.data_type)} for {self._instance}"
+                    f"expecting {wanted} for {self._instance}"
                 )
         if tensor.holds_shape and not spec.is_shape_tensor and not self._config.completion.auto:
             raise self._fault(
-                f"{kind} '{name}' for model '{model}' is a shape tensor but the model "
-                "configuration doesn't mark it as a shape tensor."
+                f"{which} is a shape tensor but the model configuration doesn't mark it as a shape "
+                "tensor."
             )
         if spec.is_shape_tensor and not tensor.holds_shape:
             raise self._fault(
-                f"{kind} '{name}' for model '{model}' is not a shape tensor but the model "
-                "configuration marks it as a shape tensor."
+                f"{which} is not a shape tensor but the model configuration marks it as a shape "
+                "tensor."
             )
-        self._check_format(kind, tensor, marked=spec.is_non_linear_format_io)
-
-    def _check_format(self, kind: str, tensor: PlanTensor, *, marked: bool) -> None:
-        linear = is_linear(tensor)
-        if linear and marked:
+        linear, marked = is_linear(tensor), spec.is_non_linear_format_io
+        if linear == marked:
             raise self._fault(
-                f"{kind} '{tensor.name}' for model '{self._config.name}' uses a linear IO format, "
-                "but 'is_non_linear_format_io' is incorrectly set to true in the model "
-                "configuration."
-            )
-        if not linear and not marked:
-            raise self._fault(
-                f"{kind} '{tensor.name}' for model '{self._config.name}' uses a non-linear IO "
-                "format, but 'is_non_linear_format_io' is incorrectly set to false in the model "
-                "configuration."
+                f"{which} uses a {'linear' if linear else 'non-linear'} IO format, but "
+                f"'is_non_linear_format_io' is incorrectly set to {str(marked).lower()} in the "
+                "model configuration."
             )
         if not linear:
             raise self._fault(
-                f"{kind} '{tensor.name}' for model '{self._config.name}' has the format "
-                f"{tensor.format}, which this server does not take apart; build the plan with "
-                "linear inputs and outputs, as `edge-server plan build` does"
+                f"{which} has the format {tensor.format}, which this server does not take apart; "
+                "build the plan with linear inputs and outputs, as `edge-server plan build` does"
             )
 
     def _check_batching(self) -> None:
@@ -158,7 +146,11 @@ class _PlanCheck:
         shapes = {t.name: t.shape for t in self._io.tensors if not t.holds_shape}
         scalar = next((name for name, shape in shapes.items() if not shape), None)
         if config.max_batch_size > 0:
-            self._check_shapes_held()
+            if holder := next((t.name for t in self._io.tensors if t.holds_shape), None):
+                raise self._fault(
+                    f"model '{model}': tensor '{holder}' holds a shape, which a model that batches "
+                    "cannot have here; set max_batch_size to 0 and give every tensor's dims in full"
+                )
             if scalar is not None:
                 raise self._fault(
                     f"model '{model}', tensor '{scalar}': for the model to support batching the "
@@ -182,15 +174,6 @@ class _PlanCheck:
                 f"autofill failed for model '{model}': model tensor shape configuration hints for "
                 "dynamic batching but the underlying engine doesn't support batching."
             )
-
-    def _check_shapes_held(self) -> None:
-        for tensor in self._io.tensors:
-            if tensor.holds_shape:
-                raise self._fault(
-                    f"model '{self._config.name}': tensor '{tensor.name}' holds a shape, which a "
-                    "model that batches cannot have here; set max_batch_size to 0 and give every "
-                    "tensor's dims in full"
-                )
 
     def _hints(self) -> Iterator[bool]:
         """Yield, for each tensor with dims, whether the dims leave out the batch dimension."""

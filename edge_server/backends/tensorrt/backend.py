@@ -23,7 +23,6 @@ import msgspec
 
 from edge_server.backends.parameters import check_parameters, read_parameters
 from edge_server.backends.tensorrt.agreement import agreed
-from edge_server.backends.tensorrt.build.side_car import read_side_car
 from edge_server.backends.tensorrt.options import (
     NOT_ON_A_GPU,
     Options,
@@ -31,6 +30,7 @@ from edge_server.backends.tensorrt.options import (
     on_gpu_alone,
     plan_name,
 )
+from edge_server.backends.tensorrt.plan_build.side_car import read_side_car
 from edge_server.backends.tensorrt.plan_io import PlanIO
 from edge_server.errors import EdgeServerError, ModelConfigError, ModelLoadError
 from edge_server.gpu.libcuda import BareGpu
@@ -40,10 +40,8 @@ from edge_server.process.run_in_child import ChildFailed, run_in_child
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from edge_server.backends.contract import ProgressCallback
-    from edge_server.backends.server_context import ServerContext
+    from edge_server.backends.contract import LoadContext
     from edge_server.backends.tensorrt.model import PlanModel
-    from edge_server.gpu.devices import Devices
     from edge_server.model_config.config import ModelConfig
     from edge_server.model_config.files import ModelFiles
 
@@ -76,21 +74,15 @@ def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfi
     return agreed(files, config, io)
 
 
-def load(
-    directory: Path,
-    config: ModelConfig,
-    devices: Devices,
-    tell: ProgressCallback,
-    server_context: ServerContext,
-) -> PlanModel:
-    del server_context
+def load(context: LoadContext) -> PlanModel:
     # Imported late, as a machine without a GPU may lack TensorRT.
     from edge_server.backends.tensorrt.model import PlanModel  # noqa: PLC0415
     from edge_server.backends.tensorrt.source import PlanSource  # noqa: PLC0415
 
+    directory, config = context.directory, context.config
     parameters = read_parameters(_ours(config), TensorRtParameters)
-    source = PlanSource(directory, config, parameters, tell)
-    return PlanModel(directory, config, Options.of(config, parameters), devices, source)
+    source = PlanSource(directory, config, parameters, context.progress)
+    return PlanModel(directory, config, Options.of(config, parameters), context.devices, source)
 
 
 def _ours(config: ModelConfig) -> ModelConfig:

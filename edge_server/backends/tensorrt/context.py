@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import tensorrt as trt
 
+from edge_server.backends.tensorrt.engine import trt_log
 from edge_server.backends.tensorrt.io_slots import Span
-from edge_server.backends.tensorrt.trt_log import trt_log, version_here
 from edge_server.errors import DeviceLost, EdgeServerError, InternalError, InvalidRequest
 from edge_server.gpu.memory import DeviceMemory
 
@@ -18,10 +18,6 @@ if TYPE_CHECKING:
     from edge_server.backends.tensorrt.plan_io import Shape, Shapes
     from edge_server.gpu.device import Device
     from edge_server.gpu.stream import PriorityStream, Stream
-
-# Before this version the bindings set Python's error without the GIL, in the calls that release it:
-# infer_shapes and set_optimization_profile_async. The result is a segmentation fault.
-FIRST_TO_RAISE = (10, 13)
 
 
 class Context:
@@ -149,7 +145,7 @@ class Context:
             f"Can not set the specified optimization profile {profile}[{profile}] for "
             f"{self._name}. Expected optimization profile index range 0-{last}"
         )
-        # Up to TensorRT 10.12 a refusal ends the process (see `FIRST_TO_RAISE`), so a missing
+        # Up to TensorRT 10.12 a refusal ends the process (see `_infer_shapes`), so a missing
         # profile and a lost device are detected before.
         if not 0 <= profile <= last:
             raise InternalError(failure)
@@ -165,30 +161,22 @@ class Context:
         self._shapes_inferred = False
 
     def _infer_shapes(self, mark: int) -> None:
-        """Infer the outputs' shapes.
+        """Infer the outputs' shapes, without TensorRT's `infer_shapes`: up to 10.12 the bindings
+        set Python's error without the GIL in the calls that release it, which ends the process.
 
         Raises:
             InvalidRequest, InternalError: the outputs' shapes are not known.
         """
-        context = self._context
-        if version_here() >= FIRST_TO_RAISE:
-            try:
-                missing = context.infer_shapes()
-            except RuntimeError as error:
-                # The error's text is only a number.
-                raise self._do_not_go_together(mark) from error
-        elif context.all_binding_shapes_specified:
-            missing = []
+        if self._context.all_binding_shapes_specified:
             for tensor in self._io.outputs:
                 self.output_shape(tensor.name)
-        else:
-            shapes = {t.name: tuple(context.get_tensor_shape(t.name)) for t in self._io.inputs}
-            missing = [name for name, shape in shapes.items() if -1 in shape]
-        if missing:
-            raise InternalError(
-                f"{self._name}: TensorRT does not know the shapes for {', '.join(missing)}: "
-                f"{trt_log().since(mark)}"
-            )
+            return
+        shapes = {t.name: tuple(self._context.get_tensor_shape(t.name)) for t in self._io.inputs}
+        missing = ", ".join(name for name, shape in shapes.items() if -1 in shape)
+        raise InternalError(
+            f"{self._name}: TensorRT does not know the shapes for {missing}: "
+            f"{trt_log().since(mark)}"
+        )
 
     def _do_not_go_together(self, mark: int) -> InvalidRequest:
         """Return the error for inputs whose shapes are valid alone, but not together."""

@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import tensorrt as trt
 
-from edge_server.backends.tensorrt.build.profiles import Range
-from edge_server.backends.tensorrt.build.side_car import PlanTensor, datatype_name
+from edge_server.backends.tensorrt.plan_build.profiles import Range
+from edge_server.backends.tensorrt.plan_build.side_car import (
+    PlanTensor,
+    datatype_name,
+    version_of,
+)
 from edge_server.backends.tensorrt.plan_io import PlanIO
-from edge_server.backends.tensorrt.trt_log import trt_log, version_here
 from edge_server.board.jetson import NVDLA_SUPPORT
 from edge_server.errors import InternalError, ModelConfigError, Unavailable
 from edge_server.gpu.devices import Devices
 from edge_server.model_config.files import reading
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from edge_server.gpu.device import Device
+
+_KEPT = 64
+_SHOWN = 3
 
 
 def read_plan_io(plan: str, gpu: int, dla_core: int | None) -> PlanIO:
@@ -183,3 +192,74 @@ def _range(engine: trt.ICudaEngine, tensor: PlanTensor, profile: int) -> Range |
         return None
     least, best, most = (tuple(map(int, sizes)) for sizes in found)
     return Range(least, best, most)
+
+
+class TrtLog:
+    """The last errors that TensorRT logged in this process.
+
+    Attributes:
+        logger: the logger that TensorRT writes to.
+        on_message: called with the level (ERROR, WARNING or INFO) and the text of each message, on
+            any thread, also within TensorRT's own calls.
+    """
+
+    def __init__(self) -> None:
+        self._errors: deque[tuple[int, str]] = deque(maxlen=_KEPT)
+        self._number = 0
+        self.on_message: Callable[[str, str], None] | None = None
+        self.logger = _Logger(self)
+
+    @property
+    def mark(self) -> int:
+        """Return the current position, for `since`."""
+        return self._errors[-1][0] + 1 if self._errors else 0
+
+    def since(self, mark: int, shown: int = _SHOWN) -> str:
+        """Return the errors since `mark` as one text; errors of other threads may be among them."""
+        texts = [text for number, text in list(self._errors) if number >= mark]
+        return "; ".join(texts[-shown:]) or "TensorRT gave no reason"
+
+    def add(self, level: str, text: str) -> None:
+        """Take a message of TensorRT."""
+        if level == "ERROR":
+            self._errors.append((self._number, text))
+            self._number += 1
+        if self.on_message is not None:
+            self.on_message(level, text)
+
+
+@cache
+def trt_log() -> TrtLog:
+    """Return the log of this process: TensorRT keeps its first logger."""
+    return TrtLog()
+
+
+class _Logger(trt.ILogger):  # type: ignore[misc]
+    """TensorRT calls it on any thread, also within its own calls."""
+
+    def __init__(self, log: TrtLog) -> None:
+        super().__init__()
+        self._log = log
+        self._levels = {
+            trt.ILogger.INTERNAL_ERROR: "ERROR",
+            trt.ILogger.ERROR: "ERROR",
+            trt.ILogger.WARNING: "WARNING",
+            trt.ILogger.INFO: "INFO",
+        }
+
+    def log(self, severity: Any, msg: str) -> None:
+        level = self._levels.get(severity)
+        if level is not None:
+            self._log.add(level, msg)
+
+
+def version_here() -> tuple[int, int]:
+    """Return TensorRT's major and minor version."""
+    return version_of(trt.__version__)
+
+
+def dla_cores() -> int:
+    """Return the number of NVDLA cores that TensorRT can use here, which decides rather than the
+    board's name; a CUDA driver must be there: a Runtime made without one crashes."""
+    runtime: trt.Runtime = trt.Runtime(trt_log().logger)
+    return int(runtime.num_DLA_cores)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from edge_server.gpu.stream import Event, PriorityStream, Stream
 from edge_server.tensors import Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
@@ -39,7 +40,7 @@ class PlanInstance:
     Args:
         profiles: the optimisation profiles that the instance may use.
         graphs: the runs to record.
-        after_close: called once.
+        owns_engine: the engine closes with the instance.
 
     Raises:
         Unavailable: the GPU has too little memory for the instance.
@@ -53,13 +54,13 @@ class PlanInstance:
         options: Options,
         *,
         graphs: Sequence[GraphShapes],
-        after_close: Callable[[], None],
+        owns_engine: bool,
     ) -> None:
         self._engine = engine
         self._device = engine.device
         self._name = name
         self._batched = options.batched
-        self._after_close = after_close
+        self._owns_engine = owns_engine
         self._profiles = ProfileChoice(engine.io, profiles, name)
         with self._device.current(f"make instance {name}"):
             self._stream = Stream(self._device)
@@ -72,16 +73,14 @@ class PlanInstance:
             self._context = Context(engine, self._stream, name, self._ahead)
             self._graphs = Graphs()
             try:
-                self._room = allocate_io(engine, self._context, profiles, options, name)
+                self._buffers = allocate_io(engine, self._context, profiles, options, name)
                 if options.graphs:
                     self._graphs = record(
-                        engine, self._context, self._stream, self._room, wanted=graphs, name=name
+                        engine, self._context, self._stream, self._buffers, wanted=graphs, name=name
                     )
             except BaseException:
                 # Closed before its engine, which the model closes.
-                self._context.close()
-                if self._ahead is not None:
-                    self._ahead.close()
+                self._close_context()
                 raise
 
     def execute(self, requests: Sequence[ExecuteRequest]) -> Phases:
@@ -89,15 +88,17 @@ class PlanInstance:
         try:
             with self._device.current(f"run {self._name}"):
                 run = Run(requests, batched=self._batched)
-                given_ns, over_ns = self._run(run)
-            answers = run.answers(self._room.mapped_outputs)
+                enqueued_ns, ready_ns = self._run(run)
+            responses = run.responses(self._buffers.mapped_outputs)
         except EdgeServerError as error:
             for request in requests:
                 request.respond(error, True)
             return Phases(0, time.monotonic_ns() - began_ns, 0)
-        for request, answer in zip(requests, answers, strict=True):
-            request.respond(answer, True)
-        return Phases(given_ns - began_ns, over_ns - given_ns, time.monotonic_ns() - over_ns)
+        for request, response in zip(requests, responses, strict=True):
+            request.respond(response, True)
+        return Phases(
+            enqueued_ns - began_ns, ready_ns - enqueued_ns, time.monotonic_ns() - ready_ns
+        )
 
     def close(self) -> None:
         """Close all resources in the order of their dependencies."""
@@ -106,33 +107,38 @@ class PlanInstance:
                 self._stream.synchronize()
             finally:
                 self._graphs.close()
-                self._context.close()
-                if self._ahead is not None:
-                    self._ahead.close()
-                self._room.close()
-                self._after_close()
+                self._close_context()
+                self._buffers.close()
+                if self._owns_engine:
+                    self._engine.close()
+
+    def _close_context(self) -> None:
+        self._context.close()
+        if self._ahead is not None:
+            self._ahead.close()
 
     def _run(self, run: Run) -> tuple[int, int]:
         """Run the batch; return when the inputs were enqueued and when the outputs were ready,
         in ns."""
         # This run reuses the buffers of the last one.
         self._through.wait()
-        for slot in self._room.inputs.values():
+        for slot in self._buffers.inputs.values():
             slot.begin()
         try:
             recorded = self._graphs.find(run.shapes)
-            given_ns = self._give(run) if recorded is None else self._give_recorded(run, recorded)
-            self._bring_home(run)
+            enqueued_ns = self._enqueue(run) if recorded is None else self._launch(run, recorded)
+            self._copy_to_host(run)
         finally:
             self._through.record(self._stream)
             for array in run.read:
                 array.read_by(self._through)
-        return given_ns, time.monotonic_ns()
+        return enqueued_ns, time.monotonic_ns()
 
-    def _give_recorded(self, run: Run, recorded: RecordedRun) -> int:
-        for name, slot in self._room.inputs.items():
+    def _launch(self, run: Run, recorded: RecordedRun) -> int:
+        """Run the batch as a recorded graph."""
+        for name, slot in self._buffers.inputs.items():
             run.read += slot.gather(run.requests, self._stream, recorded.wanted.shapes[name])
-        given_ns = time.monotonic_ns()
+        enqueued_ns = time.monotonic_ns()
         try:
             recorded.graph.launch(self._stream)
         except InternalError as error:
@@ -141,22 +147,24 @@ class PlanInstance:
                 f"{self._name}: {error}"
             ) from error
         for name, whole in recorded.output_shapes.items():
-            output = self._room.outputs[name]
+            output = self._buffers.outputs[name]
             output.pointer(whole)
             # A graph for more rows also writes rows of no request.
             run.output_shapes[name] = (run.rows, *whole[1:]) if self._batched else whole
-            array = self._kept(run, name)
+            array = self._device_array(run, name)
             if array is not None:
                 output.copy_to(array, self._stream)
-        return given_ns
+        return enqueued_ns
 
-    def _give(self, run: Run) -> int:
-        values = self._room.host.read(run.requests[0])
-        for name, address in self._room.host.addresses.items():
+    def _enqueue(self, run: Run) -> int:
+        """Run the batch by the context."""
+        host = self._buffers.host
+        values = host.read(run.requests[0])
+        for name, address in host.addresses.items():
             self._context.bind(name, address)
             run.shapes.pop(name)
         self._context.set_shapes(self._profiles.of({**run.shapes, **values}), run.shapes)
-        for name, slot in self._room.inputs.items():
+        for name, slot in self._buffers.inputs.items():
             array = slot.in_place(run.requests, self._stream)
             if array is None:
                 run.read += slot.gather(run.requests, self._stream)
@@ -164,71 +172,67 @@ class PlanInstance:
                 run.read.append(array)
             self._context.bind(name, slot.pointer if array is None else array.pointer)
         for tensor in self._engine.io.outputs:
-            self._place(run, tensor.name, self._context.output_shape(tensor.name))
-        given_ns = time.monotonic_ns()
-        self._enqueue(run)
-        return given_ns
-
-    def _place(self, run: Run, name: str, shape: Shape) -> None:
-        """Set the address of an output of the run."""
-        if name in self._room.host:
-            self._context.bind(name, self._room.host.place(name, shape))
-        elif -1 in shape:
-            if name not in self._room.allocators:
-                self._room.allocators[name] = OutputAllocator(self._device)
-                self._context.allocate_with(name, self._room.allocators[name])
-            self._room.allocators[name].begin()
-        else:
-            run.output_shapes[name] = shape
-            array = self._kept(run, name)
-            slot = self._room.outputs[name]
-            self._context.bind(name, slot.pointer(shape) if array is None else array.pointer)
-
-    def _enqueue(self, run: Run) -> None:
-        allocators = self._room.allocators
+            self._bind_output(run, tensor.name, self._context.output_shape(tensor.name))
+        enqueued_ns = time.monotonic_ns()
+        allocators = self._buffers.allocators
         try:
             self._context.enqueue()
         except InternalError as error:
-            failure = (each.failure for each in allocators.values())
-            raise next(filter(None, failure), error) from error
+            failures = (each.failure for each in allocators.values())
+            raise next(filter(None, failures), error) from error
         # TensorRT has set the sizes by now.
         run.output_shapes.update({name: each.shape for name, each in allocators.items()})
+        return enqueued_ns
 
-    def _kept(self, run: Run, name: str) -> CudaArray | None:
+    def _bind_output(self, run: Run, name: str, shape: Shape) -> None:
+        buffers = self._buffers
+        if name in buffers.host:
+            self._context.bind(name, buffers.host.place(name, shape))
+        elif -1 in shape:
+            if name not in buffers.allocators:
+                buffers.allocators[name] = OutputAllocator(self._device)
+                self._context.allocate_with(name, buffers.allocators[name])
+            buffers.allocators[name].begin()
+        else:
+            run.output_shapes[name] = shape
+            array = self._device_array(run, name)
+            slot = buffers.outputs[name]
+            self._context.bind(name, slot.pointer(shape) if array is None else array.pointer)
+
+    def _device_array(self, run: Run, name: str) -> CudaArray | None:
         """Return device memory for an output that stays on the device; None where the output
         goes to the host, is not requested, or too much device memory is already lent."""
         shape = run.output_shapes[name]
         if not run.on_device or name not in run.wanted or 0 in shape:
             return None
-        try:
-            run.kept[name] = self._room.outputs[name].array(shape, self._stream)
-        except Unavailable:
-            return None
-        return run.kept[name]
+        with suppress(Unavailable):
+            run.device_outputs[name] = self._buffers.outputs[name].array(shape, self._stream)
+        return run.device_outputs.get(name)
 
-    def _bring_home(self, run: Run) -> None:
-        """Copy the requested outputs to the host, and wait for the copies."""
-        for array in run.kept.values():
+    def _copy_to_host(self, run: Run) -> None:
+        """Copy the other requested outputs to the host, and wait for the copies."""
+        for array in run.device_outputs.values():
             array.written(self._stream)
-        home = [name for name in run.wanted if name not in run.kept]
-        if not home:
+        names = [name for name in run.wanted if name not in run.device_outputs]
+        if not names:
             return
         if self._copies is not self._stream:
             self._copies.wait(self._stream.record())
-        for name in home:
-            if name in self._room.allocators:
-                shape, dtype = run.output_shapes[name], self._room.outputs[name].dtype
-                run.host[name] = np.empty(shape, dtype)
-                self._room.allocators[name].copy_to(run.host[name], self._copies)
-            elif name not in self._room.host:
-                slot = self._room.outputs[name]
-                run.host[name] = slot.begin_to_host(run.output_shapes[name], self._copies)
+        buffers = self._buffers
+        for name in names:
+            if name in buffers.allocators:
+                shape, dtype = run.output_shapes[name], buffers.outputs[name].dtype
+                run.host_outputs[name] = np.empty(shape, dtype)
+                buffers.allocators[name].copy_to(run.host_outputs[name], self._copies)
+            elif name not in buffers.host:
+                slot = buffers.outputs[name]
+                run.host_outputs[name] = slot.begin_to_host(run.output_shapes[name], self._copies)
         self._copied.record(self._copies).wait()
-        for name in home:
-            if name in self._room.host:
-                run.host[name] = self._room.host.output(name)
-            elif name not in self._room.allocators:
-                run.host[name] = self._room.outputs[name].owned(run.host[name])
+        for name in names:
+            if name in buffers.host:
+                run.host_outputs[name] = buffers.host.output(name)
+            elif name not in buffers.allocators:
+                run.host_outputs[name] = buffers.outputs[name].owned(run.host_outputs[name])
 
 
 class Run:
@@ -237,12 +241,12 @@ class Run:
     Attributes:
         rows: of the whole batch; 0 where the model does not batch.
         shapes: input → shape of the whole batch.
-        wanted: the outputs that some request asks for.
+        wanted: the outputs that some request names.
         on_device: all requests accept them on the device.
         read: device arrays that the run reads in place.
         output_shapes: output → shape; set when it is known.
-        kept: outputs that stay on the device.
-        host: outputs on the host.
+        device_outputs: outputs that stay on the device.
+        host_outputs: outputs on the host.
     """
 
     def __init__(self, requests: Sequence[ExecuteRequest], *, batched: bool) -> None:
@@ -260,10 +264,10 @@ class Run:
         self.on_device = all(request.request.on_device for request in requests)
         self.read: list[CudaArray] = []
         self.output_shapes: dict[str, Shape] = {}
-        self.kept: dict[str, CudaArray] = {}
-        self.host: dict[str, NDArray[Any]] = {}
+        self.device_outputs: dict[str, CudaArray] = {}
+        self.host_outputs: dict[str, NDArray[Any]] = {}
 
-    def answers(self, uncounted: frozenset[str]) -> list[Tensors]:
+    def responses(self, uncounted: frozenset[str]) -> list[Tensors]:
         """Return each request's part of the outputs.
 
         Args:
@@ -272,7 +276,7 @@ class Run:
         Raises:
             InternalError: an output has another number of rows than the batch.
         """
-        made: dict[str, Any] = {**self.host, **self.kept}
+        made: dict[str, Any] = {**self.host_outputs, **self.device_outputs}
         parts: list[Tensors]
         if len(self.requests) == 1:
             parts = [{name: Tensor(made[name]) for name in self.requests[0].outputs}]
@@ -289,6 +293,6 @@ class Run:
             ]
         for request, part in zip(self.requests, parts, strict=True):
             for name, tensor in part.items():
-                if name in self.host and name not in uncounted:
+                if name in self.host_outputs and name not in uncounted:
                     request.copied("to_host", tensor.array.nbytes)
         return parts

@@ -9,7 +9,6 @@ import numpy as np
 
 from edge_server.backends.tensorrt.io_slots import (
     InputSlot,
-    MakeStaging,
     OutputSlot,
     StagingBuffer,
 )
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from edge_server.backends.tensorrt.plan_io import PlanIO, Shape, Shapes
 
 # Callers may hold this many responses of one instance on the device at once.
-KEPT_ANSWERS = 16
+RESPONSES_ON_DEVICE = 16
 _LEAST_POOL_BYTES = 1 << 20
 
 
@@ -76,26 +75,24 @@ def allocate_io(
     device, io = engine.device, engine.io
     mapped = options.mapped and device.integrated and device.can_map_host_memory
 
-    def staging(*, pinned: bool) -> MakeStaging:
-        return lambda nbytes: StagingBuffer(device, nbytes, mapped=mapped, pinned=pinned)
+    def staging(nbytes: int, *, pinned: bool) -> StagingBuffer:
+        return StagingBuffer(device, nbytes, mapped=mapped, pinned=pinned)
 
     sizes = _output_bytes(io, context, profiles)
-    pool = BufferPool(
-        device, max(_LEAST_POOL_BYTES, KEPT_ANSWERS * sum(sizes.values())), f"instance {name}"
-    )
-    inputs = {}
-    for tensor in io.inputs:
-        if not tensor.holds_shape:
+    pool_bytes = max(_LEAST_POOL_BYTES, RESPONSES_ON_DEVICE * sum(sizes.values()))
+    pool = BufferPool(device, pool_bytes, f"instance {name}")
+    inputs, outputs = {}, {}
+    for tensor in io.tensors:
+        if tensor.holds_shape:
+            continue
+        dtype = numpy_of(tensor)
+        if tensor.is_input:
             most = max(element_count(io.bounds(tensor, p).max) for p in profiles)
-            dtype = numpy_of(tensor)
-            make = staging(pinned=options.pinned_inputs)
-            inputs[tensor.name] = InputSlot(tensor.name, device, dtype, most * dtype.itemsize, make)
-    make = staging(pinned=options.pinned_outputs)
-    outputs = {
-        tensor.name: OutputSlot(numpy_of(tensor), sizes[tensor.name], make, pool)
-        for tensor in io.outputs
-        if not tensor.holds_shape
-    }
+            memory = staging(most * dtype.itemsize, pinned=options.pinned_inputs)
+            inputs[tensor.name] = InputSlot(tensor.name, device, dtype, memory)
+        else:
+            memory = staging(sizes[tensor.name], pinned=options.pinned_outputs)
+            outputs[tensor.name] = OutputSlot(dtype, memory, pool)
     return IoBuffers(inputs, outputs, HostTensors(io, name), pool)
 
 

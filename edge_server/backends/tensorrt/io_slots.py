@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +48,8 @@ class StagingBuffer:
     """
 
     def __init__(self, device: Device, nbytes: int, *, mapped: bool, pinned: bool) -> None:
+        self._device = device
+        self._pinned = pinned
         self.nbytes = max(1, nbytes)
         self.is_mapped = mapped
         self.host: NDArray[np.uint8] | None = None
@@ -65,11 +66,12 @@ class StagingBuffer:
     def pointer(self) -> int:
         return self._memory.pointer
 
+    def larger(self, nbytes: int) -> StagingBuffer:
+        """Return another buffer of this kind."""
+        return StagingBuffer(self._device, nbytes, mapped=self.is_mapped, pinned=self._pinned)
+
     def span(self, begin: int, nbytes: int) -> Span:
         return Span(self.pointer + begin, nbytes)
-
-
-MakeStaging = Callable[[int], StagingBuffer]
 
 
 def as_bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
@@ -81,16 +83,16 @@ class InputSlot:
     """Gathers the requests' parts of one input at the address that TensorRT reads.
 
     Args:
-        nbytes: of the largest batch of any profile.
+        staging: has the size of the largest batch of any profile.
     """
 
     def __init__(
-        self, name: str, device: Device, dtype: np.dtype[Any], nbytes: int, make: MakeStaging
+        self, name: str, device: Device, dtype: np.dtype[Any], staging: StagingBuffer
     ) -> None:
         self.name = name
         self.dtype = dtype
         self._device = device
-        self._staging = make(nbytes)
+        self._staging = staging
         # Held until the next run: copies may still read these arrays.
         self._held: list[object] = []
 
@@ -211,18 +213,16 @@ class OutputSlot:
     """Memory for one output, and the copies out of it.
 
     Args:
-        nbytes: of the largest output for any profile's inputs; a larger output gets more memory.
+        staging: has the size of the largest output for any profile's inputs; a larger output gets
+            more memory.
         pool: for outputs that stay on the device.
     """
 
-    def __init__(
-        self, dtype: np.dtype[Any], nbytes: int, make: MakeStaging, pool: BufferPool
-    ) -> None:
+    def __init__(self, dtype: np.dtype[Any], staging: StagingBuffer, pool: BufferPool) -> None:
         self.dtype = dtype
-        self._make = make
         self._pool = pool
         # Graphs write to this buffer, which is therefore never replaced.
-        self._usual = make(nbytes)
+        self._usual = staging
         self._larger: StagingBuffer | None = None
         self._written = self._usual
 
@@ -243,7 +243,7 @@ class OutputSlot:
         elif self._larger is not None and nbytes <= self._larger.nbytes:
             self._written = self._larger
         else:
-            self._written = self._larger = self._make(nbytes)
+            self._written = self._larger = self._usual.larger(nbytes)
         return self._written.pointer
 
     def array(self, shape: Shape, stream: Stream) -> CudaArray:

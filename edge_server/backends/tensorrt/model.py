@@ -70,7 +70,7 @@ class PlanModel:
                 ordered,
                 self._options,
                 graphs=graphs,
-                after_close=engine.close if is_own else _nothing,
+                owns_engine=is_own,
             )
         except BaseException:
             if is_own:
@@ -134,7 +134,3 @@ def _check_profile(engine: Engine, index: int, name: str) -> None:
             f"Can not set the specified optimization profile {index}[{index}] for {name}. Expected "
             f"optimization profile index range 0-{last}"
         )
-
-
-def _nothing() -> None:
-    """Do nothing: the `after_close` of an instance that owns no engine."""

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from edge_server.backends.tensorrt.build.profiles import Range
-from edge_server.backends.tensorrt.build.side_car import PlanTensor  # noqa: TC001 - read by msgspec
+from edge_server.backends.tensorrt.plan_build.profiles import Range
+from edge_server.backends.tensorrt.plan_build.side_car import PlanTensor  # noqa: TC001 - read by msgspec
 from edge_server.errors import InvalidRequest
 from edge_server.tensors import DataType
 

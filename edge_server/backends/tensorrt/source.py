@@ -8,21 +8,19 @@ from typing import TYPE_CHECKING
 
 import tensorrt as trt
 
-from edge_server.backends.tensorrt.build.build_options import build_options_of
-from edge_server.backends.tensorrt.build.cache import PlanCache, ensure_plan
-from edge_server.backends.tensorrt.build.events import BuildProgress
-from edge_server.backends.tensorrt.build.process import build
-from edge_server.backends.tensorrt.build.side_car import (
+from edge_server.backends.tensorrt.engine import dla_cores, no_such_core
+from edge_server.backends.tensorrt.options import on_gpu_alone, plan_name
+from edge_server.backends.tensorrt.plan_build.build_options import build_options_of
+from edge_server.backends.tensorrt.plan_build.cache import PlanCache, ensure_plan
+from edge_server.backends.tensorrt.plan_build.events import BuildProgress
+from edge_server.backends.tensorrt.plan_build.process import build
+from edge_server.backends.tensorrt.plan_build.side_car import (
     DeviceFacts,
     cautions,
-    compare,
-    compare_files,
     device_facts,
     read_side_car,
+    side_car_faults,
 )
-from edge_server.backends.tensorrt.engine import no_such_core
-from edge_server.backends.tensorrt.options import on_gpu_alone, plan_name
-from edge_server.backends.tensorrt.trt_log import dla_cores
 from edge_server.board.state_directory import state_directory
 from edge_server.errors import ModelConfigError, Unavailable
 from edge_server.gpu.libcuda import BareGpu
@@ -32,8 +30,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from edge_server.backends.contract import ProgressCallback
-    from edge_server.backends.tensorrt.build.events import OnEvent
-    from edge_server.backends.tensorrt.build.process import BuildJob, PlanBuilt
     from edge_server.backends.tensorrt.options import TensorRtParameters
     from edge_server.gpu.device import Device
     from edge_server.model_config.config import ModelConfig, Placement
@@ -131,8 +127,7 @@ class PlanSource:
             log.info("model %s: %s has no side-car: TensorRT reads what it is", self._model, plan)
             return []
         onnx = self._onnx if self._onnx.exists() else None
-        faults = compare(side_car, facts, self._model)
-        faults = faults or compare_files(side_car, plan, onnx, self._model)
+        faults = side_car_faults(side_car, plan, onnx, facts, self._model)
         if not faults and (side_car.dla_core is None) != (core is None):
             built = "the GPU alone" if core is not None else f"NVDLA core {side_car.dla_core}"
             wanted = f"NVDLA core {core}" if core is not None else "the GPU alone"
@@ -149,20 +144,13 @@ class PlanSource:
 
     def _built(self, name: str, facts: DeviceFacts, core: int | None) -> Path:
         options = replace(build_options_of(self._config), dla_core=core)
-        is_new = False
-
-        def build_now(job: BuildJob, on_event: OnEvent) -> PlanBuilt:
-            nonlocal is_new
-            is_new = True
-            return build(job, on_event)
-
         with BuildProgress(self._model, name, facts.tensorrt, self._on_progress) as progress:
-            plan = ensure_plan(
+            plan, is_new = ensure_plan(
                 self._onnx,
                 options,
                 facts,
                 _cache(),
-                build_now,
+                build,
                 model=self._model,
                 on_event=progress,
             )

@@ -12,11 +12,7 @@ from edge_server.backends.parameters import Parameters, check_parameters
 from edge_server.errors import InvalidRequest, ModelConfigError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from edge_server.backends.contract import ProgressCallback
-    from edge_server.backends.server_context import ServerContext
-    from edge_server.gpu.devices import Devices
+    from edge_server.backends.contract import LoadContext
     from edge_server.model_config.config import ModelConfig
     from edge_server.model_config.files import ModelFiles
 
@@ -45,14 +41,8 @@ def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfi
     return config
 
 
-def load(
-    directory: Path,
-    config: ModelConfig,
-    devices: Devices,
-    tell: ProgressCallback,
-    server_context: ServerContext,
-) -> TensorModel:
-    del directory, devices, tell, server_context
+def load(context: LoadContext) -> TensorModel:
+    config = context.config
     source = {o.name: i.name for i, o in zip(config.inputs, config.outputs, strict=True)}
 
     def run(inputs: Tensors, outputs: frozenset[str]) -> Tensors:
@@ -60,7 +50,7 @@ def load(
             if source[name] not in inputs:
                 raise InvalidRequest(
                     f"output '{name}' of model '{config.name}' is its input '{source[name]}', "
-                    "which was left out; ask for other outputs, or give it"
+                    "which was left out; name other outputs, or give it"
                 )
         return {name: inputs[source[name]] for name in outputs}
 

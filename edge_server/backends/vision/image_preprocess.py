@@ -44,12 +44,10 @@ from edge_server.tensors import Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from numpy.typing import NDArray
 
-    from edge_server.backends.contract import Instance, ModelMetric, ProgressCallback, Tensors
-    from edge_server.backends.server_context import ServerContext
+    from edge_server.backends.contract import Instance, LoadContext, ModelMetric, Tensors
     from edge_server.gpu.device import Device
     from edge_server.gpu.devices import Devices
     from edge_server.model_config.config import ModelConfig, Placement
@@ -67,15 +65,8 @@ def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfi
     return config
 
 
-def load(
-    directory: Path,
-    config: ModelConfig,
-    devices: Devices,
-    tell: ProgressCallback,
-    server_context: ServerContext,
-) -> ImagePreprocess:
-    del directory, tell, server_context
-    return ImagePreprocess(Preprocessing.of(config), devices)
+def load(context: LoadContext) -> ImagePreprocess:
+    return ImagePreprocess(Preprocessing.of(context.config), context.devices)
 
 
 class ImagePreprocess:

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
-from edge_server.backends.parameters import check_parameters
-from edge_server.backends.vision.image_preprocess_parameters import (
-    FrameParameters,
-    ImagePreprocessParameters,
-    even_fault,
-    fits,
-)
+from edge_server.backends.parameters import Parameters, check_parameters, read_parameters
 from edge_server.backends.vision.preprocess_cpu import UndistortionMap
 from edge_server.errors import InvalidRequest, ModelConfigError
-from edge_server.gpu.kernels.preprocess import MAX_SIDE_PX, CropRegion, PixelFormat
+from edge_server.gpu.kernels.preprocess import (
+    MAX_SIDE_PX,
+    CropRegion,
+    PixelFormat,
+    size_fault,
+)
 from edge_server.tensors import DataType, Tensor, TensorSpec, element_count, shape_text
 
 if TYPE_CHECKING:
@@ -29,6 +29,8 @@ MAX_ELEMENTS = 64 * 1024 * 1024
 # need as much.
 MOST_BATCH_BYTES = 1 << 30
 
+_Number = TypeVar("_Number", int, float)
+
 _FLOATS = (DataType.FP32, DataType.FP16)
 
 # Dimensions of the input, by pixel format.
@@ -37,6 +39,66 @@ _FRAME_DIMS = {
     PixelFormat.NV12: (-1, -1),
     PixelFormat.YUY2: (-1, -1, 2),
 }
+# k1 k2 p1 p2, k3, k4 k5 k6, thin prism, tilt: the counts that cv2.calibrateCamera returns.
+_DISTORTION_COUNTS = (4, 5, 8, 12, 14)
+
+
+class ImagePreprocessParameters(Parameters, frozen=True):
+    """The parameters in config.pbtxt; see `image_preprocess`."""
+
+    scale: float = 1 / 255
+    pixel_format: str = "bgr"
+    crop: str = ""
+    camera_matrix: str = ""
+    distortion: str = ""
+    calibrated_size: str = ""
+
+
+@dataclass(frozen=True)
+class Lens:
+    """A camera's calibration; pixels are those of frames of `width` x `height`."""
+
+    camera_matrix: tuple[tuple[float, float, float], ...]
+    distortion: tuple[float, ...]
+    width: int
+    height: int
+
+
+@dataclass(frozen=True)
+class FrameParameters:
+    """Pixel format, crop and lens of a model's frames.
+
+    Attributes:
+        crop: region of the frame, or of the undistorted frame, to resize; None for the whole frame.
+        lens: the lens whose distortion is removed; None without undistortion.
+    """
+
+    scale: float
+    pixel_format: PixelFormat
+    crop: CropRegion | None
+    lens: Lens | None
+
+    @staticmethod
+    def of(config: ModelConfig) -> FrameParameters:
+        """Parse the parameters.
+
+        Raises:
+            ValueError: a value is invalid, alone or beside the others; the text names the remedy.
+        """
+        parameters = read_parameters(config, ImagePreprocessParameters)
+        pixel_format = _pixel_format(parameters.pixel_format)
+        crop = _crop(parameters.crop) if parameters.crop else None
+        lens = _lens(parameters)
+        if lens is not None:
+            fault = size_fault(pixel_format, lens.width, lens.height)
+            if fault:
+                raise ValueError(f"'calibrated_size' is '{parameters.calibrated_size}': {fault}")
+            if crop is not None and not crop.is_within(lens.width, lens.height):
+                raise ValueError(
+                    f"'crop' is '{parameters.crop}', which is not within the undistorted frame of "
+                    f"{lens.width}x{lens.height} px ('calibrated_size'); make it smaller"
+                )
+        return FrameParameters(parameters.scale, pixel_format, crop, lens)
 
 
 class FramesShape(NamedTuple):
@@ -125,16 +187,14 @@ class Preprocessing:
     def _size_fault(self, height: int, width: int) -> str:
         """Return why a frame of that size cannot be preprocessed; empty when it can."""
         frame = self.frame
-        if max(height, width) > MAX_SIDE_PX:
-            return f"a side has at most {MAX_SIDE_PX} px"
-        if fault := even_fault(frame.pixel_format, width, height):
+        if fault := size_fault(frame.pixel_format, width, height):
             return fault
         if (lens := frame.lens) and (lens.width, lens.height) != (width, height):
             return (
                 f"a frame of {width}x{height} px cannot be undistorted with a calibration for "
                 f"{lens.width}x{lens.height}; send frames of that size, or calibrate with this one"
             )
-        if (crop := frame.crop) and not fits(crop, width, height):
+        if (crop := frame.crop) and not crop.is_within(width, height):
             return (
                 f"a frame of {width}x{height} px does not contain the model's crop, "
                 f"{crop.width}x{crop.height} px at {crop.x},{crop.y}"
@@ -214,3 +274,72 @@ def _size_output(config: ModelConfig) -> TensorSpec | None:
         if spec.datatype is DataType.INT32 and spec.shape == (2,):
             return spec
     return None
+
+
+def _pixel_format(text: str) -> PixelFormat:
+    try:
+        return PixelFormat(text)
+    except ValueError:
+        known = ", ".join(each.value for each in PixelFormat)
+        raise ValueError(f"'pixel_format' is '{text}'; it is one of {known}") from None
+
+
+def _crop(text: str) -> CropRegion:
+    numbers = _parts(text, ",", int)
+    region = CropRegion(*numbers) if len(numbers) == 4 else CropRegion(0, 0, 0, 0)
+    if not region.is_within(MAX_SIDE_PX, MAX_SIDE_PX):
+        raise ValueError(
+            f"'crop' is '{text}'; it is x,y,width,height in px of the frame, for example "
+            f"0,360,1920,720, and ends within {MAX_SIDE_PX} px"
+        )
+    return region
+
+
+def _lens(texts: ImagePreprocessParameters) -> Lens | None:
+    given = {
+        "camera_matrix": texts.camera_matrix,
+        "distortion": texts.distortion,
+        "calibrated_size": texts.calibrated_size,
+    }
+    missing = [name for name, text in given.items() if not text]
+    if len(missing) == len(given):
+        return None
+    if missing:
+        raise ValueError(
+            f"'{missing[0]}' is missing; undistortion takes 'camera_matrix', 'distortion' and "
+            "'calibrated_size' together, or none of them"
+        )
+    matrix = _parts(texts.camera_matrix, ",", float)
+    if len(matrix) != 4 or min(matrix[:2]) <= 0:
+        raise ValueError(
+            f"'camera_matrix' is '{texts.camera_matrix}'; it is fx,fy,cx,cy in px of a frame of "
+            "'calibrated_size', fx and fy more than 0"
+        )
+    distortion = _parts(texts.distortion, ",", float)
+    if len(distortion) not in _DISTORTION_COUNTS:
+        raise ValueError(
+            f"'distortion' is '{texts.distortion}'; it is k1,k2,p1,p2[,k3[,k4,k5,k6[,s1,s2,s3,s4"
+            "[,tau_x,tau_y]]]], as cv2.calibrateCamera gives them"
+        )
+    fx, fy, cx, cy = matrix
+    width, height = _size(texts.calibrated_size)
+    return Lens(((fx, 0.0, cx), (0.0, fy, cy), (0.0, 0.0, 1.0)), distortion, width, height)
+
+
+def _size(text: str) -> tuple[int, int]:
+    numbers = _parts(text, "x", int)
+    if len(numbers) != 2 or min(numbers) < 1 or max(numbers) > MAX_SIDE_PX:
+        raise ValueError(
+            f"'calibrated_size' is '{text}'; it is the width and height in px of the frames that "
+            f"the camera was calibrated with, for example 1920x1080, at most {MAX_SIDE_PX} each"
+        )
+    return numbers[0], numbers[1]
+
+
+def _parts(text: str, separator: str, kind: type[_Number]) -> tuple[_Number, ...]:
+    """Return the finite numbers in `text`; an empty tuple where one part is no finite number."""
+    try:
+        numbers = tuple(kind(each) for each in text.split(separator))
+    except ValueError:
+        return ()
+    return numbers if all(map(math.isfinite, numbers)) else ()

@@ -25,13 +25,9 @@ from edge_server.lanes.types import ABSENT_X
 from edge_server.tensors import DataType, Tensor, TensorSpec
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from numpy.typing import NDArray
 
-    from edge_server.backends.contract import ProgressCallback
-    from edge_server.backends.server_context import ServerContext
-    from edge_server.gpu.devices import Devices
+    from edge_server.backends.contract import LoadContext
     from edge_server.model_config.config import ModelConfig
     from edge_server.model_config.files import ModelFiles
 
@@ -68,14 +64,8 @@ def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfi
     return config
 
 
-def load(
-    directory: Path,
-    config: ModelConfig,
-    devices: Devices,
-    tell: ProgressCallback,
-    server_context: ServerContext,
-) -> TensorModel:
-    del directory, devices, tell, server_context
+def load(context: LoadContext) -> TensorModel:
+    config = context.config
     proposals = _named(config.inputs, DataType.FP32, rank=2)
     size = _named(config.inputs, DataType.INT32, rank=1)
     points = _named(config.outputs, DataType.FP32, rank=3)

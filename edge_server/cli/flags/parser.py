@@ -16,7 +16,7 @@ from edge_server.cli.flags.table import DEPRECATED, GROUPS, Flag, is_list
 from edge_server.errors import SettingsError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
 # Flags whose values must not appear in the journal.
 _SECRET = frozenset({"grpc-restricted-protocol"})
@@ -37,39 +37,30 @@ def add_settings_flags(parser: argparse.ArgumentParser, verb: str) -> None:
 
     `parser` must have no help of its own.
     """
-    known = ["--help", "--help-triton", "--config", "--camera", "--mqtt"]
-    about = parser.description or ""
-    parser.add_argument(
-        "-h", "--help", action=_Help, nargs=0, verb=verb, about=about, help="print this and exit"
-    )
-    parser.add_argument(
-        "--help-triton",
-        action=_Help,
-        nargs=0,
-        verb=verb,
-        about=about,
-        everything=True,
-        help="the same, with all flags of tritonserver",
-    )
-    parser.add_argument("--config", type=Path, metavar="FILE", help="settings in TOML")
-    parser.add_argument(
-        "--camera", action="append", default=[], metavar="NAME=URI", help="repeatable"
-    )
-    parser.add_argument("--mqtt", metavar="HOST[:PORT]", help="the broker")
+    parser.formatter_class = _Wide
+    parser.epilog = _EXAMPLES.format(verb=verb)
+    actions: dict[argparse.Action, Flag] = {}
+    shown = {flag for title in GROUPS for flag in GROUPS[title] if title != DEPRECATED}
+    shown -= {flag for flag in shown if flag.sets_nothing}
+    add = parser.add_argument
+    printing: dict[str, Any] = {"action": _Help, "nargs": 0, "actions": actions}
+    add("-h", "--help", **printing, shown=shown, help="print this and exit")
+    add("--help-triton", **printing, help="the same, with all flags of tritonserver")
+    add("--config", type=Path, metavar="FILE", help="settings in TOML")
+    add("--camera", action="append", default=[], metavar="NAME=URI", help="repeatable")
+    add("--mqtt", metavar="HOST[:PORT]", help="the broker")
     for title, flags in GROUPS.items():
         group = parser.add_argument_group(title)
         for flag in flags:
-            known.append(f"--{flag.name}")
-            _add(group, flag, argparse.SUPPRESS)
-    parser.set_defaults(flags=known)
-
-
-def _add(group: Any, flag: Flag, text: str) -> None:
-    taken: dict[str, Any] = {"dest": flag.name, "help": text.replace("%", "%%")}
-    if flag.value:
-        group.add_argument(f"--{flag.name}", action="append", metavar=flag.value, **taken)
-    else:
-        group.add_argument(f"--{flag.name}", action="append_const", const="true", **taken)
+            how: dict[str, Any] = {"action": "append_const", "const": "true"}
+            if flag.value:
+                how = {"action": "append", "metavar": flag.value}
+            action = group.add_argument(
+                f"--{flag.name}", dest=flag.name, help=argparse.SUPPRESS, **how
+            )
+            actions[action] = flag
+    own = ["--help", "--help-triton", "--config", "--camera", "--mqtt"]
+    parser.set_defaults(flags=[*own, *(f"--{flag.name}" for flag in actions.values())])
 
 
 class _Wide(argparse.RawDescriptionHelpFormatter):
@@ -80,33 +71,23 @@ class _Wide(argparse.RawDescriptionHelpFormatter):
 
 
 class _Help(argparse.Action):
-    """Builds the help on demand, with the defaults of the settings."""
+    """Prints the help of the flags in `shown`, or of all; looks up their defaults on demand."""
 
     def __init__(
-        self, *args: Any, verb: str, about: str, everything: bool = False, **kwargs: Any
+        self,
+        *args: Any,
+        actions: Mapping[argparse.Action, Flag],
+        shown: Collection[Flag] | None = None,
+        **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        self._verb, self._about, self._everything = verb, about, everything
+        self._actions, self._shown = actions, shown
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
-        shown = argparse.ArgumentParser(
-            prog=parser.prog,
-            usage=parser.usage,
-            description=self._about,
-            epilog=_EXAMPLES.format(verb=self._verb),
-            formatter_class=_Wide,
-            add_help=False,
-        )
-        for action in parser._get_optional_actions():  # noqa: SLF001 - those without a group
-            if action.help != argparse.SUPPRESS:
-                shown._add_action(action)  # noqa: SLF001
-        for title, flags in GROUPS.items():
-            group = shown.add_argument_group(title)
-            for flag in flags:
-                if self._everything or not (flag.sets_nothing or title == DEPRECATED):
-                    default = "" if title == DEPRECATED else _default(flag)
-                    _add(group, flag, flag.help + default)
-        shown.print_help()
+        for action, flag in self._actions.items():
+            if self._shown is None or flag in self._shown:
+                action.help = f"{flag.help}{_default(flag)}".replace("%", "%%")
+        parser.print_help()
         parser.exit()
 
 
@@ -114,7 +95,7 @@ def _default(flag: Flag) -> str:
     """Return the default of a flag, for the end of its help."""
     from edge_server.settings import Settings  # noqa: PLC0415
 
-    if not (flag.path and flag.value):
+    if not (flag.path and flag.value) or flag in GROUPS[DEPRECATED]:
         return ""
     value: Any = Settings()
     for name in flag.path.split("."):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge_server.cli.models.listing import (
-    Inspection,
+    faults_of,
     local_listing,
     remote_listing,
     rows,
@@ -136,9 +136,8 @@ def _release(arguments: argparse.Namespace) -> int:
 def _verify(arguments: argparse.Namespace) -> int:
     from edge_server.cli.models.push import model_tree  # noqa: PLC0415 - heavy
 
-    inspection = Inspection(arguments.key)
     tree = model_tree(arguments.directory)
-    faults = inspection.faults(take_inventory(tree.repository, tree.name))
+    faults = faults_of(take_inventory(tree.repository, tree.name), arguments.key)
     for fault in faults:
         print(f"edge-server: {tree.directory}: {fault}", file=sys.stderr)
     if faults:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -28,7 +27,7 @@ _HEAD = ("MODEL", "VERSIONS", "SIZE", "DIGEST", "MANIFEST", "SIGNATURE", "PREVIO
 
 @dataclass(frozen=True)
 class Listing:
-    """All that a repository and its daemon's store tell of its models.
+    """The models of a repository, with their state in its daemon's store.
 
     Attributes:
         inventories: of each model.
@@ -92,88 +91,32 @@ def remote_listing(
         raise InternalError(f"{repository}: replied with what is no list: {error}") from error
 
 
-class Inspection:
-    """Compares models with their manifests, and their signatures with keys.
-
-    Args:
-        keys: files of public keys; without any, signatures are not checked.
-        quarantine: digest → reason why that content is in quarantine.
+def faults_of(inventory: Inventory, keys: Sequence[Path] = ()) -> list[str]:
+    """Return the faults of a model's manifest and, if there are keys, of its signature.
 
     Raises:
+        ModelConfigError: the model itself cannot be read.
         SettingsError: a key is invalid.
     """
-
-    def __init__(
-        self, keys: Sequence[Path], quarantine: Mapping[str, str] = MappingProxyType({})
-    ) -> None:
-        self._quarantine = quarantine
-        self._policy = SignaturePolicy("require", keys) if keys else None
-
-    def faults(self, inventory: Inventory) -> list[str]:
-        """Return the faults of a model's manifest and, if there are keys, of its signature.
-
-        Raises:
-            ModelConfigError: the model itself cannot be read.
-        """
-        if inventory.fault:
-            raise ModelConfigError(inventory.fault)
-        found = [self._manifest_fault(inventory), self._signature_fault(inventory)]
-        return [fault for fault in found if fault]
-
-    def row(self, inventory: Inventory) -> dict[str, Any]:
-        """Return all facts about a model, as JSON has them.
-
-        `manifest` is "none", "fits" or the mismatch; `signature` is "none", "unchecked", "good" or
-        its fault; `quarantine` is the reason why no daemon with that store loads the model, or
-        empty.
-        """
-        name, previous = inventory.name, inventory.has_previous
-        if inventory.fault:
-            return {"name": name, "fault": inventory.fault, "previous": previous}
-        manifest, signature = "none", "none"
-        if inventory.manifest is not None:
-            manifest = self._manifest_fault(inventory) or "fits"
-        if inventory.signature is not None:
-            good = "unchecked" if self._policy is None else "good"
-            signature = self._signature_fault(inventory) or good
-        digest, files = inventory.content.digest, inventory.content.files
-        return {
-            "name": name,
-            "versions": inventory.versions,
-            "bytes": sum(files[path].size for path in files.keys() - ABOUT_CONTENT),
-            "digest": digest,
-            "manifest": manifest,
-            "signature": signature,
-            "quarantine": self._quarantine.get(digest, ""),
-            "previous": previous,
-        }
-
-    def _manifest_fault(self, inventory: Inventory) -> str:
-        if inventory.manifest is None:
-            return f"it has no {NAME}; push it with `edge-server models push`"
-        content = inventory.content
-        return unfit(inventory.manifest, inventory.name, content.files, content.empty)
-
-    def _signature_fault(self, inventory: Inventory) -> str:
-        if self._policy is None:
-            return ""
-        try:
-            self._policy.check(inventory.name, inventory.manifest, inventory.signature)
-        except ModelConfigError as error:
-            return str(error).removeprefix(f"model '{inventory.name}': ")
-        return ""
+    if inventory.fault:
+        raise ModelConfigError(inventory.fault)
+    found = _manifest_fault(inventory), _signature_fault(inventory, _policy(keys))
+    return [fault for fault in found if fault]
 
 
 def rows(listing: Listing, keys: Sequence[Path] = ()) -> list[dict[str, Any]]:
-    """Return a row for each model, see `Inspection.row`, with the daemon's verdict as `daemon`.
+    """Return all facts about each model, as JSON has them.
 
-    Without verdicts the rows have no `daemon`.
+    `manifest` is "none", "fits" or the mismatch; `signature` is "none", "unchecked", "good" or its
+    fault; `quarantine` is the reason why no daemon with that store loads the model, or empty;
+    `daemon` is the daemon's verdict, left out without verdicts.
 
     Raises:
         SettingsError: a key is invalid.
     """
-    inspection = Inspection(keys, {held.digest: held.reason for held in listing.quarantined})
-    found = [inspection.row(inventory) for inventory in listing.inventories]
+    policy = _policy(keys)
+    quarantine = {held.digest: held.reason for held in listing.quarantined}
+    found = [_row(inventory, policy, quarantine) for inventory in listing.inventories]
     for row in found if listing.verdicts is not None else []:
         verdict = (listing.verdicts or {}).get(row["name"], Verdict())
         seen = verdict.digest in ("", row.get("digest", ""))
@@ -184,6 +127,52 @@ def rows(listing: Listing, keys: Sequence[Path] = ()) -> list[dict[str, Any]]:
             "last_good": verdict.last_good,
         }
     return found
+
+
+def _policy(keys: Sequence[Path]) -> SignaturePolicy | None:
+    return SignaturePolicy("require", keys) if keys else None
+
+
+def _row(
+    inventory: Inventory, policy: SignaturePolicy | None, quarantine: Mapping[str, str]
+) -> dict[str, Any]:
+    name, previous = inventory.name, inventory.has_previous
+    if inventory.fault:
+        return {"name": name, "fault": inventory.fault, "previous": previous}
+    manifest, signature = "none", "none"
+    if inventory.manifest is not None:
+        manifest = _manifest_fault(inventory) or "fits"
+    if inventory.signature is not None:
+        good = "unchecked" if policy is None else "good"
+        signature = _signature_fault(inventory, policy) or good
+    digest, files = inventory.content.digest, inventory.content.files
+    return {
+        "name": name,
+        "versions": inventory.versions,
+        "bytes": sum(files[path].size for path in files.keys() - ABOUT_CONTENT),
+        "digest": digest,
+        "manifest": manifest,
+        "signature": signature,
+        "quarantine": quarantine.get(digest, ""),
+        "previous": previous,
+    }
+
+
+def _manifest_fault(inventory: Inventory) -> str:
+    if inventory.manifest is None:
+        return f"it has no {NAME}; push it with `edge-server models push`"
+    content = inventory.content
+    return unfit(inventory.manifest, inventory.name, content.files, content.empty)
+
+
+def _signature_fault(inventory: Inventory, policy: SignaturePolicy | None) -> str:
+    if policy is None:
+        return ""
+    try:
+        policy.check(inventory.name, inventory.manifest, inventory.signature)
+    except ModelConfigError as error:
+        return str(error).removeprefix(f"model '{inventory.name}': ")
+    return ""
 
 
 def table(found: Sequence[dict[str, Any]]) -> list[str]:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     Progress = Callable[[int], None]
 
-# The target device may have the GPUs that a configuration asks for, whatever this host has.
+# The target device may have the GPUs that a configuration names, whatever this host has.
 _SOMEWHERE = Completion(gpus=64)
 
 

@@ -143,7 +143,7 @@ def _takes_waiting(verb: Verb) -> None:
     verb.takes(
         "--until-passed",
         action="store_true",
-        help="as --wait, and until its probation is over too, which takes requests",
+        help="as --wait, and until its canary has passed too, which takes requests",
     )
     verb.takes(
         "--wait-secs",
@@ -189,5 +189,5 @@ def _seconds(text: str) -> float:
 
 def _digest(text: str) -> str:
     if not text or len(text) > 64 or not set(text) <= set("0123456789abcdef"):
-        raise argparse.ArgumentTypeError(f"{text}: a digest is hexadecimal, as `list` tells it")
+        raise argparse.ArgumentTypeError(f"{text}: a digest is hexadecimal, as `list` shows it")
     return text

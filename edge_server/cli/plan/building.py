@@ -5,13 +5,12 @@ from __future__ import annotations
 import sys
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
-from edge_server.backends.tensorrt.build.build_options import given_profiles
-from edge_server.backends.tensorrt.build.cache import PlanCache, build_lock
-from edge_server.backends.tensorrt.build.events import Progressed, Step, TrtMessage
-from edge_server.backends.tensorrt.build.making import make_plan
-from edge_server.backends.tensorrt.build.process import BuildLimits, build
+from edge_server.backends.tensorrt.plan_build.build_options import given_profiles
+from edge_server.backends.tensorrt.plan_build.cache import PlanCache, build_lock, make_plan
+from edge_server.backends.tensorrt.plan_build.events import Progressed, Step, TrtMessage
+from edge_server.backends.tensorrt.plan_build.process import build
 from edge_server.board.state_directory import state_directory
 from edge_server.cli.plan.target import require_onnx
 from edge_server.errors import InvalidRequest, Unavailable
@@ -21,10 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from edge_server.backends.tensorrt.build.build_options import BuildOptions
-    from edge_server.backends.tensorrt.build.events import BuildEvent, OnEvent
-    from edge_server.backends.tensorrt.build.process import BuildJob, PlanBuilt
-    from edge_server.backends.tensorrt.build.side_car import SideCar
+    from edge_server.backends.tensorrt.plan_build.build_options import BuildOptions
+    from edge_server.backends.tensorrt.plan_build.events import BuildEvent, OnEvent
+    from edge_server.backends.tensorrt.plan_build.process import BuildJob, PlanBuilt
+    from edge_server.backends.tensorrt.plan_build.side_car import SideCar
     from edge_server.cli.plan.target import Target
 
 _WIDTH = 24
@@ -40,14 +39,14 @@ def build_for_people(target: Target, arguments: argparse.Namespace) -> None:
     require_onnx(target)
     options = requested_options(target.options, arguments)
     plan: Path = arguments.out or target.plan
-    limits = BuildLimits(memory_bytes=(arguments.memory_limit or 0) << 20)
+    memory_limit_bytes = (arguments.memory_limit or 0) << 20
     timing_cache = None
     if not arguments.no_timing_cache:
         timing_cache = PlanCache(state_directory() / "plans").timing_cache
     bar = BuildBar(verbose=arguments.verbose)
 
     def run(job: BuildJob, on_event: OnEvent) -> PlanBuilt:
-        return build(job, on_event, limits)
+        return build(job, on_event, memory_limit_bytes)
 
     try:
         with build_lock(lambda: bar(Step("waiting for another build"))):
@@ -69,30 +68,23 @@ def requested_options(configured: BuildOptions, arguments: argparse.Namespace) -
     """
     if arguments.fp16 and arguments.int8:
         raise InvalidRequest("--int8 lets layers calculate in FP16 too; give one of the two")
-    options = configured
-    if arguments.fp16 or arguments.int8:
-        options = replace(options, precision="int8" if arguments.int8 else "fp16")
-    if arguments.strongly_typed:
-        options = replace(options, strongly_typed=True)
-    if profiles := given_profiles(arguments.min, arguments.opt, arguments.max):
-        options = replace(options, profiles=profiles)
     if arguments.gpu and arguments.dla_core is not None:
-        raise InvalidRequest("--gpu and --dla-core say where to build for; give one of the two")
-    if arguments.gpu:
-        options = replace(options, dla_core=None)
-    if arguments.dla_core is not None:
-        options = replace(options, dla_core=arguments.dla_core)
-    if arguments.no_gpu_fallback:
-        options = replace(options, gpu_fallback=False)
-    if arguments.max_gpu_layers is not None:
-        options = replace(options, max_gpu_layers=arguments.max_gpu_layers)
-    if arguments.workspace is not None:
-        options = replace(options, workspace_mib=arguments.workspace)
-    if arguments.calibration is not None:
-        if not arguments.calibration.is_dir():
-            raise Unavailable(f"--calibration {arguments.calibration}: no such directory")
-        options = replace(options, calibration=str(arguments.calibration.absolute()))
-    return options
+        raise InvalidRequest("--gpu and --dla-core name where to build for; give one of the two")
+    samples = arguments.calibration
+    if samples is not None and not samples.is_dir():
+        raise Unavailable(f"--calibration {samples}: no such directory")
+    given: dict[str, Any] = {
+        "precision": "int8" if arguments.int8 else "fp16" if arguments.fp16 else None,
+        "strongly_typed": arguments.strongly_typed or None,
+        "profiles": given_profiles(arguments.min, arguments.opt, arguments.max) or None,
+        "dla_core": arguments.dla_core,
+        "gpu_fallback": False if arguments.no_gpu_fallback else None,
+        "max_gpu_layers": arguments.max_gpu_layers,
+        "workspace_mib": arguments.workspace,
+        "calibration": None if samples is None else str(samples.absolute()),
+    }
+    options = replace(configured, dla_core=None) if arguments.gpu else configured
+    return replace(options, **{name: value for name, value in given.items() if value is not None})
 
 
 def _summary(target: Target, plan: Path, side_car: SideCar, options: BuildOptions) -> Iterator[str]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from edge_server.backends.tensorrt.build import layers as engine_layers
-from edge_server.backends.tensorrt.build.cache import why_not
-from edge_server.backends.tensorrt.build.process import probe_device, read_layers
-from edge_server.backends.tensorrt.build.side_car import (
+from edge_server.backends.tensorrt.plan_build import layers as engine_layers
+from edge_server.backends.tensorrt.plan_build.process import probe_device, read_layers
+from edge_server.backends.tensorrt.plan_build.side_car import (
     cautions,
     encode,
+    plan_faults,
     read_side_car,
     side_car_path,
 )
@@ -21,7 +21,7 @@ from edge_server.tensors import shape_text
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from edge_server.backends.tensorrt.build.side_car import PlanTensor, SideCar
+    from edge_server.backends.tensorrt.plan_build.side_car import PlanTensor, SideCar
     from edge_server.cli.plan.target import Target
 
 
@@ -86,13 +86,13 @@ def _fit(target: Target) -> Iterator[str]:
     try:
         facts = probe_device()
     except EdgeServerError as error:
-        yield f"here       cannot be told: {error}"
+        yield f"here       unknown: {error}"
         return
     if facts.reason:
         yield f"here       does not run: {facts.reason}"
         return
     onnx = target.onnx if target.onnx.exists() else None
-    reasons = why_not(target.plan, onnx, facts, target.name)
+    reasons = plan_faults(target.plan, onnx, facts, target.name)
     yield from (f"here       does not run: {reason}" for reason in reasons)
     if not reasons:
         yield "here       runs"
@@ -104,7 +104,7 @@ def _fit(target: Target) -> Iterator[str]:
 def _layers(target: Target, side_car: SideCar) -> Iterator[str]:
     facts = probe_device()
     if facts.reason:
-        raise Unavailable(f"the layers are TensorRT's to tell, on the device: {facts.reason}")
+        raise Unavailable(f"the layers are read by TensorRT, on the device: {facts.reason}")
     print("reading the engine …", file=sys.stderr)
     information = read_layers(target.plan, side_car.dla_core)
     yield f"tensors    {', '.join(engine_layers.io_names(information))}"

@@ -15,9 +15,9 @@ the device that runs it, and again after an update. The ONNX file stays the trut
 MODEL is a model's name in the repository, its directory, or an ONNX file.
 """
 _CODES = """\
-exit codes: 0 done, 1 failed (verify: the plan answers otherwise than the ONNX file), 2 usage,
+exit codes: 0 done, 1 failed (verify: the plan's outputs differ from the ONNX file's), 2 usage,
 69 no GPU or no TensorRT here, 78 no such model, or it or a flag's value cannot be
-used; the text says why, 130 interrupted
+used; the text gives the reason, 130 interrupted
 """
 _INTERRUPTED = "\nedge-server: interrupted; what was there is as it was"
 
@@ -28,66 +28,26 @@ def add_verbs(parser: argparse.ArgumentParser) -> None:
 
     build = _add(verbs, "build", "build a model's plan on this device", _build)
     build.takes("--out", type=Path, metavar="FILE", help="the plan; default: beside the ONNX file")
-    build.takes(
-        "--fp16", action="store_true", help="layers may calculate in FP16 (TensorRT up to 10)"
-    )
-    build.takes(
-        "--int8",
-        action="store_true",
-        help="layers may calculate in INT8 and FP16: with Q/DQ nodes, or with --calibration",
-    )
-    build.takes(
-        "--calibration",
-        type=Path,
-        metavar="DIR",
-        help="typical inputs for INT8 (TensorRT up to 10): DIR/*.npy, or DIR/<input>/*.npy",
-    )
-    build.takes(
-        "--strongly-typed",
-        action="store_true",
-        help="calculate as the ONNX file is typed, as TensorRT 11 always does (10)",
-    )
+    samples = "typical inputs for INT8 (TensorRT up to 10): DIR/*.npy, or DIR/<input>/*.npy"
+    build.takes("--calibration", type=Path, metavar="DIR", help=samples)
     for which, text in (("min", "least"), ("opt", "usual"), ("max", "largest")):
-        build.takes(
-            f"--{which}",
-            action="append",
-            default=[],
-            metavar="SHAPES",
-            help=f"{text} shapes, like input:1x3x360x640; once for each profile",
-        )
-    build.takes("--dla-core", type=_number, metavar="N", help="build for NVDLA")
-    build.takes("--gpu", action="store_true", help="build for the GPU, whatever is configured")
-    build.takes(
-        "--no-gpu-fallback",
-        action="store_true",
-        help="fail where NVDLA cannot take a layer, rather than run it on the GPU",
-    )
-    build.takes(
-        "--max-gpu-layers", type=_number, metavar="N", help="fail where more fall back to the GPU"
-    )
-    build.takes(
-        "--workspace", type=_positive, metavar="MIB", help="what a layer may take; default: 1024"
-    )
-    build.takes(
-        "--memory-limit", type=_positive, metavar="MIB", help="of the host's memory, for the build"
-    )
-    build.takes("--no-timing-cache", action="store_true", help="measure every layer anew")
-    build.takes("--verbose", action="store_true", help="show all that TensorRT says")
+        help_text = f"{text} shapes, like input:1x3x360x640; once for each profile"
+        build.takes(f"--{which}", action="append", default=[], metavar="SHAPES", help=help_text)
+    for flag, kind, unit, text in _BUILD_NUMBERS:
+        build.takes(flag, type=kind, metavar=unit, help=text)
+    for flag, text in _BUILD_SWITCHES:
+        build.takes(flag, action="store_true", help=text)
 
     inspect = _add(verbs, "inspect", "what a plan was built of and for", _inspect)
     inspect.takes("--layers", action="store_true", help="its layers, which takes the device")
     inspect.takes("--json", action="store_true", help="the side-car as it is")
 
-    verify = _add(verbs, "verify", "whether a plan answers as its ONNX file does", _verify)
-    verify.takes(
-        "--tolerance",
-        type=float,
-        metavar="X",
-        help="how far any element may be off; default: by precision",
-    )
-    verify.takes(
-        "--samples", type=_positive, default=4, metavar="N", help="random inputs; default: 4"
-    )
+    differ = "whether a plan's outputs are those of its ONNX file"
+    verify = _add(verbs, "verify", differ, _verify)
+    off = "how far any element may be off; default: by precision"
+    verify.takes("--tolerance", type=float, metavar="X", help=off)
+    count = "random inputs; default: 4"
+    verify.takes("--samples", type=_positive, default=4, metavar="N", help=count)
 
 
 def _add(verbs: Verbs, name: str, text: str, run: Run) -> Verb:
@@ -101,7 +61,9 @@ def _add(verbs: Verbs, name: str, text: str, run: Run) -> Verb:
         metavar="DIR",
         help="where names are looked for; repeatable; default: models",
     )
-    verb.takes("--config", type=Path, metavar="FILE", help="or where the daemon's settings say")
+    verb.takes(
+        "--config", type=Path, metavar="FILE", help="or where the daemon's settings have them"
+    )
     verb.takes("--version", type=_positive, metavar="N", help="default: the latest")
     return verb
 
@@ -152,3 +114,20 @@ def _positive(text: str) -> int:
     if _number(text) < 1:
         raise argparse.ArgumentTypeError(f"{text}: give 1 or more")
     return int(text)
+
+
+_BUILD_NUMBERS = (
+    ("--dla-core", _number, "N", "build for NVDLA"),
+    ("--max-gpu-layers", _number, "N", "fail where more fall back to the GPU"),
+    ("--workspace", _positive, "MIB", "what a layer may take; default: 1024"),
+    ("--memory-limit", _positive, "MIB", "of the host's memory, for the build"),
+)
+_BUILD_SWITCHES = (
+    ("--fp16", "layers may calculate in FP16 (TensorRT up to 10)"),
+    ("--int8", "layers may calculate in INT8 and FP16: with Q/DQ nodes, or with --calibration"),
+    ("--strongly-typed", "calculate as the ONNX file is typed, as TensorRT 11 always does (10)"),
+    ("--gpu", "build for the GPU, whatever is configured"),
+    ("--no-gpu-fallback", "fail where NVDLA cannot take a layer, rather than run it on the GPU"),
+    ("--no-timing-cache", "measure every layer anew"),
+    ("--verbose", "show all messages of TensorRT"),
+)

@@ -14,19 +14,18 @@ import numpy as np
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
-from edge_server.backends.tensorrt.build.cache import why_not
-from edge_server.backends.tensorrt.build.process import probe_device
-from edge_server.backends.tensorrt.build.side_car import read_side_car
+from edge_server.backends.tensorrt.plan_build.process import probe_device
+from edge_server.backends.tensorrt.plan_build.side_car import plan_faults, read_side_car
 from edge_server.cli.plan.target import require_onnx
 from edge_server.errors import ModelConfigError, Unavailable
 from edge_server.gpu.devices import Devices
 from edge_server.inference.data_plane import DataPlane
 from edge_server.inference.registry import ModelRegistry
-from edge_server.lifecycle.comparison import not_finite
-from edge_server.lifecycle.golden import golden_pairs
+from edge_server.lifecycle.golden import golden_pairs, not_finite
 from edge_server.lifecycle.loader import RepositoryLoader
+from edge_server.lifecycle.model_table import ModelTable
 from edge_server.model_config.config import Completion
-from edge_server.repository.source import Repositories
+from edge_server.repository.scan import Repositories
 from edge_server.requests import InferRequest
 from edge_server.tensors import Tensor, as_floats, shape_text
 
@@ -82,7 +81,7 @@ def verify(target: Target, tolerance: float | None, samples: int) -> Verified:
         raise Unavailable(f"verify runs the plan, which takes its device: {facts.reason}")
     if importlib.util.find_spec("onnxruntime") is None:
         raise Unavailable("verify compares with ONNX Runtime: install 'edge-server[onnxruntime]'")
-    reasons = why_not(target.plan, target.onnx, facts, target.name)
+    reasons = plan_faults(target.plan, target.onnx, facts, target.name)
     if reasons or side_car is None:
         raise ModelConfigError(f"{target.plan}: " + "\n".join(reasons))
     usual = TOLERANCES.get(side_car.precision, _TYPED_TOLERANCE)
@@ -153,7 +152,7 @@ def load_models(repository: Path, stack: ExitStack) -> DataPlane:
     stack.callback(registry.clear)
     completion = Completion(gpus=devices.count, no_gpu=devices.reason)
     loader = RepositoryLoader(
-        registry, Repositories([repository]), completion=completion, devices=devices
+        ModelTable(registry), Repositories([repository]), completion=completion, devices=devices
     )
     if failed := loader.load_all():
         raise ModelConfigError("; ".join(f"{entry.name}: {entry.reason}" for entry in failed))

@@ -84,6 +84,15 @@ class CropRegion:
     width: int
     height: int
 
+    def is_within(self, width: int, height: int) -> bool:
+        """Return whether the region is not empty, and lies within a frame of that size in px."""
+        return (
+            min(self.x, self.y) >= 0
+            and min(self.width, self.height) >= 1
+            and self.x + self.width <= width
+            and self.y + self.height <= height
+        )
+
 
 class FrameAddress(NamedTuple):
     """Device address of a frame, of any alignment. `chroma` is NV12's second plane, otherwise 0."""
@@ -116,14 +125,8 @@ class FrameLayout:
 
     def __post_init__(self) -> None:
         name = self.pixel_format.name
-        if not (0 < self.width <= MAX_SIDE_PX and 0 < self.height <= MAX_SIDE_PX):
-            raise InvalidRequest(
-                f"a frame of {self.width}x{self.height} px: each side is 1 to {MAX_SIDE_PX} px"
-            )
-        if self.pixel_format is not PixelFormat.BGR and self.width % 2:
-            raise InvalidRequest(f"a {name} frame {self.width} px wide: its width is even")
-        if self.pixel_format is PixelFormat.NV12 and self.height % 2:
-            raise InvalidRequest(f"a {name} frame {self.height} px high: its height is even")
+        if fault := size_fault(self.pixel_format, self.width, self.height):
+            raise InvalidRequest(fault)
         row_bytes = self.width * _BYTES_PER_PIXEL[self.pixel_format]
         if self.stride_bytes < row_bytes:
             raise InvalidRequest(
@@ -138,6 +141,17 @@ class FrameLayout:
 
 
 _BYTES_PER_PIXEL = {PixelFormat.BGR: 3, PixelFormat.NV12: 1, PixelFormat.YUY2: 2}
+
+
+def size_fault(pixel_format: PixelFormat, width: int, height: int) -> str:
+    """Return why there is no frame of that size in px; empty where there is."""
+    if not (0 < width <= MAX_SIDE_PX and 0 < height <= MAX_SIDE_PX):
+        return f"a side has at most {MAX_SIDE_PX} px"
+    if pixel_format is not PixelFormat.BGR and width % 2:
+        return f"the width of {pixel_format.value} frames is even"
+    if pixel_format is PixelFormat.NV12 and height % 2:
+        return f"the height of {pixel_format.value} frames is even"
+    return ""
 
 
 def kernel_name(pixel_format: PixelFormat, *, undistorted: bool) -> str:
@@ -183,12 +197,7 @@ class FramePreprocess:
                 f"{MAX_SIDE_PX} px"
             )
         region = region or CropRegion(0, 0, frame.width, frame.height)
-        if (
-            min(region.x, region.y) < 0
-            or min(region.width, region.height) < 1
-            or region.x + region.width > frame.width
-            or region.y + region.height > frame.height
-        ):
+        if not region.is_within(frame.width, frame.height):
             raise InvalidRequest(
                 f"the region {region.width}x{region.height} px at {region.x},{region.y} is not "
                 f"within the frame of {frame.width}x{frame.height} px"

@@ -125,18 +125,6 @@ class ModelTrace:
         request: the traced request around this trace.
     """
 
-    __slots__ = (
-        "_ended",
-        "_id",
-        "_model_name",
-        "_model_version",
-        "_moments",
-        "_parent_id",
-        "_request_id",
-        "_responded",
-        "request",
-    )
-
     def __init__(
         self, request: TracedRequest, own_id: int, model_name: str, request_id: str, parent_id: int
     ) -> None:

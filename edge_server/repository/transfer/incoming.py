@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import secrets
 import shutil
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from edge_server.errors import ModelConfigError, NotFound
 from edge_server.process.disk import sync
-from edge_server.repository.content import Content
+from edge_server.repository.content import Content, hashed
 from edge_server.repository.manifest import ABOUT_CONTENT, MOST_BYTES, NAME, Manifest, ManifestFile
 from edge_server.repository.scan import NAME_RULE, is_model_name
 from edge_server.repository.transfer.entries import Entry, entries_of
@@ -218,21 +217,15 @@ class Incoming:
         os.close(self._lock)
 
     def _write(self, path: Path, entry: Entry) -> ManifestFile:
-        sha256 = hashlib.sha256()
         # The umask applies, as to every file of this user.
         mode = 0o777 if entry.executable else 0o666
-        with writing(self._root):
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-        with os.fdopen(descriptor, "wb") as file:
-            for piece in entry.pieces():
-                sha256.update(piece)
-                with writing(path):
-                    file.write(piece)
-            with writing(path):
-                file.flush()
-                os.utime(descriptor, ns=(entry.mtime_ns, entry.mtime_ns))
-                os.fsync(descriptor)
-        return ManifestFile(sha256.hexdigest(), entry.size)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        with writing(path), os.fdopen(os.open(path, flags, mode), "wb") as file:
+            content = hashed(entry.pieces(), file.write)
+            file.flush()
+            os.utime(file.fileno(), ns=(entry.mtime_ns, entry.mtime_ns))
+            os.fsync(file.fileno())
+        return content
 
 
 def roll_back(repository: Path, name: str) -> int:

@@ -107,7 +107,7 @@ def wait_for(
     passed: bool,
     timeout_s: float,
     store: Path | None = None,
-    sleep: Callable[[float], None] = time.sleep,
+    sleep: Callable[[float], object] = time.sleep,
 ) -> tuple[str, Verdict]:
     """Wait for the verdict on a model; return how the wait ended, and the last verdict.
 
@@ -183,7 +183,12 @@ def quarantined_in(store: Path) -> list[Held]:
 
 
 def release(
-    store: Path, name: str, digest: str = "", *, timeout_s: float = RELEASE_TIMEOUT_S
+    store: Path,
+    name: str,
+    digest: str = "",
+    *,
+    timeout_s: float = RELEASE_TIMEOUT_S,
+    sleep: Callable[[float], object] = time.sleep,
 ) -> dict[str, bool]:
     """Release the quarantined content of model `name` whose digest begins with `digest`.
 
@@ -192,6 +197,7 @@ def release(
         name: the model.
         digest: the beginning of the digest; empty releases all content of the model.
         timeout_s: the longest wait for a running daemon, in seconds.
+        sleep: waits so many seconds.
 
     Returns:
         Digest → whether a daemon has released it already; otherwise the next daemon that opens the
@@ -222,7 +228,7 @@ def release(
         raise _unusable(store, error) from error
     end = time.monotonic() + timeout_s
     while any(map(releases.is_left, wanted)) and time.monotonic() < end:
-        time.sleep(_LOOK_S)
+        sleep(_LOOK_S)
     return {each: not releases.is_left(each) for each in wanted}
 
 

@@ -13,8 +13,9 @@ import pytest
 from edge_server.inference.data_plane import DataPlane
 from edge_server.inference.registry import ModelRegistry
 from edge_server.lifecycle.loader import RepositoryLoader
+from edge_server.lifecycle.model_table import ModelTable
 from edge_server.model_config.config import Completion
-from edge_server.repository.source import Repositories
+from edge_server.repository.scan import Repositories
 from edge_server.requests import InferRequest, InferResponse
 from edge_server.settings import Python
 from edge_server.tensors import Tensor
@@ -40,7 +41,9 @@ class Served:
     def __init__(self, directory: Path, python: Python) -> None:
         self.registry = ModelRegistry()
         self.failed = RepositoryLoader(
-            self.registry, Repositories([directory]), completion=Completion(python=python)
+            ModelTable(self.registry),
+            Repositories([directory]),
+            completion=Completion(python=python),
         ).load_all()
         self.plane = DataPlane(self.registry)
 

@@ -43,7 +43,7 @@ def execute(self, requests):
 """,
     )
     assert [served.values("m", n, 2) for n in range(20)] == [[2 * n + 1, 5] for n in range(20)]
-    assert [t.name for t in threading.enumerate() if "calls of" in t.name] == ["calls of m_0"]
+    assert [t.name for t in threading.enumerate() if "calls of" in t.name] == ["calls of m_0_0"]
 
 
 def test_threads_and_coroutines_call_side_by_side(serve: Serve) -> None:

@@ -122,10 +122,10 @@ def test_an_initialize_that_fails_fails_the_load(serve: Serve) -> None:
 
 @pytest.mark.parametrize("body", ["time.sleep(600)", "while True: print('still here')"])
 def test_an_initialize_that_hangs_is_ended(serve: Serve, body: str) -> None:
-    limit = 'parameters { key: "initialize_timeout_s" value { string_value: "1" } }'
+    limit = 'parameters { key: "initialize_timeout_s" value { string_value: "4" } }'
     served = serve(m=(limit, f"def initialize(self, args):\n    {body}"))
     assert (
-        "'initialize' did not return within 1 s; parameter 'initialize_timeout_s' allows more"
+        "'initialize' did not return within 4 s; parameter 'initialize_timeout_s' allows more"
         in served.failed[0].reason
     )
 

@@ -282,8 +282,8 @@ def execute(self, requests):
     )
     server = launch("--model-control-mode=explicit", "--load-model=*")
     assert server.refusal("m", 1) == (
-        "model 'm' asks for b, which would wait for the load of 'm' that is under way: ask again "
-        "when that is done"
+        "model 'm' requests b, which would wait for the load of 'm' that is under way: request it "
+        "again when that is done"
     )
 
 
@@ -296,7 +296,7 @@ def test_models_that_load_each_other_are_refused_and_not_waited_for(
         with pytest.raises(InferenceServerException) as caught:
             server.client.load_model(name)
         assert (
-            f"model '{last}' asks for {other}, which would wait for the load of '{last}'"
+            f"model '{last}' requests {other}, which would wait for the load of '{last}'"
             in caught.value.message()
         )
     assert server.values("m", 1) == [2]

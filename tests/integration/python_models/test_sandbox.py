@@ -12,9 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from edge_server.backends.python import backend
-from edge_server.backends.python.child import sandbox
-from edge_server.backends.python.child.sandbox import Offer, offered
+from edge_server.backends.python.child import sandbox, seccomp
 from edge_server.settings import Python
 
 if TYPE_CHECKING:
@@ -24,10 +22,10 @@ Serve = Any
 PATIENCE_S = 30.0
 
 needs_landlock = pytest.mark.skipif(
-    not offered().landlock, reason="this kernel has no Landlock: files are not closed off"
+    not sandbox.landlock_version(), reason="this kernel has no Landlock: files are not closed off"
 )
 needs_seccomp = pytest.mark.skipif(
-    not offered().seccomp, reason="this kernel has no seccomp filters that ask the daemon"
+    not seccomp.is_offered(), reason="this kernel has no seccomp filters that ask the daemon"
 )
 
 # Runs a piece of code, and tells what became of it in a parameter.
@@ -265,29 +263,33 @@ def test_the_daemons_socket_is_closed_where_the_settings_close_it(
 def test_a_whole_sandbox_that_is_required_and_not_there_refuses_the_model(
     serve_with: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backend, "offered", lambda: Offer(0, seccomp=True))
+    monkeypatch.setattr(sandbox, "landlock_version", lambda: 0)
     served = serve_with(Python(sandbox="require"), m=TRIES)
     assert "a whole sandbox is required, and this kernel has no Landlock" in (
         served.failed[0].reason
     )
 
 
-@pytest.mark.parametrize("missing", [Offer(0, seccomp=True), Offer(3, seccomp=False)])
+@pytest.mark.parametrize("missing", ["landlock", "seccomp"])
 def test_what_the_kernel_does_not_offer_is_logged_and_the_rest_is_done(
     serve_with: Any,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-    missing: Offer,
+    missing: str,
 ) -> None:
-    there = offered()
-    less = Offer(min(there.landlock, missing.landlock), there.seccomp and missing.seccomp)
-    for module in (backend, sandbox):
-        monkeypatch.setattr(module, "offered", lambda: less)
+    if missing == "landlock":
+        monkeypatch.setattr(sandbox, "landlock_version", lambda: 0)
+    else:
+        older = min(3, sandbox.landlock_version())
+        monkeypatch.setattr(sandbox, "landlock_version", lambda: older)
+        monkeypatch.setattr(seccomp, "is_offered", lambda: False)
+    rules = sandbox.rules_of(Python())
     served = serve_with(Python(), m=TRIES)
     assert said(served, "said = 1") == "1"
-    for line in less.lacks():
+    assert sandbox.lacking(rules)
+    for line in sandbox.lacking(rules):
         assert line in caplog.text
-    if less.landlock:
+    if rules.landlock:
         assert "denied" in said(served, "open('/root/.x', 'w')")
 
 

@@ -211,7 +211,9 @@ def test_a_source_that_raises_is_opened_again_and_ids_go_on() -> None:
     assert [source.closed for source in device.sources] == [1, 1, 1]
 
 
-def test_a_lost_camera_says_why_until_frames_come_again(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_lost_camera_has_a_reason_until_frames_come_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     opening, end = Gate(), Gate()
     camera = camera_on(Device([IMAGE, BROKEN], BROKEN, BROKEN, [opening, IMAGE, end]))
     camera.start()

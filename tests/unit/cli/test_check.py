@@ -46,7 +46,7 @@ def faults_of(repository: Path, **sections: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("paths", [["nothing"], []])
-def test_a_repository_without_models_is_told(tmp_path: Path, paths: list[str]) -> None:
+def test_a_repository_without_models_is_reported(tmp_path: Path, paths: list[str]) -> None:
     folders = [tmp_path / path for path in paths]
     for folder in folders:
         folder.mkdir()
@@ -55,7 +55,9 @@ def test_a_repository_without_models_is_told(tmp_path: Path, paths: list[str]) -
     assert all(str(folder) in line for folder in folders)
 
 
-def test_faults_of_every_kind_are_told_together(repository: Path, write_model: WriteModel) -> None:
+def test_faults_of_every_kind_are_reported_together(
+    repository: Path, write_model: WriteModel
+) -> None:
     write_model("broken", "no such field")
     write_model("echo", IDENTITY)
     findings = checked(
@@ -100,8 +102,8 @@ def test_a_camera_is_not_blamed_for_a_repository_that_is_not_there(tmp_path: Pat
         repository={"paths": [str(tmp_path / "absent")]},
         cameras={"front": {"uri": "synthetic://road"}},
     )
-    (told,) = findings.unavailable
-    assert "model repository cannot be read" in told
+    (reported,) = findings.unavailable
+    assert "model repository cannot be read" in reported
     assert not findings.faults
 
 
@@ -114,8 +116,8 @@ def test_a_model_that_may_load_next_time_is_unavailable_and_none_where_the_start
     )
     settings = {"paths": [str(repository)]}
     findings = checked(repository=settings)
-    (told,) = findings.unavailable
-    assert "flaky" in told
+    (reported,) = findings.unavailable
+    assert "flaky" in reported
     assert not findings.faults
     findings = checked(repository={**settings, "exit_on_error": False})
     assert not findings.unavailable + findings.faults
@@ -125,7 +127,7 @@ def test_a_model_that_may_load_next_time_is_unavailable_and_none_where_the_start
 
 
 @pytest.mark.parametrize(
-    ("files", "says"),
+    ("files", "message"),
     [
         ({"username": "me", "password_file": "absent"}, "mqtt.password_file: "),
         ({"username": "me", "password_file": "latin1"}, "mqtt.password_file: "),
@@ -142,18 +144,18 @@ def test_a_model_that_may_load_next_time_is_unavailable_and_none_where_the_start
     ],
 )
 def test_the_brokers_files_are_read(
-    tmp_path: Path, authority: Authority, files: dict[str, str], says: str
+    tmp_path: Path, authority: Authority, files: dict[str, str], message: str
 ) -> None:
     (tmp_path / "latin1").write_bytes(b"\xe4")
     (tmp_path / "ca").write_bytes(authority.ca.read_bytes())
     (tmp_path / "models").mkdir()
     mqtt = {k: str(tmp_path / v) if k.endswith("_file") else v for k, v in files.items()}
     (fault,) = faults_of(tmp_path / "models", mqtt={"host": "localhost", **mqtt})
-    assert fault.startswith(says)
+    assert fault.startswith(message)
     assert str(tmp_path) in fault
 
 
-def test_good_models_are_told_beside_a_faulty_one(
+def test_good_models_are_reported_beside_a_faulty_one(
     repository: Path, write_model: WriteModel
 ) -> None:
     write_model("echo", IDENTITY)
@@ -173,7 +175,7 @@ def test_a_broker_that_is_away_is_a_warning(repository: Path, write_model: Write
     assert broker.startswith(f"warning: mqtt 127.0.0.1:{port}: Connection refused; ")
 
 
-def test_a_taken_port_is_told(repository: Path) -> None:
+def test_a_taken_port_is_reported(repository: Path) -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as grpc,
         socket.create_server(("127.0.0.1", 0)) as metrics,
@@ -199,7 +201,7 @@ def test_certificates_are_tried(repository: Path, authority: Authority, tmp_path
     assert fault.startswith(f"grpc.tls.key: {tmp_path}/gone: cannot be read")
 
 
-def test_where_traces_cannot_be_written_is_told(
+def test_where_traces_cannot_be_written_is_reported(
     repository: Path, write_model: WriteModel, tmp_path: Path
 ) -> None:
     write_model("echo", IDENTITY)
@@ -219,8 +221,8 @@ def test_only_the_models_of_the_start_are_loaded(repository: Path, write_model: 
     assert line == "model echo version 1: READY"
     (line,) = checked(repository=settings).well
     assert line.startswith("warning: mode explicit and no --load-model")
-    (told,) = checked(repository={**settings, "load": ["absent"]}).unavailable
-    assert "absent" in told
+    (reported,) = checked(repository={**settings, "load": ["absent"]}).unavailable
+    assert "absent" in reported
     (fault,) = checked(repository={**settings, "load": ["*"]}).faults
     assert "broken" in fault
 

@@ -76,13 +76,13 @@ def test_a_pycuda_for_another_driver_is_told(
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ("init=100", r"^no CUDA device: cuInit answers 100 \(no CUDA-capable device is detected\)"),
+        ("init=100", r"^no CUDA device: cuInit returns 100 \(no CUDA-capable device is detected\)"),
         ("devices=0", r"video and render$"),
         ("init=801", r"801 .*video and render$"),
         ("init=803", r"803 .*restart the machine$"),
         ("init=999", r"999 .*video and render.*nvidia-modprobe -u .*restart the machine$"),
         ("init=34", r"CUDA driver is a stub library.*LD_LIBRARY_PATH$"),
-        ("init=7", r"answers 7 .*kernel's log"),
+        ("init=7", r"returns 7 .*kernel's log"),
         ("driver=10020", r"too old: it speaks CUDA 10\.2, 11\.4 is needed"),
         ("fail=cuDevicePrimaryCtxRetain:2:0", r"^GPU 0 cannot be used: .*out of memory"),
         ("fail=cuDeviceGet:46:0", r"^GPU 0 cannot be used: .*busy or unavailable"),

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from edge_server.inference.snapshot import Scheduler
     from edge_server.requests import InferRequest, Respond, ResponseCallback
 
-PATIENCE_S = 10.0
+TIMEOUT_S = 10.0
 
 
 def config(name: str, inputs: str, outputs: str, extra: str = "") -> ModelConfig:
@@ -89,7 +89,7 @@ def plus(number: float) -> Run:
 
 
 class Queueing:
-    """A scheduler that only keeps what is submitted, until the test answers."""
+    """A scheduler that only keeps what is submitted, until the test responses."""
 
     def __init__(self) -> None:
         self.jobs: deque[tuple[InferRequest, Respond]] = deque()
@@ -105,7 +105,7 @@ class Queueing:
 
     def next(self) -> tuple[InferRequest, Respond]:
         """The oldest that has not been taken, once it is there."""
-        assert self.came.acquire(timeout=PATIENCE_S)
+        assert self.came.acquire(timeout=TIMEOUT_S)
         return self.jobs.popleft()
 
     def longest_run_s(self, now: float) -> float:
@@ -120,16 +120,16 @@ def queueing(name: str, scheduler: Queueing, inputs: str = "a", outputs: str = "
 
 
 class Streaming:
-    """A decoupled model: `tell` answers on the thread that submits."""
+    """A decoupled model: `produce` responds on the thread that submits."""
 
-    def __init__(self, tell: Callable[[InferRequest, Respond], None]) -> None:
-        self._tell = tell
+    def __init__(self, produce: Callable[[InferRequest, Respond], None]) -> None:
+        self._produce = produce
 
     def infer(self, request: InferRequest, snapshot: Snapshot) -> InferResponse:
         return infer_by_submit(self, request, snapshot)
 
     def submit(self, request: InferRequest, snapshot: Snapshot, respond: Respond) -> None:
-        self._tell(request, respond)
+        self._produce(request, respond)
 
     def longest_run_s(self, now: float) -> float:
         return 0.0
@@ -139,38 +139,40 @@ class Streaming:
 
 def streaming(
     name: str,
-    tell: Callable[[InferRequest, Respond], None],
+    produce: Callable[[InferRequest, Respond], None],
     outputs: str = "b",
     extra: str = "",
 ) -> ModelEntry:
     text = f"model_transaction_policy {{ decoupled: true }} {extra}"
-    return entry_of(config(name, "a", outputs, text), Streaming(tell))
+    return entry_of(config(name, "a", outputs, text), Streaming(produce))
 
 
 def counting(count: int, *, end: bool = False) -> Callable[[InferRequest, Respond], None]:
     """Answers a+0, a+1, ...; the last is final, or where `end`, is followed by the mere end."""
 
-    def tell(request: InferRequest, respond: Respond) -> None:
+    def produce(request: InferRequest, respond: Respond) -> None:
         for index in range(count):
             given = request.inputs["a"].array + np.float32(index)
-            respond(answer_to(request, b=Tensor(given)), not end and index == count - 1)
+            respond(response_to(request, b=Tensor(given)), not end and index == count - 1)
         if end or not count:
             respond(None, True)
 
-    return tell
+    return produce
 
 
-def answer_to(request: InferRequest, **outputs: Tensor) -> InferResponse:
+def response_to(request: InferRequest, **outputs: Tensor) -> InferResponse:
     return InferResponse(
         request.model_name, "1", request.id, outputs, (StepTiming(request.model_name, "", 1),)
     )
 
 
-def world(ensemble: ModelConfig, *members: ModelEntry, threads: StepThreads | None = None) -> World:
-    return World((ensemble,), members, threads or StepThreads())
+def models_of(
+    ensemble: ModelConfig, *members: ModelEntry, threads: StepThreads | None = None
+) -> Models:
+    return Models((ensemble,), members, threads or StepThreads())
 
 
-class World:
+class Models:
     """Ensembles, inner ones first, their members, and the threads of their steps."""
 
     def __init__(
@@ -196,58 +198,58 @@ class World:
         return self.snapshot.find(name).statistics
 
 
-class Heard:
-    """A `Respond` that keeps all it hears, and complains of what no caller may hear."""
+class Responses:
+    """A `Respond` that keeps all responses, and notes those that no caller may get."""
 
     def __init__(self) -> None:
-        self.answers: list[tuple[ResponseCallback, bool]] = []
+        self.responses: list[tuple[ResponseCallback, bool]] = []
         self.over = threading.Event()
         self.came = threading.Semaphore(0)
         self._inside = threading.Lock()
         self.faults: list[str] = []
 
-    def __call__(self, answer: ResponseCallback, final: bool) -> None:
+    def __call__(self, response: ResponseCallback, final: bool) -> None:
         if not self._inside.acquire(blocking=False):
-            self.faults.append("two answers at once")
+            self.faults.append("two responses at once")
             return
         if self.over.is_set():
-            self.faults.append("an answer after the last")
-        self.answers.append((answer, final))
+            self.faults.append("a response after the last")
+        self.responses.append((response, final))
         self._inside.release()
         self.came.release()
         if final:
             self.over.set()
 
     def wait(self) -> list[ResponseCallback]:
-        """All answers, once the last is there."""
-        assert self.over.wait(PATIENCE_S)
+        """All responses, once the last is there."""
+        assert self.over.wait(TIMEOUT_S)
         assert self.faults == []
-        return [answer for answer, _ in self.answers]
+        return [response for response, _ in self.responses]
 
     def numbers(self, output: str) -> list[list[float]]:
         """What each response says of `output`, once the last is there."""
         return [
-            answer.outputs[output].array.tolist()
-            for answer in self.wait()
-            if isinstance(answer, InferResponse)
+            response.outputs[output].array.tolist()
+            for response in self.wait()
+            if isinstance(response, InferResponse)
         ]
 
 
-def inferred(snapshot_of: World, request: InferRequest) -> Heard:
+def inferred(snapshot_of: Models, request: InferRequest) -> Responses:
     """As `submitted`, by `infer` on a thread of its own."""
-    heard = Heard()
+    responses = Responses()
 
     def infer() -> None:
         try:
-            heard(snapshot_of.snapshot.infer(request), True)
+            responses(snapshot_of.snapshot.infer(request), True)
         except EdgeServerError as error:
-            heard(error, True)
+            responses(error, True)
 
     threading.Thread(target=infer, daemon=True).start()
-    return heard
+    return responses
 
 
-def submitted(snapshot_of: World, request: InferRequest) -> Heard:
-    heard = Heard()
-    snapshot_of.snapshot.submit(request, heard)
-    return heard
+def submitted(snapshot_of: Models, request: InferRequest) -> Responses:
+    responses = Responses()
+    snapshot_of.snapshot.submit(request, responses)
+    return responses

@@ -90,7 +90,7 @@ def test_a_preferred_size_goes_at_once_and_the_largest_one_reached_counts() -> N
     assert batch(batching, *[job(age_us=50)] * 3).count == 3
 
 
-def test_who_cannot_get_company_does_not_wait_for_it() -> None:
+def test_a_caller_that_cannot_get_company_does_not_wait_for_it() -> None:
     batching = DynamicBatching(max_queue_delay_us=50)
     assert batch(batching, job(), job(columns=3)) == OpenBatch(1, NOW_NS)
     assert batch(batching, job(8)) == OpenBatch(1, NOW_NS)
@@ -141,7 +141,7 @@ def test_every_batch_keeps_the_rules(
         assert not (alike and reached), "a larger preferred size was there"
 
 
-def test_the_line_is_not_read_further_than_the_batch_may_go() -> None:
+def test_the_queue_is_not_read_further_than_the_batch_may_go() -> None:
     def line() -> Iterator[Job]:
         yield from [job(4), job(4)]
         raise AssertionError("read on")

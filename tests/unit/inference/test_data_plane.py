@@ -1,4 +1,4 @@
-"""The one door: when the server is ready, what a client is told, and which run takes long."""
+"""The data plane: when the server is ready, what clients read, and which run takes long."""
 
 from __future__ import annotations
 
@@ -51,16 +51,16 @@ def registry() -> ModelRegistry:
 
 
 def test_ready_is_open_with_every_model_ready(registry: ModelRegistry) -> None:
-    door = DataPlane(registry)
+    data_plane = DataPlane(registry)
     registry.replace("m", [ready("m")])
-    assert not door.server_ready()
-    door.open()
-    assert door.server_ready()
+    assert not data_plane.server_ready()
+    data_plane.open()
+    assert data_plane.server_ready()
     registry.replace("n", [ModelEntry("n", 0, ModelState.LOADING)])
-    assert not door.server_ready()
+    assert not data_plane.server_ready()
     registry.replace("n", [ready("n")])
-    door.shut()
-    assert not door.server_ready()
+    data_plane.shut()
+    assert not data_plane.server_ready()
 
 
 @pytest.mark.parametrize(
@@ -72,84 +72,86 @@ def test_ready_is_open_with_every_model_ready(registry: ModelRegistry) -> None:
         (ModelState.UNLOADING, "", True),
     ],
 )
-def test_what_was_unloaded_is_nobodys_wish_and_lenient_readiness_counts_nothing(
+def test_what_was_unloaded_is_not_desired_and_lenient_readiness_counts_nothing(
     registry: ModelRegistry, state: ModelState, reason: str, is_ready: bool
 ) -> None:
     registry.replace("m", [ready("m"), ModelEntry("m", 2, state, reason)])
     strict, lenient = DataPlane(registry), DataPlane(registry, strict_readiness=False)
     assert not lenient.server_ready()
-    for door in (strict, lenient):
-        door.open()
+    for data_plane in (strict, lenient):
+        data_plane.open()
     assert (strict.server_ready(), lenient.server_ready()) == (is_ready, True)
 
 
-def test_who_asks_after_the_door_is_shut_is_still_answered(registry: ModelRegistry) -> None:
+def test_a_request_after_shut_still_gets_a_response(
+    registry: ModelRegistry,
+) -> None:
     registry.replace("m", [ready("m")])
-    door = DataPlane(registry)
-    door.shut()
-    assert door.infer(InferRequest("m", {}, id="7")).id == "7"
+    data_plane = DataPlane(registry)
+    data_plane.shut()
+    assert data_plane.infer(InferRequest("m", {}, id="7")).id == "7"
 
 
 def test_an_unknown_model_is_not_ready_which_is_no_error(registry: ModelRegistry) -> None:
     registry.replace("m", [ready("m"), ModelEntry("m", 2, ModelState.LOADING)])
-    door = DataPlane(registry)
-    assert door.model_ready("m", "")
-    assert door.model_ready("m", "1")
-    assert not door.model_ready("m", "2")
-    assert not door.model_ready("m", "3")
-    assert not door.model_ready("unknown", "")
+    data_plane = DataPlane(registry)
+    assert data_plane.model_ready("m", "")
+    assert data_plane.model_ready("m", "1")
+    assert not data_plane.model_ready("m", "2")
+    assert not data_plane.model_ready("m", "3")
+    assert not data_plane.model_ready("unknown", "")
     with pytest.raises(InvalidRequest):
-        door.model_ready("m", "x")
+        data_plane.model_ready("m", "x")
 
 
-def test_metadata_names_the_ready_versions_or_the_one_that_was_asked_for(
+def test_metadata_names_the_ready_versions_or_the_one_that_was_requested(
     registry: ModelRegistry,
 ) -> None:
     registry.replace("m", [ready("m"), ready("m", 3), ModelEntry("m", 4, ModelState.LOADING)])
-    door = DataPlane(registry)
-    assert door.metadata("m", "").versions == (1, 3)
-    assert door.metadata("m", "1").versions == (1,)
+    data_plane = DataPlane(registry)
+    assert data_plane.metadata("m", "").versions == (1, 3)
+    assert data_plane.metadata("m", "1").versions == (1,)
     with pytest.raises(NotFound):
-        door.metadata("unknown", "")
+        data_plane.metadata("unknown", "")
 
 
-def test_the_index_tells_all_or_only_what_is_ready(registry: ModelRegistry) -> None:
+def test_the_index_lists_all_or_only_what_is_ready(registry: ModelRegistry) -> None:
     registry.replace("m", [ready("m")])
     registry.replace("a", [ModelEntry("a", 0, ModelState.UNAVAILABLE, "why")])
-    door = DataPlane(registry)
-    assert [entry.name for entry in door.index(only_ready=False)] == ["a", "m"]
-    assert [entry.name for entry in door.index(only_ready=True)] == ["m"]
+    data_plane = DataPlane(registry)
+    assert [entry.name for entry in data_plane.index(only_ready=False)] == ["a", "m"]
+    assert [entry.name for entry in data_plane.index(only_ready=True)] == ["m"]
 
 
 def test_the_longest_run_names_its_model(registry: ModelRegistry) -> None:
-    door = DataPlane(registry)
-    assert door.longest_run(0.0) == ("", 0.0)
+    data_plane = DataPlane(registry)
+    assert data_plane.longest_run(0.0) == ("", 0.0)
     registry.replace("m", [ready("m", seconds=1.0)])
     registry.replace("slow", [ready("slow", seconds=70.0)])
-    assert door.longest_run(0.0) == ("slow", 70.0)
+    assert data_plane.longest_run(0.0) == ("slow", 70.0)
 
 
-def test_a_run_on_a_model_that_was_replaced_is_still_told(registry: ModelRegistry) -> None:
-    door = DataPlane(registry)
+def test_a_run_on_a_model_that_was_replaced_still_counts(registry: ModelRegistry) -> None:
+    data_plane = DataPlane(registry)
     registry.replace("m", [ready("m", seconds=70.0)])
     request = registry.lease()
     registry.replace("m", [ready("m", version=2, seconds=1.0)])
-    assert door.longest_run(0.0) == ("m", 70.0)
+    assert data_plane.longest_run(0.0) == ("m", 70.0)
     request.release()
-    assert door.longest_run(0.0) == ("m", 1.0)
+    assert data_plane.longest_run(0.0) == ("m", 1.0)
 
 
-def test_a_caller_who_raises_ends_neither_the_model_nor_another_s_lease(
+def test_a_caller_callers_that_raises_ends_neither_the_model_nor_another_s_lease(
     registry: ModelRegistry,
 ) -> None:
-    door = DataPlane(registry)
+    data_plane = DataPlane(registry)
     registry.replace("m", [ready("m")])
     lease = registry.lease()
 
-    def deaf(answer: ResponseCallback, final: bool) -> None:
-        raise ValueError("deaf")
+    def raises(response: ResponseCallback, final: bool) -> None:
+        raise ValueError("raises")
 
-    door.submit(InferRequest("m", {}), deaf)
+    data_plane.submit(InferRequest("m", {}), raises)
     registry.replace("m", [])
     assert not registry.wait_closed(0.0)
     lease.release()

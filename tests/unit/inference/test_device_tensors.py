@@ -16,13 +16,13 @@ from edge_server.model_config.config import ModelConfig, Placement
 from edge_server.requests import InferRequest, InferResponse
 from edge_server.tensors import Tensor
 from tests.unit.inference.ensembles import (
-    Heard,
+    Responses,
     config,
     ensemble_config,
+    models_of,
     plus,
     running,
     value,
-    world,
 )
 
 if TYPE_CHECKING:
@@ -109,44 +109,44 @@ def copies(snapshot: Snapshot, name: str) -> dict[str, tuple[int, int]]:
 
 
 def test_between_steps_on_a_device_nothing_is_copied() -> None:
-    snapshot = world(
+    snapshot = models_of(
         ensemble_config("e", "x", "y", "first a=x > b=t", "second a=t > b=u", "host a=u > b=y"),
         on_device("first"),
         on_device("second"),
         running("host", plus(10)),
     ).snapshot
-    answer = snapshot.infer(InferRequest("e", {"x": VALUE}))
-    np.testing.assert_array_equal(answer.outputs["y"].array, VALUE.array + 12)
+    response = snapshot.infer(InferRequest("e", {"x": VALUE}))
+    np.testing.assert_array_equal(response.outputs["y"].array, VALUE.array + 12)
     assert copies(snapshot, "first") == {"to_host": (0, 0), "to_device": (1, 12)}
     assert copies(snapshot, "second") == NO_COPIES
     assert copies(snapshot, "host") == {"to_host": (1, 12), "to_device": (0, 0)}
     assert copies(snapshot, "e") == NO_COPIES
 
 
-def test_an_ensembles_own_answer_is_on_the_host() -> None:
-    snapshot = world(ensemble_config("e", "x", "y", "m a=x > b=y"), on_device("m")).snapshot
-    answer = snapshot.infer(InferRequest("e", {"x": VALUE}))
-    assert isinstance(answer.outputs["y"].array, np.ndarray)
+def test_an_ensembles_own_response_is_on_the_host() -> None:
+    snapshot = models_of(ensemble_config("e", "x", "y", "m a=x > b=y"), on_device("m")).snapshot
+    response = snapshot.infer(InferRequest("e", {"x": VALUE}))
+    assert isinstance(response.outputs["y"].array, np.ndarray)
     assert copies(snapshot, "e") == NO_COPIES
     assert copies(snapshot, "m") == {"to_host": (1, 12), "to_device": (1, 12)}
 
 
-def test_what_a_step_reads_and_the_answer_has_too_is_copied_by_the_ensemble() -> None:
-    snapshot = world(
+def test_what_a_step_reads_and_the_response_has_too_is_copied_by_the_ensemble() -> None:
+    snapshot = models_of(
         ensemble_config("e", "x", "y z", "m a=x > b=y", "n a=y > b=z"),
         on_device("m"),
         on_device("n"),
     ).snapshot
-    answer = snapshot.infer(InferRequest("e", {"x": VALUE}))
-    np.testing.assert_array_equal(answer.outputs["y"].array, VALUE.array + 1)
-    np.testing.assert_array_equal(answer.outputs["z"].array, VALUE.array + 2)
+    response = snapshot.infer(InferRequest("e", {"x": VALUE}))
+    np.testing.assert_array_equal(response.outputs["y"].array, VALUE.array + 1)
+    np.testing.assert_array_equal(response.outputs["z"].array, VALUE.array + 2)
     assert copies(snapshot, "e") == {"to_host": (1, 12), "to_device": (0, 0)}
     assert copies(snapshot, "m") == {"to_host": (0, 0), "to_device": (1, 12)}
     assert copies(snapshot, "n") == {"to_host": (1, 12), "to_device": (0, 0)}
 
 
-def test_who_does_not_ask_for_tensors_on_a_device_gets_none() -> None:
-    snapshot = world(ensemble_config("e", "x", "y", "m a=x > b=y"), on_device("m")).snapshot
+def test_a_caller_that_does_not_request_tensors_on_a_device_gets_none() -> None:
+    snapshot = models_of(ensemble_config("e", "x", "y", "m a=x > b=y"), on_device("m")).snapshot
     host = snapshot.infer(InferRequest("m", {"a": VALUE})).outputs["b"]
     assert host.on_device is None
     stays = snapshot.infer(InferRequest("m", {"a": VALUE}, on_device=True)).outputs["b"]
@@ -156,18 +156,18 @@ def test_who_does_not_ask_for_tensors_on_a_device_gets_none() -> None:
 
 
 def test_a_device_that_fails_while_it_is_read_fails_the_request() -> None:
-    snapshot = world(
+    snapshot = models_of(
         ensemble_config("e", "x", "y", "m a=x > b=t", "host a=t > b=y"),
         on_device("m", broken=True),
         running("host", plus(10)),
     ).snapshot
     for asked in (InferRequest("m", {"a": VALUE}), InferRequest("e", {"x": VALUE})):
-        heard = Heard()
-        snapshot.submit(asked, heard)
-        ((answer, final),) = heard.answers
+        responses = Responses()
+        snapshot.submit(asked, responses)
+        ((response, final),) = responses.responses
         assert final
-        assert isinstance(answer, InternalError)
-        assert "the device is gone" in str(answer)
+        assert isinstance(response, InternalError)
+        assert "the device is gone" in str(response)
 
 
 def test_a_tensor_on_a_device_is_reshaped_there() -> None:
@@ -176,7 +176,7 @@ def test_a_tensor_on_a_device_is_reshaped_there() -> None:
     of.output[0].dims[:] = [3, 1]
     of.output[0].reshape.shape[:] = [3]
     loaded = Scheduling().model(ModelConfig.of(of), 1, PlusOneOnDevice())
-    snapshot = world(
+    snapshot = models_of(
         ensemble_config("e", "x", "y", "other a=x > b=y"),
         on_device("other"),
         ModelEntry("m", 1, ModelState.READY, loaded=loaded),
@@ -189,21 +189,21 @@ def test_a_tensor_on_a_device_is_reshaped_there() -> None:
 def test_what_is_looked_at_or_kept_is_on_the_host() -> None:
     entry = on_device("m", extra="response_cache { enable: true }")
     assert entry.loaded is not None
-    snapshot = world(ensemble_config("e", "x", "y", "m a=x > b=y"), entry).snapshot
+    snapshot = models_of(ensemble_config("e", "x", "y", "m a=x > b=y"), entry).snapshot
     loaded = entry.loaded
     cached = CachingScheduler(
         loaded.scheduler, ResponseCache(1 << 20), loaded.config, loaded.statistics
     )
     asks = InferRequest("m", {"a": VALUE}, on_device=True)
     for scheduler in (cached, WatchedScheduler(loaded.scheduler, loaded.config, 8)):
-        heard = Heard()
-        scheduler.submit(asks, snapshot, heard)
-        ((answer, _),) = heard.answers
-        assert isinstance(answer, InferResponse)
-        assert answer.outputs["b"].on_device is None
+        responses = Responses()
+        scheduler.submit(asks, snapshot, responses)
+        ((response, _),) = responses.responses
+        assert isinstance(response, InferResponse)
+        assert response.outputs["b"].on_device is None
     there: Any = OnDevice(VALUE.array)
-    heard = Heard()
-    cached.submit(InferRequest("m", {"a": Tensor(there)}, on_device=True), snapshot, heard)
-    ((answer, _),) = heard.answers
-    assert isinstance(answer, InferResponse)
-    assert answer.outputs["b"].on_device is not None
+    responses = Responses()
+    cached.submit(InferRequest("m", {"a": Tensor(there)}, on_device=True), snapshot, responses)
+    ((response, _),) = responses.responses
+    assert isinstance(response, InferResponse)
+    assert response.outputs["b"].on_device is not None

@@ -31,7 +31,7 @@ def config(name: str, inputs: str, outputs: str, extra: str = "") -> ModelConfig
     return ModelConfig.of(text_format.Parse(text + extra, pb.ModelConfig()))
 
 
-def world(model: TensorModel) -> Snapshot:
+def snapshot_of(model: TensorModel) -> Snapshot:
     """Of one model, `m`: a → b."""
     loaded = Scheduling().model(config("m", "a", "b"), 1, model)
     return Snapshot({("m", 1): ModelEntry("m", 1, ModelState.READY, loaded=loaded)})
@@ -47,7 +47,7 @@ def test_there_is_no_thread_hop() -> None:
         ran_on.append(threading.get_ident())
         return {"b": inputs["a"]}
 
-    world(TensorModel(run)).infer(InferRequest("m", {"a": VALUE}))
+    snapshot_of(TensorModel(run)).infer(InferRequest("m", {"a": VALUE}))
     assert ran_on == [threading.get_ident()]
 
 
@@ -61,7 +61,7 @@ def test_one_instance_runs_one_request_at_a_time() -> None:
         release.wait(5)
         return {"b": inputs["a"]}
 
-    snapshot = world(TensorModel(run))
+    snapshot = snapshot_of(TensorModel(run))
     threads = [
         threading.Thread(target=snapshot.infer, args=(InferRequest("m", {"a": VALUE}),))
         for _ in entered
@@ -76,7 +76,7 @@ def test_one_instance_runs_one_request_at_a_time() -> None:
     assert entered[1].is_set()
 
 
-def test_who_would_be_answered_too_late_is_turned_away_while_the_model_runs() -> None:
+def test_a_caller_that_would_be_served_too_late_is_refused_while_the_model_runs() -> None:
     begun, release = threading.Semaphore(0), threading.Event()
 
     def run(inputs: Tensors, outputs: frozenset[str]) -> Tensors:
@@ -84,27 +84,27 @@ def test_who_would_be_answered_too_late_is_turned_away_while_the_model_runs() ->
         release.wait(0.3)
         return {"b": inputs["a"]}
 
-    snapshot = world(TensorModel(run))
+    snapshot = snapshot_of(TensorModel(run))
     # A run takes 0.3 s, as far as anybody knows.
     snapshot.infer(InferRequest("m", {"a": VALUE}))
     busy = threading.Thread(target=snapshot.infer, args=(InferRequest("m", {"a": VALUE}),))
     assert begun.acquire(timeout=5)
     busy.start()
     assert begun.acquire(timeout=5)
-    hurried = InferRequest("m", {"a": VALUE}, deadline=time.monotonic() + 0.25)
+    short_deadline = InferRequest("m", {"a": VALUE}, deadline=time.monotonic() + 0.25)
     with pytest.raises(Unavailable, match="would have no response before its deadline"):
-        snapshot.infer(hurried)
+        snapshot.infer(short_deadline)
     release.set()
     busy.join(5)
-    patient = InferRequest("m", {"a": VALUE}, deadline=time.monotonic() + 60)
-    assert snapshot.infer(patient).outputs["b"] is VALUE
+    long_deadline = InferRequest("m", {"a": VALUE}, deadline=time.monotonic() + 60)
+    assert snapshot.infer(long_deadline).outputs["b"] is VALUE
 
 
 def test_a_failing_model_costs_its_request_and_gives_the_instance_back() -> None:
     def run(inputs: Tensors, outputs: frozenset[str]) -> Tensors:
         raise InternalError("broken")
 
-    snapshot = world(TensorModel(run))
+    snapshot = snapshot_of(TensorModel(run))
     for _ in range(3):
         with pytest.raises(InternalError, match="broken"):
             snapshot.infer(InferRequest("m", {"a": VALUE}))
@@ -123,7 +123,7 @@ def test_what_an_instance_raises_unforeseen_is_an_internal_error_by_name(
         def make_instance(self, name: str, placement: Placement) -> Raises:  # type: ignore[override]
             return Raises()
 
-    snapshot = world(Odd(lambda i, o: {}))
+    snapshot = snapshot_of(Odd(lambda i, o: {}))
     with pytest.raises(InternalError, match=r"model 'm' failed: ValueError\('odd'\)"):
         snapshot.infer(InferRequest("m", {"a": VALUE}))
     assert "an instance raised" in caplog.text

@@ -1,4 +1,4 @@
-"""An ensemble runs what its outputs need, as soon as it can, and answers once or in order."""
+"""An ensemble runs what its outputs need, as soon as it can, and responses once or in order."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from edge_server.inference.statistics import FailureReason
 from edge_server.requests import InferRequest, InferResponse, SequencePlace
 from edge_server.tensors import Tensor
 from tests.unit.inference.ensembles import (
-    PATIENCE_S,
-    Heard,
+    TIMEOUT_S,
+    Models,
     Queueing,
-    World,
-    answer_to,
+    Responses,
     ensemble_config,
     inferred,
+    models_of,
     plus,
     queueing,
+    response_to,
     running,
     streaming,
     submitted,
     value,
-    world,
 )
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from edge_server.backends.contract import Run, Tensors
     from edge_server.requests import Respond
 
-    Begin = Callable[[World, InferRequest], Heard]
+    Begin = Callable[[Models, InferRequest], Responses]
 
 VALUE = value(0, 1, 2)
 
@@ -55,9 +55,9 @@ def passing_on(calls: list[tuple[str, frozenset[str]]], name: str) -> Run:
     return run
 
 
-def two_branches(calls: list[tuple[str, frozenset[str]]]) -> World:
+def two_branches(calls: list[tuple[str, frozenset[str]]]) -> Models:
     """`e`: x → left → y; x → right → z. Each member notes its calls and passes its input on."""
-    return world(
+    return models_of(
         ensemble_config("e", "x", "y z", "left a=x > b=y", "right a=x > b=z"),
         running("left", passing_on(calls, "left"), outputs="b unwanted"),
         running("right", passing_on(calls, "right")),
@@ -65,9 +65,9 @@ def two_branches(calls: list[tuple[str, frozenset[str]]]) -> World:
     )
 
 
-def chain(length: int, run: Run) -> World:
+def chain(length: int, run: Run) -> Models:
     steps = [f"m a=t{index} > b=t{index + 1}" for index in range(length)]
-    return world(ensemble_config("e", "t0", f"t{length}", *steps), running("m", run))
+    return models_of(ensemble_config("e", "t0", f"t{length}", *steps), running("m", run))
 
 
 def test_steps_hand_each_other_tensors_without_a_copy() -> None:
@@ -83,7 +83,7 @@ def test_only_the_steps_that_the_wanted_outputs_need_run() -> None:
     assert calls == [("right", frozenset({"b"}))]
 
 
-def test_a_step_is_asked_only_for_outputs_that_something_reads() -> None:
+def test_a_step_is_requested_only_for_outputs_that_something_reads() -> None:
     calls: list[tuple[str, frozenset[str]]] = []
     two_branches(calls).snapshot.infer(InferRequest("e", {"x": VALUE}, outputs=("y",)))
     assert calls == [("left", frozenset({"b"}))]
@@ -97,7 +97,7 @@ def test_outputs_come_in_the_order_of_the_request() -> None:
 def test_an_output_that_is_an_input_needs_no_step() -> None:
     calls: list[tuple[str, frozenset[str]]] = []
     ensemble = ensemble_config("e", "x", "x y", "m a=x > b=y")
-    response = world(ensemble, running("m", passing_on(calls, "m"))).snapshot.infer(
+    response = models_of(ensemble, running("m", passing_on(calls, "m"))).snapshot.infer(
         InferRequest("e", {"x": VALUE}, outputs=("x",))
     )
     assert response.outputs["x"].array is VALUE.array
@@ -120,12 +120,12 @@ def test_steps_that_are_ready_together_run_side_by_side() -> None:
     together = threading.Barrier(3)
 
     def run(inputs: Tensors, outputs: frozenset[str]) -> Tensors:
-        together.wait(PATIENCE_S)
+        together.wait(TIMEOUT_S)
         return {"b": inputs["a"]}
 
     steps = [f"m{index} a=x > b=y{index}" for index in range(3)]
     ensemble = ensemble_config("e", "x", "y0 y1 y2", *steps)
-    models = world(ensemble, *(running(f"m{index}", run) for index in range(3)))
+    models = models_of(ensemble, *(running(f"m{index}", run) for index in range(3)))
     assert models.snapshot.infer(InferRequest("e", {"x": VALUE})).outputs.keys() == {
         "y0",
         "y1",
@@ -139,19 +139,19 @@ def test_a_member_that_queues_needs_no_thread_to_run_beside_another() -> None:
 
     def run(inputs: Tensors, outputs: frozenset[str]) -> Tensors:
         request, respond = queue.next()
-        respond(answer_to(request, b=request.inputs["a"]), True)
+        respond(response_to(request, b=request.inputs["a"]), True)
         ran.set()
         return {"b": inputs["a"]}
 
     ensemble = ensemble_config("e", "x", "y z", "runs a=x > b=y", "queues a=x > b=z")
-    models = world(
+    models = models_of(
         ensemble, running("runs", run), queueing("queues", queue), threads=StepThreads(0)
     )
     models.snapshot.infer(InferRequest("e", {"x": VALUE}))
     assert ran.is_set()
 
 
-def test_what_an_answer_from_another_thread_makes_ready_does_not_run_on_that_thread() -> None:
+def test_a_step_that_a_response_on_another_thread_makes_ready_does_not_run_on_that_thread() -> None:
     queue, ran_on = Queueing(), list[int]()
 
     def run(inputs: Tensors, outputs: frozenset[str]) -> Tensors:
@@ -159,11 +159,11 @@ def test_what_an_answer_from_another_thread_makes_ready_does_not_run_on_that_thr
         return {"b": inputs["a"]}
 
     ensemble = ensemble_config("e", "x", "y", "queues a=x > b=t", "runs a=t > b=y")
-    models = world(ensemble, queueing("queues", queue), running("runs", run))
-    heard = submitted(models, InferRequest("e", {"x": VALUE}))
+    models = models_of(ensemble, queueing("queues", queue), running("runs", run))
+    responses = submitted(models, InferRequest("e", {"x": VALUE}))
     request, respond = queue.next()
-    respond(answer_to(request, b=VALUE), True)
-    assert heard.numbers("y") == [[0, 1, 2]]
+    respond(response_to(request, b=VALUE), True)
+    assert responses.numbers("y") == [[0, 1, 2]]
     assert threading.get_ident() not in ran_on
     models.threads.close()
 
@@ -179,34 +179,34 @@ def test_nested_ensembles_end_however_few_threads_there_are(limit: int) -> None:
         running("n", plus(2)),
         running("sum", plus(0), "a c d e"),
     )
-    models = World((inner, outer), members, StepThreads(limit))
-    heard = [Heard() for _ in range(8)]
+    models = Models((inner, outer), members, StepThreads(limit))
+    responses = [Responses() for _ in range(8)]
     callers = [
         threading.Thread(
             target=models.snapshot.submit, args=(InferRequest("outer", {"x": value(index)}), each)
         )
-        for index, each in enumerate(heard)
+        for index, each in enumerate(responses)
     ]
     for caller in callers:
         caller.start()
-    assert [each.numbers("s") for each in heard] == [[[4 * index + 6]] for index in range(8)]
+    assert [each.numbers("s") for each in responses] == [[[4 * index + 6]] for index in range(8)]
     for caller in callers:
-        caller.join(PATIENCE_S)
+        caller.join(TIMEOUT_S)
     models.threads.close()
 
 
-def test_the_first_error_is_the_answer_at_once_and_nothing_later_is_heard() -> None:
+def test_the_first_error_is_the_response_at_once_and_nothing_later_is_sent() -> None:
     slow, broken = Queueing(), Queueing()
     ensemble = ensemble_config("e", "x", "y z", "slow a=x > b=y", "broken a=x > b=z")
-    models = world(ensemble, queueing("slow", slow), queueing("broken", broken))
-    heard = submitted(models, InferRequest("e", {"x": VALUE}))
+    models = models_of(ensemble, queueing("slow", slow), queueing("broken", broken))
+    responses = submitted(models, InferRequest("e", {"x": VALUE}))
     _, respond = broken.next()
     respond(Unavailable("out of order"), True)
-    (answer,) = heard.wait()
-    assert isinstance(answer, Unavailable)
+    (response,) = responses.wait()
+    assert isinstance(response, Unavailable)
     request, respond = slow.next()
-    respond(answer_to(request, b=VALUE), True)
-    assert len(heard.wait()) == 1
+    respond(response_to(request, b=VALUE), True)
+    assert len(responses.wait()) == 1
     assert models.statistics("e").counts().failures[FailureReason.OTHER] == 1
     assert models.statistics("e").counts().execution_count == 0
 
@@ -214,25 +214,25 @@ def test_the_first_error_is_the_answer_at_once_and_nothing_later_is_heard() -> N
 def test_a_step_that_still_runs_after_an_error_keeps_its_model_open() -> None:
     slow, broken = Queueing(), Queueing()
     ensemble = ensemble_config("e", "x", "y z", "slow a=x > b=y", "broken a=x > b=z")
-    models = world(ensemble, queueing("slow", slow), queueing("broken", broken))
-    registry, heard = ModelRegistry(), Heard()
+    models = models_of(ensemble, queueing("slow", slow), queueing("broken", broken))
+    registry, responses = ModelRegistry(), Responses()
     for entry in models.entries.values():
         registry.replace(entry.name, [entry])
-    DataPlane(registry).submit(InferRequest("e", {"x": VALUE}), heard)
+    DataPlane(registry).submit(InferRequest("e", {"x": VALUE}), responses)
     registry.clear()
     _, respond = broken.next()
     respond(Unavailable("out of order"), True)
-    heard.wait()
+    responses.wait()
     assert not slow.closed.is_set()
     request, respond = slow.next()
-    respond(answer_to(request, b=VALUE), True)
-    assert slow.closed.wait(PATIENCE_S)
+    respond(response_to(request, b=VALUE), True)
+    assert slow.closed.wait(TIMEOUT_S)
 
 
-def test_a_member_that_is_gone_or_raises_is_an_answer_too() -> None:
+def test_a_member_that_is_gone_or_raises_is_an_error_response() -> None:
     models = chain(2, plus(1))
     del models.entries["m"]
-    gone = World((), tuple(models.entries.values()), models.threads)
+    gone = Models((), tuple(models.entries.values()), models.threads)
     with pytest.raises(NotFound, match="unknown model: 'm' is not found"):
         gone.snapshot.infer(InferRequest("e", {"t0": VALUE}))
 
@@ -240,10 +240,10 @@ def test_a_member_that_is_gone_or_raises_is_an_answer_too() -> None:
 def test_what_a_scheduler_raises_unforeseen_is_an_internal_error_by_name(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    def tell(request: InferRequest, respond: Respond) -> None:
+    def produce(request: InferRequest, respond: Respond) -> None:
         raise ValueError("odd")
 
-    models = world(ensemble_config("e", "x", "y", "m a=x > b=y"), streaming("m", tell))
+    models = models_of(ensemble_config("e", "x", "y", "m a=x > b=y"), streaming("m", produce))
     with pytest.raises(InternalError, match=r"model 'm' failed: ValueError\('odd'\)"):
         models.snapshot.infer(InferRequest("e", {"x": VALUE}))
     assert "model m raised" in caplog.text
@@ -251,11 +251,11 @@ def test_what_a_scheduler_raises_unforeseen_is_an_internal_error_by_name(
 
 def test_a_step_without_the_output_that_others_wait_for_is_a_deadlock_in_tritons_words() -> None:
     queue = Queueing()
-    models = world(ensemble_config("e", "x", "y", "m a=x > b=y"), queueing("m", queue))
-    heard = submitted(models, InferRequest("e", {"x": VALUE}, id="7"))
+    models = models_of(ensemble_config("e", "x", "y", "m a=x > b=y"), queueing("m", queue))
+    responses = submitted(models, InferRequest("e", {"x": VALUE}, id="7"))
     queue.next()[1](None, True)
-    (answer,) = heard.wait()
-    assert str(answer) == (
+    (response,) = responses.wait()
+    assert str(response) == (
         "in ensemble 'e', [request id: 7] unexpected deadlock, at least one output is not set "
         "while no more ensemble steps can be made"
     )
@@ -265,25 +265,25 @@ def test_a_step_that_leaves_an_output_out_is_a_deadlock_only_where_that_is_neede
     queue = Queueing()
     ensemble = ensemble_config("e", "x", "y z", "m a=x > b=s c=z", "n a=s > b=y")
     members = (queueing("m", queue, outputs="b c"), running("n", plus(1)))
-    models = world(ensemble, *members)
+    models = models_of(ensemble, *members)
     cases = [(("z",), False), (("y",), True), ((), True)]
     for (outputs, over), begin in itertools.product(cases, (submitted, inferred)):
-        heard = begin(models, InferRequest("e", {"x": VALUE}, outputs=outputs))
+        responses = begin(models, InferRequest("e", {"x": VALUE}, outputs=outputs))
         request, respond = queue.next()
-        respond(answer_to(request, c=VALUE), True)
-        (answer,) = heard.wait()
-        assert ("unexpected deadlock" in str(answer)) is over
+        respond(response_to(request, c=VALUE), True)
+        (response,) = responses.wait()
+        assert ("unexpected deadlock" in str(response)) is over
 
 
 def test_a_response_of_a_decoupled_step_without_tensors_is_no_response() -> None:
-    def tell(request: InferRequest, respond: Respond) -> None:
-        respond(answer_to(request), False)
-        respond(answer_to(request, b=VALUE), False)
-        respond(answer_to(request), True)
+    def produce(request: InferRequest, respond: Respond) -> None:
+        respond(response_to(request), False)
+        respond(response_to(request, b=VALUE), False)
+        respond(response_to(request), True)
 
-    models = world(ensemble_config("e", "x", "y", "m a=x > b=y"), streaming("m", tell))
-    heard = submitted(models, InferRequest("e", {"x": VALUE}))
-    assert heard.numbers("y") == [VALUE.array.tolist()]
+    models = models_of(ensemble_config("e", "x", "y", "m a=x > b=y"), streaming("m", produce))
+    responses = submitted(models, InferRequest("e", {"x": VALUE}))
+    assert responses.numbers("y") == [VALUE.array.tolist()]
 
 
 class Switch:
@@ -296,7 +296,7 @@ class Switch:
 
 def test_steps_know_all_of_the_request_but_its_tensors() -> None:
     queue, switch = Queueing(), Switch()
-    models = world(ensemble_config("e", "x", "y", "m a=x > b=y"), queueing("m", queue))
+    models = models_of(ensemble_config("e", "x", "y", "m a=x > b=y"), queueing("m", queue))
     request = InferRequest(
         "e",
         {"x": VALUE},
@@ -325,9 +325,9 @@ def test_a_step_of_a_cancelled_request_is_not_begun(begin: Begin) -> None:
         switch.cancelled = True
         return {"b": inputs["a"]}
 
-    heard = begin(chain(3, run), InferRequest("e", {"t0": VALUE}, cancellation=switch))
-    (answer,) = heard.wait()
-    assert isinstance(answer, Cancelled)
+    responses = begin(chain(3, run), InferRequest("e", {"t0": VALUE}, cancellation=switch))
+    (response,) = responses.wait()
+    assert isinstance(response, Cancelled)
     assert calls == [1]
 
 
@@ -348,20 +348,20 @@ def test_in_a_chain_too_a_deadline_that_has_passed_names_the_step_that_did_not_b
 def test_a_deadline_that_has_passed_names_the_step_that_did_not_begin() -> None:
     queue, deadline = Queueing(), time.monotonic() + 0.5
     ensemble = ensemble_config("e", "x", "y", "q a=x > b=t", "m a=t > b=y")
-    models = world(ensemble, queueing("q", queue), running("m", plus(0)))
-    heard = submitted(models, InferRequest("e", {"x": VALUE}, deadline=deadline))
+    models = models_of(ensemble, queueing("q", queue), running("m", plus(0)))
+    responses = submitted(models, InferRequest("e", {"x": VALUE}, deadline=deadline))
     request, respond = queue.next()
     threading.Event().wait(max(0.0, deadline - time.monotonic()))
-    respond(answer_to(request, b=VALUE), True)
-    (answer,) = heard.wait()
-    assert isinstance(answer, DeadlineExceeded)
-    assert "before model 'm' of ensemble 'e' began" in str(answer)
+    respond(response_to(request, b=VALUE), True)
+    (response,) = responses.wait()
+    assert isinstance(response, DeadlineExceeded)
+    assert "before model 'm' of ensemble 'e' began" in str(response)
     models.threads.close()
 
 
 def test_an_ensemble_counts_its_own_executions_and_batch_elements() -> None:
     ensemble = ensemble_config("e", "x", "y", "m a=x > b=y", extra="max_batch_size: 4")
-    models = world(ensemble, running("m", plus(0), extra="max_batch_size: 4"))
+    models = models_of(ensemble, running("m", plus(0), extra="max_batch_size: 4"))
     models.snapshot.infer(InferRequest("e", {"x": Tensor(np.zeros((3, 2), np.float32))}))
     counts = models.statistics("e").counts()
     assert (counts.inference_count, counts.execution_count) == (3, 1)
@@ -387,7 +387,7 @@ def test_the_ensembles_own_reshapes_lie_between_its_callers_and_its_steps() -> N
         extra=batched + tensor("input", "x", reshaped) + tensor("output", "y", reshaped),
     )
     square = tensor("input", "a", "dims: [ 2, 2 ]") + tensor("output", "b", "dims: [ 2, 2 ]")
-    models = world(ensemble, running("m", run, "", "", batched + square))
+    models = models_of(ensemble, running("m", run, "", "", batched + square))
     response = models.snapshot.infer(InferRequest("e", {"x": Tensor(np.zeros((3, 4), np.float32))}))
     assert seen == [(3, 2, 2)]
     assert response.outputs["y"].shape == (3, 4)
@@ -395,7 +395,7 @@ def test_the_ensembles_own_reshapes_lie_between_its_callers_and_its_steps() -> N
 
 @settings(max_examples=40, deadline=None)
 @given(st.data())
-def test_any_graph_gives_what_its_steps_say_in_whatever_order_they_answer(
+def test_any_graph_gives_what_its_steps_make_in_whatever_order_they_respond(
     data: st.DataObject,
 ) -> None:
     count = data.draw(st.integers(1, 7))
@@ -430,18 +430,18 @@ def test_any_graph_gives_what_its_steps_say_in_whatever_order_they_answer(
     ]
     steps = [f"m{i} {maps[i]} > b=t{i + 1}" for i in data.draw(st.permutations(range(count)))]
     ensemble = ensemble_config("e", "t0", " ".join(f"t{n}" for n in outputs), *steps)
-    models = world(ensemble, *members, threads=StepThreads(data.draw(st.integers(1, 2))))
+    models = models_of(ensemble, *members, threads=StepThreads(data.draw(st.integers(1, 2))))
     begin = data.draw(st.sampled_from([submitted, inferred]))
-    heard = begin(
+    responses = begin(
         models, InferRequest("e", {"t0": value(1)}, outputs=tuple(f"t{n}" for n in wanted))
     )
-    while not heard.over.is_set():
+    while not responses.over.is_set():
         if queue.came.acquire(timeout=0.01):
             at = data.draw(st.integers(0, len(queue.jobs) - 1))
             queue.jobs.rotate(-at)
             request, respond = queue.jobs.popleft()
             index = int(request.model_name[1:])
-            respond(answer_to(request, **step(index)(request.inputs, frozenset("b"))), True)
+            respond(response_to(request, **step(index)(request.inputs, frozenset("b"))), True)
     expected = {0: 1.0}
     for index in range(count):
         expected[index + 1] = sum(expected[tensor] for tensor in reads[index]) + index
@@ -449,9 +449,9 @@ def test_any_graph_gives_what_its_steps_say_in_whatever_order_they_answer(
     for index in reversed(range(count)):
         needed |= set(reads[index]) if index + 1 in needed else set()
     assert sorted(calls) == sorted(tensor - 1 for tensor in needed if tensor)
-    (answer,) = heard.wait()
-    assert isinstance(answer, InferResponse)
-    assert {n: t.array.tolist() for n, t in answer.outputs.items()} == {
+    (response,) = responses.wait()
+    assert isinstance(response, InferResponse)
+    assert {n: t.array.tolist() for n, t in response.outputs.items()} == {
         f"t{n}": [expected[n]] for n in wanted
     }
     models.threads.close()

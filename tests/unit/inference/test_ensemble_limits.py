@@ -14,11 +14,11 @@ from tests.unit.inference.threads import no_more_threads
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-PATIENCE_S = 10.0
+TIMEOUT_S = 10.0
 
 
 class Step:
-    """A task that calls `do`; over from the start where it is told what to do when dropped."""
+    """A task that calls `do`; over from the start where it is reported what to do when dropped."""
 
     def __init__(
         self, do: Callable[[], object] = lambda: None, dropped: Callable[[], None] | None = None
@@ -41,16 +41,16 @@ def test_a_task_is_refused_while_every_thread_has_one() -> None:
 
     def task() -> None:
         began.release()
-        release.wait(PATIENCE_S)
+        release.wait(TIMEOUT_S)
 
     assert [threads.try_run(Step(task)) for _ in range(3)] == [True, True, False]
     for _ in range(2):
-        assert began.acquire(timeout=PATIENCE_S)
+        assert began.acquire(timeout=TIMEOUT_S)
     in_line = threading.Event()
     threads.run(Step(in_line.set))
     assert not in_line.is_set()
     release.set()
-    assert in_line.wait(PATIENCE_S)
+    assert in_line.wait(TIMEOUT_S)
     threads.close()
 
 
@@ -62,7 +62,7 @@ def test_a_task_that_raises_costs_no_thread(caplog: pytest.LogCaptureFixture) ->
 
     threads.run(Step(task))
     threads.run(Step(ran.set))
-    assert ran.wait(PATIENCE_S)
+    assert ran.wait(TIMEOUT_S)
     threads.close()
     assert "a step raised" in caplog.text
 
@@ -71,32 +71,32 @@ def test_after_close_nothing_is_taken_but_what_must_run_runs() -> None:
     threads, ran_on = StepThreads(1), list[str]()
     ran = threading.Event()
     assert threads.try_run(Step(ran.set))
-    assert ran.wait(PATIENCE_S)
+    assert ran.wait(TIMEOUT_S)
     threads.close()
     assert not threads.try_run(Step())
     late = threading.Event()
     threads.run(Step(lambda: (ran_on.append(threading.current_thread().name), late.set())))
-    assert late.wait(PATIENCE_S)
+    assert late.wait(TIMEOUT_S)
     assert ran_on == ["step-late"]
     assert not any(thread.is_alive() for thread in threads._threads)
 
 
-def test_what_is_over_leaves_the_line_while_every_thread_has_a_task() -> None:
+def test_what_is_over_leaves_the_queue_while_every_thread_has_a_task() -> None:
     threads, release, began = StepThreads(1), threading.Event(), threading.Event()
     ran, dropped = threading.Event(), threading.Event()
 
     def task() -> None:
         began.set()
-        release.wait(PATIENCE_S)
+        release.wait(TIMEOUT_S)
 
     threads.run(Step(task))
-    assert began.wait(PATIENCE_S)
+    assert began.wait(TIMEOUT_S)
     threads.run(Step(ran.set))
     threads.run(Step(dropped=dropped.set))
     assert threads.drop_dead()
     assert dropped.is_set()
     release.set()
-    assert ran.wait(PATIENCE_S)
+    assert ran.wait(TIMEOUT_S)
     assert not threads.drop_dead()
     threads.close()
 
@@ -108,5 +108,5 @@ def test_a_thread_that_cannot_be_started_is_not_counted() -> None:
         with pytest.raises(Unavailable, match="no thread is left"):
             threads.run(Step())
     threads.run(Step(ran.set))
-    assert ran.wait(PATIENCE_S)
+    assert ran.wait(TIMEOUT_S)
     threads.close()

@@ -1,4 +1,4 @@
-"""Decoupled members of an ensemble: answers in order, and held back where too many wait."""
+"""Decoupled members of an ensemble: responses in order, and held back where too many wait."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from edge_server.inference.ensemble_limits import StepThreads
 from edge_server.requests import InferRequest
 from edge_server.tensors import Tensor
 from tests.unit.inference.ensembles import (
-    PATIENCE_S,
-    Heard,
+    TIMEOUT_S,
+    Models,
     Queueing,
-    World,
-    answer_to,
+    Responses,
     counting,
     ensemble_config,
+    models_of,
     plus,
     queueing,
+    response_to,
     running,
     streaming,
     submitted,
     value,
-    world,
 )
 from tests.unit.inference.threads import no_more_threads
 
@@ -44,12 +44,12 @@ if TYPE_CHECKING:
     from edge_server.requests import Respond
 
 
-def test_each_response_of_a_decoupled_step_goes_its_own_way_and_answers_in_order() -> None:
+def test_each_response_of_a_decoupled_step_goes_its_own_way_and_they_come_in_order() -> None:
     ensemble = ensemble_config("e", "x", "y", "s a=x > b=t", "m a=t > b=y")
-    models = world(ensemble, streaming("s", counting(3)), running("m", plus(10)))
-    heard = submitted(models, InferRequest("e", {"x": value(0)}))
-    assert heard.numbers("y") == [[10], [11], [12]]
-    assert [final for _, final in heard.answers] == [False, False, True]
+    models = models_of(ensemble, streaming("s", counting(3)), running("m", plus(10)))
+    responses = submitted(models, InferRequest("e", {"x": value(0)}))
+    assert responses.numbers("y") == [[10], [11], [12]]
+    assert [final for _, final in responses.responses] == [False, False, True]
     counts = models.statistics("e").counts()
     assert (counts.success.count, counts.execution_count) == (1, 1)
     assert [counts.responses[key].success.count for key in ("0", "1", "2")] == [1, 1, 1]
@@ -57,19 +57,19 @@ def test_each_response_of_a_decoupled_step_goes_its_own_way_and_answers_in_order
     models.threads.close()
 
 
-def test_answers_keep_their_order_when_the_steps_behind_do_not() -> None:
+def test_responses_keep_their_order_when_the_steps_behind_do_not() -> None:
     queue = Queueing()
     ensemble = ensemble_config("e", "x", "y", "s a=x > b=t", "q a=t > b=y")
-    models = world(ensemble, streaming("s", counting(3, end=True)), queueing("q", queue))
-    heard = submitted(models, InferRequest("e", {"x": value(0)}))
+    models = models_of(ensemble, streaming("s", counting(3, end=True)), queueing("q", queue))
+    responses = submitted(models, InferRequest("e", {"x": value(0)}))
     for request, respond in reversed([queue.next() for _ in range(3)]):
-        respond(answer_to(request, b=request.inputs["a"]), True)
-    assert heard.numbers("y") == [[0], [1], [2]]
+        respond(response_to(request, b=request.inputs["a"]), True)
+    assert responses.numbers("y") == [[0], [1], [2]]
 
 
 def test_a_decoupled_step_without_a_response_is_an_ensemble_without_one() -> None:
     ensemble = ensemble_config("e", "x", "y", "s a=x > b=t", "m a=t > b=y")
-    models = world(ensemble, streaming("s", counting(0)), running("m", plus(0)))
+    models = models_of(ensemble, streaming("s", counting(0)), running("m", plus(0)))
     assert submitted(models, InferRequest("e", {"x": value(0)})).wait() == [None]
 
 
@@ -83,24 +83,24 @@ def test_tensors_from_elsewhere_are_used_for_each_response_whenever_they_come() 
         queueing("late", late),
         running("sum", plus(0), "a c"),
     )
-    models = world(ensemble, *members)
-    heard = submitted(models, InferRequest("e", {"x": value(1)}))
-    assert heard.answers == []
+    models = models_of(ensemble, *members)
+    responses = submitted(models, InferRequest("e", {"x": value(1)}))
+    assert responses.responses == []
     request, respond = late.next()
-    respond(answer_to(request, b=value(100)), True)
-    assert heard.numbers("y") == [[101], [102], [103]]
-    assert heard.numbers("z") == [[100]] * 3
+    respond(response_to(request, b=value(100)), True)
+    assert responses.numbers("y") == [[101], [102], [103]]
+    assert responses.numbers("z") == [[100]] * 3
     models.threads.close()
 
 
 def test_outputs_that_no_decoupled_step_leads_to_come_once() -> None:
     ensemble = ensemble_config("e", "x", "y z", "s a=x > b=y", "m a=x > b=z")
-    models = world(ensemble, streaming("s", counting(3)), running("m", plus(5)))
-    heard = submitted(models, InferRequest("e", {"x": value(0)}, outputs=("z",)))
-    assert heard.numbers("z") == [[5]]
+    models = models_of(ensemble, streaming("s", counting(3)), running("m", plus(5)))
+    responses = submitted(models, InferRequest("e", {"x": value(0)}, outputs=("z",)))
+    assert responses.numbers("z") == [[5]]
 
 
-def test_decoupled_steps_behind_each_other_answer_in_the_order_of_both() -> None:
+def test_decoupled_steps_behind_each_other_respond_in_the_order_of_both() -> None:
     queue = Queueing()
     ensemble = ensemble_config("e", "x", "y", "s a=x > b=t", "u a=t > b=v", "q a=v > b=y")
 
@@ -110,31 +110,31 @@ def test_decoupled_steps_behind_each_other_answer_in_the_order_of_both() -> None
             respond(None, True)
             return
         for index in range(2):
-            respond(answer_to(request, b=Tensor(start + np.float32(100 * index))), False)
+            respond(response_to(request, b=Tensor(start + np.float32(100 * index))), False)
         respond(None, True)
 
-    models = world(
+    models = models_of(
         ensemble, streaming("s", counting(3)), streaming("u", hundreds), queueing("q", queue)
     )
-    heard = submitted(models, InferRequest("e", {"x": value(0)}))
+    responses = submitted(models, InferRequest("e", {"x": value(0)}))
     for request, respond in reversed([queue.next() for _ in range(4)]):
-        respond(answer_to(request, b=request.inputs["a"]), True)
-    assert heard.numbers("y") == [[0], [100], [2], [102]]
+        respond(response_to(request, b=request.inputs["a"]), True)
+    assert responses.numbers("y") == [[0], [100], [2], [102]]
     models.threads.close()
 
 
 def test_what_follows_a_response_does_not_wait_for_the_next_one() -> None:
-    heard = Heard()
+    responses = Responses()
 
-    def tell(request: InferRequest, respond: Respond) -> None:
-        respond(answer_to(request, b=value(1)), False)
-        assert heard.came.acquire(timeout=PATIENCE_S)
-        respond(answer_to(request, b=value(2)), True)
+    def produce(request: InferRequest, respond: Respond) -> None:
+        respond(response_to(request, b=value(1)), False)
+        assert responses.came.acquire(timeout=TIMEOUT_S)
+        respond(response_to(request, b=value(2)), True)
 
     ensemble = ensemble_config("e", "x", "y", "s a=x > b=t", "m a=t > b=y")
-    models = world(ensemble, streaming("s", tell), running("m", plus(0)))
-    models.snapshot.submit(InferRequest("e", {"x": value(0)}), heard)
-    assert heard.numbers("y") == [[1], [2]]
+    models = models_of(ensemble, streaming("s", produce), running("m", plus(0)))
+    models.snapshot.submit(InferRequest("e", {"x": value(0)}), responses)
+    assert responses.numbers("y") == [[1], [2]]
     models.threads.close()
 
 
@@ -145,22 +145,22 @@ def test_without_an_idle_thread_the_responses_wait_for_the_end_of_the_decoupled_
     ensemble = ensemble_config(
         "e", "x", "y", "s a=x > b=t", "m a=t > b=y", max_inflight=max_inflight
     )
-    models = world(
+    models = models_of(
         ensemble, streaming("s", counting(4)), running("m", plus(0)), threads=StepThreads(0)
     )
-    heard = submitted(models, InferRequest("e", {"x": value(0)}))
-    assert heard.numbers("y") == [[0], [1], [2], [3]]
+    responses = submitted(models, InferRequest("e", {"x": value(0)}))
+    assert responses.numbers("y") == [[0], [1], [2], [3]]
 
 
-def test_an_error_in_a_stream_comes_after_the_answers_before_it_and_ends_it() -> None:
-    def tell(request: InferRequest, respond: Respond) -> None:
-        respond(answer_to(request, b=value(1)), False)
+def test_an_error_in_a_stream_comes_after_the_responses_before_it_and_ends_it() -> None:
+    def produce(request: InferRequest, respond: Respond) -> None:
+        respond(response_to(request, b=value(1)), False)
         respond(InternalError("torn"), True)
 
-    models = world(ensemble_config("e", "x", "y", "s a=x > b=y"), streaming("s", tell))
-    heard = submitted(models, InferRequest("e", {"x": value(0)}))
-    assert [str(a) for a in heard.wait() if isinstance(a, EdgeServerError)] == ["torn"]
-    assert heard.numbers("y") == [[1]]
+    models = models_of(ensemble_config("e", "x", "y", "s a=x > b=y"), streaming("s", produce))
+    responses = submitted(models, InferRequest("e", {"x": value(0)}))
+    assert [str(a) for a in responses.wait() if isinstance(a, EdgeServerError)] == ["torn"]
+    assert responses.numbers("y") == [[1]]
 
 
 class Producer(threading.Thread):
@@ -170,17 +170,17 @@ class Producer(threading.Thread):
         super().__init__(daemon=True)
         self.given = 0
         self.step = threading.Semaphore(0)
-        self._asked: tuple[InferRequest, Respond] | None = None
+        self._submitted: tuple[InferRequest, Respond] | None = None
 
-    def tell(self, request: InferRequest, respond: Respond) -> None:
-        self._asked = (request, respond)
+    def produce(self, request: InferRequest, respond: Respond) -> None:
+        self._submitted = (request, respond)
         self.start()
 
     def run(self) -> None:
-        assert self._asked is not None
-        request, respond = self._asked
+        assert self._submitted is not None
+        request, respond = self._submitted
         for index in range(5):
-            respond(answer_to(request, b=value(index)), False)
+            respond(response_to(request, b=value(index)), False)
             self.given += 1
             self.step.release()
         respond(None, True)
@@ -189,30 +189,30 @@ class Producer(threading.Thread):
 def test_a_decoupled_step_is_held_while_too_many_of_its_responses_are_in_flight() -> None:
     queue, producer = Queueing(), Producer()
     ensemble = ensemble_config("e", "x", "y", "s a=x > b=t", "q a=t > b=y", max_inflight=2)
-    models = world(ensemble, streaming("s", producer.tell), queueing("q", queue))
-    heard = submitted(models, InferRequest("e", {"x": value(0)}))
+    models = models_of(ensemble, streaming("s", producer.produce), queueing("q", queue))
+    responses = submitted(models, InferRequest("e", {"x": value(0)}))
     in_flight = [queue.next(), queue.next()]
     for _ in range(2):
-        assert producer.step.acquire(timeout=PATIENCE_S)
+        assert producer.step.acquire(timeout=TIMEOUT_S)
     assert not producer.step.acquire(timeout=0.05)
     while in_flight:
         request, respond = in_flight.pop(0)
-        respond(answer_to(request, b=request.inputs["a"]), True)
+        respond(response_to(request, b=request.inputs["a"]), True)
         if producer.given < 5 or queue.jobs:
             in_flight.append(queue.next())
         assert len(queue.jobs) + len(in_flight) <= 2
-    assert heard.numbers("y") == [[0], [1], [2], [3], [4]]
+    assert responses.numbers("y") == [[0], [1], [2], [3], [4]]
 
 
 def test_a_held_step_is_let_go_when_the_request_fails() -> None:
     queue, producer = Queueing(), Producer()
     ensemble = ensemble_config("e", "x", "y", "s a=x > b=t", "q a=t > b=y", max_inflight=1)
-    models = world(ensemble, streaming("s", producer.tell), queueing("q", queue))
-    heard = submitted(models, InferRequest("e", {"x": value(0)}))
+    models = models_of(ensemble, streaming("s", producer.produce), queueing("q", queue))
+    responses = submitted(models, InferRequest("e", {"x": value(0)}))
     queue.next()[1](InternalError("broken"), True)
-    (answer,) = heard.wait()
-    assert str(answer) == "broken"
-    producer.join(PATIENCE_S)
+    (response,) = responses.wait()
+    assert str(response) == "broken"
+    producer.join(TIMEOUT_S)
     assert producer.given == 5
 
 
@@ -224,79 +224,79 @@ def test_a_held_step_is_let_go_when_its_caller_goes() -> None:
 
     queue, producer, caller = Queueing(), Producer(), Caller()
     ensemble = ensemble_config("e", "x", "y", "s a=x > b=t", "q a=t > b=y", max_inflight=1)
-    models = world(ensemble, streaming("s", producer.tell), queueing("q", queue))
-    heard = submitted(models, InferRequest("e", {"x": value(0)}, cancellation=caller))
+    models = models_of(ensemble, streaming("s", producer.produce), queueing("q", queue))
+    responses = submitted(models, InferRequest("e", {"x": value(0)}, cancellation=caller))
     # The model of the steps behind has hung since the first one.
     queue.next()
-    assert producer.step.acquire(timeout=PATIENCE_S)
+    assert producer.step.acquire(timeout=TIMEOUT_S)
     caller.cancelled = True
     slots = models.entries["e"].loaded.scheduler._slots[1]  # type: ignore[union-attr]
     while not slots._held:
-        assert not heard.over.is_set()
+        assert not responses.over.is_set()
     slots.drop_dead()
-    assert [type(answer) for answer in heard.wait()] == [Cancelled]
-    producer.join(PATIENCE_S)
+    assert [type(response) for response in responses.wait()] == [Cancelled]
+    producer.join(TIMEOUT_S)
     assert producer.given == 5
 
 
-def test_the_limit_is_one_for_all_requests_and_a_step_holds_nobodys_thread() -> None:
+def test_the_limit_is_one_for_all_requests_and_a_step_holds_no_thread_of_a_caller() -> None:
     queue = Queueing()
     ensemble = ensemble_config("e", "x", "y", "q a=x > b=y", max_inflight=1)
-    models = world(ensemble, queueing("q", queue))
-    heard = [submitted(models, InferRequest("e", {"x": value(n)})) for n in range(3)]
+    models = models_of(ensemble, queueing("q", queue))
+    responses = [submitted(models, InferRequest("e", {"x": value(n)})) for n in range(3)]
     urgent = submitted(models, InferRequest("e", {"x": value(9)}, urgent=True))
     order = []
     for _ in range(4):
         request, respond = queue.next()
         assert not queue.jobs
         order.append(request.inputs["a"].array.tolist())
-        respond(answer_to(request, b=request.inputs["a"]), True)
+        respond(response_to(request, b=request.inputs["a"]), True)
     assert order == [[0], [9], [1], [2]]
-    assert [each.numbers("y") for each in [*heard, urgent]] == [[[0]], [[1]], [[2]], [[9]]]
+    assert [each.numbers("y") for each in [*responses, urgent]] == [[[0]], [[1]], [[2]], [[9]]]
     models.threads.close()
 
 
-def test_a_request_parked_for_a_slot_is_answered_and_forgotten_once_its_caller_is_gone() -> None:
+def test_a_request_parked_for_a_slot_ends_once_its_caller_is_gone() -> None:
     queue = Queueing()
     ensemble = ensemble_config("e", "x", "y", "q a=x > b=y", max_inflight=1)
-    models = world(ensemble, queueing("q", queue))
+    models = models_of(ensemble, queueing("q", queue))
     first = submitted(models, InferRequest("e", {"x": value(0)}))
     late = submitted(models, InferRequest("e", {"x": value(1)}, deadline=time.monotonic()))
     (slots,) = models.entries["e"].loaded.scheduler._slots  # type: ignore[union-attr]
     assert not slots.drop_dead()
-    assert [type(answer) for answer in late.wait()] == [DeadlineExceeded]
+    assert [type(response) for response in late.wait()] == [DeadlineExceeded]
     kept = submitted(models, InferRequest("e", {"x": value(2)}))
     assert slots.drop_dead()
     for _ in range(2):
         request, respond = queue.next()
-        respond(answer_to(request, b=request.inputs["a"]), True)
+        respond(response_to(request, b=request.inputs["a"]), True)
     assert [first.numbers("y"), kept.numbers("y")] == [[[0]], [[2]]]
     models.threads.close()
 
 
-def test_a_model_that_raises_after_its_answer_gives_back_one_slot_only() -> None:
+def test_a_model_that_raises_after_its_response_gives_back_one_slot_only() -> None:
     class Raises(Queueing):
         def submit(self, request: InferRequest, snapshot: Snapshot, respond: Respond) -> None:
-            respond(answer_to(request, b=request.inputs["a"]), True)
+            respond(response_to(request, b=request.inputs["a"]), True)
             raise ValueError("odd")
 
     ensemble = ensemble_config("e", "x", "y", "q a=x > b=y", max_inflight=1)
-    models = world(ensemble, queueing("q", Raises()))
+    models = models_of(ensemble, queueing("q", Raises()))
     assert submitted(models, InferRequest("e", {"x": value(0)})).numbers("y") == [[0]]
     (slots,) = models.entries["e"].loaded.scheduler._slots  # type: ignore[union-attr]
     assert slots._taken == 0
     models.threads.close()
 
 
-def test_where_the_system_gives_no_thread_the_request_is_answered() -> None:
+def test_where_the_system_gives_no_thread_the_request_gets_a_response() -> None:
     queue = Queueing()
     ensemble = ensemble_config("e", "x", "y", "q a=x > b=t", "r a=t > b=y")
-    models = world(ensemble, queueing("q", queue), running("r", plus(0)))
-    heard = submitted(models, InferRequest("e", {"x": value(0)}))
+    models = models_of(ensemble, queueing("q", queue), running("r", plus(0)))
+    responses = submitted(models, InferRequest("e", {"x": value(0)}))
     request, respond = queue.next()
     with no_more_threads():
-        respond(answer_to(request, b=request.inputs["a"]), True)
-    assert [type(answer) for answer in heard.wait()] == [Unavailable]
+        respond(response_to(request, b=request.inputs["a"]), True)
+    assert [type(response) for response in responses.wait()] == [Unavailable]
 
 
 @pytest.mark.parametrize("limit", [0, 1, 3])
@@ -306,32 +306,32 @@ def test_streams_through_nested_ensembles_end_in_order_whatever_is_scarce(
 ) -> None:
     queue, stop = Queueing(), threading.Event()
 
-    def answer_all() -> None:
+    def respond_to_all() -> None:
         while True:
             queue.came.acquire()
             if stop.is_set():
                 return
             request, respond = queue.jobs.popleft()
-            respond(answer_to(request, b=request.inputs["a"]), True)
+            respond(response_to(request, b=request.inputs["a"]), True)
 
-    def tell(request: InferRequest, respond: Respond) -> None:
+    def produce(request: InferRequest, respond: Respond) -> None:
         threading.Thread(target=counting(5), args=(request, respond), daemon=True).start()
 
-    answering = [threading.Thread(target=answer_all) for _ in range(2)]
-    for thread in answering:
+    responding = [threading.Thread(target=respond_to_all) for _ in range(2)]
+    for thread in responding:
         thread.start()
     inner = ensemble_config(
         "inner", "x", "y", "s a=x > b=t", "q a=t > b=u", "m a=u > b=y", max_inflight=limit
     )
     outer = ensemble_config("outer", "x", "y", "inner x=x > y=t", "q a=t > b=y", max_inflight=limit)
-    members = (streaming("s", tell), queueing("q", queue), running("m", plus(0)))
-    models = World((inner, outer), members, StepThreads(threads))
-    heard = [submitted(models, InferRequest("outer", {"x": value(10 * n)})) for n in range(12)]
-    assert [each.numbers("y") for each in heard] == [
+    members = (streaming("s", produce), queueing("q", queue), running("m", plus(0)))
+    models = Models((inner, outer), members, StepThreads(threads))
+    responses = [submitted(models, InferRequest("outer", {"x": value(10 * n)})) for n in range(12)]
+    assert [each.numbers("y") for each in responses] == [
         [[10 * n + index] for index in range(5)] for n in range(12)
     ]
     stop.set()
-    queue.came.release(len(answering))
-    for thread in answering:
-        thread.join(PATIENCE_S)
+    queue.came.release(len(responding))
+    for thread in responding:
+        thread.join(TIMEOUT_S)
     models.threads.close()

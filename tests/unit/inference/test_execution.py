@@ -1,4 +1,4 @@
-"""A model is not closed while it runs, and what it answers is counted one by one."""
+"""A model is not closed while it runs, and what it responses is counted one by one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from edge_server.backends.contract import ExecuteRequest
 
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 CONFIG = ModelConfig.of(
     text_format.Parse(
         """name: "m" backend: "python" instance_group { name: "m" count: 1 }
@@ -37,7 +37,7 @@ CONFIG = ModelConfig.of(
 
 
 class GoesOn:
-    """A decoupled model, and its instance, that goes on for a while after its last answer."""
+    """A decoupled model, and its instance, that goes on for a while after its last response."""
 
     def __init__(self) -> None:
         self.go_on = threading.Event()
@@ -51,7 +51,7 @@ class GoesOn:
         self.inside = True
         for request in requests:
             request.respond(request.inputs, True)
-        assert self.go_on.wait(PATIENCE_S)
+        assert self.go_on.wait(TIMEOUT_S)
         self.inside = False
 
     def not_ready_reason(self) -> str:
@@ -64,27 +64,27 @@ class GoesOn:
         self.closed_inside.append(self.inside)
 
 
-def test_an_instance_is_not_closed_before_it_has_returned_from_its_last_answer() -> None:
+def test_an_instance_is_not_closed_before_it_has_returned_from_its_last_response() -> None:
     model, registry = GoesOn(), ModelRegistry()
     loaded = Scheduling().model(CONFIG, 1, model)
     registry.replace("m", [ModelEntry("m", 1, ModelState.READY, loaded=loaded)])
     request = InferRequest("m", {"x": Tensor(np.zeros(1, np.float32))})
-    answered = threading.Event()
+    responded = threading.Event()
     with ThreadPoolExecutor(1) as pool:
         run = pool.submit(
-            DataPlane(registry).submit, request, lambda _, final: final and answered.set()
+            DataPlane(registry).submit, request, lambda _, final: final and responded.set()
         )
-        assert answered.wait(PATIENCE_S)
+        assert responded.wait(TIMEOUT_S)
         registry.replace("m", [])
         assert not registry.wait_closed(0.1)
         model.go_on.set()
-        run.result(PATIENCE_S)
-    assert registry.wait_closed(PATIENCE_S)
+        run.result(TIMEOUT_S)
+    assert registry.wait_closed(TIMEOUT_S)
     assert model.closed_inside == [False, False]
 
 
 class Twice:
-    """A decoupled model that works, and then answers twice."""
+    """A decoupled model that works, and then responses twice."""
 
     def make_instance(self, name: str, placement: Placement) -> Twice:
         return self

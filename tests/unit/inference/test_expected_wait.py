@@ -1,4 +1,4 @@
-"""Who would be answered too late is turned away at once, and nobody else."""
+"""A request whose response would come too late is refused at once, and no other."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ def test_the_rest_of_a_run_those_ahead_and_its_own_must_fit() -> None:
         wait.check(request(0.02), ahead=3, running_s=RUN_S, now=0.0)
 
 
-def test_instances_and_batches_shorten_the_line() -> None:
+def test_instances_and_batches_shorten_the_queue() -> None:
     assert joins(learnt(instances=2), ahead=4, within_s=0.036 / 0.75)
     assert not joins(learnt(instances=2), ahead=6, within_s=0.036 / 0.75)
     assert joins(learnt(together=4), ahead=7, within_s=0.026 / 0.75)
     assert not joins(learnt(together=4), ahead=8, within_s=0.026 / 0.75)
 
 
-def test_who_does_not_say_when_is_urgent_or_finds_an_instance_idle_is_never_turned_away() -> None:
+def test_without_a_deadline_urgent_or_with_an_idle_instance_no_request_is_refused() -> None:
     wait = learnt()
     wait.check(request(None), ahead=1000, running_s=60.0, now=0.0)
     wait.check(request(0.001, urgent=True), ahead=9, running_s=60.0, now=0.0)
@@ -61,21 +61,21 @@ def test_who_does_not_say_when_is_urgent_or_finds_an_instance_idle_is_never_turn
     ExpectedWait(1).check(request(0.001), ahead=9, running_s=60.0, now=0.0)
 
 
-def test_who_is_too_late_already_is_told_so() -> None:
+def test_a_caller_that_comes_after_its_deadline_is_refused() -> None:
     for wait in (learnt(), ExpectedWait(1)):
         with pytest.raises(DeadlineExceeded):
             wait.check(request(1.0), ahead=0, running_s=0.0, now=1.0)
 
 
-def test_one_run_that_hangs_does_not_close_the_line() -> None:
+def test_one_run_that_hangs_does_not_close_the_queue() -> None:
     wait = learnt()
     wait.ran(60.0)
     assert joins(wait, ahead=1, within_s=0.04)
 
 
 # Every second run is half as long again; a line of 28 is as long as the server lets it be.
-def in_time_per_s(wait: ExpectedWait | None, times: float, patience_s: float) -> float:
-    """How many are answered in time per second where `times` as many come as can be served."""
+def in_time_per_s(wait: ExpectedWait | None, times: float, timeout_s: float) -> float:
+    """How many are responded in time per second where `times` as many come as can be served."""
     chance = random.Random(1)  # noqa: S311 - the same each time
     line: deque[float] = deque()
     seconds, now, comes = 20.0, 0.0, 0.0
@@ -85,7 +85,7 @@ def in_time_per_s(wait: ExpectedWait | None, times: float, patience_s: float) ->
     while now < seconds:
         if serving is not None and began + run_s <= comes:
             now = began + run_s
-            in_time += now <= serving + patience_s
+            in_time += now <= serving + timeout_s
             serving = None
             if wait is not None:
                 wait.ran(run_s)
@@ -94,24 +94,24 @@ def in_time_per_s(wait: ExpectedWait | None, times: float, patience_s: float) ->
             running_s = 0.0 if serving is None else now - began + 1e-9
             if len(line) < 27 and (
                 wait is None
-                or joins(wait, ahead=len(line), within_s=patience_s, running_s=running_s)
+                or joins(wait, ahead=len(line), within_s=timeout_s, running_s=running_s)
             ):
                 line.append(now)
         while serving is None and line:
             came = line.popleft()
-            if came + patience_s > now:
+            if came + timeout_s > now:
                 serving, began, run_s = came, now, RUN_S * chance.choice((1.0, 1.5))
     return in_time / seconds
 
 
-@pytest.mark.parametrize("patience_s", [0.05, 0.1, 0.25, 1.0])
-def test_ten_times_too_many_leave_four_fifths_of_what_can_be_served(patience_s: float) -> None:
+@pytest.mark.parametrize("timeout_s", [0.05, 0.1, 0.25, 1.0])
+def test_ten_times_too_many_leave_four_fifths_of_what_can_be_served(timeout_s: float) -> None:
     can_be_served_per_s = 1 / (1.25 * RUN_S)
-    assert in_time_per_s(ExpectedWait(1), 10.0, patience_s) >= 0.8 * can_be_served_per_s
-    assert in_time_per_s(ExpectedWait(1), 0.5, patience_s) >= 0.45 * can_be_served_per_s
+    assert in_time_per_s(ExpectedWait(1), 10.0, timeout_s) >= 0.8 * can_be_served_per_s
+    assert in_time_per_s(ExpectedWait(1), 0.5, timeout_s) >= 0.45 * can_be_served_per_s
 
 
-def test_without_it_next_to_nobody_is_served_in_time() -> None:
+def test_without_it_hardly_a_request_is_served_in_time() -> None:
     assert in_time_per_s(None, 10.0, 0.1) < 0.2 / (1.25 * RUN_S)
 
 
@@ -119,14 +119,14 @@ def test_without_it_next_to_nobody_is_served_in_time() -> None:
     runs_s=st.lists(st.floats(0.0, 1e3)),
     ahead=st.integers(0, 10**6),
     running_s=st.floats(0.0, 1e6),
-    patience_s=st.floats(1e-3, 1e6),
+    timeout_s=st.floats(1e-3, 1e6),
     more_s=st.floats(0.0, 1e6),
 )
-def test_who_waits_longer_is_let_in_wherever_a_hurried_one_is(
-    runs_s: list[float], ahead: int, running_s: float, patience_s: float, more_s: float
+def test_a_caller_that_waits_longer_is_admitted_wherever_an_urgent_one_is(
+    runs_s: list[float], ahead: int, running_s: float, timeout_s: float, more_s: float
 ) -> None:
     wait = ExpectedWait(2, 4)
     for run_s in runs_s:
         wait.ran(run_s)
-    if joins(wait, ahead=ahead, within_s=patience_s, running_s=running_s):
-        assert joins(wait, ahead=ahead, within_s=patience_s + more_s, running_s=running_s)
+    if joins(wait, ahead=ahead, within_s=timeout_s, running_s=running_s):
+        assert joins(wait, ahead=ahead, within_s=timeout_s + more_s, running_s=running_s)

@@ -21,7 +21,7 @@ from edge_server.model_config.config import ModelConfig, Placement
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-PATIENCE_S = 10.0
+TIMEOUT_S = 10.0
 
 
 class Nothing:
@@ -43,11 +43,11 @@ def lent(pool: InstancePool, *, urgent: bool, deadline: float | None) -> Iterato
         pool.give_back(instance)
 
 
-def test_nobody_waits_past_a_deadline() -> None:
+def test_no_caller_waits_past_a_deadline() -> None:
     pool = InstancePool([Nothing()])
     with lent(pool, urgent=False, deadline=None), pytest.raises(DeadlineExceeded):
         pool.take(urgent=False, deadline=time.monotonic() + 0.01)
-    with lent(pool, urgent=False, deadline=time.monotonic() + PATIENCE_S):
+    with lent(pool, urgent=False, deadline=time.monotonic() + TIMEOUT_S):
         pass
 
 
@@ -60,26 +60,26 @@ def test_dead_work_is_not_begun() -> None:
 
 
 class Caller:
-    """A caller who may go, and says that somebody wants to hear of it."""
+    """A caller that may cancel, and notes the callbacks for that."""
 
     def __init__(self) -> None:
         self.cancelled = False
-        self.heard_by: queue.Queue[Callable[[], None]] = queue.Queue()
+        self.callbacks: queue.Queue[Callable[[], None]] = queue.Queue()
 
     def when_cancelled(self, callback: Callable[[], None]) -> None:
-        self.heard_by.put(callback)
+        self.callbacks.put(callback)
 
     def go(self) -> None:
         self.cancelled = True
-        self.heard_by.get(timeout=PATIENCE_S)()
+        self.callbacks.get(timeout=TIMEOUT_S)()
 
 
-def test_who_goes_leaves_the_line_at_once_and_takes_nobody_else_along() -> None:
+def test_a_caller_that_goes_leaves_the_queue_at_once_and_takes_no_other_along() -> None:
     pool = InstancePool([Nothing()])
     left: queue.Queue[str] = queue.Queue()
     callers = {name: Caller() for name in ("stays", "goes")}
 
-    def ask(name: str) -> None:
+    def take(name: str) -> None:
         try:
             pool.give_back(pool.take(urgent=False, deadline=None, cancellation=callers[name]))
         except Cancelled:
@@ -87,24 +87,24 @@ def test_who_goes_leaves_the_line_at_once_and_takes_nobody_else_along() -> None:
         else:
             left.put(f"{name} served")
 
-    threads = [threading.Thread(target=ask, args=(name,)) for name in callers]
+    threads = [threading.Thread(target=take, args=(name,)) for name in callers]
     with lent(pool, urgent=False, deadline=None):
         for thread in threads:
             thread.start()
         callers["goes"].go()
-        assert left.get(timeout=PATIENCE_S) == "goes unserved"
-    assert left.get(timeout=PATIENCE_S) == "stays served"
+        assert left.get(timeout=TIMEOUT_S) == "goes unserved"
+    assert left.get(timeout=TIMEOUT_S) == "stays served"
     callers["stays"].go()  # as every call does when it is over
     for thread in threads:
-        thread.join(PATIENCE_S)
+        thread.join(TIMEOUT_S)
     assert pool.waiting() == 0
 
 
-def test_urgent_callers_go_before_those_who_came_first() -> None:
+def test_urgent_callers_go_before_those_callers_that_came_first() -> None:
     pool = InstancePool([Nothing()])
     served: list[str] = []
 
-    def ask(name: str, *, urgent: bool) -> threading.Thread:
+    def take(name: str, *, urgent: bool) -> threading.Thread:
         def run() -> None:
             with lent(pool, urgent=urgent, deadline=None):
                 served.append(name)
@@ -114,12 +114,12 @@ def test_urgent_callers_go_before_those_who_came_first() -> None:
         return thread
 
     with lent(pool, urgent=False, deadline=None):
-        threads = [ask(f"client {n}", urgent=False) for n in range(3)]
-        threads.append(ask("camera", urgent=True))
+        threads = [take(f"client {n}", urgent=False) for n in range(3)]
+        threads.append(take("camera", urgent=True))
         while pool._urgent_waiting == 0:
             assert threads[-1].is_alive()
     for thread in threads:
-        thread.join(PATIENCE_S)
+        thread.join(TIMEOUT_S)
     assert served[0] == "camera"
     assert sorted(served[1:]) == ["client 0", "client 1", "client 2"]
 
@@ -129,18 +129,18 @@ def test_under_a_crowd_every_caller_is_served_and_none_is_forgotten() -> None:
     served = [0]
     counting = threading.Lock()
 
-    def ask(urgent: bool) -> None:
+    def take(urgent: bool) -> None:
         for _ in range(200):
             with lent(pool, urgent=urgent, deadline=None):
                 pass
             with counting:
                 served[0] += 1
 
-    threads = [threading.Thread(target=ask, args=(n % 3 == 0,)) for n in range(8)]
+    threads = [threading.Thread(target=take, args=(n % 3 == 0,)) for n in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(PATIENCE_S)
+        thread.join(TIMEOUT_S)
     assert served == [1600]
 
 
@@ -220,7 +220,7 @@ def test_the_limiter_chooses_an_instance_whose_resources_are_free() -> None:
     limiter = RateLimiter([ResourceLimit("R", 3)])
     model = Making()
     pool = InstancePool.of(config(f"count: 2 {need(2)}", f"count: 1 {need(1)}"), model, limiter)
-    taken = [pool.take(urgent=False, deadline=time.monotonic() + PATIENCE_S) for _ in range(2)]
+    taken = [pool.take(urgent=False, deadline=time.monotonic() + TIMEOUT_S) for _ in range(2)]
     assert {id(each) for each in taken} == {id(model.made["g0_0"]), id(model.made["g1_0"])}
     with pytest.raises(DeadlineExceeded):
         pool.take(urgent=False, deadline=time.monotonic() + 0.01)
@@ -231,23 +231,23 @@ def test_the_limiter_chooses_an_instance_whose_resources_are_free() -> None:
     pool.give_back(pool.take(urgent=True, deadline=None))
 
 
-def test_who_waits_for_an_instance_or_its_resources_is_counted() -> None:
+def test_a_caller_that_waits_for_an_instance_or_its_resources_is_counted() -> None:
     limiter = RateLimiter([ResourceLimit("R", 1)])
     pool = InstancePool.of(config(f"count: 2 {need(1)}"), Making(), limiter)
 
-    def ask() -> None:
+    def take() -> None:
         with lent(pool, urgent=False, deadline=None):
             pass
 
     with lent(pool, urgent=False, deadline=None):
-        threads = [threading.Thread(target=ask) for _ in range(3)]
+        threads = [threading.Thread(target=take) for _ in range(3)]
         for thread in threads:
             thread.start()
         # One for the resource, two for an instance.
         while pool.waiting() < 3:
             assert threads[-1].is_alive()
     for thread in threads:
-        thread.join(PATIENCE_S)
+        thread.join(TIMEOUT_S)
     assert pool.waiting() == 0
 
 

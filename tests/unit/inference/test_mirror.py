@@ -13,7 +13,7 @@ from tritonclient.grpc import model_config_pb2 as pb
 from edge_server.backends.contract import TensorModel, Tensors
 from edge_server.errors import EdgeServerError, InternalError
 from edge_server.inference import predecessor as predecessor_module
-from edge_server.inference.mirror import Mirror, Pairs
+from edge_server.inference.mirror import Mirror
 from edge_server.inference.predecessor import Fault, Predecessor
 from edge_server.inference.scheduling import Scheduling
 from edge_server.inference.snapshot import LoadedModel, Snapshot
@@ -114,13 +114,12 @@ def test_times_are_compared_of_what_both_calculated(old: Model, mirror: Mirror) 
     lease.submit(request(), Snapshot({}), lambda response, _: responses.append(response))
     mirror.sample(request(), responses[0])
     mirror.step()
-    pairs = mirror.pairs()
-    assert (pairs.requests, pairs.new_ms > 0, pairs.old_ms > 0) == (1, True, True)
+    ((new_ns, old_ns),) = mirror.times()
+    assert (new_ns > 0, old_ns > 0) == (True, True)
     # A response without a computation has no time.
     mirror.sample(request(), GOOD)
     mirror.step()
-    assert (mirror.pairs().requests, mirror.sampled) == (1, 2)
-    assert Pairs() == Pairs(0, 0, 0.0, 0.0)
+    assert (len(mirror.times()), mirror.sampled) == (1, 2)
 
 
 def test_the_caller_may_write_into_its_inputs_once_it_has_the_response(
@@ -129,13 +128,8 @@ def test_the_caller_may_write_into_its_inputs_once_it_has_the_response(
     inputs = np.ones(2, "<f4")
     mirror.compare(request(inputs), Fault.FAILED)
     inputs[:] = 7
-    # What lies in a message is not copied.
-    message = np.frombuffer(np.ones(2, "<f4").tobytes(), "<f4")
-    mirror.compare(request(message), Fault.FAILED)
-    mirror.step()
     mirror.step()
     assert old.given[0].tolist() == [1, 1]
-    assert old.given[1] is message
 
 
 def test_what_waits_is_bounded_in_number_and_in_bytes(old: Model, mirror: Mirror) -> None:
@@ -231,11 +225,11 @@ def test_a_replay_that_goes_wrong_ends_the_comparison_and_not_the_thread(
 def test_a_copy_for_which_there_is_no_memory_takes_no_room(
     old: Model, mirror: Mirror, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def no_memory(tensor: Tensor) -> Tensor:
+    def no_memory(array: object) -> Tensor:
         raise MemoryError
 
     with monkeypatch.context() as patched:
-        patched.setattr(predecessor_module, "_constant", no_memory)
+        patched.setattr(predecessor_module, "Tensor", no_memory)
         mirror.compare(request(np.ones(12 << 20, "<f4")), Fault.FAILED)
     assert not mirror.step()
     mirror.compare(request(np.ones(12 << 20, "<f4")), Fault.FAILED)

@@ -1,4 +1,4 @@
-"""Answers leave in the order of their requests, whoever is ready first."""
+"""Responses leave in the order of their requests, whichever is ready first."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
     from edge_server.requests import Respond, ResponseCallback
 
 
-def named(told: list[tuple[int, bool]], number: int) -> Respond:
-    def respond(answer: ResponseCallback, final: bool) -> None:
-        told.append((number, final))
+def named(sent: list[tuple[int, bool]], number: int) -> Respond:
+    def respond(response: ResponseCallback, final: bool) -> None:
+        sent.append((number, final))
 
     return respond
 
 
 @given(data=st.data(), lengths=st.lists(st.integers(1, 3), min_size=1, max_size=6))
-def test_every_answer_is_told_once_and_in_order(data: st.DataObject, lengths: list[int]) -> None:
-    told: list[tuple[int, bool]] = []
+def test_every_response_is_sent_once_and_in_order(data: st.DataObject, lengths: list[int]) -> None:
+    sent: list[tuple[int, bool]] = []
     order = OrderedResponses()
-    places = [order.place(named(told, number)) for number in range(len(lengths))]
+    places = [order.place(named(sent, number)) for number in range(len(lengths))]
     left = dict(enumerate(lengths))
     while left:
         number = data.draw(st.sampled_from(sorted(left)))
@@ -38,76 +38,76 @@ def test_every_answer_is_told_once_and_in_order(data: st.DataObject, lengths: li
         places[number](None, final)
         if final:
             del left[number]
-    assert told == [(n, k == length - 1) for n, length in enumerate(lengths) for k in range(length)]
+    assert sent == [(n, k == length - 1) for n, length in enumerate(lengths) for k in range(length)]
 
 
-def test_the_first_in_order_is_told_at_once() -> None:
-    told: list[tuple[int, bool]] = []
+def test_the_first_in_order_is_sent_at_once() -> None:
+    sent: list[tuple[int, bool]] = []
     order = OrderedResponses()
-    first, second = order.place(named(told, 1)), order.place(named(told, 2))
+    first, second = order.place(named(sent, 1)), order.place(named(sent, 2))
     second(InternalError("x"), True)
-    assert told == []
+    assert sent == []
     first(None, False)
-    assert told == [(1, False)]
+    assert sent == [(1, False)]
     first(None, True)
-    assert told == [(1, False), (1, True), (2, True)]
+    assert sent == [(1, False), (1, True), (2, True)]
 
 
-def test_whoever_is_told_may_ask_again() -> None:
-    told: list[tuple[int, bool]] = []
+def test_a_callback_may_submit_again() -> None:
+    sent: list[tuple[int, bool]] = []
     order = OrderedResponses()
 
-    def ask_again(answer: ResponseCallback, final: bool) -> None:
-        order.place(named(told, 2))(None, True)
-        told.append((1, True))
+    def ask_again(response: ResponseCallback, final: bool) -> None:
+        order.place(named(sent, 2))(None, True)
+        sent.append((1, True))
 
     order.place(ask_again)(None, True)
-    assert told == [(1, True), (2, True)]
+    assert sent == [(1, True), (2, True)]
 
 
-def test_many_threads_answer_and_the_order_holds() -> None:
-    told: list[tuple[int, bool]] = []
+def test_many_threads_respond_and_the_order_holds() -> None:
+    sent: list[tuple[int, bool]] = []
     order = OrderedResponses()
-    places = [order.place(named(told, number)) for number in range(400)]
+    places = [order.place(named(sent, number)) for number in range(400)]
 
-    def answer(own: list[Respond]) -> None:
+    def response(own: list[Respond]) -> None:
         for place in own:
             place(None, True)
 
-    threads = [threading.Thread(target=answer, args=(places[n::4][::-1],)) for n in range(4)]
+    threads = [threading.Thread(target=response, args=(places[n::4][::-1],)) for n in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(10)
-    assert [number for number, _ in told] == list(range(400))
+    assert [number for number, _ in sent] == list(range(400))
 
 
-def test_a_caller_who_raises_keeps_nobody_from_an_answer(
+def test_a_callback_that_raises_delays_no_other_response(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    told: list[tuple[int, bool]] = []
+    sent: list[tuple[int, bool]] = []
     order = OrderedResponses()
 
-    def deaf(answer: ResponseCallback, final: bool) -> None:
-        raise ValueError("deaf")
+    def raises(response: ResponseCallback, final: bool) -> None:
+        raise ValueError("raises")
 
-    places = [order.place(deaf), order.place(named(told, 2)), order.place(deaf)]
+    places = [order.place(raises), order.place(named(sent, 2)), order.place(raises)]
     for place in reversed(places):
         place(None, True)
-    assert told == [(2, True)]
-    order.place(named(told, 4))(None, True)
-    assert told == [(2, True), (4, True)]
-    assert caplog.text.count("ValueError: deaf") == 2
+    assert sent == [(2, True)]
+    order.place(named(sent, 4))(None, True)
+    assert sent == [(2, True), (4, True)]
+    assert caplog.text.count("ValueError: raises") == 2
 
 
-def test_an_answer_that_nobody_waits_for_is_not_held() -> None:
-    heard: list[ResponseCallback] = []
+def test_a_response_that_no_caller_waits_for_is_not_held() -> None:
+    responses: list[ResponseCallback] = []
     order = OrderedResponses()
     gone = Cancelled("")
-    first = order.place(lambda answer, _: heard.append(answer))
-    second = order.place(lambda answer, _: heard.append(answer), lambda: gone)
+    first = order.place(lambda response, _: responses.append(response))
+    second = order.place(lambda response, _: responses.append(response), lambda: gone)
     response = InferResponse("m", "1", "", {})
     second(response, True)
     order.forget_dead()
     first(response, True)
-    assert heard == [response, gone]
+    assert responses == [response, gone]

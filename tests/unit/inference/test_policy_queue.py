@@ -168,7 +168,7 @@ def test_time_limits_hold_at_the_head_of_a_level_that_is_never_reached() -> None
     assert serve(queue, 10 * US) == ["high"]
 
 
-def test_those_whose_callers_have_gone_do_not_pile_up_behind_one_who_stays() -> None:
+def test_those_whose_callers_have_gone_do_not_pile_up_behind_one_callers_that_stays() -> None:
     queue = PolicyQueue(DynamicBatching())
     queue.add(ticket("stays"), 0)
     refused = 0
@@ -224,7 +224,7 @@ class QueueMachine(RuleBasedStateMachine):
             if policy.allow_timeout_override and 0 < timeout_us < lasts_us:
                 lasts_us = timeout_us
             self.line.append((new, level, self.now_us + lasts_us))
-        self.hear_refusals()
+        self.take_refusals()
         assert not policy.max_queue_size or self._size(level) <= policy.max_queue_size
 
     def _size(self, level: int) -> int:
@@ -242,7 +242,7 @@ class QueueMachine(RuleBasedStateMachine):
     @rule()
     def settle(self) -> None:
         self.queue.settle(self.now_us * US)
-        self.hear_refusals()
+        self.take_refusals()
 
     @rule(most=st.integers(1, 5))
     def take(self, most: int) -> None:
@@ -262,7 +262,7 @@ class QueueMachine(RuleBasedStateMachine):
         }
         assert [place[each] for each in taken] == sorted(place.values())[:most]
         self._leave(taken)
-        self.hear_refusals()
+        self.take_refusals()
 
     def _up(self, entry: tuple[Ticket, int, float]) -> bool:
         return self.now_us >= entry[2]
@@ -270,7 +270,7 @@ class QueueMachine(RuleBasedStateMachine):
     def _refusable(self, entry: tuple[Ticket, int, float]) -> bool:
         return self._up(entry) and not POLICIES[entry[1]].delay_expired
 
-    def hear_refusals(self) -> None:
+    def take_refusals(self) -> None:
         refused = self.queue.take_refused()
         for job, error in refused:
             (entry,) = [entry for entry in self.line if entry[0] is job]

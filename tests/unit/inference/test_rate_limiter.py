@@ -16,7 +16,7 @@ from edge_server.model_config.config import InstanceGroup, RateLimitResource
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-PATIENCE_S = 10.0
+TIMEOUT_S = 10.0
 
 
 def group(
@@ -66,14 +66,14 @@ class Taker:
             time.sleep(0.001)
 
     def _take(self, limit: RateLimiter, shares: tuple[Share, ...]) -> None:
-        self.got = limit.take(shares, time.monotonic() + PATIENCE_S)
+        self.got = limit.take(shares, time.monotonic() + TIMEOUT_S)
 
     @property
     def waits(self) -> bool:
         return self._thread.is_alive()
 
     def wait(self) -> Share:
-        self._thread.join(PATIENCE_S)
+        self._thread.join(TIMEOUT_S)
         assert self.got is not None
         return self.got
 
@@ -154,7 +154,7 @@ def test_without_limits_there_is_enough_beside_the_passive_ones() -> None:
     assert take_now(limit, share) is share
 
 
-def test_who_waits_is_woken_by_what_becomes_free() -> None:
+def test_a_caller_that_waits_is_woken_by_what_becomes_free() -> None:
     limit = limiter()
     one_share, other = limit.enrol([group(("R", 1), count=2)])
     limit.take([one_share], None)
@@ -185,7 +185,7 @@ def test_a_large_need_is_not_passed_over_and_other_resources_go_on() -> None:
     assert first.wait() is large
 
 
-def test_what_was_kept_for_one_who_gave_up_goes_to_the_next() -> None:
+def test_what_was_kept_for_one_callers_that_gave_up_goes_to_the_next() -> None:
     limit = limiter("R:2")
     large, small, running = limit.enrol([group(("R", 2)), group(("R", 1)), group(("R", 1))])
     limit.take([running], None)
@@ -193,7 +193,7 @@ def test_what_was_kept_for_one_who_gave_up_goes_to_the_next() -> None:
     assert take_now(limit, small) is small
 
 
-def test_who_goes_while_waiting_waits_no_longer() -> None:
+def test_a_caller_that_goes_while_waiting_waits_no_longer() -> None:
     class Gone:
         cancelled = False
 
@@ -204,7 +204,7 @@ def test_who_goes_while_waiting_waits_no_longer() -> None:
     holder, waiter = one(limit, group(("R", 1))), one(limit, group(("R", 1)))
     assert take_now(limit, holder) is holder
     with pytest.raises(Cancelled):
-        limit.take([waiter], time.monotonic() + PATIENCE_S, Gone())
+        limit.take([waiter], time.monotonic() + TIMEOUT_S, Gone())
     limit.give_back(holder)
     assert take_now(limit, waiter) is waiter
 

@@ -69,7 +69,7 @@ def test_a_fitting_request_passes() -> None:
         ),
     ],
 )
-def test_each_mismatch_is_told_in_the_contracts_words(
+def test_each_mismatch_is_reported_in_tritons_words(
     arrays: dict[str, np.ndarray], says: str
 ) -> None:
     with pytest.raises(InvalidRequest) as caught:
@@ -155,7 +155,7 @@ def test_a_required_input_is_missed_whatever_optional_ones_are_there(
     assert str(caught.value) == says
 
 
-def test_the_shape_of_a_model_that_does_not_batch_is_told_without_the_note() -> None:
+def test_the_shape_of_a_model_that_does_not_batch_is_reported_without_the_note() -> None:
     with pytest.raises(InvalidRequest) as caught:
         check_optional(a=A_ALONE[0], b=B_ALONE)
     assert str(caught.value) == (

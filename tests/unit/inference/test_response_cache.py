@@ -14,7 +14,6 @@ from edge_server.errors import EdgeServerError, InternalError
 from edge_server.inference.response_cache import (
     CachingScheduler,
     ResponseCache,
-    is_cacheable,
     key_of,
 )
 from edge_server.inference.scheduling import Scheduling
@@ -193,13 +192,6 @@ def test_the_order_of_names_and_the_caller_make_no_difference() -> None:
     a = InferRequest("m", {"a": one, "b": two}, id="1", priority=1)
     b = InferRequest("m", {"b": two, "a": one}, id="2", deadline=1.0)
     assert key_of(a, ("y", "z")) == key_of(b, ("z", "y"))
-
-
-def test_models_with_state_or_many_responses_are_never_cached() -> None:
-    assert is_cacheable(config("m", "a", "b", CACHED))
-    assert not is_cacheable(config("m", "a", "b", CACHED + " sequence_batching { }"))
-    decoupled = CACHED + " model_transaction_policy { decoupled: true }"
-    assert not is_cacheable(config("m", "a", "b", decoupled))
 
 
 def test_an_ensembles_responses_are_cached_like_any_models() -> None:

@@ -6,7 +6,6 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
-import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -145,11 +144,6 @@ def test_clear_takes_out_what_waits_and_leaves_what_runs() -> None:
     assert book.waiting == 0
     book.end(sequence, 0)
     assert begun(book) == []
-
-
-def test_adding_to_a_sequence_that_is_not_live_is_an_error() -> None:
-    with pytest.raises(AssertionError, match="7 is not live"):
-        SequenceBook[str](1, 1, IDLE_S).add("a", NEXT, 0)
 
 
 @dataclass(eq=False)

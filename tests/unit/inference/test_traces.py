@@ -17,15 +17,15 @@ from edge_server.inference.tracing.traced_request import Sampler, TracedRequest,
 from edge_server.requests import InferRequest
 from edge_server.tensors import Tensor
 from tests.unit.inference.ensembles import (
-    Heard,
+    Responses,
     config,
     counting,
     ensemble_config,
+    models_of,
     plus,
     running,
     streaming,
     value,
-    world,
 )
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def test_one_that_its_scheduler_does_not_take_is_over(traces: Traces) -> None:
 def test_members_of_an_ensemble_have_traces_of_their_own(traces: Traces) -> None:
     inner = ensemble_config("inner", "a", "b", "one a=a > b=b")
     outer = ensemble_config("outer", "a", "c", "inner a=a > b=mid", "two a=mid > b=c")
-    made = world(inner, running("one", plus(1)), running("two", plus(2)))
+    made = models_of(inner, running("one", plus(1)), running("two", plus(2)))
     made = type(made)((inner, outer), (made.entries["one"], made.entries["two"]), made.threads)
     made.snapshot.infer(traces.request("outer"))
     ended = ["INFER_RESPONSE_COMPLETE", "REQUEST_END"]
@@ -135,9 +135,9 @@ def test_members_of_an_ensemble_have_traces_of_their_own(traces: Traces) -> None
 
 def test_every_step_behind_a_decoupled_member_is_traced(traces: Traces) -> None:
     ensemble = ensemble_config("e", "a", "c", "many a=a > b=mid", "one a=mid > b=c")
-    made = world(ensemble, streaming("many", counting(3)), running("one", plus(1)))
-    heard = Heard()
-    made.snapshot.submit(traces.request("e"), heard)
-    assert len(heard.wait()) == 3
+    made = models_of(ensemble, streaming("many", counting(3)), running("one", plus(1)))
+    responses = Responses()
+    made.snapshot.submit(traces.request("e"), responses)
+    assert len(responses.wait()) == 3
     (request,) = traces.reported
     assert len(request) == 1 + 1 + 3

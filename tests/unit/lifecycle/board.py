@@ -7,22 +7,21 @@ from typing import TYPE_CHECKING
 
 from edge_server.inference.registry import ModelRegistry
 from edge_server.lifecycle.budget import MemoryBudget
-from edge_server.lifecycle.deployment_state import DeploymentState
+from edge_server.lifecycle.deployments import Deployments
 from edge_server.lifecycle.interface_rule import InterfaceRule
 from edge_server.lifecycle.loader import RepositoryLoader
+from edge_server.lifecycle.model_table import ModelTable
 from edge_server.lifecycle.updates import Updates
 from edge_server.repository.change_detector import Change
-from edge_server.repository.source import AcceptedModels
 from edge_server.repository.store import ModelStore
 from edge_server.repository.tree import look
-from edge_server.repository.verdicts import Verdicts
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.unit.conftest import WriteModel
 
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 CONFIG = (
     'backend: "counted" input { name: "a" data_type: TYPE_FP32 dims: 1 } '
     'output { name: "b" data_type: TYPE_FP32 dims: 1 }'
@@ -42,24 +41,22 @@ class Board:
 
     def open(self) -> None:
         self.registry = ModelRegistry()
-        accepted = AcceptedModels()
         self.store = ModelStore(self.folder / "store")
-        self.deployment_state = DeploymentState(
-            accepted, self.store, Verdicts(self.store.directory, [])
-        )
+        self.table = ModelTable(self.registry)
+        self.deployments = Deployments(self.table, self.store, [])
         self.budget = MemoryBudget(0, self.folder)
         self.loader = RepositoryLoader(
-            self.registry,
-            accepted,
+            self.table,
+            self.deployments,
             budget=self.budget,
-            interface=InterfaceRule(has_served=self.deployment_state.has_served),
+            interface=InterfaceRule(has_served=self.deployments.has_served),
         )
-        self.updates = Updates(self.loader, self.deployment_state, self.store, budget=self.budget)
+        self.updates = Updates(self.loader, self.deployments, budget=self.budget)
         self.updates.load_last_good(None)
 
     def close(self) -> None:
         self.updates.close()
-        self.loader.close(PATIENCE_S)
+        self.loader.close(TIMEOUT_S)
         self.store.close()
 
     def start_again(self) -> None:
@@ -77,11 +74,11 @@ class Board:
 
     def carry_out(self, change: Change) -> None:
         assert self.updates.carry_out([change]) == []
-        assert self.updates.wait_idle(PATIENCE_S)
+        assert self.updates.wait_idle(TIMEOUT_S)
 
     def retry(self, after_s: float = LATER_S) -> None:
         self.updates.retry(time.monotonic() + after_s)
-        assert self.updates.wait_idle(PATIENCE_S)
+        assert self.updates.wait_idle(TIMEOUT_S)
 
     def serving(self) -> float | None:
         """The number of the model that serves."""

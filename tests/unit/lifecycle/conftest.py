@@ -17,15 +17,12 @@ from edge_server.tensors import Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
-    from edge_server.backends.contract import ProgressCallback
-    from edge_server.backends.server_context import ServerContext
-    from edge_server.gpu.devices import Devices
+    from edge_server.backends.contract import LoadContext, ProgressCallback
     from edge_server.model_config.config import ModelConfig, Placement
     from edge_server.model_config.files import ModelFiles
 
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 
 
 class Counted:
@@ -68,7 +65,7 @@ class Gate:
 
     def pass_through(self) -> None:
         self.reached.set()
-        assert self._open.wait(PATIENCE_S)
+        assert self._open.wait(TIMEOUT_S)
 
 
 class CountedBackend:
@@ -92,21 +89,15 @@ class CountedBackend:
     def complete(self, files: ModelFiles, version: int, config: ModelConfig) -> ModelConfig:
         return config
 
-    def load(
-        self,
-        directory: Path,
-        config: ModelConfig,
-        devices: Devices,
-        tell: ProgressCallback,
-        server_context: ServerContext,
-    ) -> Counted:
+    def load(self, context: LoadContext) -> Counted:
+        config = context.config
         self.loads[config.name] += 1
-        self.tell[config.name] = tell
+        self.tell[config.name] = context.progress
         if gate := self.gates.get(config.name):
             gate.pass_through()
         if error := self.fails.get(config.name):
             raise error
-        path = directory / "add"
+        path = context.directory / "add"
         number = float(path.read_text()) if path.exists() else 0.0
         if number < 0:
             sys.exit("a model that ends the process")

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from edge_server.errors import Unavailable
-from edge_server.lifecycle.budget import MemoryBudget, needed_bytes, shortage
-from edge_server.lifecycle.memory import available_bytes
+from edge_server.lifecycle.budget import MemoryBudget, available_bytes, needed_bytes, shortage
 from edge_server.lifecycle.model_spec import ModelSpec
 from edge_server.repository.scan import files_in
 
@@ -75,7 +74,7 @@ def test_only_versions_that_are_loaded_count(write_model: WriteModel) -> None:
     assert needed_bytes(model_spec(write_model, "onnxruntime", model_onnx=10), []) == 0
 
 
-def test_a_refusal_says_how_much_is_needed_and_what_can_be_done(
+def test_a_refusal_gives_how_much_is_needed_and_what_can_be_done(
     tmp_path: Path, write_model: WriteModel
 ) -> None:
     root = meminfo(tmp_path, f"MemTotal: 9999999 kB\nMemAvailable:   {100 * 1024} kB\n")

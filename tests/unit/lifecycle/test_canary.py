@@ -1,4 +1,4 @@
-"""A version that fails on probation gives way to the one before it, which is still open."""
+"""A version that fails in its canary gives way to the one before it, which is still open."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from edge_server.inference.canary_window import WatchedScheduler
 from edge_server.inference.registry import ModelRegistry
 from edge_server.inference.snapshot import ModelState
 from edge_server.lifecycle.loader import RepositoryLoader
-from edge_server.repository.source import Repositories
+from edge_server.lifecycle.model_table import ModelTable
+from edge_server.repository.scan import Repositories
 from edge_server.requests import InferRequest
 from edge_server.tensors import Tensor
 
@@ -25,11 +26,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from edge_server.inference.canary_monitor import CanaryMonitor
     from edge_server.lifecycle.model_spec import ModelSpec
     from tests.unit.conftest import WriteModel
     from tests.unit.lifecycle.conftest import CountedBackend, Gate
 
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 BETTER = "its predecessor, given 3 of these requests, responded well to 3"
 NAN = float("nan")
 # Passes only where a test lets it.
@@ -52,7 +54,7 @@ ENSEMBLE = (
 
 
 class World:
-    """A repository whose new versions are on probation."""
+    """A repository whose new versions are in its canary."""
 
     def __init__(
         self,
@@ -67,15 +69,24 @@ class World:
         self.write_model = write_model
         self.counted = counted
         self.registry = ModelRegistry()
+        self.table = ModelTable(self.registry)
         self.rolled_back: list[tuple[ModelSpec, str]] = []
         self.back = threading.Event()
         self.loader = RepositoryLoader(
-            self.registry,
+            self.table,
             Repositories([repository]),
-            probation=terms,
+            canary_terms=terms,
             on_rolled_back=self._heard,
             take_down=take_down,
         )
+
+    def on_trial(self, name: str) -> bool:
+        return self.table.get(name).canary is not None
+
+    def monitor(self, name: str) -> CanaryMonitor:
+        run = self.table.get(name).canary
+        assert run is not None
+        return run.monitor
 
     def _heard(self, model_spec: ModelSpec, reason: str) -> None:
         self.rolled_back.append((model_spec, reason))
@@ -113,7 +124,7 @@ class World:
         for _ in range(3):
             with contextlib.suppress(InternalError):
                 self.ask("e")
-        assert self.back.wait(PATIENCE_S)
+        assert self.back.wait(TIMEOUT_S)
 
     def told(self) -> list[str]:
         """The models that were rolled back, in order, each with its own draft."""
@@ -131,12 +142,12 @@ class World:
     def ask_until_back(self) -> None:
         for _ in range(3):
             self.ask()
-        assert self.back.wait(PATIENCE_S)
+        assert self.back.wait(TIMEOUT_S)
 
     def closed(self) -> list[int]:
         """How often each model that was ever made has been closed, in the end."""
-        self.loader.close(PATIENCE_S)
-        assert self.registry.wait_closed(PATIENCE_S)
+        self.loader.close(TIMEOUT_S)
+        assert self.registry.wait_closed(TIMEOUT_S)
         return [model.closed for model in self.counted.made]
 
     def state(self, name: str = "m") -> dict[int, tuple[ModelState, str]]:
@@ -148,10 +159,12 @@ class World:
 def world(repository: Path, write_model: WriteModel, counted: CountedBackend) -> Iterator[World]:
     made = World(repository, write_model, counted)
     yield made
-    made.loader.close(PATIENCE_S)
+    made.loader.close(TIMEOUT_S)
 
 
-def test_a_version_that_answers_with_nan_gives_way_and_the_index_says_why(world: World) -> None:
+def test_a_version_that_responds_with_nan_gives_way_and_the_index_gives_the_reason(
+    world: World,
+) -> None:
     world.load(10)
     world.load(NAN)
     world.ask_until_back()
@@ -161,7 +174,7 @@ def test_a_version_that_answers_with_nan_gives_way_and_the_index_says_why(world:
     ((model_spec, told),) = world.rolled_back
     assert (model_spec.name, told) == ("m", reason)
     # What failed is closed, and what serves is still open.
-    assert world.registry.wait_closed(PATIENCE_S)
+    assert world.registry.wait_closed(TIMEOUT_S)
     assert [model.closed for model in world.counted.made] == [0, 1]
     assert world.closed() == [1, 1]
 
@@ -179,7 +192,7 @@ def test_a_client_that_sends_what_no_version_makes_sense_of_takes_nothing_back(
             for _ in range(10):
                 with contextlib.suppress(InternalError):
                     assert not np.isfinite(world.ask(name, value=value))
-    canary = [world.loader._lifecycle._canary._canary[name].probation for name in "me"]
+    canary = [world.monitor(name) for name in "me"]
     while any(trial.is_comparing for trial in canary):
         time.sleep(0.01)
     assert [trial.fault() for trial in canary] == ["", ""]
@@ -190,14 +203,14 @@ def test_a_client_that_sends_what_no_version_makes_sense_of_takes_nothing_back(
 def test_what_is_known_of_one_that_serves_is_on_the_index(world: World) -> None:
     world.load(10)
     world.load(20)
-    lifecycle, model_spec = world.loader._lifecycle, world.loader.serves("m")
+    lifecycle, model_spec = world.loader.lifecycle, world.table.serves("m")
     assert model_spec is not None
-    lifecycle._tell_of_trial(model_spec, "version 1 is slower")
+    lifecycle.report_canary(model_spec, "version 1 is slower")
     assert world.state() == {1: (ModelState.READY, "version 1 is slower")}
-    lifecycle._tell_of_trial(model_spec, "")
+    lifecycle.report_canary(model_spec, "")
     assert world.state() == {1: (ModelState.READY, "")}
     world.load(30)
-    lifecycle._tell_of_trial(model_spec, "version 1 is slower")
+    lifecycle.report_canary(model_spec, "version 1 is slower")
     assert world.state() == {1: (ModelState.READY, "")}
 
 
@@ -209,7 +222,7 @@ def test_a_version_beside_others_takes_none_of_them_with_it(world: World) -> Non
     assert world.ask() == 10
     with pytest.raises(NotFound):
         world.ask(version="3")
-    assert world.registry.wait_closed(PATIENCE_S)
+    assert world.registry.wait_closed(TIMEOUT_S)
     assert world.state()[2][0] is ModelState.UNAVAILABLE
     assert world.closed() == [1, 1]
 
@@ -226,17 +239,17 @@ def test_what_passes_stays_and_what_was_before_it_is_closed(
     world.load(20)
     for _ in range(5):
         world.ask()
-    assert closed.wait(PATIENCE_S)
+    assert closed.wait(TIMEOUT_S)
     assert world.ask() == 20
     assert world.rolled_back == []
-    world.loader.close(PATIENCE_S)
+    world.loader.close(TIMEOUT_S)
 
 
 def test_the_next_version_is_held_against_the_last_that_passed(world: World) -> None:
     world.load(10)
     world.load(20)
     world.load(NAN)
-    assert world.registry.wait_closed(PATIENCE_S)
+    assert world.registry.wait_closed(TIMEOUT_S)
     # Twenty had not passed yet; nobody needs it.
     assert [model.closed for model in world.counted.made] == [0, 1, 0]
     world.ask_until_back()
@@ -244,7 +257,7 @@ def test_the_next_version_is_held_against_the_last_that_passed(world: World) -> 
     assert world.closed() == [1, 1, 1]
 
 
-def test_a_version_on_probation_stays_on_it_when_its_instances_change(world: World) -> None:
+def test_a_version_in_its_canary_stays_in_it_when_its_instances_change(world: World) -> None:
     world.load(10)
     world.load(NAN)
     world.write_model("m", CONFIG.format(1, "instance_group { count: 3 }"))
@@ -255,7 +268,7 @@ def test_a_version_on_probation_stays_on_it_when_its_instances_change(world: Wor
     assert world.closed() == [1, 1]
 
 
-def test_a_version_on_probation_that_goes_away_takes_its_probation_with_it(world: World) -> None:
+def test_a_version_in_its_canary_that_goes_away_ends_its_canary(world: World) -> None:
     world.load(10, extra=ALL)
     world.load(20, 2, extra=ALL)
     (world.repository / "m" / "2" / "add").unlink()
@@ -272,7 +285,7 @@ def test_an_ensemble_goes_back_with_its_member(world: World) -> None:
     ensemble = world.registry.snapshot.find("e")
     for _ in range(3):
         world.ask("e")
-    assert world.back.wait(PATIENCE_S)
+    assert world.back.wait(TIMEOUT_S)
     assert world.told() == ["m"]
     assert world.ask("e") == 10
     assert world.registry.snapshot.find("e") is not ensemble
@@ -286,7 +299,7 @@ def test_an_ensemble_that_changed_with_its_member_goes_back_too(world: World) ->
     world.load(NAN, name="e", dims="2")
     for _ in range(3):
         world.ask("e", size=2)
-    assert world.back.wait(PATIENCE_S)
+    assert world.back.wait(TIMEOUT_S)
     assert world.registry.snapshot.find("e").config.inputs[0].shape == (1,)
     assert world.ask("e") == 10
     assert world.told() == ["m"]
@@ -300,14 +313,14 @@ def test_an_ensemble_that_alone_changes_is_watched_and_goes_back_alone(world: Wo
     world.load_model("n", NAN)
     world.load_ensemble("m")
     world.load_ensemble("n")
-    assert world.loader.on_trial("e")
+    assert world.on_trial("e")
     world.ask_ensemble_until_back()
     assert world.ask("e") == 10
     ((model_spec, reason),) = world.rolled_back
     assert (model_spec.name, model_spec.members) == ("e", {"n"})
     assert reason == f"version 1: 3 of 3 responses were not finite; {BETTER}"
     assert world.state("e") == {1: (ModelState.READY, f"rolled back: {reason}")}
-    assert not world.loader.on_trial("e")
+    assert not world.on_trial("e")
     assert world.closed() == [1, 1]
 
 
@@ -350,14 +363,14 @@ def test_where_two_members_are_new_both_go_back_in_one_step(world: World) -> Non
         world.load_model(name, 1.7e38)
     world.ask_ensemble_until_back()
     assert world.ask("e") == np.float32(1e37)
-    world.loader.close(PATIENCE_S)
+    world.loader.close(TIMEOUT_S)
     assert sorted(world.told()) == ["m", "n"]
 
 
-def test_an_ensemble_and_a_member_that_changed_one_after_the_other_are_told_apart(
+def test_an_ensemble_and_a_member_that_changed_one_after_the_other_are_distinguished(
     world: World,
 ) -> None:
-    """The ensemble is what changed last; the member goes on, still on probation."""
+    """The ensemble is what changed last; the member goes on, still in its canary."""
     world.load_model("m", 10)
     world.load_model("n", NAN)
     world.load_ensemble("m")
@@ -366,14 +379,14 @@ def test_an_ensemble_and_a_member_that_changed_one_after_the_other_are_told_apar
     world.ask_ensemble_until_back()
     assert world.told() == ["e"]
     assert world.ask("e") == 20
-    assert world.loader.on_trial("m")
+    assert world.on_trial("m")
     # So is the ensemble as it was before, with the new member.
-    assert world.loader.on_trial("e")
+    assert world.on_trial("e")
     world.load_model("m", 3e38)
-    assert world.loader.on_trial("e")
+    assert world.on_trial("e")
 
 
-def test_an_ensemble_that_only_shows_what_is_wrong_with_a_member_stays_on_probation(
+def test_an_ensemble_that_only_shows_what_is_wrong_with_a_member_stays_in_its_canary(
     world: World,
 ) -> None:
     """Both changed, and it is the member whose own answers are not finite."""
@@ -386,25 +399,25 @@ def test_an_ensemble_that_only_shows_what_is_wrong_with_a_member_stays_on_probat
     world.ask_ensemble_until_back()
     assert world.told() == ["m"]
     assert world.ask("e") == 11
-    assert world.loader.on_trial("e")
-    world.loader.close(PATIENCE_S)
+    assert world.on_trial("e")
+    world.loader.close(TIMEOUT_S)
     assert world.told() == ["m"]
 
 
 def test_an_ensemble_is_watched_no_longer_than_what_it_uses_is_new(world: World) -> None:
     world.load_model("m", 10)
     world.load_ensemble("m")
-    assert not world.loader.on_trial("e")
+    assert not world.on_trial("e")
     world.load_model("m", 20)
-    model_spec = world.loader.serves("m")
+    model_spec = world.table.serves("m")
     assert model_spec is not None
-    assert world.loader.on_trial("e")
-    assert world.loader.roll_back(model_spec, "slow")
-    assert not world.loader.on_trial("e")
+    assert world.on_trial("e")
+    assert world.loader.lifecycle.roll_back(model_spec, "slow")
+    assert not world.on_trial("e")
     # What it is and what it uses are as they were: there is nothing to go back to.
-    of_e = world.loader.serves("e")
+    of_e = world.table.serves("e")
     assert of_e is not None
-    assert not world.loader.roll_back(of_e, "slow")
+    assert not world.loader.lifecycle.roll_back(of_e, "slow")
 
 
 @pytest.mark.parametrize(("add", "than"), [(NAN, 10), (3e38, 3e38)])
@@ -424,8 +437,8 @@ def test_an_ensemble_that_was_as_bad_before_is_not_held_against_its_member(
     ask()
     world.load_model("m", 0.9 * than)
     ask()
-    assert world.loader._lifecycle._canary._canary["e"].probation.fault() == ""
-    world.loader.close(PATIENCE_S)
+    assert world.monitor("e").fault() == ""
+    world.loader.close(TIMEOUT_S)
     assert world.told() == []
 
 
@@ -434,7 +447,7 @@ def yielding(repository: Path, write_model: WriteModel, counted: CountedBackend)
     """Where ensembles give way to members that they do not fit."""
     made = World(repository, write_model, counted, take_down=True)
     yield made
-    made.loader.close(PATIENCE_S)
+    made.loader.close(TIMEOUT_S)
 
 
 def test_an_ensemble_that_its_member_took_down_comes_back_when_that_goes_back(
@@ -446,20 +459,20 @@ def test_an_ensemble_that_its_member_took_down_comes_back_when_that_goes_back(
     assert yielding.state("e")[1][0] is ModelState.UNAVAILABLE
     for _ in range(3):
         yielding.ask(size=2)
-    assert yielding.back.wait(PATIENCE_S)
+    assert yielding.back.wait(TIMEOUT_S)
     assert yielding.ask("e") == 10
 
 
-def test_going_back_takes_down_an_ensemble_that_came_later_where_that_is_asked_for(
+def test_going_back_takes_down_an_ensemble_that_came_later_where_that_is_configured(
     yielding: World,
 ) -> None:
     yielding.load(10, dims="1")
     yielding.load(20, dims="2")
-    model_spec = yielding.loader.serves("m")
+    model_spec = yielding.table.serves("m")
     assert model_spec is not None
     yielding.write_model("e", ENSEMBLE.format(2))
     assert yielding.loader.load("e") == {}
-    assert yielding.loader.roll_back(model_spec, "slow")
+    assert yielding.loader.lifecycle.roll_back(model_spec, "slow")
     assert yielding.ask() == 10
     assert yielding.state("e")[1][0] is ModelState.UNAVAILABLE
 
@@ -469,25 +482,25 @@ def test_what_would_break_an_ensemble_that_came_later_is_not_gone_back_to(
 ) -> None:
     world.load(10, dims="1")
     world.load(20, dims="2")
-    model_spec = world.loader.serves("m")
+    model_spec = world.table.serves("m")
     assert model_spec is not None
     world.write_model("e", ENSEMBLE.format(2))
     assert world.loader.load("e") == {}
-    assert not world.loader.roll_back(model_spec, "slow")
+    assert not world.loader.lifecycle.roll_back(model_spec, "slow")
     assert "model m: cannot be rolled back: ensemble 'e'" in caplog.text
     assert world.ask("e", size=2) == 20
     # It was its only chance: what was kept is closed.
-    assert world.registry.wait_closed(PATIENCE_S)
+    assert world.registry.wait_closed(TIMEOUT_S)
     assert [model.closed for model in world.counted.made] == [1, 0]
 
 
-def test_what_is_not_on_probation_cannot_be_gone_back_from(world: World) -> None:
+def test_what_is_not_in_a_canary_cannot_be_gone_back_from(world: World) -> None:
     world.load(10)
-    first = world.loader.serves("m")
+    first = world.table.serves("m")
     assert first is not None
-    assert not world.loader.roll_back(first, "slow")
+    assert not world.loader.lifecycle.roll_back(first, "slow")
     world.load(20)
-    assert not world.loader.roll_back(first, "slow")
+    assert not world.loader.lifecycle.roll_back(first, "slow")
     assert world.ask() == 20
 
 
@@ -496,16 +509,16 @@ def test_a_load_that_is_under_way_survives_a_roll_back(
 ) -> None:
     world.load(10)
     world.load(NAN)
-    model_spec = world.loader.serves("m")
+    model_spec = world.table.serves("m")
     assert model_spec is not None
     held = gate("m")
     loading = threading.Thread(target=world.load, args=(30,))
     loading.start()
-    assert held.reached.wait(PATIENCE_S)
-    assert world.loader.roll_back(model_spec, "slow")
+    assert held.reached.wait(TIMEOUT_S)
+    assert world.loader.lifecycle.roll_back(model_spec, "slow")
     assert world.ask() == 10
     held.open()
-    loading.join(PATIENCE_S)
+    loading.join(TIMEOUT_S)
     assert world.ask() == 30
     assert world.closed() == [1, 1, 1]
 
@@ -515,24 +528,24 @@ def test_unload_forgets_what_was_kept(world: World) -> None:
     closed = threading.Event()
     world.counted.made[0].close = closed.set  # type: ignore[method-assign]
     world.load(20)
-    world.loader.unload("m")
-    assert closed.wait(PATIENCE_S)
+    world.loader.lifecycle.unload("m")
+    assert closed.wait(TIMEOUT_S)
 
 
 def test_without_terms_nothing_is_watched_nor_kept(
     repository: Path, write_model: WriteModel, counted: CountedBackend, caplog: object
 ) -> None:
     registry = ModelRegistry()
-    loader = RepositoryLoader(registry, Repositories([repository]))
+    loader = RepositoryLoader(ModelTable(registry), Repositories([repository]))
     for add in ("1", "2"):
         (write_model("m", CONFIG.format(1, "")) / "1" / "add").write_text(add + "." + add)
         assert loader.load("m") == {}
-    assert registry.wait_closed(PATIENCE_S)
+    assert registry.wait_closed(TIMEOUT_S)
     assert [model.closed for model in counted.made] == [1, 0]
     assert not isinstance(registry.snapshot.find("m").scheduler, WatchedScheduler)
 
 
-def test_who_is_asked_while_versions_come_and_fail_always_gets_an_answer(
+def test_a_caller_always_gets_a_response_while_versions_come_and_fail(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.CRITICAL)
@@ -556,11 +569,11 @@ def test_who_is_asked_while_versions_come_and_fail_always_gets_an_answer(
     for _ in range(10):
         world.back.clear()
         world.load(NAN)
-        assert world.back.wait(PATIENCE_S)
+        assert world.back.wait(TIMEOUT_S)
         # Files as they were load nothing: the next one has another size.
         (world.repository / "m" / "1" / "add").unlink()
     stop.set()
     for thread in threads:
-        thread.join(PATIENCE_S)
+        thread.join(TIMEOUT_S)
     assert wrong == []
     assert world.closed() == [1] * 11

@@ -15,11 +15,11 @@ from edge_server.inference.registry import ModelRegistry
 from edge_server.inference.scheduling import Scheduling
 from edge_server.inference.snapshot import ModelState, RefCount
 from edge_server.lifecycle.budget import MemoryBudget
-from edge_server.lifecycle.build import Build, LoadedVersions, LoadFailure
+from edge_server.lifecycle.build import Build
 from edge_server.lifecycle.loader import RepositoryLoader
-from edge_server.lifecycle.model_spec import ModelSpec
-from edge_server.repository.scan import files_in
-from edge_server.repository.source import Repositories
+from edge_server.lifecycle.model_spec import LoadedVersions, LoadFailure, ModelSpec
+from edge_server.lifecycle.model_table import ModelTable
+from edge_server.repository.scan import Repositories, files_in
 from edge_server.requests import InferRequest
 from edge_server.tensors import Tensor
 
@@ -51,7 +51,7 @@ class World:
         self.registry = ModelRegistry()
         limiter = RateLimiter([ResourceLimit("r", 1)])
         self.loader = RepositoryLoader(
-            self.registry, Repositories([repository]), scheduling=Scheduling(limiter)
+            ModelTable(self.registry), Repositories([repository]), scheduling=Scheduling(limiter)
         )
         self._write = write_model
 
@@ -147,7 +147,7 @@ def test_a_change_of_the_instances_alone_makes_instances_of_the_same_model(world
     lease.release()
     assert world.settled() == [0]
     assert world.ask() == 10
-    world.loader.unload("m")
+    world.loader.lifecycle.unload("m")
     assert world.settled() == [1]
 
 
@@ -190,11 +190,11 @@ def test_a_failure_of_what_is_new_keeps_all_of_the_old(world: World) -> None:
         world.ask(2)
     # And the index says why.
     assert "unexpected SystemExit" in world.registry.snapshot.entries["m", 1].reason
-    world.loader.unload("m")
+    world.loader.lifecycle.unload("m")
     assert world.settled() == [1]
 
 
-def test_what_is_loaded_anew_must_prove_itself_and_what_is_kept_has(world: World) -> None:
+def test_what_is_loaded_anew_is_validated_and_what_is_kept_was(world: World) -> None:
     (world.directory / "golden").mkdir()
     np.savez(
         world.directory / "golden" / "one.npz",
@@ -211,7 +211,7 @@ def test_what_is_loaded_anew_must_prove_itself_and_what_is_kept_has(world: World
     assert world.loaded().statistics.counts().success.count == 1
 
 
-def test_what_is_placed_elsewhere_must_prove_itself_there(world: World) -> None:
+def test_what_is_placed_elsewhere_is_validated_there(world: World) -> None:
     (world.directory / "golden").mkdir()
     pair = {"input.a": np.zeros(2, "<f4"), "output.b": np.full(2, 10, "<f4")}
     np.savez(world.directory / "golden" / "one.npz", **pair)
@@ -230,7 +230,7 @@ def test_instances_that_cannot_be_made_keep_the_old_ones(world: World) -> None:
     assert "Resource" in world.load()
     assert world.ask() == 10
     assert world.settled() == [0]
-    world.loader.unload("m")
+    world.loader.lifecycle.unload("m")
     assert world.settled() == [1]
 
 
@@ -242,13 +242,13 @@ def test_a_model_that_is_unloaded_while_it_is_loaded_anew_is_closed_once(
     loading = threading.Thread(target=world.load)
     loading.start()
     held.reached.wait(30)
-    world.loader.unload("m")
+    world.loader.lifecycle.unload("m")
     held.open()
     loading.join(30)
     assert world.settled() == [1, 1]
 
 
-def test_memory_is_asked_for_only_where_something_is_loaded(world: World, tmp_path: Path) -> None:
+def test_memory_is_needed_only_where_something_is_loaded(world: World, tmp_path: Path) -> None:
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/meminfo").write_text("MemAvailable: 1024 kB")
     budget = MemoryBudget(1 << 20, tmp_path)
@@ -268,12 +268,12 @@ def test_memory_is_asked_for_only_where_something_is_loaded(world: World, tmp_pa
 
 def test_a_loaded_model_that_is_closed_cannot_be_shared(world: World) -> None:
     loaded = world.loaded()
-    world.loader.unload("m")
+    world.loader.lifecycle.unload("m")
     assert world.settled() == [1]
     assert loaded.shared(replace(loaded.config)) is None
 
 
-def test_the_last_use_is_told_once() -> None:
+def test_the_last_use_is_reported_once() -> None:
     uses = RefCount()
     assert uses.more()
     assert [uses.end(), uses.end()] == [False, True]

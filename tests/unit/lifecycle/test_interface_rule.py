@@ -13,10 +13,11 @@ from edge_server.errors import ModelConfigError
 from edge_server.inference.registry import ModelRegistry
 from edge_server.lifecycle.interface_rule import InterfaceRule
 from edge_server.lifecycle.loader import RepositoryLoader
+from edge_server.lifecycle.model_table import ModelTable
 from edge_server.repository.change_detector import Change
 from edge_server.repository.content import content_of
 from edge_server.repository.manifest import Manifest
-from edge_server.repository.source import Repositories
+from edge_server.repository.scan import Repositories
 from edge_server.repository.tree import look
 from tests.unit.lifecycle.board import CONFIG, MAY_BREAK, Board
 from tests.unit.lifecycle.control.world import COUNTED, INT32, READY, World, ensemble
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from tests.unit.conftest import WriteModel
     from tests.unit.lifecycle.conftest import CountedBackend
 
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 UNSAID = INT32.replace(MAY_BREAK, "")
 WIDER = CONFIG.replace("dims: 1", "dims: -1")
 RENAMED = CONFIG.replace('"b"', '"c"')
@@ -44,7 +45,7 @@ REASON = (
 def world(repository: Path, counted: CountedBackend) -> Iterator[World]:
     made = World(repository).start()
     yield made
-    made.control.close(PATIENCE_S)
+    made.control.close(TIMEOUT_S)
 
 
 @pytest.fixture
@@ -76,7 +77,7 @@ def test_in_mode_explicit_the_load_fails_and_what_serves_does_so_on(
     assert world.registry.snapshot.find("m").config.inputs[0].datatype.value == "INT32"
 
 
-def test_a_configuration_that_a_client_sends_says_it_too(
+def test_a_configuration_that_a_client_sends_allows_it_too(
     world: World, write_model: WriteModel
 ) -> None:
     write_model("m", COUNTED)
@@ -103,7 +104,9 @@ def test_what_was_unloaded_has_no_predecessor(world: World, write_model: WriteMo
     assert world.states() == {("m", 1): READY}
 
 
-def test_another_word_than_true_and_false_is_told(world: World, write_model: WriteModel) -> None:
+def test_another_word_than_true_and_false_is_reported(
+    world: World, write_model: WriteModel
+) -> None:
     write_model("m", COUNTED)
     world.control.load("m")
     write_model("m", INT32.replace('"true"', '"yes"'))
@@ -156,7 +159,7 @@ def deliver_with_manifest(board: Board, number: int, config: str, *, allow: bool
     board.carry_out(Change("m", look(board.repository, "m")))
 
 
-def test_the_manifest_says_it_too_for_its_own_content(board: Board) -> None:
+def test_the_manifest_allows_it_too_for_its_own_content(board: Board) -> None:
     deliver_with_manifest(board, 2, RENAMED, allow=False)
     assert (board.serving(), board.reasons()) == (1, [REASON])
     # The very same files, pushed again.
@@ -181,11 +184,13 @@ def test_what_served_before_comes_back_without_a_word(
     board.close()
 
 
-def test_what_a_camera_needs_of_its_model_stays_whatever_is_said(
+def test_what_a_camera_needs_of_its_model_stays_whatever_is_allowed(
     repository: Path, write_model: WriteModel, counted: CountedBackend
 ) -> None:
     rule = InterfaceRule({"m": {"a", "b"}})
-    loader = RepositoryLoader(ModelRegistry(), Repositories([repository]), interface=rule)
+    loader = RepositoryLoader(
+        ModelTable(ModelRegistry()), Repositories([repository]), interface=rule
+    )
 
     def load(config: str) -> str:
         write_model("m", config)
@@ -199,4 +204,4 @@ def test_what_a_camera_needs_of_its_model_stays_whatever_is_said(
         load(RENAMED + MAY_BREAK),
     )
     assert load(CONFIG + MAY_BREAK) == ""
-    loader.close(PATIENCE_S)
+    loader.close(TIMEOUT_S)

@@ -51,7 +51,7 @@ def test_it_is_loaded_when_there_is_memory(board: Board, caplog: pytest.LogCaptu
     assert board.serving() == 2
     assert board.reasons() == [""]
     assert [copy.digest for copy in board.store.history("m")] == [
-        board.deployment_state.serving("m").digest,  # type: ignore[union-attr]
+        board.table.get("m").serving_copy.digest,  # type: ignore[union-attr]
         board.store.history("m")[1].digest,
     ]
     caplog.clear()
@@ -157,12 +157,12 @@ def test_what_the_disk_had_no_room_for_is_staged_again(
         patch.setattr(board.store, "stage", Mock(side_effect=full))
         board.deliver(2)
     assert (board.serving(), board.reasons()) == (1, ["no space left"])
-    assert board.updates.to_stage_again(time.monotonic()) == set()
+    assert board.updates.retry(time.monotonic()) == set()
     later = time.monotonic() + LATER_S
-    assert board.updates.to_stage_again(later) == {"m"}
+    assert board.updates.retry(later) == {"m"}
     board.deliver(2)
     assert (board.serving(), board.reasons()) == (2, [""])
-    assert board.updates.to_stage_again(later + LATER_S) == set()
+    assert board.updates.retry(later + LATER_S) == set()
 
 
 def test_what_cannot_be_staged_as_it_is_is_not_staged_again(
@@ -172,4 +172,4 @@ def test_what_cannot_be_staged_as_it_is_is_not_staged_again(
     wrong = ModelConfigError("not as its manifest says")
     monkeypatch.setattr(board.store, "stage", Mock(side_effect=wrong))
     board.deliver(1)
-    assert board.updates.to_stage_again(time.monotonic() + LATER_S) == set()
+    assert board.updates.retry(time.monotonic() + LATER_S) == set()

@@ -14,10 +14,11 @@ from edge_server.inference.registry import ModelRegistry
 from edge_server.inference.snapshot import ModelState
 from edge_server.lifecycle.loader import RepositoryLoader
 from edge_server.lifecycle.model_spec import Override
+from edge_server.lifecycle.model_table import ModelTable
 from edge_server.model_config.config import Completion
 from edge_server.model_config.parse import parse_model_config_json
+from edge_server.repository.scan import Repositories
 from edge_server.repository.signature import SignaturePolicy, SigningKey, make_keys
-from edge_server.repository.source import Repositories
 from edge_server.requests import InferRequest
 from edge_server.tensors import Tensor
 
@@ -45,7 +46,7 @@ ENSEMBLE = (
 def load(repository: Path) -> tuple[ModelRegistry, dict[str, str]]:
     """The registry, and model → reason for those that failed."""
     registry = ModelRegistry()
-    failed = RepositoryLoader(registry, Repositories([repository])).load_all()
+    failed = RepositoryLoader(ModelTable(registry), Repositories([repository])).load_all()
     return registry, {entry.name: entry.reason for entry in failed}
 
 
@@ -88,7 +89,7 @@ def test_an_ensemble_is_not_at_fault_for_its_member(
     assert not entries["broken", 0].may_pass
 
 
-def test_an_ensemble_of_models_that_do_not_exist_says_which(
+def test_an_ensemble_of_models_that_do_not_exist_names_it(
     repository: Path, write_model: WriteModel
 ) -> None:
     write_model("ensemble", ENSEMBLE % "nowhere")
@@ -97,7 +98,7 @@ def test_an_ensemble_of_models_that_do_not_exist_says_which(
     assert "contains models that are not available or ambiguous: nowhere" in failed["ensemble"]
 
 
-def test_every_ensemble_of_a_circle_says_so_and_who_uses_it_names_the_member(
+def test_every_ensemble_of_a_circle_reports_it_and_who_uses_it_names_the_member(
     repository: Path, write_model: WriteModel
 ) -> None:
     write_model("a_user", ENSEMBLE % "two")
@@ -120,7 +121,7 @@ def test_how_long_a_model_took_to_load_is_known(repository: Path, write_model: W
     assert 0 < registry.snapshot.find("m").load_s < 60
 
 
-def test_the_version_policy_chooses_and_the_latest_answers(
+def test_the_version_policy_chooses_and_the_latest_responds(
     repository: Path, write_model: WriteModel
 ) -> None:
     for version in (1, 2, 3):
@@ -131,7 +132,7 @@ def test_the_version_policy_chooses_and_the_latest_answers(
     assert registry.snapshot.find("m").version == 3
 
 
-def test_a_model_without_a_version_directory_says_what_to_do(
+def test_a_model_without_a_version_directory_gives_the_remedy(
     repository: Path, write_model: WriteModel
 ) -> None:
     (write_model("m", IDENTITY) / "1").rmdir()
@@ -154,7 +155,7 @@ def test_a_model_in_two_repositories_is_unavailable_without_a_version(tmp_path: 
         (tmp_path / directory / "config.pbtxt").write_text(IDENTITY)
     registry = ModelRegistry()
     (failed,) = RepositoryLoader(
-        registry, Repositories([tmp_path / "one", tmp_path / "two"])
+        ModelTable(registry), Repositories([tmp_path / "one", tmp_path / "two"])
     ).load_all()
     assert (failed.name, failed.version) == ("m", 0)
     assert "model appears in two or more repositories" in failed.reason
@@ -220,18 +221,18 @@ def test_loading_ends_between_two_models_once_stop_is_set(
     write_model("odd", "nonsense: 1")
     registry, stop = ModelRegistry(), threading.Event()
     stop.set()
-    failed = RepositoryLoader(registry, Repositories([repository])).load_all(stop)
+    failed = RepositoryLoader(ModelTable(registry), Repositories([repository])).load_all(stop)
     assert [entry.name for entry in failed] == ["odd"]
     assert registry.snapshot.entries["good", 1].state is ModelState.LOADING
 
 
-def test_without_completion_a_configuration_says_it_all(
+def test_without_completion_a_configuration_is_complete(
     repository: Path, write_onnx: Callable[..., None]
 ) -> None:
     write_onnx(repository / "m" / "1" / "model.onnx")
     registry = ModelRegistry()
     loader = RepositoryLoader(
-        registry, Repositories([repository]), completion=Completion(auto=False)
+        ModelTable(registry), Repositories([repository]), completion=Completion(auto=False)
     )
     (failed,) = loader.load_all()
     assert "must specify" in failed.reason or "missing or empty" in failed.reason
@@ -253,7 +254,7 @@ def test_every_model_passes_the_gate_before_anything_of_it_is_read(
     write_model("broken", "no such field")
     registry = ModelRegistry()
     loader = RepositoryLoader(
-        registry,
+        ModelTable(registry),
         Repositories([repository]),
         signatures=SignaturePolicy("require", [public]),
     )

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from edge_server.lifecycle.memory import available_bytes
+from edge_server.lifecycle.budget import available_bytes
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,7 +32,7 @@ def group(root: Path, path: str, **files: object) -> None:
         write(root, f"sys/fs/cgroup/{path}/{name.replace('_', '.', 1)}", f"{text}\n")
 
 
-def test_without_control_groups_the_board_tells(root: Path) -> None:
+def test_without_control_groups_the_board_counts(root: Path) -> None:
     assert available_bytes(root) == BOARD
     write(root, "proc/self/cgroup", "0::/a\n")
     assert available_bytes(root) == BOARD
@@ -95,7 +95,7 @@ def test_a_list_of_groups_that_is_none_limits_nothing(root: Path, text: str) -> 
     assert available_bytes(root) == BOARD
 
 
-def test_where_the_board_does_not_tell_the_groups_do(tmp_path: Path) -> None:
+def test_where_the_board_has_no_figure_the_groups_have(tmp_path: Path) -> None:
     """As under systemd's ProcSubset=pid."""
     assert available_bytes(tmp_path) is None
     write(tmp_path, "proc/self/cgroup", "0::/unit\n")

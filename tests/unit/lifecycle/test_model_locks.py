@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from concurrent.futures import Future
 
-PATIENCE_S = 10.0
+TIMEOUT_S = 10.0
 
 
 class Worker:
@@ -31,13 +31,13 @@ class Worker:
         def work() -> None:
             with model_locks.hold(names, within):
                 self.has.set()
-                assert self._let_go.wait(PATIENCE_S)
+                assert self._let_go.wait(TIMEOUT_S)
 
         self.future: Future[None] = pool.submit(work)
 
     def end(self) -> None:
         self._let_go.set()
-        self.future.result(PATIENCE_S)
+        self.future.result(TIMEOUT_S)
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def holds(
     model_locks: ModelLocks, pool: ThreadPoolExecutor, *names: str, within: str = ""
 ) -> Worker:
     worker = Worker(model_locks, pool, *names, within=within)
-    assert worker.has.wait(PATIENCE_S)
+    assert worker.has.wait(TIMEOUT_S)
     return worker
 
 
@@ -98,7 +98,7 @@ def test_what_would_wait_for_itself_is_refused(chain: str) -> None:
         for name in chain:
             stack.enter_context(model_locks.hold([name], within=outer))
             outer = name
-        with pytest.raises(Unavailable, match=f"model '{outer}' asks for a, which would wait"):
+        with pytest.raises(Unavailable, match=f"model '{outer}' requests a, which would wait"):
             stack.enter_context(model_locks.hold(["a"], within=outer))
     with model_locks.hold(list(chain)):
         pass
@@ -111,7 +111,7 @@ def test_of_two_that_would_wait_for_each_other_the_second_is_refused(
     first, second = holds(model_locks, pool, "a"), holds(model_locks, pool, "b")
     for_first = waits(model_locks, pool, "b", within="a")
     with (
-        pytest.raises(Unavailable, match="model 'b' asks for a"),
+        pytest.raises(Unavailable, match="model 'b' requests a"),
         model_locks.hold(["a"], within="b"),
     ):
         pass
@@ -135,7 +135,7 @@ def test_who_waits_at_the_end_is_sent_away(pool: ThreadPoolExecutor) -> None:
     second = waits(model_locks, pool, "a")
     assert not model_locks.end(0.0)
     with pytest.raises(Unavailable, match="Server exiting"):
-        second.future.result(PATIENCE_S)
+        second.future.result(TIMEOUT_S)
     first.end()
     assert model_locks.end(0.0)
 
@@ -156,7 +156,7 @@ class Request:
         self._callback()
 
 
-def test_a_cancelled_request_waits_no_more_and_is_in_nobodys_way(
+def test_a_cancelled_request_waits_no_more_and_is_blocks_nobody(
     pool: ThreadPoolExecutor,
 ) -> None:
     model_locks, request = ModelLocks(), Request()
@@ -167,14 +167,14 @@ def test_a_cancelled_request_waits_no_more_and_is_in_nobodys_way(
             raise AssertionError("it was cancelled")
 
     waiting = pool.submit(ask)
-    assert request.waits.wait(PATIENCE_S)
+    assert request.waits.wait(TIMEOUT_S)
     request.cancel()
     with pytest.raises(Cancelled, match="the load of a, b was cancelled before it began"):
-        waiting.result(PATIENCE_S)
+        waiting.result(TIMEOUT_S)
     holds(model_locks, pool, "b").end()
     first.end()
     holds(model_locks, pool, "a").end()
-    assert model_locks.end(PATIENCE_S)
+    assert model_locks.end(TIMEOUT_S)
 
 
 def test_a_request_that_is_cancelled_already_waits_for_nothing(pool: ThreadPoolExecutor) -> None:

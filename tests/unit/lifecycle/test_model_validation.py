@@ -18,7 +18,7 @@ from edge_server.errors import InvalidRequest, ModelConfigError
 from edge_server.inference.scheduling import Scheduling
 from edge_server.lifecycle import golden
 from edge_server.lifecycle.golden import golden_pairs
-from edge_server.lifecycle.model_validation import prove
+from edge_server.lifecycle.model_validation import validate
 from edge_server.model_config.config import ModelConfig
 from edge_server.tensors import DataType, Tensor, as_floats
 
@@ -71,7 +71,7 @@ def proof_of(
     calls = calls or Calls(compute)
     loaded = Scheduling(cache_bytes=1 << 20).model(said or config(), 1, TensorModel(calls.run))
     try:
-        return prove(loaded, directory)
+        return validate(loaded, directory)
     finally:
         loaded.close()
 
@@ -83,11 +83,11 @@ def record(directory: Path, name: str = "one", folder: str = "golden", **arrays:
     return path
 
 
-def test_a_model_that_reproduces_every_pair_is_proven(tmp_path: Path) -> None:
+def test_a_model_that_reproduces_every_pair_is_validated(tmp_path: Path) -> None:
     record(tmp_path, "one", input_a=A, output_b=A + 1)
     record(tmp_path, "two", input_a=A[:1], output_b=A[:1] + 1)
     proof = proof_of(tmp_path)
-    assert (proof.golden, proof.unproven) == (2, "")
+    assert (proof.golden, proof.not_validated) == (2, "")
     assert proof.latency_s is not None
 
 
@@ -254,13 +254,15 @@ def test_a_version_may_have_pairs_of_its_own(tmp_path: Path) -> None:
     assert proof_of(tmp_path).golden == 1
 
 
-def test_a_model_that_fails_on_a_pair_says_why(tmp_path: Path) -> None:
+def test_a_model_that_fails_on_a_pair_gives_the_reason(tmp_path: Path) -> None:
     path = record(tmp_path, input_a=A, output_b=A)
 
     def refuse(array: NDArray[Any]) -> NDArray[Any]:
         raise InvalidRequest("too short")
 
-    with pytest.raises(ModelConfigError, match=f"{path}: the model does not answer it: too short"):
+    with pytest.raises(
+        ModelConfigError, match=f"{path}: the model does not respond to it: too short"
+    ):
         proof_of(tmp_path, refuse)
 
 
@@ -278,7 +280,7 @@ def test_each_pair_is_a_sequence_of_its_own(tmp_path: Path, corrid: str) -> None
 
 def test_without_pairs_zeros_and_random_data_show_that_it_calculates(tmp_path: Path) -> None:
     calls = Calls(plus_one)
-    assert proof_of(tmp_path, calls=calls).unproven == ""
+    assert proof_of(tmp_path, calls=calls).not_validated == ""
     assert [array.shape for array in calls.inputs] == [(1,), (1,)]
     assert (calls.inputs[0] == 0).all()
     assert (calls.inputs[1] != 0).any()
@@ -303,11 +305,11 @@ def test_made_up_counts_and_sizes_are_small(tmp_path: Path, datatype: str) -> No
 def test_made_up_data_are_not_given_to_what_may_do_harm(tmp_path: Path, said: ModelConfig) -> None:
     calls = Calls(plus_one)
     proof = proof_of(tmp_path, said=said, calls=calls)
-    assert "might do harm" in proof.unproven
+    assert "might do harm" in proof.not_validated
     assert (calls.inputs, proof.latency_s) == ([], None)
 
 
-def test_a_model_that_refuses_made_up_data_may_serve_and_one_line_says_so(
+def test_a_model_that_refuses_made_up_data_may_serve_and_one_line_reports_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse(array: NDArray[Any]) -> NDArray[Any]:
@@ -315,8 +317,8 @@ def test_a_model_that_refuses_made_up_data_may_serve_and_one_line_says_so(
 
     with caplog.at_level(logging.INFO):
         proof = proof_of(tmp_path, refuse)
-    assert proof.unproven.endswith("does not take data that mean nothing: no such word")
-    assert caplog.messages == [f"model m: version 1: unproven: {proof.unproven}"]
+    assert proof.not_validated.endswith("does not take data that mean nothing: no such word")
+    assert caplog.messages == [f"model m: version 1: not validated: {proof.not_validated}"]
 
 
 def test_an_output_without_any_finite_element_refuses(tmp_path: Path) -> None:
@@ -324,7 +326,7 @@ def test_an_output_without_any_finite_element_refuses(tmp_path: Path) -> None:
         proof_of(tmp_path, lambda a: a * np.float32(np.nan))
     # 0/0 is what zeros may well give.
     with np.errstate(all="ignore"):
-        assert proof_of(tmp_path, lambda a: a / a).unproven == ""
+        assert proof_of(tmp_path, lambda a: a / a).not_validated == ""
 
 
 @pytest.mark.parametrize(
@@ -341,12 +343,14 @@ def test_a_shape_or_type_that_the_configuration_rules_out_refuses(
         proof_of(tmp_path, compute, config(dims="3"))
 
 
-def test_a_shape_that_comes_of_a_made_up_dimension_only_leaves_it_unproven(tmp_path: Path) -> None:
+def test_a_shape_that_comes_of_a_made_up_dimension_only_leaves_it_not_validated(
+    tmp_path: Path,
+) -> None:
     said = config(extra='output { name: "c" data_type: TYPE_FP32 dims: 7 }')
     loaded = Scheduling().model(
         said, 1, TensorModel(lambda inputs, _: {"b": inputs["a"], "c": inputs["a"]})
     )
-    assert "of the least input output 'c' has shape [1]" in prove(loaded, tmp_path).unproven
+    assert "of the least input output 'c' has shape [1]" in validate(loaded, tmp_path).not_validated
 
 
 LIMIT = 'parameters {{ key: "golden_max_latency_ms" value {{ string_value: "{}" }} }}'

@@ -9,13 +9,12 @@ import pytest
 
 from edge_server.errors import ModelConfigError
 from edge_server.inference.registry import ModelRegistry
-from edge_server.lifecycle.deployment_state import DeploymentState
+from edge_server.lifecycle.deployments import Deployments
 from edge_server.lifecycle.loader import RepositoryLoader
+from edge_server.lifecycle.model_table import ModelTable
 from edge_server.lifecycle.poll_control import PollControl
-from edge_server.repository.source import AcceptedModels
 from edge_server.repository.store import ModelStore
-from edge_server.repository.verdicts import Verdicts
-from tests.unit.lifecycle.board import CONFIG, PATIENCE_S
+from tests.unit.lifecycle.board import CONFIG, TIMEOUT_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,20 +26,17 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def control(repository: Path, tmp_path: Path, counted: CountedBackend) -> Iterator[PollControl]:
-    registry, accepted = ModelRegistry(), AcceptedModels()
-    store = ModelStore(tmp_path / "store")
-    deployment_state = DeploymentState(accepted, store, Verdicts(store.directory, [repository]))
+    table = ModelTable(ModelRegistry())
+    deployments = Deployments(table, ModelStore(tmp_path / "store"), [repository])
     control = PollControl(
-        RepositoryLoader(registry, accepted),
-        deployment_state,
-        store,
-        registry,
+        RepositoryLoader(table, deployments),
+        deployments,
         [repository],
         poll_s=0.2,
         settle_s=0.2,
     )
     yield control
-    control.close(PATIENCE_S)
+    control.close(TIMEOUT_S)
 
 
 def states(control: PollControl) -> dict[str, str]:
@@ -52,35 +48,23 @@ def test_a_directory_that_never_settles_keeps_no_start_waiting(
 ) -> None:
     write_model("m", CONFIG)
     log = write_model("busy", CONFIG) / "1" / "log"
-    over = threading.Event()
 
-    def write_on() -> None:
-        for line in range(1_000_000):
-            log.write_text("x" * (line % 1000))
-            if over.wait(0.01):
-                return
+    class WritesBetweenScans(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            log.write_text("x" * (1 + log.stat().st_size if log.exists() else 1))
+            return super().wait(0.05)
 
-    writer = threading.Thread(target=write_on)
-    writer.start()
-    try:
-        starting = threading.Thread(target=control.start, daemon=True)
-        starting.start()
-        starting.join(PATIENCE_S)
-        assert not starting.is_alive()
-        assert states(control) == {"m": "READY"}
-        assert "model busy: its files keep changing" in caplog.text
-    finally:
-        over.set()
-        writer.join()
+    control.start(WritesBetweenScans())
+    assert states(control) == {"m": "READY"}
+    assert "model busy: its files keep changing" in caplog.text
     for _ in range(1000):
         if "busy" in states(control):
             break
-        over.clear()
-        over.wait(0.03)
+        threading.Event().wait(0.03)
     assert "busy" in states(control)
 
 
-def test_a_name_that_is_no_text_is_on_the_index_as_one_that_can_be_told(
+def test_a_name_that_is_no_text_is_on_the_index_in_a_form_that_can_be_shown(
     control: PollControl, write_model: WriteModel, repository: Path
 ) -> None:
     write_model("m", CONFIG)

@@ -22,15 +22,11 @@ from edge_server.errors import NotFound, Unavailable
 from edge_server.inference.canary_monitor import CanaryTerms
 from edge_server.inference.data_plane import DataPlane
 from edge_server.inference.registry import ModelRegistry
-from edge_server.lifecycle.deployment_state import DeploymentState
+from edge_server.lifecycle.deployments import Deployments
 from edge_server.lifecycle.loader import RepositoryLoader
-from edge_server.lifecycle.updates import Updates
-from edge_server.repository.change_detector import ChangeDetector
-from edge_server.repository.manifest import read_manifest
-from edge_server.repository.source import AcceptedModels
+from edge_server.lifecycle.model_table import ModelTable
+from edge_server.lifecycle.poll_control import PollControl
 from edge_server.repository.store import ModelStore
-from edge_server.repository.verdicts import Verdicts
-from edge_server.repository.watcher import RepositoryWatcher
 from edge_server.requests import InferRequest
 from edge_server.tensors import Tensor
 
@@ -41,7 +37,7 @@ if TYPE_CHECKING:
 
     from tests.unit.lifecycle.conftest import CountedBackend
 
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 WINDOW_S = 2.0
 CONFIG = (
     'backend: "counted" input { name: "a" data_type: TYPE_FP32 dims: 1 } '
@@ -75,7 +71,7 @@ class Client(threading.Thread):
 
     def stop(self) -> None:
         self._over.set()
-        self.join(PATIENCE_S)
+        self.join(TIMEOUT_S)
         assert not self.is_alive()
 
     def _ask(self) -> None:
@@ -271,7 +267,7 @@ class Machine(RuleBasedStateMachine):
         good = [float((s.directory / "1" / "add").read_text()) for s in self.store.history("m")]
         self._start()
         if good:
-            # What was still on probation is not the last known good.
+            # What was still in its canary is not the last known good.
             assert ask(self.plane) == good[0]
             assert good[0] in self.complete
         self._ask_all_the_time()
@@ -288,33 +284,27 @@ class Machine(RuleBasedStateMachine):
         assert [model.closed for model in self.backend.made] == [1] * len(self.backend.made)
 
     def look(self, arrived: set[str] | None = None) -> None:
-        self.watcher.look(self.now, arrived or ())
-        assert self.updates.wait_idle(PATIENCE_S)
+        self.control.scan(self.now, arrived or ())
+        assert self.control.updates.wait_idle(TIMEOUT_S)
 
     def _start(self) -> None:
         self.registry = ModelRegistry()
         self.plane = DataPlane(self.registry)
-        accepted = AcceptedModels()
+        table = ModelTable(self.registry)
         self.store = ModelStore(self.folder / "store", boot="test")
-        deployment_state = DeploymentState(accepted, self.store, Verdicts(self.store.directory, []))
-        self.loader = RepositoryLoader(
-            self.registry,
-            accepted,
-            probation=CanaryTerms(requests=20, least_s=0.0),
-            on_rolled_back=deployment_state.rolled_back,
-            on_passed=deployment_state.passed,
+        deployments = Deployments(table, self.store, [])
+        loader = RepositoryLoader(
+            table,
+            deployments,
+            canary_terms=CanaryTerms(requests=20, least_s=0.0),
+            on_rolled_back=deployments.rolled_back,
+            on_passed=deployments.passed,
         )
-        self.updates = Updates(self.loader, deployment_state, self.store)
-        change_detector = ChangeDetector(WINDOW_S, read_manifest)
-        for name, staged in self.updates.load_last_good(None).items():
-            change_detector.accept(name, staged.source)
-        self.watcher = RepositoryWatcher(
-            [self.repository],
-            change_detector,
-            self.updates.carry_out,
-            poll_s=1.0,
-            wait=lambda _: None,
+        # Its thread is not started: every scan is a rule's.
+        self.control = PollControl(
+            loader, deployments, [self.repository], poll_s=1.0, settle_s=WINDOW_S
         )
+        self.control.load_last_good(None)
 
     def _ask_all_the_time(self) -> None:
         gone = self.client.gone.is_set()
@@ -326,10 +316,8 @@ class Machine(RuleBasedStateMachine):
     def _stop(self) -> None:
         self.client.stop()
         self.nobody_was_hurt()
-        self.updates.close()
-        self.loader.close(PATIENCE_S)
-        self.store.close()
-        assert self.registry.wait_closed(PATIENCE_S)
+        self.control.close(2 * TIMEOUT_S)
+        assert self.registry.wait_closed(TIMEOUT_S)
 
     def _there(self) -> bool:
         return (
@@ -381,7 +369,7 @@ class Machine(RuleBasedStateMachine):
         (folder / "manifest.json").write_text(text)
 
 
-def test_no_request_fails_and_nothing_torn_answers(
+def test_no_request_fails_and_nothing_torn_responds(
     counted: CountedBackend, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     run_state_machine_as_test(

@@ -20,10 +20,10 @@ def test_files_lie_where_the_model_looks_for_them_till_nobody_holds_them(tmp_pat
     assert staged.directory.name == "m"
     assert (staged.directory / "1/model.onnx").read_bytes() == b"x"
     assert (staged.directory / "2/b").read_bytes() == b"y"
-    staged.hold()
-    staged.let_go()
-    assert staged.directory.exists()
-    staged.let_go()
+    held = [staged]
+    del staged
+    assert list(tmp_path.iterdir())
+    held.clear()
     assert not list(tmp_path.iterdir())
 
 
@@ -67,17 +67,20 @@ def test_nothing_is_ever_written_outside(
     root = tmp_path_factory.mktemp("root")
     (root / "staged").mkdir()
     try:
-        StagedFiles(root / "staged", "m", {key: b"x"})
+        staged = StagedFiles(root / "staged", "m", {key: b"x"})
     except InvalidRequest:
         assert not list((root / "staged").iterdir())
     else:
         (written,) = [path for path in root.rglob("*") if path.is_file()]
         (private,) = (root / "staged").iterdir()
         assert written.is_relative_to(private / "m")
+        assert staged.directory == private / "m"
 
 
 @pytest.mark.parametrize("keys", [("1", "1/a"), ("1/a", "1")])
-def test_a_file_where_a_directory_must_be_is_told(tmp_path: Path, keys: tuple[str, str]) -> None:
+def test_a_file_where_a_directory_must_be_is_reported(
+    tmp_path: Path, keys: tuple[str, str]
+) -> None:
     with pytest.raises(InvalidRequest, match="names a file where another one needs a directory"):
         StagedFiles(tmp_path, "m", dict.fromkeys(keys, b""))
     assert not list(tmp_path.iterdir())

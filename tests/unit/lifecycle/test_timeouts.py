@@ -13,24 +13,20 @@ from edge_server.backends import BACKENDS
 from edge_server.backends.contract import TensorModel
 from edge_server.errors import ModelConfigError
 from edge_server.inference.scheduling import Scheduling
-from edge_server.lifecycle.build import Build, LoadedVersions, LoadFailure
-from edge_server.lifecycle.model_spec import ModelSpec
-from edge_server.lifecycle.timeouts import Hangs, run_with_timeout
+from edge_server.lifecycle.build import Build, Hangs, run_with_timeout
+from edge_server.lifecycle.model_spec import LoadedVersions, LoadFailure, ModelSpec
 from edge_server.repository.scan import files_in
 from edge_server.tensors import Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
-    from edge_server.backends.contract import ProgressCallback, Tensors
-    from edge_server.backends.server_context import ServerContext
-    from edge_server.gpu.devices import Devices
+    from edge_server.backends.contract import LoadContext, Tensors
     from edge_server.model_config.config import ModelConfig
     from edge_server.model_config.files import ModelFiles
     from tests.unit.conftest import WriteModel
 
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 CONFIG = (
     'backend: "hanging" input { name: "a" data_type: TYPE_FP32 dims: 1 } '
     'output { name: "b" data_type: TYPE_FP32 dims: 1 } '
@@ -48,20 +44,13 @@ class HangingBackend:
     def complete(self, files: ModelFiles, version: int, config: ModelConfig) -> ModelConfig:
         return config
 
-    def load(
-        self,
-        directory: Path,
-        config: ModelConfig,
-        devices: Devices,
-        tell: ProgressCallback,
-        server_context: ServerContext,
-    ) -> TensorModel:
+    def load(self, context: LoadContext) -> TensorModel:
         model = TensorModel(self._run)
         model.close = self.closed.set  # type: ignore[method-assign]
         return model
 
     def _run(self, inputs: Tensors, outputs: frozenset[str]) -> Tensors:
-        assert self.goes_on.wait(PATIENCE_S)
+        assert self.goes_on.wait(TIMEOUT_S)
         assert not self.closed.is_set(), "it was closed while it ran"
         return {"b": Tensor(inputs["a"].array)}
 
@@ -76,37 +65,37 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> HangingBackend:
 
 @pytest.fixture
 def build(write_model: WriteModel) -> Callable[..., LoadedVersions | LoadFailure]:
-    def build(patience_s: float, extra: str = "") -> LoadedVersions | LoadFailure:
+    def build(timeout_s: float, extra: str = "") -> LoadedVersions | LoadFailure:
         directory = write_model("m", CONFIG + extra)
         (directory / "golden").mkdir(exist_ok=True)
         one = np.zeros((1, 1) if extra else 1, "<f4")
         np.savez(directory / "golden" / "x.npz", **{"input.a": one, "output.b": one})
-        return Build(Scheduling(), patience_s=patience_s).model(ModelSpec.read(files_in(directory)))
+        return Build(Scheduling(), timeout_s=timeout_s).model(ModelSpec.read(files_in(directory)))
 
     return build
 
 
 @pytest.mark.parametrize("extra", ["", QUEUED])
-def test_a_proof_that_hangs_fails_its_load_and_the_model_is_closed_when_it_comes_back(
+def test_a_validation_that_hangs_fails_its_load_and_the_model_is_closed_when_it_comes_back(
     extra: str, backend: HangingBackend, build: Callable[..., LoadedVersions | LoadFailure]
 ) -> None:
     failure = build(0.05, extra)
     assert isinstance(failure, LoadFailure)
     assert isinstance(failure.error, ModelConfigError)
     assert str(failure.error) == (
-        "model 'm': its check before it serves: it hangs: nothing came of it for 0.05 s; mend the "
-        "model, or record a golden pair that it answers"
+        "model 'm': its check before it serves: it hangs: no progress for 0.05 s; mend the "
+        "model, or record a golden pair that it responds to"
     )
     assert not backend.closed.is_set()
     backend.goes_on.set()
-    assert backend.closed.wait(PATIENCE_S)
+    assert backend.closed.wait(TIMEOUT_S)
 
 
-def test_a_proof_that_does_not_hang_is_what_it_was(
+def test_a_validation_that_does_not_hang_is_what_it_was(
     backend: HangingBackend, build: Callable[..., LoadedVersions | LoadFailure]
 ) -> None:
     backend.goes_on.set()
-    built = build(PATIENCE_S)
+    built = build(TIMEOUT_S)
     assert isinstance(built, LoadedVersions)
     assert not backend.closed.is_set()
     built.close()
@@ -134,9 +123,9 @@ def test_what_it_raises_is_raised_and_an_exit_too() -> None:
         raise ModelConfigError("bad")
 
     with pytest.raises(SystemExit, match="ends the process"):
-        run_with_timeout("work", leave, PATIENCE_S, late=pytest.fail)
+        run_with_timeout("work", leave, TIMEOUT_S, late=pytest.fail)
     with pytest.raises(ModelConfigError, match="bad"):
-        run_with_timeout("work", fail, PATIENCE_S, late=pytest.fail)
+        run_with_timeout("work", fail, TIMEOUT_S, late=pytest.fail)
 
 
 def test_what_goes_wrong_too_late_is_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -147,10 +136,10 @@ def test_what_goes_wrong_too_late_is_logged(caplog: pytest.LogCaptureFixture) ->
         raise ModelConfigError("cannot be closed")
 
     with pytest.raises(Hangs):
-        run_with_timeout("prove-m", lambda _: goes_on.wait(PATIENCE_S), 0.01, late=late)
+        run_with_timeout("validate-m", lambda _: goes_on.wait(TIMEOUT_S), 0.01, late=late)
     goes_on.set()
-    assert ended.wait(PATIENCE_S)
+    assert ended.wait(TIMEOUT_S)
     for thread in threading.enumerate():
-        if thread.name == "prove-m":
-            thread.join(PATIENCE_S)
-    assert "prove-m: came back late, and went wrong" in caplog.text
+        if thread.name == "validate-m":
+            thread.join(TIMEOUT_S)
+    assert "validate-m: ended after its timeout, and closing its model failed" in caplog.text

@@ -63,14 +63,14 @@ def test_a_restart_has_the_ensemble_and_the_member_that_came_together(
 
 
 def test_what_comes_together_a_second_time_is_what_a_restart_has(board: Board) -> None:
-    kept = board.deployment_state.serving("e")
+    kept = board.table.get("e").deployed
     board.deliver(2, RENAMED)
     board.deliver(0, ensemble("c"), "e")
-    assert board.deployment_state.serving("e") is not kept
+    assert board.table.get("e").deployed is not kept
     board.deliver(3, CONFIG + MAY_BREAK)
     assert output_of_step(board) == "c"
     board.deliver(0, ensemble("b"), "e")
-    board.updates.note_what_serves()
+    board.deployments.note_serving()
     assert output_of_step(board) == "b"
     board.start_again()
     assert (board.serving(), output_of_step(board)) == (3, "b")

@@ -13,14 +13,14 @@ import pytest
 from edge_server.inference.canary_monitor import CanaryTerms
 from edge_server.inference.data_plane import DataPlane
 from edge_server.inference.registry import ModelRegistry
-from edge_server.lifecycle.deployment_state import DeploymentState
+from edge_server.lifecycle.deployments import Deployments
 from edge_server.lifecycle.loader import RepositoryLoader
+from edge_server.lifecycle.model_table import ModelTable
 from edge_server.lifecycle.updates import Updates
 from edge_server.repository.change_detector import Change
-from edge_server.repository.source import AcceptedModels
 from edge_server.repository.store import ModelStore
 from edge_server.repository.tree import look
-from edge_server.repository.verdicts import Verdicts
+from edge_server.repository.verdicts import ON_TRIAL
 from edge_server.requests import InferRequest
 from edge_server.tensors import Tensor
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from edge_server.lifecycle.model_spec import ModelSpec
     from tests.unit.lifecycle.conftest import CountedBackend, Gate
 
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 COUNTED = 'backend: "counted"'
 TENSORS = (
     'input { name: "a" data_type: TYPE_FP32 dims: 1 } '
@@ -49,22 +49,23 @@ class Bench:
     def __init__(self, folder: Path) -> None:
         self.repository = folder / "repository"
         self.store = ModelStore(folder / "store", boot="1")
-        registry, accepted = ModelRegistry(), AcceptedModels()
-        deployment_state = DeploymentState(accepted, self.store, Verdicts(self.store.directory, []))
+        registry = ModelRegistry()
+        table = ModelTable(registry)
+        deployments = self.deployments = Deployments(table, self.store, [])
         self.passed = threading.Event()
 
         def pass_on(model_spec: ModelSpec) -> None:
-            deployment_state.passed(model_spec)
+            deployments.passed(model_spec)
             self.passed.set()
 
         self.loader = RepositoryLoader(
-            registry,
-            accepted,
-            probation=CanaryTerms(requests=10, least_s=0.0),
-            on_rolled_back=deployment_state.rolled_back,
+            table,
+            deployments,
+            canary_terms=CanaryTerms(requests=10, least_s=0.0),
+            on_rolled_back=deployments.rolled_back,
             on_passed=pass_on,
         )
-        self.updates = Updates(self.loader, deployment_state, self.store)
+        self.updates = Updates(self.loader, deployments)
         self._plane = DataPlane(registry)
 
     def change(self, name: str, config: str, number: str) -> None:
@@ -77,7 +78,7 @@ class Bench:
 
     def changed(self, name: str, config: str, number: str) -> None:
         self.change(name, config, number)
-        assert self.updates.wait_idle(PATIENCE_S)
+        assert self.updates.wait_idle(TIMEOUT_S)
 
     def ask(self, name: str) -> float:
         request = InferRequest(name, {"a": Tensor(np.zeros(1, np.float32))})
@@ -88,7 +89,7 @@ class Bench:
 
     def close(self) -> None:
         self.updates.close()
-        self.loader.close(PATIENCE_S)
+        self.loader.close(TIMEOUT_S)
         self.store.close()
 
 
@@ -99,26 +100,40 @@ def bench(counted: CountedBackend, tmp_path: Path) -> Iterator[Bench]:
     made.close()
 
 
-def test_what_is_loaded_is_what_was_believed_whatever_became_of_the_repository(
+def test_what_is_loaded_is_what_was_detected_whatever_became_of_the_repository(
     bench: Bench, gate: Callable[[str], Gate]
 ) -> None:
     before_load = gate("m")
     bench.change("m", COUNTED, "7")
-    assert before_load.reached.wait(PATIENCE_S)
+    assert before_load.reached.wait(TIMEOUT_S)
     shutil.rmtree(bench.repository)
     before_load.open()
-    assert bench.updates.wait_idle(PATIENCE_S)
+    assert bench.updates.wait_idle(TIMEOUT_S)
     assert bench.ask("m") == 7
 
 
-def test_what_is_on_probation_is_not_yet_the_last_known_good(bench: Bench) -> None:
+def test_a_copy_that_comes_while_the_copy_before_it_fails_is_loaded(
+    bench: Bench, gate: Callable[[str], Gate]
+) -> None:
+    bench.changed("m", COUNTED, "7")
+    before_load = gate("m")
+    bench.change("m", COUNTED, "-1")
+    assert before_load.reached.wait(TIMEOUT_S)
+    bench.change("m", COUNTED, "8")
+    before_load.open()
+    assert bench.updates.wait_idle(TIMEOUT_S)
+    assert bench.ask("m") == 8
+    assert bench.deployments.table.get("m").outcome == ON_TRIAL
+
+
+def test_what_is_in_its_canary_is_not_yet_the_last_known_good(bench: Bench) -> None:
     bench.changed("m", COUNTED, "7")
     bench.changed("m", COUNTED, "8")
     assert bench.ask("m") == 8
     assert bench.last_good() == "7"
     for _ in range(10):
         bench.ask("m")
-    assert bench.passed.wait(PATIENCE_S)
+    assert bench.passed.wait(TIMEOUT_S)
     assert bench.last_good() == "8"
 
 

@@ -10,6 +10,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from edge_server.errors import EdgeServerError, InternalError, ModelConfigError
+from edge_server.inference.registry import ModelRegistry
+from edge_server.lifecycle.model_table import ModelTable
 from edge_server.lifecycle.updates import LoadSlot, Updates
 from edge_server.repository.change_detector import Change
 from edge_server.repository.tree import ModelTree
@@ -19,11 +21,11 @@ if TYPE_CHECKING:
 
     import pytest
 
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 
 
 def test_one_loads_at_a_time() -> None:
-    turn = LoadSlot(PATIENCE_S)
+    turn = LoadSlot(TIMEOUT_S)
     inside = threading.Semaphore(1)
 
     def load(name: str) -> bool:
@@ -48,14 +50,14 @@ def test_who_hangs_is_left_behind_and_does_not_end_anothers_turn(
     def hang() -> None:
         with turn.take("hangs"):
             entered.set()
-            assert goes_on.wait(PATIENCE_S)
+            assert goes_on.wait(TIMEOUT_S)
 
     with ThreadPoolExecutor(1) as pool, caplog.at_level(logging.WARNING):
         hanging = pool.submit(hang)
-        assert entered.wait(PATIENCE_S)
+        assert entered.wait(TIMEOUT_S)
         with turn.take("next"):
             goes_on.set()
-            hanging.result(PATIENCE_S)
+            hanging.result(TIMEOUT_S)
             assert turn._holder == "next"
     assert "model hangs: still loads" in caplog.text
     assert turn._holder is None
@@ -75,17 +77,22 @@ def test_what_the_store_could_not_take_is_staged_again_and_a_broken_model_is_not
 
     # Nothing comes as far as to be loaded.
     loader: Any = SimpleNamespace(refuse=lambda name, error: None)
-    deployment_state: Any = SimpleNamespace(count=lambda outcome: None, failed=fail)
-    store: Any = SimpleNamespace(stage=stage)
-    updates = Updates(loader, deployment_state, store)
+    deployments: Any = SimpleNamespace(
+        table=ModelTable(ModelRegistry()),
+        store=None,
+        stage=stage,
+        count=lambda outcome: None,
+        failed=fail,
+    )
+    updates = Updates(loader, deployments)
     changes = [Change("m", ModelTree("m", tmp_path))]
     for _ in range(3):
         began = time.monotonic()
         assert updates.carry_out(changes) == []
         assert failed.pop() == ("no room", True)
-        assert not updates.to_stage_again(began)
-    assert set(updates.to_stage_again(time.monotonic() + 3600)) == {"m"}
+        assert not updates.retry(began)
+    assert set(updates.retry(time.monotonic() + 3600)) == {"m"}
     faults[0] = ModelConfigError("broken")
     updates.carry_out(changes)
     assert failed.pop() == ("broken", False)
-    assert not updates.to_stage_again(time.monotonic() + 7200)
+    assert not updates.retry(time.monotonic() + 7200)

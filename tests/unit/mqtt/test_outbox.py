@@ -83,7 +83,7 @@ def test_a_busy_topic_does_not_starve_another() -> None:
     assert outbox.take_live() == ("quiet", 1)
 
 
-def test_state_is_told_in_the_order_it_was_first_put() -> None:
+def test_state_is_published_in_the_order_it_was_first_put() -> None:
     outbox: Outbox[int] = Outbox()
     outbox.put_state("status", b"online")
     outbox.put_state("model", b"LOADING")

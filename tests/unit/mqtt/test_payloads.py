@@ -151,7 +151,7 @@ def test_the_schema_refuses_what_is_no_lane_message(wrong: dict[str, Any]) -> No
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_a_lane_that_is_not_finite_is_left_out_and_told(bad: float) -> None:
+def test_a_lane_that_is_not_finite_is_left_out_and_reported(bad: float) -> None:
     good = lane([1, 2], [2, 1])
     for broken in (lane([1, bad], [2, 1]), lane([1, 2], [bad, bad]), lane([1, 2], [2, 1], bad)):
         sent = to_json(frame(broken, good))
@@ -160,7 +160,7 @@ def test_a_lane_that_is_not_finite_is_left_out_and_told(bad: float) -> None:
         assert sent["reasons"] == ["lane_not_finite"]
 
 
-def test_an_old_frame_says_that_it_is_stale() -> None:
+def test_an_old_frame_is_marked_stale() -> None:
     assert to_json(frame(), age_ns=200_000_999)["status"] == "FRAME_STATUS_OK"
     sent = to_json(frame(), age_ns=200_001_000)
     assert sent["status"] == "FRAME_STATUS_STALE"
@@ -169,13 +169,19 @@ def test_an_old_frame_says_that_it_is_stale() -> None:
 
 
 def test_state_payloads() -> None:
-    assert json.loads(payloads.starting(IDENTITY)) == {"state": "starting", "version": "0.1.0"}
-    assert json.loads(payloads.online(IDENTITY, ["rear", "front"])) == {
+    assert json.loads(payloads.status(IDENTITY, "starting")) == {
+        "state": "starting",
+        "version": "0.1.0",
+    }
+    assert json.loads(payloads.status(IDENTITY, "online", no_lanes=["front", "rear"])) == {
         "state": "online",
         "version": "0.1.0",
         "no_lanes": ["front", "rear"],
     }
-    assert json.loads(payloads.offline(IDENTITY)) == {"state": "offline", "version": "0.1.0"}
+    assert json.loads(payloads.status(IDENTITY, "offline")) == {
+        "state": "offline",
+        "version": "0.1.0",
+    }
     assert json.loads(payloads.meta(IDENTITY)) == {
         "device": "truck-7",
         "version": "0.1.0",
@@ -201,7 +207,7 @@ def test_state_payloads() -> None:
     }
 
 
-def test_a_frame_that_the_model_failed_at_is_invalid_and_says_why() -> None:
+def test_a_frame_that_the_model_failed_at_is_invalid_with_the_reason() -> None:
     sent = to_json(replace(frame(), failure="out of memory " + "x" * 10_000))
     assert sent["status"] == "FRAME_STATUS_INVALID"
     (reason,) = sent["reasons"]
@@ -213,7 +219,7 @@ def test_a_frame_that_the_model_failed_at_is_invalid_and_says_why() -> None:
     assert message.status == lanes_pb2.FRAME_STATUS_INVALID
 
 
-def test_a_name_that_is_not_utf_8_is_told_escaped() -> None:
+def test_a_name_that_is_not_utf_8_is_published_escaped() -> None:
     name = os.fsdecode(b"m\xff")
     assert json.loads(payloads.model_state(name, "UNAVAILABLE", f"{name}: no file")) == {
         "model": "m\\xff",

@@ -66,16 +66,16 @@ def test_a_name_that_no_topic_can_hold_is_logged_once_and_ends_nothing(
     assert len(caplog.records) == 1
 
 
-def test_name_servers_that_do_not_answer_are_waited_for_without_a_stuck_worker(
+def test_name_servers_that_do_not_respond_are_waited_for_without_a_stuck_worker(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    asked, answer = threading.Event(), threading.Event()
+    called, answer = threading.Event(), threading.Event()
     really = socket.getaddrinfo
 
     def resolve(host: str, *more: object, **named: object) -> object:
         if host != "broker.example":
             return really(host, *more, **named)  # type: ignore[arg-type]
-        asked.set()
+        called.set()
         answer.wait(60)
         raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
 
@@ -83,7 +83,7 @@ def test_name_servers_that_do_not_answer_are_waited_for_without_a_stuck_worker(
     monkeypatch.setattr(publishing, "_SLOW_S", 0.0)
     publisher = Publisher(Mqtt("broker.example"), IDENTITY)
     publisher.start()
-    assert asked.wait(60)
+    assert called.wait(60)
     assert not publisher.worker.stuck(time.monotonic() + 3600)
     publisher.stop()
     answer.set()

@@ -88,17 +88,17 @@ def frame(number: int) -> Frame:
 def pipeline(
     model: LaneModel, *frames: Frame, output: str = "lane_points"
 ) -> tuple[LanePipeline, list[LaneFrame]]:
-    told: list[LaneFrame] = []
-    listeners = [lambda lane_frame, _frame: told.append(lane_frame)]
+    delivered: list[LaneFrame] = []
+    listeners = [lambda lane_frame, _frame: delivered.append(lane_frame)]
     camera = OneCamera(*frames)
-    return LanePipeline(camera, data_plane(model, output), "lane_detection", listeners), told  # type: ignore[arg-type]
+    return LanePipeline(camera, data_plane(model, output), "lane_detection", listeners), delivered  # type: ignore[arg-type]
 
 
 def test_a_lane_frame_carries_what_a_consumer_needs() -> None:
     captured = frame(41)
-    loop, told = pipeline(LaneModel(), captured)
+    loop, delivered = pipeline(LaneModel(), captured)
     assert loop.tick(0.0)
-    (lane_frame,) = told
+    (lane_frame,) = delivered
     assert (lane_frame.camera, lane_frame.frame_id, lane_frame.dropped) == ("front", 41, 3)
     assert lane_frame.capture_mono_ns == captured.capture_mono_ns
     assert lane_frame.capture_epoch_ns == captured.capture_epoch_ns
@@ -109,9 +109,9 @@ def test_a_lane_frame_carries_what_a_consumer_needs() -> None:
 
 
 def test_rows_without_a_point_are_no_part_of_a_lane() -> None:
-    loop, told = pipeline(LaneModel(), frame(0))
+    loop, delivered = pipeline(LaneModel(), frame(0))
     loop.tick(0.0)
-    (lane,) = told[0].lanes
+    (lane,) = delivered[0].lanes
     assert lane.points.shape == (10, 2)
     assert lane.score == pytest.approx(0.9)
 
@@ -122,10 +122,12 @@ def test_a_lane_that_is_not_finite_is_no_empty_road() -> None:
             made = super().run(inputs, outputs)
             return {**made, "lane_points": Tensor(np.full_like(LANES, np.nan))}
 
-    loop, told = pipeline(Broken(), frame(0))
+    loop, delivered = pipeline(Broken(), frame(0))
     loop.tick(0.0)
     message = json.loads(
-        payloads.lane_frame(told[0], Identity("d", "0", "b", "c"), 0, told[0].capture_mono_ns)
+        payloads.lane_frame(
+            delivered[0], Identity("d", "0", "b", "c"), 0, delivered[0].capture_mono_ns
+        )
     )
     assert message["status"] == "FRAME_STATUS_DEGRADED"
     assert message["reasons"] == ["lane_not_finite"]
@@ -137,24 +139,24 @@ def test_the_loop_ends_with_its_camera() -> None:
     assert not loop.tick(0.0)
 
 
-def test_a_failing_model_costs_its_frames_and_is_told_once(
+def test_a_failing_model_costs_its_frames_and_is_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     model = LaneModel()
-    loop, told = pipeline(model, *(frame(n) for n in range(4)))
+    loop, delivered = pipeline(model, *(frame(n) for n in range(4)))
     with caplog.at_level(logging.INFO, "edge_server.pipeline.lane_pipeline"):
         model.broken = True
         assert [loop.tick(0.0) for _ in range(3)] == [True] * 3
         model.broken = False
         loop.tick(0.0)
-    assert [(each.frame_id, each.failure) for each in told] == [
+    assert [(each.frame_id, each.failure) for each in delivered] == [
         (0, "broken"),
         (1, "broken"),
         (2, "broken"),
         (3, ""),
     ]
-    assert not told[0].lanes
-    assert told[3].lanes
+    assert not delivered[0].lanes
+    assert delivered[3].lanes
     assert loop.failed_frames == 3
     assert [record.levelname for record in caplog.records] == ["ERROR", "INFO"]
 
@@ -180,9 +182,9 @@ def test_what_is_no_lanes_costs_its_frame_and_not_the_loop(points: np.ndarray) -
         def run(self, inputs: Tensors, outputs: frozenset[str]) -> Tensors:
             return {**super().run(inputs, outputs), "lane_points": Tensor(points)}
 
-    loop, told = pipeline(Other(), frame(0))
+    loop, delivered = pipeline(Other(), frame(0))
     assert loop.tick(0.0)
-    assert "lanes are (1, K, 72, 2)" in told[0].failure
+    assert "lanes are (1, K, 72, 2)" in delivered[0].failure
 
 
 def test_a_model_that_gives_no_lanes_is_refused_by_name() -> None:
@@ -219,23 +221,23 @@ def test_a_frame_behind_somebody_s_slow_request_ends_at_its_deadline_and_the_loo
     client.start()
     assert model.begun.wait(60)
     camera = OneCamera(frame(0), frame(1))
-    told: list[LaneFrame] = []
+    delivered: list[LaneFrame] = []
     loop = LanePipeline(
         camera,  # type: ignore[arg-type]
         door,
         "lane_detection",
-        [lambda lane_frame, _frame: told.append(lane_frame) if lane_frame.lanes else None],
+        [lambda lane_frame, _frame: delivered.append(lane_frame) if lane_frame.lanes else None],
         frame_deadline_s=0.05,
     )
     assert loop.tick(0.0)
-    assert (loop.failed_frames, told) == (1, [])
+    assert (loop.failed_frames, delivered) == (1, [])
     model.let_go.set()
     client.join(60)
     assert loop.tick(0.0)
-    assert [lane_frame.frame_id for lane_frame in told] == [1]
+    assert [lane_frame.frame_id for lane_frame in delivered] == [1]
 
 
-def test_to_wait_for_an_answer_is_no_hang() -> None:
+def test_to_wait_for_a_response_is_no_hang() -> None:
     class Patient(LaneModel):
         """Looks at the loop's worker while the loop waits for it."""
 

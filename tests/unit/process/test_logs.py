@@ -33,17 +33,17 @@ def root() -> Iterator[logging.Logger]:
 
 
 @pytest.fixture
-def told(root: logging.Logger, tmp_path: Path) -> Any:
+def logged(root: logging.Logger, tmp_path: Path) -> Any:
     """Sets logging up with a file and these choices, logs a line of each level; the lines."""
 
-    def tell(**chosen: Any) -> list[str]:
+    def log_all(**chosen: Any) -> list[str]:
         path = tmp_path / "log"
         set_up_logging(LogSection(file=str(path), **chosen))
         for number in (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR):
             log.log(number, "it is %s", logging.getLevelName(number))
         return path.read_text().splitlines()
 
-    return tell
+    return log_all
 
 
 def levels(lines: list[str]) -> list[str]:
@@ -60,26 +60,26 @@ def levels(lines: list[str]) -> list[str]:
         ({"error": False, "info": False}, ["WARNING"]),
     ],
 )
-def test_a_level_can_be_left_out(told: Any, chosen: dict, expected: list[str]) -> None:
-    assert levels(told(**chosen)) == expected
+def test_a_level_can_be_left_out(logged: Any, chosen: dict, expected: list[str]) -> None:
+    assert levels(logged(**chosen)) == expected
 
 
-def test_iso8601_has_the_date_in_utc_and_the_severity(told: Any) -> None:
-    for line in told(format="ISO8601"):
+def test_iso8601_has_the_date_in_utc_and_the_severity(logged: Any) -> None:
+    for line in logged(format="ISO8601"):
         assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ [IWE] it is [A-Z]+", line)
 
 
-def test_a_file_that_is_there_is_added_to(told: Any, tmp_path: Path) -> None:
+def test_a_file_that_is_there_is_added_to(logged: Any, tmp_path: Path) -> None:
     (tmp_path / "log").write_text("before\n")
-    assert told()[0] == "before"
+    assert logged()[0] == "before"
 
 
-def test_a_file_that_cannot_be_opened_is_told(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_opened_is_reported(tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match=r"^log\.file: .*/log: cannot be written: No such file"):
         set_up_logging(LogSection(file=str(tmp_path / "gone" / "log")))
 
 
-def test_what_was_chosen_at_the_start_is_told_and_can_be_changed(
+def test_what_was_chosen_at_the_start_is_returned_and_can_be_changed(
     root: logging.Logger, tmp_path: Path
 ) -> None:
     path = tmp_path / "log"
@@ -92,9 +92,9 @@ def test_what_was_chosen_at_the_start_is_told_and_can_be_changed(
     assert switches.file == str(path)
     log.info("silent")
     switches.change(info=True, iso8601=False)
-    log.info("told")
+    log.info("logged")
     (line,) = path.read_text().splitlines()
-    assert re.fullmatch(r"\d\d:\d\d:\d\d INFO    told", line)
+    assert re.fullmatch(r"\d\d:\d\d:\d\d INFO    logged", line)
 
 
 @pytest.mark.parametrize("iso8601", [False, True])
@@ -132,8 +132,8 @@ def test_what_a_client_sent_forges_no_line_and_steers_no_terminal(
     )
 
 
-def test_what_a_client_sent_does_not_fill_the_disk(told: Any, tmp_path: Path) -> None:
-    told()
+def test_what_a_client_sent_does_not_fill_the_disk(logged: Any, tmp_path: Path) -> None:
+    logged()
     log.error("x" * 1_000_000)
     (line,) = [x for x in (tmp_path / "log").read_text().splitlines() if "xxx" in x]
     assert len(line) < 20_000
@@ -168,6 +168,6 @@ def test_json_in_the_journal_has_its_priority(
     monkeypatch.setenv("JOURNAL_STREAM", "1:2")
     set_up_logging(LogSection(format="json")).change(iso8601=True)
     log.warning("it warns")
-    said = capsys.readouterr().err
-    assert said.startswith('<4>{"time": ')
-    assert json.loads(said[3:])["text"] == "it warns"
+    output = capsys.readouterr().err
+    assert output.startswith('<4>{"time": ')
+    assert json.loads(output[3:])["text"] == "it warns"

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_server.errors import ModelConfigError
-from edge_server.repository.change_detector import Change, ChangeDetector
+from edge_server.repository.change_detector import Change, ChangeDetector, SeenFiles
 from edge_server.repository.manifest import Manifest, ManifestFile
 from edge_server.repository.tree import ModelTree, RepositoryScan, SeenFile
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
 
 HERE = Path("/repository")
 WINDOW_S = 2.0
@@ -29,8 +33,30 @@ def no_manifest(_: ModelTree) -> Manifest:
     raise AssertionError("there is none")
 
 
-def change_detector(manifest: Manifest | None = None) -> ChangeDetector:
-    return ChangeDetector(WINDOW_S, no_manifest if manifest is None else lambda _: manifest)
+class Judge:
+    """A change detector, and what it has seen."""
+
+    def __init__(self, window_s: float, read_manifest: Callable[[ModelTree], Manifest]) -> None:
+        self._detector = ChangeDetector(window_s, read_manifest)
+        self.seen: dict[str, SeenFiles] = {}
+
+    def accept(self, name: str, files: tuple[SeenFile, ...]) -> None:
+        self.seen[name] = SeenFiles.of_earlier_run(files)
+
+    def doubt(self, name: str) -> None:
+        self.seen[name] = self.seen[name].doubted()
+
+    @property
+    def settling(self) -> list[str]:
+        return [name for name, files in self.seen.items() if files.candidate is not None]
+
+    def look(self, scan: RepositoryScan, now: float, arrived: Collection[str] = ()) -> list[Change]:
+        self.seen, changes = self._detector.detect(scan, self.seen, now, arrived)
+        return changes
+
+
+def change_detector(manifest: Manifest | None = None) -> Judge:
+    return Judge(WINDOW_S, no_manifest if manifest is None else lambda _: manifest)
 
 
 A, B = tree(), tree(size=2)
@@ -47,7 +73,7 @@ def test_a_plain_copy_is_believed_after_two_looks_and_the_window() -> None:
 
 
 def test_two_looks_are_two_however_long_ago_the_first_was() -> None:
-    judge = ChangeDetector(0.0, no_manifest)
+    judge = Judge(0.0, no_manifest)
     assert judge.look(seen(A), 0.0) == []
     assert judge.look(seen(A), 0.0) == [Change("m", A)]
 
@@ -109,7 +135,7 @@ def test_a_broken_manifest_is_a_fault_too() -> None:
         raise ModelConfigError("manifest.json: truncated")
 
     torn = ModelTree("m", HERE, files=(SeenFile("manifest.json", 9, 1, 1),))
-    judge = ChangeDetector(WINDOW_S, broken)
+    judge = Judge(WINDOW_S, broken)
     judge.look(seen(torn), 0.0)
     (change,) = judge.look(seen(torn), 2.0)
     assert change.tree is not None

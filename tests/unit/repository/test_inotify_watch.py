@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from edge_server.repository.inotify_watch import InotifyWatch
+from edge_server.repository.change_detector import InotifyWatch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

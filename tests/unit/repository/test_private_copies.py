@@ -13,7 +13,7 @@ from edge_server.errors import ModelConfigError
 from edge_server.model_config.files import ModelFiles
 from edge_server.repository.content import copy_model
 from edge_server.repository.private_copies import PrivateCopies, PrivateDirectory
-from edge_server.repository.source import Repositories
+from edge_server.repository.scan import Repositories
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -77,7 +77,7 @@ def test_what_has_not_changed_is_not_copied_again(copies: PrivateCopies, model: 
     assert same.directory != first.directory
 
 
-def test_it_goes_when_nobody_holds_it(copies: PrivateCopies, model: Path) -> None:
+def test_it_goes_with_its_last_reference(copies: PrivateCopies, model: Path) -> None:
     files: ModelFiles | None = copies.copy(model)
     assert files is not None
     place = files.directory.parent
@@ -135,7 +135,7 @@ def test_a_model_that_is_written_to_meanwhile_is_tried_again_and_then_refused(
     assert (files.versions[1] / "weights").read_text() == "ab0"
 
 
-def test_a_disk_that_is_full_is_told_with_the_remedy(
+def test_a_disk_that_is_full_is_an_error_with_the_remedy(
     copies: PrivateCopies, private: PrivateDirectory, model: Path
 ) -> None:
     (model / "1" / "weights").write_bytes(b"x" * 100_000)

@@ -39,7 +39,9 @@ def test_a_signature_of_any_trusted_key_is_good(ours: Signer, theirs: Signer) ->
     policy.check("m", MANIFEST, theirs.sign(MANIFEST))
 
 
-def test_each_way_of_not_being_signed_is_told_with_its_remedy(ours: Signer, theirs: Signer) -> None:
+def test_each_way_of_not_being_signed_is_an_error_with_its_remedy(
+    ours: Signer, theirs: Signer
+) -> None:
     policy = SignaturePolicy("require", [ours.public])
     good = ours.sign(MANIFEST)
     for manifest, signature, says in (
@@ -74,7 +76,7 @@ def test_off_looks_at_nothing_not_even_the_keys(tmp_path: Path) -> None:
     SignaturePolicy("off", [tmp_path / "nowhere"]).check("m", None, b"x")
 
 
-def test_warn_tells_once_of_each_new_fault_and_refuses_nothing(
+def test_warn_logs_each_new_fault_once_and_refuses_nothing(
     ours: Signer, caplog: pytest.LogCaptureFixture
 ) -> None:
     policy = SignaturePolicy("warn", [ours.public])
@@ -90,7 +92,7 @@ def test_warn_tells_once_of_each_new_fault_and_refuses_nothing(
     assert all(text.startswith("model m: ") for text in told)
 
 
-def test_warn_without_keys_says_that_it_cannot_check(
+def test_warn_without_keys_logs_that_it_cannot_check(
     ours: Signer, caplog: pytest.LogCaptureFixture
 ) -> None:
     SignaturePolicy("warn", []).check("m", MANIFEST, ours.sign(MANIFEST))

@@ -109,7 +109,7 @@ def manifest_of(tree: ModelTree, **changes: object) -> bytes:
     return Manifest(**{"model": tree.name, "files": files, **changes}).encode()  # type: ignore[arg-type]
 
 
-def test_a_copy_is_what_the_repository_had_and_nobody_writes_to_it(
+def test_a_copy_is_what_the_repository_had_and_is_read_only(
     reopened: Open, write: Write, tmp_path: Path
 ) -> None:
     files = {"config.pbtxt": b"a", "1/model.onnx": b"b" * 3_000_000, "2": None, "1/sub/x": b""}
@@ -170,7 +170,7 @@ def test_a_manifest_that_agrees_is_no_obstacle(reopened: Open, write: Write) -> 
         ({"manifest.json.sig": b" " * 65537}, "/m/manifest.json.sig: 65537 bytes, more than"),
     ],
 )  # fmt: skip
-def test_what_is_not_as_its_manifest_says_is_refused(
+def test_what_differs_from_its_manifest_is_refused(
     reopened: Open, write: Write, tmp_path: Path, changed: dict[str, bytes], reason: str
 ) -> None:
     write({"manifest.json": manifest_of(write({"a": b"x", "1/b": b"y"}))})
@@ -198,7 +198,7 @@ def test_a_name_that_no_text_can_have_is_refused(reopened: Open, write: Write) -
         reopened().stage(look(tree.repository, "m"))
 
 
-def test_signatures_are_asked_for_before_and_at_every_start(
+def test_signatures_are_checked_before_and_at_every_start(
     reopened: Open, write: Write, tmp_path: Path
 ) -> None:
     keys = Keys()
@@ -482,7 +482,7 @@ def test_what_cannot_be_noted_holds_till_the_end(
     assert store.quarantined("0" * 64) == "bad"
 
 
-def test_a_damaged_copy_is_not_believed_and_the_one_before_it_serves(
+def test_a_damaged_copy_is_not_used_and_the_one_before_it_serves(
     reopened: Open, write: Write, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = reopened()
@@ -548,7 +548,7 @@ def test_a_state_that_cannot_be_read_costs_no_copy(
         store = reopened(most_bytes=40)
         assert store.last_good() == {}
         assert set(copies.iterdir()) == kept
-    assert "its 2 copies that nobody knows stay" in caplog.text
+    assert "its 2 copies of unknown models stay" in caplog.text
     # They are as good as they were, and make room before anything that is known.
     again = store.stage(write({"a": b"what serves"}))
     store.commit(again)
@@ -607,7 +607,7 @@ def test_each_set_of_repositories_has_its_own_models_and_quarantine(
     assert store.suspected(store.stage(write({"a": b"deadly"})).digest)
 
 
-def test_a_store_from_before_sets_were_told_apart_is_taken_over(
+def test_a_store_from_before_sets_were_recorded_is_taken_over(
     reopened: Open, write: Write, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = reopened()
@@ -664,7 +664,7 @@ def test_where_the_quarantine_is_full_nothing_new_is_taken(
 
 
 @pytest.mark.parametrize("damage", ["gone", "more", "less", "directory"])
-def test_a_copy_that_is_not_all_there_or_has_more_is_not_believed(
+def test_a_copy_that_lacks_a_file_or_has_one_more_is_not_used(
     reopened: Open, write: Write, damage: str
 ) -> None:
     store = reopened()

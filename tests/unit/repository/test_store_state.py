@@ -86,7 +86,7 @@ def test_a_bit_that_flips_in_it_is_noticed(
         b"\xff",
     ],
 )
-def test_what_is_no_state_is_set_aside_and_told(
+def test_what_is_no_state_is_set_aside_and_logged(
     written: StateFile, tmp_path: Path, data: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "state.json").write_bytes(data)
@@ -99,7 +99,7 @@ def test_what_is_no_state_is_set_aside_and_told(
     assert written.read() == NEW
 
 
-def test_a_state_that_cannot_be_set_aside_is_told_without_a_traceback(
+def test_a_state_that_cannot_be_set_aside_is_logged_without_a_traceback(
     written: StateFile, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "state.json").write_text("{")

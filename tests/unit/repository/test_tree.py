@@ -119,7 +119,7 @@ def test_a_model_that_is_itself_a_link_is_not_followed(repository: Path, tmp_pat
     assert not fault(repository)
 
 
-def test_a_pipe_keeps_nobody_waiting(repository: Path) -> None:
+def test_a_pipe_does_not_block_the_scan(repository: Path) -> None:
     os.mkfifo(repository / "m" / "1" / "pipe")
     assert "1/pipe is no regular file" in fault(repository)
 
@@ -168,7 +168,7 @@ def test_the_same_name_in_two_repositories_is_a_fault(repository: Path, tmp_path
     assert not found.blind
 
 
-def test_of_a_repository_that_is_gone_or_empty_nothing_is_said(tmp_path: Path) -> None:
+def test_a_repository_that_is_gone_or_empty_counts_as_unreadable(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     found = read_repositories([tmp_path / "gone", tmp_path / "empty"])
     assert not found.models

@@ -48,7 +48,7 @@ def test_the_command_line_wins_key_by_key(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("[grpc]\nprot = 3", 'grpc.prot: unknown key; did you mean "port"?'),
         ("[gprc]\nport = 3", 'gprc: unknown key; did you mean "grpc"?'),
@@ -82,12 +82,12 @@ def test_the_command_line_wins_key_by_key(path: Path) -> None:
         ("grpc", "not TOML"),
     ],
 )
-def test_each_mistake_names_the_file_and_the_key(path: Path, text: str, says: str) -> None:
+def test_each_mistake_names_the_file_and_the_key(path: Path, text: str, message: str) -> None:
     path.write_text(text)
     with pytest.raises(SettingsError) as caught:
         read_settings(path, {})
     assert str(caught.value).startswith(f"{path}: ")
-    assert says in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_a_file_that_is_not_there_is_named(path: Path) -> None:
@@ -126,9 +126,9 @@ def test_the_loopback_needs_no_leave(host: str) -> None:
     assert read_settings(None, {"grpc": {"host": host}}).grpc.host == host
 
 
-def test_plain_text_beyond_the_loopback_is_served_where_it_is_asked_for_by_name() -> None:
-    told = {"host": "0.0.0.0", "insecure": True, "control": "off"}  # noqa: S104
-    assert read_settings(None, {"grpc": told}).grpc.insecure
+def test_plain_text_beyond_the_loopback_is_served_where_it_is_requested_by_name() -> None:
+    reported = {"host": "0.0.0.0", "insecure": True, "control": "off"}  # noqa: S104
+    assert read_settings(None, {"grpc": reported}).grpc.insecure
 
 
 @pytest.mark.parametrize("trust", [{"insecure": True}, {"tls": {"enabled": True}}])
@@ -148,7 +148,7 @@ def test_control_beyond_the_loopback_needs_clients_with_certificates(
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("[grpc.tls]\ncertificat = 'x'", 'grpc.tls.certificat: unknown key; did you mean "certi'),
         ("[grpc.tls]\nenabled = true", "grpc.tls: TLS needs certificate (--grpc-server-cert)"),
@@ -183,19 +183,17 @@ def test_control_beyond_the_loopback_needs_clients_with_certificates(
         ('[[serving.rate_limit_resources]]\nnam = "x"', 'did you mean "name"?'),
     ],
 )
-def test_settings_that_do_not_fit_together_are_told_by_name(
-    path: Path, text: str, says: str
-) -> None:
+def test_settings_that_do_not_fit_together_are_named(path: Path, text: str, message: str) -> None:
     path.write_text(text)
     with pytest.raises(SettingsError) as caught:
         read_settings(path, {})
-    assert says in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_tls_needs_no_leave_beyond_the_loopback() -> None:
     tls = {"enabled": True, "certificate": "c", "key": "k"}
-    told = {"host": "0.0.0.0", "tls": tls, "control": "off"}  # noqa: S104
-    assert read_settings(None, {"grpc": told}).grpc.tls.on
+    reported = {"host": "0.0.0.0", "tls": tls, "control": "off"}  # noqa: S104
+    assert read_settings(None, {"grpc": reported}).grpc.tls.on
 
 
 def test_metrics_beyond_the_loopback_are_nobodys_fault_where_there_are_none() -> None:
@@ -204,7 +202,7 @@ def test_metrics_beyond_the_loopback_are_nobodys_fault_where_there_are_none() ->
 
 
 @pytest.mark.parametrize(
-    ("chosen", "says"),
+    ("chosen", "message"),
     [
         ({"repository": {"load": ["a"]}}, "repository.load: no effect"),
         (
@@ -219,17 +217,17 @@ def test_metrics_beyond_the_loopback_are_nobodys_fault_where_there_are_none() ->
         ({"trace": {"level": ["TIMESTAMPS"]}}, "trace.level: no effect: no trace.file"),
     ],
 )
-def test_what_means_nothing_beside_the_rest_is_told(chosen: dict, says: str) -> None:
+def test_what_means_nothing_beside_the_rest_is_reported(chosen: dict, message: str) -> None:
     (line,) = read_settings(None, chosen).without_effect()
-    assert line.startswith(says)
+    assert line.startswith(message)
 
 
-def test_the_defaults_leave_nothing_to_tell() -> None:
+def test_the_defaults_leave_nothing_to_report() -> None:
     assert read_settings(None, {}).without_effect() == []
 
 
 @pytest.mark.parametrize(
-    ("text", "hidden", "says"),
+    ("text", "hidden", "message"),
     [
         (
             '[[grpc.restricted]]\nprotocols = ["health"]\nheader = "a"\nvalue = ["hunter2"]',
@@ -245,14 +243,14 @@ def test_the_defaults_leave_nothing_to_tell() -> None:
         (f'grpc.port = "{"x" * 1000}"', "x" * 100, "grpc.port: expected a whole number; got"),
     ],
 )
-def test_a_secret_or_a_long_value_is_not_told_in_full(
-    tmp_path: Path, text: str, hidden: str, says: str
+def test_a_secret_or_a_long_value_is_not_printed_in_full(
+    tmp_path: Path, text: str, hidden: str, message: str
 ) -> None:
     path = tmp_path / "config.toml"
     path.write_text(text)
     with pytest.raises(SettingsError) as caught:
         read_settings(path, {})
-    assert says in str(caught.value)
+    assert message in str(caught.value)
     assert hidden not in str(caught.value)
 
 
@@ -265,7 +263,7 @@ def test_a_secret_or_a_long_value_is_not_told_in_full(
         {"host": "localhost"},
     ],
 )
-def test_a_password_goes_where_nobody_listens_or_where_somebody_said_so(
+def test_a_password_goes_where_nobody_listens_or_where_it_is_set(
     mqtt: dict[str, object],
 ) -> None:
     settings = read_settings(None, {"mqtt": {"username": "me", "password_file": "p", **mqtt}})

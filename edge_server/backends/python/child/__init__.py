@@ -1,0 +1,2 @@
+"""What runs in a model's process: `__main__` closes it off (`sandbox`, `seccomp`) and starts the
+runner."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import importlib
 import os
+import select
 import signal
 import socket
 import sys
@@ -126,13 +127,17 @@ def _run(
 def _die_with_daemon(lifeline: int) -> None:
     """Let the kernel kill this process and its children when the daemon's end closes.
 
-    The kill works whatever code runs here, even where no Python thread gets the GIL. A daemon that
-    has ended before is noticed at the end of the connection.
+    The kill works whatever code runs here, even where no Python thread gets the GIL.
     """
     fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
     fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
     flags = fcntl.fcntl(lifeline, fcntl.F_GETFL)
     fcntl.fcntl(lifeline, fcntl.F_SETFL, flags | os.O_ASYNC)
+    poll = select.poll()
+    poll.register(lifeline, 0)
+    if poll.poll(0):
+        # The daemon has ended before.
+        os._exit(1)
 
 
 def _end_by_sigterm() -> None:

@@ -14,7 +14,7 @@ import sys
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from edge_server.backends.python.child import seccomp
 from edge_server.backends.python.child.system_calls import system_call
@@ -66,46 +66,35 @@ _NO_GPU_DEVICES = ("nvme", "nvram")
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108 - the kernel's own place
 
 
-class Offer(NamedTuple):
-    """`landlock` is the kernel's Landlock version, 0 is none."""
-
-    landlock: int
-    seccomp: bool
-
-    def lacks(self) -> list[str]:
-        """Return the restrictions that the kernel cannot enforce, a line for each."""
-        lines = []
-        if not self.landlock:
-            lines.append(
-                "no Landlock (Linux 5.13 with landlock in CONFIG_LSM): models can read and write "
-                "every file that the daemon's user can, its secrets and copies of models too"
-            )
-        if not self.seccomp:
-            lines.append(
-                "no seccomp user notification (Linux 5.5 on x86-64 or aarch64): models can signal "
-                "the daemon, and what they start can outlive them"
-            )
-        return lines
-
-
-def offered() -> Offer:
-    """Probe this kernel now."""
-    return Offer(landlock_version(), seccomp.is_offered())
-
-
-def rules_of(settings: Python, offer: Offer) -> SandboxRules:
-    """Return the sandbox rules of a process."""
+def rules_of(settings: Python) -> SandboxRules:
+    """Return the sandbox rules of a process on this kernel, as it is now."""
     if settings.sandbox == "off":
         return SandboxRules()
     return SandboxRules(
         True,
-        offer.landlock,
-        offer.seccomp,
+        landlock_version(),
+        seccomp.is_offered(),
         settings.unix_sockets is not False,
         settings.readable,
         settings.writable,
         settings.private,
     )
+
+
+def lacking(rules: SandboxRules) -> list[str]:
+    """Return the restrictions that the kernel cannot enforce, a line for each."""
+    lines = []
+    if rules.closed and not rules.landlock:
+        lines.append(
+            "no Landlock (Linux 5.13 with landlock in CONFIG_LSM): models can read and write "
+            "every file that the daemon's user can, its secrets and copies of models too"
+        )
+    if rules.closed and not rules.seccomp:
+        lines.append(
+            "no seccomp user notification (Linux 5.5 on x86-64 or aarch64): models can signal "
+            "the daemon, and what they start can outlive them"
+        )
+    return lines
 
 
 def close_off(rules: SandboxRules, model_directory: str) -> list[int]:

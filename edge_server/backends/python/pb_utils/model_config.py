@@ -7,11 +7,8 @@ import json
 from typing import Any
 
 _PROPERTIES = {
-    "input": (
-        "'name', 'data_type', 'dims' and 'optional'",
-        {"name", "data_type", "dims", "optional"},
-    ),
-    "output": ("'name', 'data_type' and 'dims'", {"name", "data_type", "dims"}),
+    "input": ("name", "data_type", "dims", "optional"),
+    "output": ("name", "data_type", "dims"),
 }
 
 
@@ -99,11 +96,12 @@ class AutoCompleteConfig:
         return f"in auto-complete-config function for model '{self._name}'"
 
     def _add(self, kind: str, tensor: dict[str, Any]) -> None:
-        names, known = _PROPERTIES[kind]
-        if set(tensor) - known:
+        *names, last = _PROPERTIES[kind]
+        if set(tensor) - {*names, last}:
+            listed = ", ".join(f"'{name}'" for name in names)
             raise ValueError(
                 f"{kind} '{tensor.get('name', '')}' {self._where} contains property other than "
-                f"{names}."
+                f"{listed} and '{last}'."
             )
         if "name" not in tensor:
             raise ValueError(f"{kind} {self._where} is missing 'name' property.")

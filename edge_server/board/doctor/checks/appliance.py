@@ -46,12 +46,14 @@ def grpc_port(evidence: Evidence) -> Finding:
         them = f"{facts['name']} {facts['version']}"
         ours = f"{evidence.configuration.settings.serving.name} {evidence.version}"
         if them == ours:
-            return ok(f"{where} answers as {them}: the daemon runs")
+            return ok(f"{where} responds as {them}: the daemon runs")
         return fault(f"{where} is taken by {them}, and this is {ours}", stop)
     if evidence.result("unit").facts.get("ActiveState") == "active":
         return ok(f"{where} is taken, likely by the daemon, which runs")
     if wanted.tls.on or wanted.restricted:
-        return warning(f"{where} is taken, by a daemon or something else: it tells nobody", stop)
+        return warning(
+            f"{where} is taken, by a daemon or something else: it identifies itself to nobody", stop
+        )
     return fault(f"{where} is taken by something that does not speak Triton's protocol", stop)
 
 

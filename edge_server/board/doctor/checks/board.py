@@ -35,7 +35,7 @@ def jetpack(evidence: Evidence) -> Finding:
         return fault(f"{name} has a {board.chip}", "use a Jetson Orin: edge-server is made for it")
     if board.l4t is None:
         return warning(
-            f"{name}, but /etc/nv_tegra_release does not say which L4T",
+            f"{name}, but /etc/nv_tegra_release does not name its L4T",
             "in a container, mount that file from the board; elsewhere, flash a JetPack",
         )
     if board.l4t.major < _FIRST_L4T:
@@ -67,7 +67,8 @@ def power_mode(evidence: Evidence) -> Finding:
     modes = board.power_modes
     if modes is None or modes.current is None or modes.highest is None:
         return warning(
-            "unknown: the files of nvpmodel do not tell", "sudo nvpmodel -q, outside any container"
+            "unknown: the files of nvpmodel do not show it",
+            "sudo nvpmodel -q, outside any container",
         )
     rates = "; ".join(
         f"{rate.engine} {rate.now_hz / 1e6:.0f} of {rate.highest_hz / 1e6:.0f} MHz"
@@ -88,7 +89,7 @@ def heat(evidence: Evidence) -> Finding:
     state = evidence.board.heat
     hottest = state.hottest
     if hottest is None:
-        return ok("not told here")
+        return ok("not known here")
     found = f"{hottest.celsius:.0f} °C at {hottest.name}"
     if state.alerts:
         return warning(
@@ -115,7 +116,7 @@ def clock(evidence: Evidence) -> Finding:
     if wall.synchronized or evidence.result("kernel_clock").facts.get("synchronized"):
         return ok(f"{now}, synchronized")
     if evidence.result("kernel_clock").facts.get("synchronized") is None:
-        return warning(f"{now}; whether it is synchronized is not told", "timedatectl status")
+        return warning(f"{now}; whether it is synchronized is not known", "timedatectl status")
     return warning(f"{now}, not synchronized: other machines may see lanes at other times", remedy)
 
 
@@ -124,7 +125,7 @@ def memory(evidence: Evidence) -> Finding:
     total, available = evidence.board.memory.total_bytes, evidence.board.memory.available_bytes
     limit = evidence.board.limits.memory_bytes
     if total is None or available is None:
-        return ok("not told here")
+        return ok("not known here")
     found = f"{available / _GIB:.1f} of {total / _GIB:.1f} GiB available"
     if limit is not None and limit < total:
         found += f"; this process and its group may take {limit / _GIB:.1f}"
@@ -143,7 +144,7 @@ def disk(evidence: Evidence) -> Finding:
     """The disk of models and plans has room, and is writable where that is needed."""
     there, settings, board = evidence.disk, evidence.configuration.settings, evidence.board
     if there is None:
-        return ok("not told here")
+        return ok("not known here")
     found = f"{there.free_bytes / _GIB:.1f} GiB free at {there.stands}"
     user = board.account.name
     poll = settings is not None and settings.repository.mode == "poll"

@@ -10,7 +10,7 @@ from onnx import helper
 from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.backends import onnxruntime
-from edge_server.backends.contract import ExecuteRequest, no_progress
+from edge_server.backends.contract import ExecuteRequest, LoadContext, no_progress
 from edge_server.backends.server_context import STANDALONE
 from edge_server.gpu.devices import Devices
 from edge_server.inference.snapshot import Snapshot
@@ -57,7 +57,7 @@ def answer(
 ) -> object:
     """What the model answers to `x` and the inputs in `more`."""
     instance = onnxruntime.load(
-        directory, model_config, Devices(), no_progress, STANDALONE
+        LoadContext(directory, model_config, Devices(), no_progress, STANDALONE)
     ).make_instance("m_0", ON_CPU)
     answers: list[object] = []
     inputs = {name: Tensor(value) for name, value in more.items()}

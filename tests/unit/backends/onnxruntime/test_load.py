@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from edge_server.backends import onnxruntime
-from edge_server.backends.contract import no_progress
+from edge_server.backends.contract import LoadContext, no_progress
 from edge_server.backends.server_context import STANDALONE
 from edge_server.errors import InternalError, ModelConfigError
 from edge_server.gpu.devices import Devices
@@ -72,7 +72,9 @@ def test_a_parameter_of_others_is_logged_and_does_no_harm(
     completed = onnxruntime.complete(files, 1, config(said))
     assert completed.parameters == {"gpu_mem_limit": "5"}
     assert caplog.messages[0].startswith("model m: parameter 'gpu_mem_limit' has no effect here")
-    onnxruntime.load(files.versions[1], completed, Devices(), no_progress, STANDALONE).close()
+    onnxruntime.load(
+        LoadContext(files.versions[1], completed, Devices(), no_progress, STANDALONE)
+    ).close()
 
 
 def test_every_option_is_one_that_the_runtime_takes(

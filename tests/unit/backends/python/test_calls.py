@@ -205,8 +205,12 @@ def test_metrics_are_made_and_read_and_a_failure_is_the_models(calling: Calling)
     assert calling.result(ReadMetric(7)).failure == "list index out of range"
 
 
-def test_each_piece_of_work_that_waits_has_a_thread_and_idle_ones_are_used_again() -> None:
-    threads = NestedCallThreads("m_0")
+def running(name: str) -> list[threading.Thread]:
+    return [t for t in threading.enumerate() if t.name.startswith(f"calls of {name}")]
+
+
+def test_each_piece_of_work_that_waits_has_a_thread() -> None:
+    threads = NestedCallThreads("meeting")
     meeting = threading.Barrier(4)
     over = threading.Semaphore(0)
 
@@ -219,15 +223,16 @@ def test_each_piece_of_work_that_waits_has_a_thread_and_idle_ones_are_used_again
     meeting.wait(TIMEOUT_S)
     for _ in range(3):
         assert over.acquire(timeout=TIMEOUT_S)
-    assert [t.name for t in threads._threads] == ["calls of m_0"] * 3
+    there = running("meeting")
+    assert len(there) == 3
     threads.close()
-    for thread in threads._threads:
+    for thread in there:
         thread.join(TIMEOUT_S)
         assert not thread.is_alive()
 
 
 def test_no_more_than_sixteen_wait_at_once_and_the_next_waits_for_its_turn() -> None:
-    threads = NestedCallThreads("m_0")
+    threads = NestedCallThreads("sixteen")
     go_on, done = threading.Event(), threading.Semaphore(0)
 
     def work() -> None:
@@ -236,7 +241,7 @@ def test_no_more_than_sixteen_wait_at_once_and_the_next_waits_for_its_turn() -> 
 
     for _ in range(20):
         threads.run(work)
-    assert len(threads._threads) == 16
+    assert len(running("sixteen")) == 16
     go_on.set()
     for _ in range(20):
         assert done.acquire(timeout=TIMEOUT_S)
@@ -263,10 +268,22 @@ def test_what_is_too_much_is_refused_and_taken_again_later() -> None:
 
 
 def test_after_the_end_nothing_is_begun() -> None:
-    threads = NestedCallThreads("m_0")
+    threads, begun, go_on = NestedCallThreads("end"), threading.Semaphore(0), threading.Event()
+
+    def work() -> None:
+        begun.release()
+        go_on.wait(TIMEOUT_S)
+
+    for _ in range(17):
+        threads.run(work)
+    for _ in range(16):
+        assert begun.acquire(timeout=TIMEOUT_S)
+    there = running("end")
     threads.close()
-    threads.run(lambda: None)
-    assert threads._threads == []
+    go_on.set()
+    for thread in there:
+        thread.join(TIMEOUT_S)
+    assert not begun.acquire(blocking=False)
 
 
 def test_a_thread_that_cannot_be_started_is_not_counted_and_those_there_are_do_the_work() -> None:

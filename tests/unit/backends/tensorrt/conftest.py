@@ -13,9 +13,14 @@ from onnx import TensorProto, helper
 from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.backends import find_backend
-from edge_server.backends.contract import ExecuteRequest, no_progress
+from edge_server.backends.contract import ExecuteRequest, LoadContext, no_progress
 from edge_server.backends.server_context import STANDALONE
-from edge_server.backends.tensorrt.build.side_car import SideCar, encode, sha256_of, side_car_path
+from edge_server.backends.tensorrt.plan_build.side_car import (
+    SideCar,
+    encode,
+    sha256_of,
+    side_car_path,
+)
 from edge_server.gpu.devices import Devices
 from edge_server.inference.scheduling import Scheduling
 from edge_server.inference.snapshot import Snapshot
@@ -44,7 +49,7 @@ if TYPE_CHECKING:
 def own_build_lock(monkeypatch: pytest.MonkeyPatch) -> None:
     """The lock of plan builds is the machine's: another test session may hold it."""
     name = f"\0edge-server-test-{os.getpid()}"
-    monkeypatch.setattr("edge_server.backends.tensorrt.build.cache.LOCK_NAME", name)
+    monkeypatch.setattr("edge_server.backends.tensorrt.plan_build.cache.LOCK_NAME", name)
 
 
 SETTINGS = "EDGE_SIMULATED_TENSORRT"
@@ -153,7 +158,7 @@ class Workshop:
     def model(self, config: ModelConfig) -> Model:
         """Closed when the test ends."""
         model = find_backend("tensorrt").load(
-            self.files.versions[1], config, self.devices, no_progress, STANDALONE
+            LoadContext(self.files.versions[1], config, self.devices, no_progress, STANDALONE)
         )
         self._loaded.append(model)
         return model
@@ -170,7 +175,7 @@ class Workshop:
         """The model with its instances, as the server has it."""
         config = self.complete(text)
         model = find_backend("tensorrt").load(
-            self.files.versions[1], config, self.devices, no_progress, STANDALONE
+            LoadContext(self.files.versions[1], config, self.devices, no_progress, STANDALONE)
         )
         loaded = Scheduling().model(config, 1, model, self.files.directory)
         self._loaded.append(loaded)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
-from edge_server.backends.tensorrt.io_buffers import KEPT_ANSWERS
+from edge_server.backends.tensorrt.io_buffers import RESPONSES_ON_DEVICE
 from edge_server.errors import DeviceLost, InternalError, InvalidRequest
 from edge_server.gpu.buffer_pool import BufferPool
 from edge_server.gpu.memory import pinned_array
@@ -188,9 +188,11 @@ def test_more_answers_than_may_be_kept_on_the_device_go_to_the_host(
     workshop.write(add_one(shape))
     instance = workshop.instance()
     x = np.zeros(shape, np.float32)
-    kept = [ask(instance, inputs={"x": x + i}, on_device=True) for i in range(KEPT_ANSWERS + 2)]
+    kept = [
+        ask(instance, inputs={"x": x + i}, on_device=True) for i in range(RESPONSES_ON_DEVICE + 2)
+    ]
     there = [each.answer["y"].on_device is not None for each in kept]
-    assert there == [True] * KEPT_ANSWERS + [False] * 2
+    assert there == [True] * RESPONSES_ON_DEVICE + [False] * 2
     for i, each in enumerate(kept):
         assert each.array().flat[0] == i + 1
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from edge_server.backends import find_backend
-from edge_server.backends.contract import no_progress
+from edge_server.backends.contract import LoadContext, no_progress
 from edge_server.backends.server_context import STANDALONE
-from edge_server.backends.tensorrt.build.side_car import (
+from edge_server.backends.tensorrt.plan_build.side_car import (
     encode,
     read_side_car,
     sha256_of,
@@ -61,7 +61,7 @@ def test_without_a_gpu_there_is_no_plan_and_no_fallback_to_the_processor(
     workshop.start_over()
     text = (
         "unable to load model 'm', TensorRT backend supports only GPU device: instance group m is "
-        "KIND_CPU; there is no GPU: no CUDA device: cuInit answers 100"
+        "KIND_CPU; there is no GPU: no CUDA device: cuInit returns 100"
     )
     with pytest.raises(ModelConfigError) as caught:
         workshop.complete()
@@ -339,7 +339,7 @@ def test_no_runtime_is_made_where_there_is_no_driver(workshop: Workshop) -> None
     workshop.gpu.set("init=100")
     workshop.start_over()
     model = find_backend("tensorrt").load(
-        workshop.plan.parent, config, workshop.devices, no_progress, STANDALONE
+        LoadContext(workshop.plan.parent, config, workshop.devices, no_progress, STANDALONE)
     )
     with pytest.raises(Unavailable, match="no CUDA device"):
         model.make_instance("m_0", config.instance_groups[0].placements[0])

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_server.backends.tensorrt.build.profiles import Range
+from edge_server.backends.tensorrt.plan_build.profiles import Range
 from edge_server.backends.tensorrt.plan_io import PlanIO, ProfileChoice
 from edge_server.errors import InvalidRequest, ModelConfigError
 from edge_server.model_config.config import Placement

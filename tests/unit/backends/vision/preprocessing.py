@@ -10,7 +10,7 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
-from edge_server.backends.contract import no_progress
+from edge_server.backends.contract import LoadContext, no_progress
 from edge_server.backends.server_context import STANDALONE
 from edge_server.backends.vision import image_preprocess
 from edge_server.backends.vision.preprocess_cpu import scale_frame
@@ -51,7 +51,9 @@ def parameter(key: str, value: str) -> str:
 
 def entry(model_config: ModelConfig, devices: Devices) -> ModelEntry:
     """The model, READY."""
-    model = image_preprocess.load(Path("p/1"), model_config, devices, no_progress, STANDALONE)
+    model = image_preprocess.load(
+        LoadContext(Path("p/1"), model_config, devices, no_progress, STANDALONE)
+    )
     loaded = Scheduling().model(model_config, 1, model)
     return ModelEntry("p", 1, ModelState.READY, loaded=loaded)
 

@@ -11,7 +11,7 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
-from edge_server.backends.contract import ExecuteRequest, TensorModel, no_progress
+from edge_server.backends.contract import ExecuteRequest, LoadContext, TensorModel, no_progress
 from edge_server.backends.server_context import STANDALONE
 from edge_server.backends.vision import image_preprocess
 from edge_server.errors import DeviceLost, EdgeServerError, InternalError, Unavailable
@@ -35,7 +35,7 @@ from tests.unit.backends.vision.preprocessing import (
     entry,
     frames,
 )
-from tests.unit.inference.ensembles import world
+from tests.unit.inference.ensembles import models_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -100,7 +100,9 @@ def test_requests_of_a_batch_get_their_own_rows(
     devices: Devices, simulated_gpu: SimulatedGpu, words: str
 ) -> None:
     simulated_gpu.set(words)
-    model = image_preprocess.load(None, config(ON_GPU, batch=32), devices, no_progress, STANDALONE)
+    model = image_preprocess.load(
+        LoadContext(None, config(ON_GPU, batch=32), devices, no_progress, STANDALONE)
+    )
     # More frames than one launch takes; some are on the host, some on the device.
     images = [frames(count, 40, 70, seed) for seed, count in enumerate((3, 1, 14, 2))]
     camera = Camera(devices.gpu())
@@ -113,7 +115,7 @@ def test_requests_of_a_batch_get_their_own_rows(
 
 
 @KINDS
-def test_it_answers_before_the_gpu_has_begun_and_the_frame_may_go(
+def test_it_responses_before_the_gpu_has_begun_and_the_frame_may_go(
     devices: Devices, simulated_gpu: SimulatedGpu, words: str
 ) -> None:
     simulated_gpu.set(words)
@@ -261,7 +263,7 @@ def test_an_instance_that_cannot_be_on_its_gpu_is_not_made_elsewhere(
     assert str(caught.value).startswith("instance p_0 cannot be made: ")
 
 
-def test_a_gpu_that_is_lost_while_an_instance_is_made_is_told_as_that(
+def test_a_gpu_that_is_lost_while_an_instance_is_made_is_reported_as_that(
     devices: Devices, simulated_gpu: SimulatedGpu
 ) -> None:
     simulated_gpu.set("fail=cuModuleLoadDataEx:719:0")
@@ -291,7 +293,7 @@ def test_memory_that_is_short_for_one_frame_costs_that_frame(
     np.testing.assert_array_equal(model.run(image)["input"], by_opencv(image))
 
 
-def test_arrays_that_nobody_lets_go_of_end_in_an_error_that_names_the_instance(
+def test_arrays_that_no_caller_lets_go_of_end_in_an_error_that_names_the_instance(
     devices: Devices,
 ) -> None:
     model = Preprocess(config(ON_GPU), devices)
@@ -395,7 +397,7 @@ def test_between_preprocessing_and_a_network_on_the_gpu_nothing_is_copied(
         "network": ready(network, Network(devices.gpu())),
         "decode": ready(decode, TensorModel(mean)),
     }
-    snapshot = world(ensemble, *members.values()).snapshot
+    snapshot = models_of(ensemble, *members.values()).snapshot
     for seed in range(5):
         image = frames(1, 40, 70, seed)[0]
         answer = snapshot.infer(InferRequest("lanes", {"image": Tensor(image)}))

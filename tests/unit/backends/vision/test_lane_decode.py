@@ -9,7 +9,7 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
-from edge_server.backends.contract import no_progress
+from edge_server.backends.contract import LoadContext, no_progress
 from edge_server.backends.server_context import STANDALONE
 from edge_server.backends.vision import lane_decode
 from edge_server.backends.vision.lane_decode import frame_points
@@ -46,7 +46,9 @@ def test_where_a_lane_has_no_point_x_is_minus_two() -> None:
 
 
 def test_no_proposal_above_the_threshold_is_an_empty_answer_not_an_error() -> None:
-    model = lane_decode.load(Path("d/1"), completed(SHIPPED), Devices(), no_progress, STANDALONE)
+    model = lane_decode.load(
+        LoadContext(Path("d/1"), completed(SHIPPED), Devices(), no_progress, STANDALONE)
+    )
     proposals = np.zeros((1, 2784, COLUMN_COUNT), np.float32)
     proposals[..., 0] = 9  # surely no lane
     answer = model._run(

@@ -37,7 +37,7 @@ def test_rendering_changes_no_scene() -> None:
 
 
 @pytest.mark.parametrize("size", [(1280, 720), (640, 360), (321, 181)])
-def test_the_image_has_the_size_asked_for(size: tuple[int, int]) -> None:
+def test_the_image_has_the_requested_size(size: tuple[int, int]) -> None:
     image, _ = render(RoadScene.for_camera(0), 0.0, *size)
     assert image.shape == (size[1], size[0], 3)
     assert image.dtype == np.uint8

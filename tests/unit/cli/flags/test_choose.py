@@ -175,7 +175,7 @@ def test_the_whole_table_is_expected_here_and_no_name_is_in_it_twice() -> None:
     ("name", "value", "outcome"),
     [(name, *case) for name, cases in EXPECTED.items() for case in cases],
 )
-def test_each_flag_reaches_its_setting_or_is_told_or_refused(
+def test_each_flag_reaches_its_setting_or_is_logged_or_refused(
     name: str, value: str, outcome: Any
 ) -> None:
     if outcome == REFUSED:
@@ -209,7 +209,9 @@ def test_each_flag_reaches_its_setting_or_is_told_or_refused(
         ("http-port", "8000", "there is no HTTP front end; clients speak gRPC (--grpc-port)"),
     ],
 )
-def test_a_value_that_is_none_is_told_with_the_right_form(name: str, value: str, says: str) -> None:
+def test_a_value_that_is_none_is_refused_with_the_right_form(
+    name: str, value: str, says: str
+) -> None:
     with pytest.raises(SettingsError) as caught:
         choose({name: [value]})
     assert says in str(caught.value)
@@ -229,7 +231,7 @@ def test_flags_that_may_be_repeated_add_up_in_order_and_others_take_the_last() -
     assert chosen.overrides == {"repository": {"paths": ["b", "a", "c"]}, "grpc": {"port": 2}}
 
 
-def test_a_deprecated_flag_is_told_and_gives_way_to_its_successor() -> None:
+def test_a_deprecated_flag_is_logged_and_gives_way_to_its_successor() -> None:
     chosen = choose({"disable-auto-complete-config": ["true"], "strict-model-config": ["false"]})
     assert chosen.overrides == {"repository": {"auto_complete": False}}
     assert chosen.notes == [
@@ -251,7 +253,7 @@ def test_an_unknown_flag_names_the_nearest() -> None:
 
 
 @given(st.sampled_from(FLAGS), st.text(max_size=30))
-def test_whatever_stands_behind_a_flag_it_is_set_or_told_or_refused_in_words(
+def test_whatever_stands_behind_a_flag_it_is_set_or_logged_or_refused_in_words(
     flag: Any, value: str
 ) -> None:
     try:

@@ -98,11 +98,20 @@ def test_every_scale_has_a_tile(pixel_format: PixelFormat, width: int, out_width
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda: FrameLayout.packed(PixelFormat.NV12, 641, 480), "its width is even"),
-        (lambda: FrameLayout.packed(PixelFormat.YUY2, 641, 480), "its width is even"),
-        (lambda: FrameLayout.packed(PixelFormat.NV12, 640, 481), "its height is even"),
-        (lambda: FrameLayout.packed(PixelFormat.BGR, 0, 480), "each side is 1 to 32767 px"),
-        (lambda: FrameLayout.packed(PixelFormat.BGR, 640, 40000), "each side is 1 to 32767 px"),
+        (
+            lambda: FrameLayout.packed(PixelFormat.NV12, 641, 480),
+            "width of nv12 frames is even",
+        ),
+        (
+            lambda: FrameLayout.packed(PixelFormat.YUY2, 641, 480),
+            "width of yuy2 frames is even",
+        ),
+        (
+            lambda: FrameLayout.packed(PixelFormat.NV12, 640, 481),
+            "height of nv12 frames is even",
+        ),
+        (lambda: FrameLayout.packed(PixelFormat.BGR, 0, 480), "a side has at most 32767 px"),
+        (lambda: FrameLayout.packed(PixelFormat.BGR, 640, 40000), "a side has at most 32767 px"),
         (lambda: FrameLayout(PixelFormat.BGR, 640, 480, 1919), "has 1920 bytes in a row"),
         (lambda: FrameLayout(PixelFormat.NV12, 640, 480, 640, 639), "its chroma stride is 639"),
         (lambda: FramePreprocess(HD, 0, 360, scale=1), "a network input of 0x360 px"),

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.unit.lifecycle.control.world import PATIENCE_S, World
+from tests.unit.lifecycle.control.world import TIMEOUT_S, World
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,4 +17,4 @@ if TYPE_CHECKING:
 def world(repository: Path) -> Iterator[World]:
     made = World(repository).start()
     yield made
-    made.control.close(PATIENCE_S)
+    made.control.close(TIMEOUT_S)

@@ -12,7 +12,7 @@ from edge_server.errors import ModelConfigError, NotFound, Unavailable
 from tests.unit.lifecycle.control.world import (
     COUNTED,
     NEVER,
-    PATIENCE_S,
+    TIMEOUT_S,
     UNLOADED,
     World,
     ensemble,
@@ -35,7 +35,7 @@ def test_loads_of_one_model_wait_for_each_other_and_of_others_do_not(
     held = gate("slow")
     with ThreadPoolExecutor() as pool:
         first = pool.submit(world.control.load, "slow")
-        assert held.reached.wait(PATIENCE_S)
+        assert held.reached.wait(TIMEOUT_S)
         second = pool.submit(world.control.load, "slow")
         world.control.load("quick")
         assert world.ask("quick") == 0
@@ -43,8 +43,8 @@ def test_loads_of_one_model_wait_for_each_other_and_of_others_do_not(
         assert not world.door.server_ready()
         world.control.unload("quick")
         held.open()
-        first.result(PATIENCE_S)
-        second.result(PATIENCE_S)
+        first.result(TIMEOUT_S)
+        second.result(TIMEOUT_S)
     assert counted.loads["slow"] == 1
 
 
@@ -57,11 +57,11 @@ def test_a_reload_in_the_background_serves_on_and_stays_ready(
     set_number(model, 1)
     with ThreadPoolExecutor() as pool:
         load = pool.submit(world.control.load, "m")
-        assert held.reached.wait(PATIENCE_S)
+        assert held.reached.wait(TIMEOUT_S)
         assert world.ask("m") == 0
         assert world.door.server_ready()
         held.open()
-        load.result(PATIENCE_S)
+        load.result(TIMEOUT_S)
     assert world.ask("m") == 1
 
 
@@ -72,11 +72,11 @@ def test_an_unload_overtakes_a_load_that_is_under_way(
     held = gate("m")
     with ThreadPoolExecutor() as pool:
         load = pool.submit(world.control.load, "m")
-        assert held.reached.wait(PATIENCE_S)
+        assert held.reached.wait(TIMEOUT_S)
         world.control.unload("m")
         held.open()
         with pytest.raises(ModelConfigError, match="Newer operation has been applied"):
-            load.result(PATIENCE_S)
+            load.result(TIMEOUT_S)
     assert world.states() == {("m", 1): UNLOADED}
     assert [made.closed for made in counted.made] == [1]
 
@@ -91,10 +91,10 @@ def test_members_load_at_the_same_time(
     with ThreadPoolExecutor() as pool:
         load = pool.submit(world.control.load, "e")
         for held in gates:
-            assert held.reached.wait(PATIENCE_S)
+            assert held.reached.wait(TIMEOUT_S)
         for held in gates:
             held.open()
-        load.result(PATIENCE_S)
+        load.result(TIMEOUT_S)
     assert world.ask("e", tensor="x") == 0
 
 
@@ -126,9 +126,9 @@ def test_requests_meet_an_open_model_whatever_is_loaded_and_unloaded_meanwhile(
         finally:
             stop.set()
         for each in asking:
-            each.result(PATIENCE_S)
-    world.control.close(PATIENCE_S)
-    assert world.registry.wait_closed(PATIENCE_S)
+            each.result(TIMEOUT_S)
+    world.control.close(TIMEOUT_S)
+    assert world.registry.wait_closed(TIMEOUT_S)
     assert [made.closed for made in counted.made] == [1] * len(counted.made)
 
 
@@ -142,12 +142,12 @@ def test_nothing_is_loaded_any_more_once_it_is_closed_and_what_was_is_closed(
     held = gate("slow")
     with ThreadPoolExecutor() as pool:
         load = pool.submit(world.control.load, "slow")
-        assert held.reached.wait(PATIENCE_S)
+        assert held.reached.wait(TIMEOUT_S)
         world.control.close(0.0)
         with pytest.raises(Unavailable, match="Server exiting"):
             world.control.load("m")
         held.open()
         with pytest.raises(ModelConfigError, match="Newer operation"):
-            load.result(PATIENCE_S)
+            load.result(TIMEOUT_S)
     assert world.states() == {("m", 0): NEVER, ("slow", 0): NEVER}
     assert [made.closed for made in counted.made] == [1, 1]

@@ -127,7 +127,7 @@ def test_an_ensemble_that_waits_for_a_broken_member_comes_with_its_repair(
     assert world.door.server_ready()
 
 
-def test_an_ensemble_whose_member_cannot_be_loaded_tells_of_both(
+def test_an_ensemble_whose_member_cannot_be_loaded_reports_both(
     world: World, write_model: WriteModel, counted: CountedBackend
 ) -> None:
     write_model("e", ensemble("m"))

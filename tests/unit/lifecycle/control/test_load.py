@@ -19,8 +19,8 @@ from tests.unit.lifecycle.control.world import (
     BOTH,
     COUNTED,
     NEVER,
-    PATIENCE_S,
     READY,
+    TIMEOUT_S,
     UNLOADED,
     World,
     set_number,
@@ -43,7 +43,7 @@ def test_a_load_is_done_when_it_returns_and_does_nothing_where_no_file_has_chang
     set_number(model, 5)
     world.control.load("m")
     assert world.ask("m") == 5
-    assert world.registry.wait_closed(PATIENCE_S)
+    assert world.registry.wait_closed(TIMEOUT_S)
     assert [made.closed for made in counted.made] == [1, 0]
 
 
@@ -112,7 +112,7 @@ def test_errors_name_the_repository_and_not_the_copy(
         ("m\0", InternalError, "failed to load 'm\0', failed to poll from model repository"),
     ],
 )
-def test_a_name_that_cannot_be_loaded_is_told_and_leaves_no_trace(
+def test_a_name_that_cannot_be_loaded_is_reported_and_leaves_no_trace(
     world: World, write_model: WriteModel, name: str, error: type[Exception], text: str
 ) -> None:
     write_model(".git", COUNTED)
@@ -123,7 +123,7 @@ def test_a_name_that_cannot_be_loaded_is_told_and_leaves_no_trace(
     assert world.door.server_ready()
 
 
-def test_a_failed_load_says_why_may_be_tried_again_and_counts_for_readiness(
+def test_a_failed_load_gives_the_reason_may_be_tried_again_and_counts_for_readiness(
     world: World, write_model: WriteModel, counted: CountedBackend
 ) -> None:
     model = write_model("m", COUNTED)
@@ -146,7 +146,7 @@ def test_a_failed_load_says_why_may_be_tried_again_and_counts_for_readiness(
     assert world.door.server_ready()
 
 
-def test_a_configuration_that_cannot_be_read_is_not_polled_and_says_why(
+def test_a_configuration_that_cannot_be_read_is_not_polled_and_gives_the_reason(
     world: World, write_model: WriteModel
 ) -> None:
     write_model("m", "no such field")
@@ -159,7 +159,7 @@ def test_a_configuration_that_cannot_be_read_is_not_polled_and_says_why(
 
 
 @pytest.mark.parametrize("fault", ["file", "config"])
-def test_a_reload_that_fails_leaves_what_serves_and_tells_the_reason(
+def test_a_reload_that_fails_leaves_what_serves_and_reports_the_reason(
     world: World, write_model: WriteModel, counted: CountedBackend, fault: str
 ) -> None:
     model = write_model("m", COUNTED)

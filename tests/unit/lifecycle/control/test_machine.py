@@ -20,7 +20,8 @@ from edge_server.inference.registry import ModelRegistry
 from edge_server.inference.snapshot import ModelState
 from edge_server.lifecycle.control import RepositoryControl
 from edge_server.lifecycle.loader import RepositoryLoader
-from edge_server.repository.source import Repositories
+from edge_server.lifecycle.model_table import ModelTable
+from edge_server.repository.scan import Repositories
 from edge_server.requests import InferRequest
 from edge_server.tensors import Tensor
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from edge_server.inference.registry import Lease
     from tests.unit.lifecycle.conftest import CountedBackend
 
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 TYPES = ("TYPE_FP32", "TYPE_INT32")
 MODELS = ("m", "n")
 
@@ -62,10 +63,9 @@ class Machine(RuleBasedStateMachine):
         self.backend = backend
         backend.made.clear()
         self.registry = ModelRegistry()
-        self.loader = RepositoryLoader(
-            self.registry, Repositories([repository]), take_down=take_down
-        )
-        self.control = RepositoryControl(self.loader, self.registry, explicit=True)
+        self.table = ModelTable(self.registry)
+        self.loader = RepositoryLoader(self.table, Repositories([repository]), take_down=take_down)
+        self.control = RepositoryControl(self.loader, explicit=True)
         self.leases: list[Lease] = []
         # What a plain load would make of the disk; None is broken.
         self.number: dict[tuple[str, int], int | None] = {}
@@ -145,7 +145,7 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def an_ensemble_waits_only_for_what_it_does_not_fit(self) -> None:
-        wish = self.loader._lifecycle._model_states.desired_state["e"]
+        wish = self.table.get("e")
         if wish.serving is None and wish.coming is not None:
             datatype = wish.coming.config.inputs[0].datatype
             found = [self.registry.snapshot.ready_versions(m) for m in MODELS]
@@ -163,8 +163,8 @@ class Machine(RuleBasedStateMachine):
     def teardown(self) -> None:
         for lease in self.leases:
             lease.release()
-        self.control.close(PATIENCE_S)
-        assert self.registry.wait_closed(PATIENCE_S)
+        self.control.close(TIMEOUT_S)
+        assert self.registry.wait_closed(TIMEOUT_S)
         assert [model.closed for model in self.backend.made] == [1] * len(self.backend.made)
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tests.unit.lifecycle.conftest import CountedBackend
 
 
-def test_without_explicit_control_everything_loads_and_nothing_may_be_asked_for(
+def test_without_explicit_control_everything_loads_and_nothing_may_be_requested(
     repository: Path, write_model: WriteModel, counted: CountedBackend
 ) -> None:
     write_model("m", COUNTED)

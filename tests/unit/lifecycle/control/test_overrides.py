@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from edge_server.errors import InternalError, InvalidRequest, ModelConfigError
-from tests.unit.lifecycle.control.world import COUNTED, PATIENCE_S, World, ensemble, set_number
+from tests.unit.lifecycle.control.world import COUNTED, TIMEOUT_S, World, ensemble, set_number
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -52,11 +52,11 @@ def test_files_of_the_clients_stand_for_the_whole_directory_as_long_as_they_serv
     assert world.ask("m") == 1
     assert clients.exists()
     lease.release()
-    assert world.registry.wait_closed(PATIENCE_S)
+    assert world.registry.wait_closed(TIMEOUT_S)
     assert not clients.exists()
     world.control.load("new", config=json.dumps(OVERRIDE), files={"1/add": b"3"})
     assert world.ask("new") == 3
-    world.control.close(PATIENCE_S)
+    world.control.close(TIMEOUT_S)
     assert not root.exists()
 
 
@@ -93,7 +93,7 @@ def test_an_ensemble_leaves_an_overridden_member_as_it_is(
     ],
 )
 @pytest.mark.usefixtures("counted")
-def test_an_override_that_is_wrong_is_told_and_what_serves_stays(
+def test_an_override_that_is_wrong_is_reported_and_what_serves_stays(
     world: World,
     write_model: WriteModel,
     config: str | None,

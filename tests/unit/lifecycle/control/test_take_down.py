@@ -16,8 +16,8 @@ from tests.unit.lifecycle.control.world import (
     INT32,
     KNOWN,
     MAY_BREAK,
-    PATIENCE_S,
     READY,
+    TIMEOUT_S,
     UNLOADED,
     World,
     ensemble,
@@ -37,10 +37,10 @@ def yielding(repository: Path) -> Iterator[World]:
     """Where ensembles give way to members that they do not fit."""
     made = World(repository, take_down=True).start()
     yield made
-    made.control.close(PATIENCE_S)
+    made.control.close(TIMEOUT_S)
 
 
-def test_where_it_is_asked_for_the_ensemble_goes_till_its_members_fit_again(
+def test_where_it_is_configured_the_ensemble_goes_till_its_members_fit_again(
     yielding: World, write_model: WriteModel, counted: CountedBackend
 ) -> None:
     write_model("outer", ensemble("e", tensors="xz"))
@@ -73,7 +73,7 @@ def test_where_it_is_asked_for_the_ensemble_goes_till_its_members_fit_again(
     assert set(yielding.states().values()) == {READY}
 
 
-def test_an_ensemble_whose_version_of_a_member_goes_says_which(
+def test_an_ensemble_whose_version_of_a_member_goes_names_it(
     yielding: World, write_model: WriteModel, counted: CountedBackend
 ) -> None:
     write_model("e", ensemble("m").replace("model_version: -1", "model_version: 1"))

@@ -83,7 +83,7 @@ def test_an_ensemble_that_was_unloaded_does_not_come_back_with_its_member(
 @pytest.mark.parametrize(
     ("unload_dependents", "gone"), [(False, {"e"}), (True, {"e", "only_for_e"})]
 )
-def test_members_that_nobody_asked_for_go_only_if_that_is_said(
+def test_members_that_nobody_requested_go_only_on_request(
     world: World,
     write_model: WriteModel,
     counted: CountedBackend,

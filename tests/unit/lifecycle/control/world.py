@@ -10,15 +10,16 @@ from edge_server.inference.data_plane import DataPlane
 from edge_server.inference.registry import ModelRegistry
 from edge_server.lifecycle.control import RepositoryControl
 from edge_server.lifecycle.loader import RepositoryLoader
+from edge_server.lifecycle.model_table import ModelTable
 from edge_server.repository.private_copies import PrivateCopies, PrivateDirectory
-from edge_server.repository.source import Repositories
+from edge_server.repository.scan import Repositories
 from edge_server.requests import InferRequest
 from edge_server.tensors import Tensor
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 
 IO = 'input {{ name: "a" data_type: {0} dims: -1 }} output {{ name: "b" data_type: {0} dims: -1 }} '
 COUNTED = 'backend: "counted" ' + IO.format("TYPE_FP32")
@@ -62,9 +63,9 @@ class World:
         self.registry = ModelRegistry()
         private = PrivateDirectory()
         source = Repositories(repositories, PrivateCopies(private).copy)
-        self.loader = RepositoryLoader(self.registry, source, take_down=take_down)
+        self.loader = RepositoryLoader(ModelTable(self.registry), source, take_down=take_down)
         options = {"explicit": True, "private": private, **options}
-        self.control = RepositoryControl(self.loader, self.registry, **options)  # type: ignore[arg-type]
+        self.control = RepositoryControl(self.loader, **options)  # type: ignore[arg-type]
         self.door = DataPlane(self.registry, strict_readiness=strict)
 
     def start(self) -> World:
@@ -73,7 +74,7 @@ class World:
         return self
 
     def states(self) -> dict[tuple[str, int], tuple[str, str]]:
-        assert self.registry.wait_closed(PATIENCE_S)
+        assert self.registry.wait_closed(TIMEOUT_S)
         entries = self.control.index(only_ready=False)
         return {(e.name, e.version): (e.state.value, e.reason) for e in entries}
 

@@ -11,7 +11,7 @@ from edge_server.repository.content import remove
 from edge_server.repository.store import ModelStore
 from edge_server.repository.transfer.incoming import to_last_good
 from edge_server.repository.tree import look
-from edge_server.repository.verdicts import Verdicts
+from tests.unit.repository.verdict_writer import Verdicts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING
 
 import pytest
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
 
     from tests.unit.repository.transfer.conftest import MakeModel
 
-PATIENCE_S = 30.0
 BAD, WORSE = "0" * 64, "01" + "f" * 62
 
 
@@ -54,22 +52,9 @@ def test_without_a_daemon_the_next_one_lets_it_out(store: Path) -> None:
 
 def test_a_daemon_that_runs_lets_it_out_at_its_next_look(store: Path) -> None:
     daemon = ModelStore(store)
-    over = threading.Event()
-
-    def look_again() -> set[str]:
-        while not over.wait(0.01):
-            if released := daemon.release_noted():
-                return released
-        return set()
-
-    looking = threading.Thread(target=look_again)
-    looking.start()
-    try:
-        assert release(store, "m", BAD[:12], timeout_s=PATIENCE_S) == {BAD: True}
-    finally:
-        over.set()
-        looking.join(PATIENCE_S)
-        daemon.close()
+    released = release(store, "m", BAD[:12], sleep=lambda _: daemon.release_noted())
+    assert released == {BAD: True}
+    daemon.close()
     assert not daemon.quarantined(BAD)
     assert in_quarantine(store) == {WORSE, "2" * 64}
 
@@ -91,7 +76,7 @@ def test_what_was_quarantined_without_a_name_is_let_out_by_its_digest(tmp_path: 
     assert release(tmp_path / "store", "m", "0000", timeout_s=0.0) == {BAD: False}
 
 
-def test_a_store_that_knows_no_notes_is_told_of(store: Path) -> None:
+def test_a_store_that_knows_no_notes_is_an_error(store: Path) -> None:
     (store / "releases").rmdir()
     with pytest.raises(InternalError, match="no daemon of this version has opened it"):
         release(store, "m", timeout_s=0.0)
@@ -107,7 +92,7 @@ def test_what_else_lies_among_the_notes_is_left_alone(store: Path) -> None:
     assert (store / "releases" / "README").exists()
 
 
-def test_the_list_tells_what_is_in_quarantine_and_why(
+def test_the_list_shows_what_is_in_quarantine_and_why(
     repository: Path, make_model: MakeModel, store: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     push(make_model("p"), repository)

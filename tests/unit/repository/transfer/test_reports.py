@@ -1,11 +1,10 @@
-"""What a daemon says of each model is heard of the daemon that runs, and of nobody else."""
+"""The verdict on a model is that of the daemon that runs, and of no other."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
-import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -24,9 +23,11 @@ from edge_server.repository.transfer.reports import (
     verdicts_on,
     wait_for,
 )
-from edge_server.repository.verdicts import GOOD, LOADING, REFUSED, Verdict, Verdicts, read_report
+from edge_server.repository.verdicts import GOOD, LOADING, REFUSED, Verdict, read_report
+from tests.unit.repository.verdict_writer import Verdicts
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 
@@ -50,12 +51,26 @@ D1 = Content({"config.pbtxt": ManifestFile(hashlib.sha256(b"").hexdigest(), 0)})
 
 
 def wait(
-    repository: Path, store: Path, timeout_s: float, since_ns: int = 0, *, passed: bool = False
+    repository: Path,
+    store: Path,
+    since_ns: int = 0,
+    *,
+    passed: bool = False,
+    meanwhile: Callable[[], object] | None = None,
 ) -> tuple[str, Verdict]:
-    return wait_for(repository, "m", D1, since_ns, passed=passed, timeout_s=timeout_s, store=store)
+    """Waits until `meanwhile` has happened after the first look; without it no longer than that."""
+
+    def sleep(_: float) -> None:
+        assert meanwhile is not None
+        meanwhile()
+
+    timeout_s = 60.0 if meanwhile else 0.0
+    return wait_for(
+        repository, "m", D1, since_ns, passed=passed, timeout_s=timeout_s, store=store, sleep=sleep
+    )
 
 
-def test_what_was_told_is_read(store: Path, repository: Path) -> None:
+def test_a_report_is_read_as_it_was_written(store: Path, repository: Path) -> None:
     verdicts = Verdicts(store, [repository])
     verdicts.is_good("m", "d0", store / "copies" / "key" / "m")
     verdicts.tell("m", REFUSED, "d1", "it is broken")
@@ -82,13 +97,13 @@ def test_a_verdict_that_could_not_be_written_is_written_again(
     assert verdicts_now["m"].reason == "it is broken"
 
 
-def test_another_repository_is_followed_by_nobody(store: Path, repository: Path) -> None:
+def test_another_repository_is_followed_by_no_daemon(store: Path, repository: Path) -> None:
     Verdicts(store, [repository / "other"])
     assert followed(repository, store) is None
-    assert wait(repository, store, 5.0)[0] == NOBODY
+    assert wait(repository, store)[0] == NOBODY
 
 
-def test_a_process_that_ended_says_nothing_even_where_its_number_is_another_ones(
+def test_a_process_that_ended_reports_nothing_even_where_its_number_is_another_ones(
     store: Path, repository: Path
 ) -> None:
     Verdicts(store, [repository])
@@ -99,26 +114,25 @@ def test_a_process_that_ended_says_nothing_even_where_its_number_is_another_ones
     report = read_report(store)
     assert report is not None
     assert not report.runs
-    assert wait(repository, store, 5.0)[0] == NOBODY
+    assert wait(repository, store)[0] == NOBODY
 
 
-def test_words_from_before_the_push_do_not_count(store: Path, repository: Path) -> None:
+def test_a_verdict_from_before_the_push_does_not_count(store: Path, repository: Path) -> None:
     verdicts = Verdicts(store, [repository])
     verdicts.tell("m", REFUSED, D1, "old")
     since_ns = time.monotonic_ns()
-    assert wait(repository, store, 0.3, since_ns)[0] == SILENT
-    assert wait(repository, store, 0.3)[0] == DECIDED
+    assert wait(repository, store, since_ns)[0] == SILENT
+    assert wait(repository, store)[0] == DECIDED
     verdicts.tell("m", LOADING, D1)
-    timer = threading.Timer(0.2, verdicts.serves, ["m", D1], {"on_trial": True})
-    timer.start()
-    ended, verdict = wait(repository, store, 60.0, since_ns)
-    timer.join()
+    ended, verdict = wait(
+        repository, store, since_ns, meanwhile=lambda: verdicts.serves("m", D1, on_trial=True)
+    )
     assert (ended, verdict.serves) == (DECIDED, D1)
     # Of other content nothing is concluded.
-    ended, verdict = wait(repository, store, 0.3, since_ns, passed=True)
+    ended, verdict = wait(repository, store, since_ns, passed=True)
     assert ended == SILENT
     verdicts.is_good("m", D1, store / "copies" / "key" / "m")
-    ended, verdict = wait(repository, store, 0.3, since_ns, passed=True)
+    ended, verdict = wait(repository, store, since_ns, passed=True)
     assert (ended, verdict.outcome) == (DECIDED, GOOD)
 
 
@@ -136,23 +150,18 @@ def test_the_waiting_ends_where_the_repository_no_longer_holds_the_model(
             (tmp_path / "new" / "config.pbtxt").write_text("new")
             (tmp_path / "new").rename(repository / "m")
 
-    timer = threading.Timer(0.3, take)
-    timer.start()
-    ended, verdict = wait(repository, store, 60.0)
-    timer.join()
+    ended, verdict = wait(repository, store, meanwhile=take)
     assert (ended, verdict.outcome) == (REPLACED, LOADING)
-    # What the daemon said in time counts all the same.
+    # A verdict that came in time counts all the same.
     verdicts.tell("m", REFUSED, D1, "it is broken")
-    ended, verdict = wait(repository, store, 60.0)
+    ended, verdict = wait(repository, store)
     assert (ended, verdict.reason) == (DECIDED, "it is broken")
 
 
-def test_a_daemon_that_ends_meanwhile_is_told(store: Path, repository: Path) -> None:
+def test_a_daemon_that_ends_meanwhile_ends_the_wait(store: Path, repository: Path) -> None:
     Verdicts(store, [repository])
-    timer = threading.Timer(0.2, (store / "verdicts.json").unlink)
-    timer.start()
-    assert wait(repository, store, 60.0)[0] == ENDED
-    timer.join()
+    ended, _ = wait(repository, store, meanwhile=(store / "verdicts.json").unlink)
+    assert ended == ENDED
 
 
 @pytest.mark.parametrize(
@@ -171,7 +180,7 @@ def test_what_is_no_report_is_none(store: Path, text: str) -> None:
     assert read_report(store) is None
 
 
-def test_a_store_that_may_not_be_read_is_told_with_the_remedy(
+def test_a_store_that_may_not_be_read_is_an_error_with_the_remedy(
     repository: Path, tmp_path: Path
 ) -> None:
     # Also for root, who may read everything.

@@ -1,0 +1,336 @@
+"""Build a plan from an ONNX file, with one code for TensorRT 8.6 to 11, and read what it holds.
+
+Objects of TensorRT are annotated, so that the names used here can be checked against every
+version's classes (tests/tensorrt_api). Where versions differ, the difference stands behind
+`hasattr` or a comparison of `version`, with its reason.
+
+Only a process that may crash imports this: see `process`. Nothing here that loads a plan may be
+called without a CUDA driver: a Runtime made without one crashes at every call, even in its
+destructor.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import tensorrt as trt
+
+from edge_server.backends.tensorrt.engine import trt_log, version_here
+from edge_server.backends.tensorrt.plan_build.cache import read_timings, write_timings
+from edge_server.backends.tensorrt.plan_build.events import PhaseTree, Progressed, Step
+from edge_server.backends.tensorrt.plan_build.layers import Placed, placed
+from edge_server.backends.tensorrt.plan_build.precision import (
+    check_precision,
+    check_types,
+    is_typed,
+    set_calibrator,
+    set_precision,
+)
+from edge_server.backends.tensorrt.plan_build.process import PlanBuilt
+from edge_server.backends.tensorrt.plan_build.profiles import NetworkInput, Profile, profiles_for
+from edge_server.backends.tensorrt.plan_build.side_car import DeviceFacts, PlanTensor, datatype_name
+from edge_server.board.jetson import NVDLA_SUPPORT
+from edge_server.errors import InternalError, InvalidRequest, ModelConfigError, Unsupported
+
+if TYPE_CHECKING:
+    from edge_server.backends.tensorrt.plan_build.build_options import BuildOptions
+    from edge_server.backends.tensorrt.plan_build.events import OnEvent
+    from edge_server.backends.tensorrt.plan_build.process import BuildJob
+    from edge_server.gpu.libcuda import BareGpu
+
+_REPORT_EVERY_S = 0.1
+
+
+def build_plan(
+    job: BuildJob,
+    facts: DeviceFacts,
+    gpu: BareGpu | None,
+    on_event: OnEvent,
+) -> PlanBuilt:
+    """Write the plan of `job` to its `out`; return the data of its side-car.
+
+    Args:
+        gpu: None without a GPU: TensorRT then refuses by itself; its desktop edition (TensorRT-RTX)
+            does not.
+
+    Raises:
+        EdgeServerError: no plan was built; the text gives TensorRT's reason.
+    """
+    began = time.monotonic()
+    options, version, timings = job.options, version_here(), Path(job.timing_cache)
+    typed = is_typed(options, version)
+    check_precision(options, version)
+    builder: trt.Builder = _make_builder()
+    on_event(Step(f"parsing {Path(job.onnx).name}"))
+    network: trt.INetworkDefinition = builder.create_network(network_flags(version, typed=typed))
+    # The parser owns the network's weights until the plan is built.
+    parser = _parse(network, Path(job.onnx), options)
+    check_types(network, Path(job.onnx), options, version)
+    config: trt.IBuilderConfig = builder.create_builder_config()
+    config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, options.workspace_mib << 20)
+    # Otherwise the inspector reports names only, without the placement of layers.
+    config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
+    profiles = _set_profiles(builder, network, config, options)
+    set_precision(network, config, options, typed=typed)
+    calibrator = None
+    if options.calibration:
+        ranges = profiles[0] if profiles else {}
+        samples = Path(options.calibration)
+        calibrator = set_calibrator(builder, network, config, samples, ranges, gpu=gpu)
+    _set_dla(builder, config, options)
+    read_timings(config, timings, facts)
+    # Not every version's configuration keeps the monitor alive.
+    monitor = _set_monitor(config, on_event)
+    on_event(Step("building"))
+    plan: trt.IHostMemory | None = builder.build_serialized_network(network, config)
+    del monitor, parser
+    if calibrator is not None and calibrator.failure is not None:
+        raise InvalidRequest(f"calibration failed: {calibrator.failure}")
+    if plan is None:
+        raise InternalError(f"TensorRT {trt.__version__} built nothing: {_errors()}")
+    write_timings(config, timings, facts)
+    where, seen = None, dict[str, EngineTensor]()
+    if gpu is not None:
+        on_event(Step("looking where its layers run"))
+        where, seen = _look(plan, options)
+        _check_placed(where, options)
+    Path(job.out).write_bytes(plan)
+    return PlanBuilt(
+        facts,
+        "as the ONNX file" if typed else options.precision,
+        profiles,
+        _tensors(network, seen),
+        where,
+        round(time.monotonic() - began, 3),
+    )
+
+
+def network_flags(version: tuple[int, int], *, typed: bool) -> int:
+    """Return the flags of `create_network`."""
+    # 8 would otherwise leave the first dimension out of every shape. 10 does not need the flag, and
+    # 11 has removed its name.
+    if version < (10, 0):
+        return 1 << int(trt.NetworkDefinitionCreationFlag.EXPLICIT_BATCH)
+    # 11 has no other mode, and ignores the flag.
+    if typed and version >= (10, 0):
+        return 1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
+    return 0
+
+
+def _make_builder() -> Any:
+    try:
+        return trt.Builder(trt_log().logger)
+    except TypeError as error:
+        # pybind11 reports only that a factory returned nothing.
+        raise InternalError(
+            f"TensorRT {trt.__version__} cannot build here: {_errors()}; plans are built on the "
+            "device that they run on"
+        ) from error
+
+
+def _parse(network: trt.INetworkDefinition, onnx: Path, options: BuildOptions) -> Any:
+    """Parse all of `onnx` into `network` and return the parser.
+
+    Raises:
+        ModelConfigError: TensorRT cannot read the file; with all messages of its parser.
+    """
+    parser: trt.OnnxParser = trt.OnnxParser(network, trt_log().logger)
+    # From 10.16 on the parser can adapt a network to NVDLA.
+    can_adjust = hasattr(trt, "OnnxParserFlag") and hasattr(trt.OnnxParserFlag, "ADJUST_FOR_DLA")
+    if can_adjust and options.dla_core is not None:
+        parser.set_flag(trt.OnnxParserFlag.ADJUST_FOR_DLA)
+    if parser.parse_from_file(str(onnx)):
+        return parser
+    errors: list[trt.ParserError] = [parser.get_error(i) for i in range(parser.num_errors)]
+    lines = [_error_text(error) for error in errors] or [f"  {_errors()}"]
+    raise ModelConfigError(
+        f"{onnx}: TensorRT {trt.__version__} cannot read it:\n" + "\n".join(lines)
+    )
+
+
+def _error_text(error: trt.ParserError) -> str:
+    if error.node() < 0:
+        return f"  {error.desc()}"
+    # From 10 on errors carry the node's name and operator.
+    named = hasattr(error, "node_name") and hasattr(error, "node_operator")
+    which = f" {error.node_name()!r} ({error.node_operator()})" if named else ""
+    return f"  node {error.node()}{which}: {error.desc()}"
+
+
+def _set_profiles(
+    builder: trt.Builder,
+    network: trt.INetworkDefinition,
+    config: trt.IBuilderConfig,
+    options: BuildOptions,
+) -> tuple[Profile, ...]:
+    inputs = []
+    for index in range(network.num_inputs):
+        tensor = network.get_input(index)
+        inputs.append(NetworkInput(tensor.name, tuple(tensor.shape), bool(tensor.is_shape_tensor)))
+    holding_shapes = {each.name for each in inputs if each.holds_shape}
+    profiles = profiles_for(inputs, options)
+    for profile in profiles:
+        given: trt.IOptimizationProfile = builder.create_optimization_profile()
+        for name, found in profile.items():
+            set_range = given.set_shape_input if name in holding_shapes else given.set_shape
+            set_range(name, found.min, found.opt, found.max)
+        if config.add_optimization_profile(given) < 0:
+            raise InvalidRequest(f"TensorRT {trt.__version__} does not take the profile {profile}")
+    return profiles
+
+
+def _set_dla(builder: trt.Builder, config: trt.IBuilderConfig, options: BuildOptions) -> None:
+    """Set the NVDLA core.
+
+    Raises:
+        Unsupported: the core does not exist; the text names devices that have one.
+    """
+    if options.dla_core is None:
+        return
+    cores = builder.num_DLA_cores
+    if options.dla_core >= cores:
+        raise Unsupported(
+            f"no NVDLA core {options.dla_core} here: TensorRT {trt.__version__} sees {cores}; "
+            f"{NVDLA_SUPPORT}"
+        )
+    config.default_device_type = trt.DeviceType.DLA
+    config.DLA_core = options.dla_core
+    if options.gpu_fallback:
+        config.set_flag(trt.BuilderFlag.GPU_FALLBACK)
+
+
+class EngineTensor(NamedTuple):
+    """Properties of a tensor that only the engine has."""
+
+    shape: tuple[int, ...]
+    format: str
+
+
+def _look(plan: trt.IHostMemory, options: BuildOptions) -> tuple[Placed, dict[str, EngineTensor]]:
+    engine: trt.ICudaEngine = _open_engine(plan, options.dla_core)
+    names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
+    # A dimension fixed by every profile is free in the network, and fixed in the engine.
+    return placed(_information(engine)), {
+        name: EngineTensor(
+            tuple(engine.get_tensor_shape(name)), engine.get_tensor_format_desc(name)
+        )
+        for name in names
+    }
+
+
+def _check_placed(where: Placed, options: BuildOptions) -> None:
+    """Check the number of layers on the GPU.
+
+    Raises:
+        Unsupported: more layers fell back to the GPU than allowed.
+    """
+    limit = options.max_gpu_layers
+    if options.dla_core is None or limit is None or len(where.gpu) <= limit:
+        return
+    shown = "".join(f"\n  {name}" for name in where.gpu[:20])
+    raise Unsupported(
+        f"{len(where.gpu)} layers would run on the GPU, {limit} may (--max-gpu-layers): {where}"
+        f"{shown}"
+    )
+
+
+def _tensors(
+    network: trt.INetworkDefinition, seen: dict[str, EngineTensor]
+) -> tuple[PlanTensor, ...]:
+    inputs = [network.get_input(index) for index in range(network.num_inputs)]
+    outputs = [network.get_output(index) for index in range(network.num_outputs)]
+    return (
+        *(_described(tensor, seen, is_input=True) for tensor in inputs),
+        *(_described(tensor, seen, is_input=False) for tensor in outputs),
+    )
+
+
+def _described(tensor: trt.ITensor, seen: dict[str, EngineTensor], *, is_input: bool) -> PlanTensor:
+    found = seen.get(tensor.name, EngineTensor(tuple(tensor.shape), ""))
+    return PlanTensor(
+        tensor.name,
+        is_input,
+        datatype_name(tensor.dtype.name),
+        found.shape,
+        found.format,
+        bool(tensor.is_shape_tensor),
+    )
+
+
+def information(plan: bytes, dla_core: int | None) -> str:
+    """Return the inspector's description of a plan, as JSON.
+
+    Raises:
+        Unsupported, InternalError: the plan cannot be opened.
+    """
+    return _information(_open_engine(plan, dla_core))
+
+
+def _information(engine: trt.ICudaEngine) -> str:
+    inspector: trt.EngineInspector = engine.create_engine_inspector()
+    return str(inspector.get_engine_information(trt.LayerInformationFormat.JSON))
+
+
+def _open_engine(plan: Any, dla_core: int | None) -> Any:
+    """Return the engine of a plan.
+
+    Raises:
+        Unsupported: the NVDLA core does not exist.
+        InternalError: TensorRT refuses the plan; the text is TensorRT's.
+    """
+    runtime: trt.Runtime = trt.Runtime(trt_log().logger)
+    if dla_core is not None:
+        if dla_core >= runtime.num_DLA_cores:
+            raise Unsupported(f"no NVDLA core {dla_core} here: {runtime.num_DLA_cores} seen")
+        # Set before the plan is read: deserialization binds the plan to the runtime's core.
+        runtime.DLA_core = dla_core
+    engine: trt.ICudaEngine | None = runtime.deserialize_cuda_engine(plan)
+    if engine is None:
+        raise InternalError(f"TensorRT {trt.__version__} does not load the plan: {_errors()}")
+    return engine
+
+
+def _errors() -> str:
+    """Return TensorRT's last errors."""
+    return trt_log().since(0, shown=8)
+
+
+def _set_monitor(config: trt.IBuilderConfig, on_event: OnEvent) -> Any:
+    """Report progress to `on_event`; None before TensorRT 10.
+
+    TensorRT does not own the monitor: hold the returned object until the plan is built.
+    """
+    if not hasattr(trt, "IProgressMonitor"):
+        return None
+
+    class Monitor(trt.IProgressMonitor):  # type: ignore[misc]
+        """TensorRT calls it on threads of its own, with the interpreter's lock held."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self._phases = PhaseTree()
+            self._reported_at_s = 0.0
+
+        def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:
+            self._phases.start(phase_name, parent_phase, num_steps)
+            self._report(phase_name)
+
+        def step_complete(self, phase_name: str, step: int) -> bool:
+            self._phases.step(phase_name, step)
+            self._report(phase_name)
+            return True
+
+        def phase_finish(self, phase_name: str) -> None:
+            self._phases.finish(phase_name)
+
+        def _report(self, phase: str) -> None:
+            now = time.monotonic()
+            if now - self._reported_at_s >= _REPORT_EVERY_S:
+                self._reported_at_s = now
+                on_event(Progressed(self._phases.fraction, phase))
+
+    monitor = Monitor()
+    config.progress_monitor = monitor
+    return monitor

@@ -1,0 +1,315 @@
+"""The record of a model: all that the daemon knows of the model, and its one state machine.
+
+Index, metrics, MQTT state, the report for `models push` and the registry's snapshot are read from
+the records.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from edge_server.errors import may_pass
+from edge_server.inference.snapshot import UNLOADED, ModelEntry, ModelState
+from edge_server.lifecycle.budget import TooLittleMemory
+from edge_server.lifecycle.model_spec import LONGEST_REASON
+from edge_server.model_config.fields import without_effect
+from edge_server.process.backoff import Backoff
+from edge_server.repository.store import StagedModel
+from edge_server.repository.verdicts import GOOD, LOADING, ON_TRIAL, ROLLED_BACK, Verdict
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from edge_server.errors import ModelConfigError
+    from edge_server.lifecycle.canary_run import CanaryRun
+    from edge_server.lifecycle.model_spec import LoadedVersions, LoadFailure, ModelSpec
+    from edge_server.repository.change_detector import SeenFiles
+
+log = logging.getLogger(__name__)
+
+# Between two loads of one model, so that fluctuating memory does not cause a busy loop.
+_FIRST_PAUSE_S = 5.0
+_LONGEST_PAUSE_S = 300.0
+
+
+@dataclass(frozen=True, eq=False)
+class Update:
+    """A change of the repository that is due: the copy to load, and the copy accepted before it.
+
+    `copy` None means that the model was removed from the repository.
+    """
+
+    copy: StagedModel | None
+    before: StagedModel | None = None
+
+
+class Retry:
+    """A load or a copy that is tried again, after a growing pause.
+
+    Attributes:
+        copy: the copy to load again; None if the store could not copy the model.
+        needs_bytes: the memory that the last load lacked; 0 if it lacked none.
+        not_before: a time of `time.monotonic()`.
+    """
+
+    def __init__(self, now: float) -> None:
+        self.copy: StagedModel | None = None
+        self.needs_bytes = 0
+        self._pauses = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
+        self.pause(now)
+
+    def pause(self, now: float) -> None:
+        self.not_before = now + self._pauses.next_s()
+
+
+@dataclass(eq=False)
+class ModelRecord:
+    """All that is known of one model. The lock of the table guards every field and method.
+
+    Attributes:
+        explicit: the model was requested by name, not only as a member of an ensemble.
+        coming: the spec that is loading or, for an ensemble, waits for members that fit.
+        serving: the READY versions; open as long as they serve.
+        canary: the canary of the serving versions.
+        state: LOADING or UNAVAILABLE if no version serves; UNKNOWN before the first load.
+        versions: the versions in that state; 0 stands for a model without a known version.
+        reason: why the model is in its state, or the progress of its load.
+        may_pass: the files are not known to be at fault, so the next load may succeed.
+        needs_bytes: the memory that the last load lacked; 0 if it lacked none.
+        seen: mode POLL: the files that the last scans of the repository found.
+        shown: the model's directory in the repository, for texts about a copy.
+        accepted: the private copy that the next load reads.
+        deployed: the serving copy that was last reported.
+        last_good: the copy that a restart serves.
+        update: the next change to carry out; `updating` while a thread carries changes out.
+        retry: the load or copy that is tried again.
+        outcome: the outcome of the newest delivery, of `digest`, for `outcome_reason`; empty while
+            the delivery is still copied.
+    """
+
+    name: str
+    explicit: bool = False
+    coming: ModelSpec | None = None
+    serving: LoadedVersions | None = None
+    canary: CanaryRun | None = None
+    state: ModelState = ModelState.UNKNOWN
+    versions: tuple[int, ...] = ()
+    reason: str = ""
+    may_pass: bool = False
+    needs_bytes: int = 0
+    seen: SeenFiles | None = None
+    shown: Path | None = None
+    accepted: StagedModel | None = None
+    deployed: StagedModel | None = None
+    last_good: StagedModel | None = None
+    update: Update | None = None
+    updating: bool = False
+    retry: Retry | None = None
+    outcome: str = ""
+    digest: str = ""
+    outcome_reason: str = ""
+    reported_ns: int = 0
+
+    # What is read.
+
+    @property
+    def spec(self) -> ModelSpec | None:
+        """The spec of the READY versions."""
+        return None if self.serving is None else self.serving.model_spec
+
+    @property
+    def specs(self) -> list[ModelSpec]:
+        """The serving and the coming spec."""
+        return [spec for spec in (self.spec, self.coming) if spec is not None]
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether the index shows the model as LOADING."""
+        return self.serving is None and self.state is ModelState.LOADING
+
+    def changed_canary(self, model_spec: ModelSpec) -> CanaryRun | None:
+        """Return the canary of `model_spec` if the predecessor has another spec, or None."""
+        run = self.canary
+        if run is None or run.model_spec is not model_spec or run.before is None:
+            return None
+        return None if run.before.built.model_spec is model_spec else run
+
+    @property
+    def is_blank(self) -> bool:
+        """Whether nothing is known of the model."""
+        known = (self.seen, self.accepted, self.retry, self.update)
+        is_idle = not self.updating and self.state is ModelState.UNKNOWN and not self.outcome
+        return is_idle and self.serving is None and known == (None, None, None, None)
+
+    @property
+    def serving_copy(self) -> StagedModel | None:
+        """The private copy that the serving versions were loaded from, in mode POLL."""
+        spec = self.spec
+        copy = None if spec is None else spec.files.holder
+        return copy if isinstance(copy, StagedModel) else None
+
+    def entries(self) -> list[ModelEntry]:
+        """Return the registry's entries of the model."""
+        if self.serving is None:
+            return [
+                ModelEntry(self.name, version, self.state, self.reason, may_pass=self.may_pass)
+                for version in self.versions
+            ]
+        return [
+            ModelEntry(self.name, model.version, ModelState.READY, self.reason, model)
+            for model in self.serving.models
+        ]
+
+    def verdict(self, store: Path) -> Verdict:
+        """Return the verdict on the model for `models push`; `store` is the store's directory."""
+        serves, good = self.serving_copy, self.last_good
+        return Verdict(
+            self.outcome,
+            self.digest,
+            self.outcome_reason,
+            self.reported_ns,
+            "" if serves is None else serves.digest,
+            "" if good is None else good.digest,
+            "" if good is None else str(good.directory.relative_to(store)),
+        )
+
+    # Loading and serving.
+
+    def begin(self, model_spec: ModelSpec, *, explicit: bool) -> bool:
+        """Begin the load of `model_spec`; return False if the same files serve already."""
+        self.explicit = self.explicit or explicit
+        if self.spec is not None and model_spec.is_same_as(self.spec):
+            self.coming, self.reason = None, ""
+            return False
+        self.coming = model_spec
+        if self.serving is None:
+            self._stop_serving(ModelState.LOADING, model_spec.versions)
+        return True
+
+    def report_progress(self, text: str) -> bool:
+        """Show the progress of a load; return False if the model does not load."""
+        if self.coming is None or (self.serving is None and not self.is_loading):
+            return False
+        self.reason = text
+        return True
+
+    def serve(self, built: LoadedVersions, reason: str = "") -> None:
+        """Serve `built`, which the caller publishes; the predecessor's versions are replaced."""
+        spec = built.model_spec
+        if spec is not self.spec and spec is self.coming:
+            self.coming = None
+        self.serving, self.reason, self.needs_bytes = built, reason, 0
+        for field, effect in without_effect(spec.message).items():
+            log.warning("model %s: field '%s' has no effect here: %s", self.name, field, effect)
+        versions = ", ".join(str(model.version) for model in built.models)
+        log.info("model %s: READY, version %s, %.0f ms", self.name, versions, 1e3 * built.took_s)
+
+    def fail(self, failure: LoadFailure) -> None:
+        """Note a failed load. Versions that serve continue to; an ensemble waits for members."""
+        spec, error = failure.model_spec, failure.error
+        self.needs_bytes = error.needed_bytes if isinstance(error, TooLittleMemory) else 0
+        if spec is not None:
+            may_fit = self.serving is None or (failure.misfit and not spec.is_overridden)
+            self.coming = spec if spec.is_ensemble and may_fit else None
+        if self.serving is not None:
+            log.error(
+                "model %s: serves on as it was, loading it anew failed: %s",
+                self.name,
+                failure.reason,
+            )
+            self.reason = failure.reason
+            return
+        log.error("model %s: UNAVAILABLE: %s", self.name, failure.reason)
+        versions = (0,) if spec is None else spec.versions
+        self._stop_serving(ModelState.UNAVAILABLE, versions, failure.reason)
+        self.may_pass = may_pass(error)
+
+    def take_down(self, error: ModelConfigError) -> None:
+        """End the service of an ensemble that no longer fits; it waits for members that fit."""
+        spec = self.spec
+        if spec is None:
+            return
+        self.coming = self.coming or spec
+        reason = spec.files.as_shown(str(error))[:LONGEST_REASON]
+        log.error("model %s: taken down: %s", self.name, reason)
+        self._stop_serving(ModelState.UNAVAILABLE, spec.versions, reason)
+
+    def unload(self, *, waits: bool) -> bool:
+        """End the service of the model; return whether its entries in the registry change.
+
+        Args:
+            waits: True for an ensemble that lost a member and waits for the member.
+        """
+        self.coming = (self.coming or self.spec) if waits else None
+        self.explicit = self.explicit and waits
+        changes = bool(self.serving or self.versions)
+        # The registry reports the loaded versions until they have closed, and afterwards.
+        versions = self.versions if self.serving is None else ()
+        if changes:
+            self._stop_serving(ModelState.UNAVAILABLE, versions, UNLOADED)
+        return changes
+
+    def _stop_serving(self, state: ModelState, versions: tuple[int, ...], reason: str = "") -> None:
+        self.serving = None
+        self.state, self.versions, self.reason = state, versions, reason
+        self.may_pass = False
+
+    # Deliveries, in mode POLL.
+
+    def accept(self, copy: StagedModel | None) -> StagedModel | None:
+        """Let the next load read `copy`, None none; return the copy accepted before."""
+        before, self.accepted = self.accepted, copy
+        return before
+
+    def deliver(self, copy: StagedModel, directory: Path) -> Update:
+        """Accept a new copy of the model in `directory`; return the update that loads the copy."""
+        self.shown = directory
+        self.report(LOADING, copy.digest)
+        return Update(copy, self.accept(copy))
+
+    def decline(self, update: Update) -> None:
+        """Let the next load read the copy before that of `update`, which failed."""
+        # A change that came meanwhile may have been accepted already.
+        if self.accepted is update.copy:
+            self.accepted = self.serving_copy or update.before
+
+    def report(self, outcome: str, digest: str, reason: str = "") -> None:
+        """Report `outcome` for the newest content, of `digest`."""
+        self.outcome, self.digest, self.outcome_reason = outcome, digest, reason
+        self.reported_ns = time.monotonic_ns()
+
+    def report_serving(self, copy: StagedModel) -> bool:
+        """Report that `copy` serves, unless that is over; return whether it is to be committed as
+        last known good."""
+        if self.serving_copy is not copy:
+            return False
+        self.deployed = copy
+        is_new, in_canary = self.last_good is not copy, self.canary is not None
+        self.report(ON_TRIAL if is_new and in_canary else GOOD, copy.digest)
+        return is_new and not in_canary
+
+    def is_good(self, copy: StagedModel) -> None:
+        """Note that the store has committed `copy` as last known good."""
+        self.last_good = copy
+        self.report(GOOD, copy.digest)
+
+    def rolled_back(self, copy: StagedModel, reason: str) -> None:
+        """Report the rollback of `copy`; the next load reads the copy that serves again."""
+        # The rollback is the news, not that the copy before serves again.
+        self.deployed = self.last_good or self.deployed
+        self.decline(Update(copy))
+        self.report(ROLLED_BACK, copy.digest, reason)
+
+    def removed(self) -> None:
+        """Forget the deliveries of a model that was removed from the repository."""
+        self.accepted = self.deployed = self.last_good = self.retry = None
+        self.outcome = ""
+
+    def keep_retry(self, copy: StagedModel | None, needs_bytes: int, now: float) -> None:
+        """Keep a failed load of `copy` for a retry; without a copy, the staging of the model."""
+        if self.retry is None or (self.retry.copy is None) is not (copy is None):
+            self.retry = Retry(now)
+        self.retry.copy, self.retry.needs_bytes = copy, needs_bytes

@@ -1,0 +1,256 @@
+"""Plans are cache, the ONNX file is truth: found by what they were built of, for and on."""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from edge_server.backends.tensorrt.plan_build.build_options import BuildOptions
+from edge_server.backends.tensorrt.plan_build.cache import (
+    PlanCache,
+    build_lock,
+    ensure_plan,
+    make_plan,
+)
+from edge_server.backends.tensorrt.plan_build.events import BuildEvent, Progressed, Step
+from edge_server.backends.tensorrt.plan_build.process import BuildJob, PlanBuilt
+from edge_server.backends.tensorrt.plan_build.side_car import (
+    DeviceFacts,
+    plan_faults,
+    read_side_car,
+    side_car_path,
+)
+from edge_server.errors import InternalError, ModelConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ORIN = DeviceFacts("10.3.0.30", "8.7", "Orin", 16, "36.4.3", 2)
+OPTIONS = BuildOptions()
+
+
+class Builds:
+    """Builds a plan of its own count, on `facts`."""
+
+    def __init__(self, facts: DeviceFacts = ORIN) -> None:
+        self.facts = facts
+        self.jobs: list[BuildJob] = []
+        self.fails = False
+        self.on_build: Callable[[], None] = lambda: None
+
+    def __call__(self, job: BuildJob, on_event: Callable[[BuildEvent], None]) -> PlanBuilt:
+        self.jobs.append(job)
+        on_event(Progressed(0.5, "Building engine"))
+        Path(job.out).write_bytes(b"plan %d" % len(self.jobs))
+        self.on_build()
+        if self.fails:
+            raise InternalError("TensorRT built nothing")
+        return PlanBuilt(self.facts, "fp32", (), (), None, 1.0)
+
+
+@pytest.fixture
+def onnx(tmp_path: Path) -> Path:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(b"onnx")
+    return path
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> PlanCache:
+    return PlanCache(tmp_path / "plans")
+
+
+def ignore(event: BuildEvent) -> None:
+    del event
+
+
+def ensure(
+    onnx: Path,
+    cache: PlanCache,
+    build: Builds,
+    options: BuildOptions = OPTIONS,
+    *,
+    on_event: Callable[[BuildEvent], None] = ignore,
+) -> Path:
+    return ensure_plan(onnx, options, ORIN, cache, build, model="m", on_event=on_event)[0]
+
+
+def test_a_plan_is_built_once(onnx: Path, cache: PlanCache) -> None:
+    build = Builds()
+    events: list[BuildEvent] = []
+    plan = ensure(onnx, cache, build, on_event=events.append)
+    assert plan.read_bytes() == b"plan 1"
+    assert events == [Progressed(0.5, "Building engine")]
+    assert ensure(onnx, cache, build) == plan
+    assert len(build.jobs) == 1
+    assert build.jobs[0].timing_cache == str(cache.timing_cache)
+    assert plan_faults(plan, onnx, ORIN, "m") == []
+
+
+@pytest.mark.parametrize(
+    ("options", "facts"),
+    [
+        (BuildOptions("fp16"), ORIN),
+        (OPTIONS, replace(ORIN, tensorrt="10.16.2.1")),
+        (OPTIONS, replace(ORIN, compute_capability="9.0")),
+        (BuildOptions("fp16", dla_core=0), replace(ORIN, l4t="36.4.7")),
+    ],
+)
+def test_another_wish_or_device_is_another_plan(
+    options: BuildOptions, facts: DeviceFacts, onnx: Path, cache: PlanCache
+) -> None:
+    before = cache.place(
+        onnx, replace(options, precision="fp32") if options != OPTIONS else OPTIONS, ORIN
+    )
+    assert cache.place(onnx, options, facts) != before
+
+
+@pytest.mark.parametrize("facts", [{"multiprocessors": 8}, {"l4t": "36.5.0"}])
+def test_a_power_mode_or_an_update_costs_no_build(
+    facts: dict[str, Any], onnx: Path, cache: PlanCache
+) -> None:
+    build = Builds()
+    plan = ensure(onnx, cache, build)
+    assert cache.find(onnx, OPTIONS, replace(ORIN, **facts), "m") == plan
+
+
+def test_another_onnx_file_is_another_plan(onnx: Path, cache: PlanCache) -> None:
+    before = cache.place(onnx, OPTIONS, ORIN)
+    onnx.write_bytes(b"another")
+    assert cache.place(onnx, OPTIONS, ORIN) != before
+
+
+@pytest.mark.parametrize("harm", ["flip", "cut", "no side-car", "no plan", "bad side-car"])
+def test_what_is_damaged_is_built_anew(harm: str, onnx: Path, cache: PlanCache) -> None:
+    build = Builds()
+    plan = ensure(onnx, cache, build)
+    {
+        "flip": lambda: plan.write_bytes(b"plan 0"),
+        "cut": lambda: os.truncate(plan, 3),
+        "no side-car": lambda: side_car_path(plan).unlink(),
+        "no plan": plan.unlink,
+        "bad side-car": lambda: side_car_path(plan).write_text("{"),
+    }[harm]()
+    assert ensure(onnx, cache, build).read_bytes() == b"plan 2"
+
+
+def test_a_build_that_fails_leaves_what_was_there(onnx: Path, tmp_path: Path) -> None:
+    build = Builds()
+    plan = tmp_path / "model.plan"
+    before = make_plan(onnx, plan, OPTIONS, build, ignore)
+    build.fails = True
+    with pytest.raises(InternalError, match="built nothing"):
+        make_plan(onnx, plan, OPTIONS, build, ignore)
+    assert plan.read_bytes() == b"plan 1"
+    assert read_side_car(plan) == before
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "model.onnx",
+        "model.plan",
+        "model.plan.json",
+    ]
+
+
+def test_a_place_that_cannot_be_written_to_is_told_before_anything_is_built(
+    onnx: Path, tmp_path: Path
+) -> None:
+    build = Builds()
+    with pytest.raises(InternalError, match="cannot be written: No such file or directory"):
+        make_plan(onnx, tmp_path / "none" / "model.plan", OPTIONS, build, ignore)
+    assert build.jobs == []
+
+
+def test_what_a_killed_build_left_is_removed_by_the_next(onnx: Path, tmp_path: Path) -> None:
+    left = tmp_path / ".model.plan.12345.tmp"
+    left.write_bytes(b"half")
+    make_plan(onnx, tmp_path / "model.plan", OPTIONS, Builds(), ignore)
+    assert not left.exists()
+
+
+def test_an_onnx_file_that_changes_meanwhile_is_no_truth(onnx: Path, tmp_path: Path) -> None:
+    build = Builds()
+    build.on_build = lambda: onnx.write_bytes(b"changed") and None
+    with pytest.raises(ModelConfigError, match="was changed while it was built"):
+        make_plan(onnx, tmp_path / "model.plan", OPTIONS, build, ignore)
+    assert not (tmp_path / "model.plan").exists()
+
+
+def test_a_plan_that_does_not_fit_after_all_is_no_plan(onnx: Path, cache: PlanCache) -> None:
+    with pytest.raises(InternalError, match=r"just built does not fit: built with TensorRT 10\.16"):
+        ensure(onnx, cache, Builds(replace(ORIN, tensorrt="10.16.2")))
+
+
+def test_the_plans_of_longest_ago_go_first(onnx: Path, tmp_path: Path) -> None:
+    build = Builds()
+    plans = []
+    for index in range(3):
+        plan = ensure(
+            onnx, PlanCache(tmp_path / "plans"), build, BuildOptions(workspace_mib=index + 1)
+        )
+        os.utime(plan.parent, (index, index))
+        plans.append(plan)
+    two_bytes = 2 * sum(file.stat().st_size for file in plans[0].parent.iterdir())
+    cache = PlanCache(tmp_path / "plans", two_bytes + 9)
+    # Used again, so that the second goes with the third.
+    ensure(onnx, cache, build, BuildOptions(workspace_mib=1))
+    ensure(onnx, cache, build, BuildOptions(workspace_mib=4))
+    assert [plan.exists() for plan in plans] == [True, False, False]
+
+
+def test_a_plan_larger_than_the_cache_is_kept_alone(onnx: Path, tmp_path: Path) -> None:
+    cache = PlanCache(tmp_path / "plans", max_bytes=1)
+    assert ensure(onnx, cache, Builds()).exists()
+
+
+def test_a_plan_nobody_vouches_for_is_told_with_the_remedy(tmp_path: Path, onnx: Path) -> None:
+    plan = tmp_path / "model.plan"
+    plan.write_bytes(b"plan")
+    (said,) = plan_faults(plan, onnx, ORIN, "m")
+    assert said.startswith("model.plan has no model.plan.json beside it")
+    assert said.endswith("run `edge-server plan build m`")
+
+
+def test_one_build_runs_at_a_time_and_who_waited_takes_its_plan(
+    onnx: Path, cache: PlanCache
+) -> None:
+    build = Builds()
+    waiting = threading.Event()
+    found: list[Path] = []
+
+    def on_event(event: BuildEvent) -> None:
+        if event == Step("waiting for another build"):
+            waiting.set()
+
+    def second() -> None:
+        found.append(ensure(onnx, cache, build, on_event=on_event))
+
+    thread = threading.Thread(target=second)
+
+    def during_the_first() -> None:
+        build.on_build = lambda: None
+        thread.start()
+        assert waiting.wait(30)
+
+    build.on_build = during_the_first
+    first = ensure(onnx, cache, build)
+    thread.join(30)
+    assert found == [first]
+    assert len(build.jobs) == 1
+
+
+def test_a_lock_that_the_kernel_refuses_is_an_error_and_no_wait(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    # Refused, but not because another build holds it: as under a security profile.
+    monkeypatch.setattr(
+        "edge_server.backends.tensorrt.plan_build.cache.LOCK_NAME", str(tmp_path / "none" / "lock")
+    )
+    with (
+        pytest.raises(InternalError, match=r"the lock of plan builds.*No such file"),
+        build_lock(lambda: pytest.fail("no build holds it")),
+    ):
+        pass
