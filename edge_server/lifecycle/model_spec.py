@@ -15,6 +15,7 @@ from edge_server.model_config.config import USUAL_COMPLETION, ModelConfig
 from edge_server.model_config.files import select_versions
 from edge_server.model_config.parse import read_model_config
 from edge_server.model_config.validation import validate
+from edge_server.process.utf8 import as_utf8
 from edge_server.repository.tree import fingerprint
 
 if TYPE_CHECKING:
@@ -206,4 +207,4 @@ class LoadFailure:
         if self.model_spec is not None:
             reason = self.model_spec.files.as_shown(reason)
         # A model may raise any text, and every transport must carry the reason.
-        return reason.encode("utf-8", "backslashreplace").decode()[:LONGEST_REASON]
+        return as_utf8(reason)[:LONGEST_REASON]
