@@ -12,9 +12,10 @@ from edge_server.backends import BACKENDS
 from edge_server.errors import EdgeServerError, InternalError, ModelConfigError
 from edge_server.model_config.completion import complete
 from edge_server.model_config.config import USUAL_COMPLETION, ModelConfig
-from edge_server.model_config.files import read_labels, select_versions
+from edge_server.model_config.files import select_versions
 from edge_server.model_config.parse import read_model_config
 from edge_server.model_config.validation import validate
+from edge_server.process.utf8 import as_utf8
 from edge_server.repository.tree import fingerprint
 
 if TYPE_CHECKING:
@@ -125,8 +126,8 @@ def _completed(
     seen: Fingerprint | None,
 ) -> ModelSpec:
     complete(message, files, completion)
-    validate(message, files, frozenset(BACKENDS), completion)
-    config = replace(ModelConfig.of(message, completion), labels=read_labels(message, files))
+    labels = validate(message, files, frozenset(BACKENDS), completion)
+    config = replace(ModelConfig.of(message, completion), labels=labels)
     return ModelSpec(files, config, select_versions(message, files), seen)
 
 
@@ -206,4 +207,4 @@ class LoadFailure:
         if self.model_spec is not None:
             reason = self.model_spec.files.as_shown(reason)
         # A model may raise any text, and every transport must carry the reason.
-        return reason.encode("utf-8", "backslashreplace").decode()[:LONGEST_REASON]
+        return as_utf8(reason)[:LONGEST_REASON]

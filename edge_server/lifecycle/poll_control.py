@@ -118,7 +118,7 @@ class PollControl:
             arrived: the models that were renamed into place since the last scan.
         """
         found = read_repositories(self._repositories)
-        self._log_unreadable(found.blind)
+        self._log_unreadable(found.unreadable)
         with self._table.lock:
             seen = self._table.seen()
         seen, changes = self._change_detector.detect(found, seen, now, arrived)

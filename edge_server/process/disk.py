@@ -1,16 +1,19 @@
-"""Durable writes, and the errors for configured paths that cannot be used."""
+"""Durable writes, locked directories, and the errors for paths that cannot be used."""
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
+import tempfile
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge_server.errors import SettingsError, Unavailable
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterator
 
 # Permanent: the path is of the wrong kind, e.g. a link, a file, a pipe. A missing directory, a full
 # disk or a missing permission may belong to a disk that is mounted later.
@@ -84,3 +87,50 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def make_locked_directory(parent: Path, prefix: str) -> tuple[Path, int]:
+    """Create a directory that only its owner may enter, and lock it.
+
+    The directory has no name with that prefix before it is locked, so that one which is not locked
+    has lost its process: see `orphans`.
+
+    Returns:
+        The directory, and the descriptor that holds the lock.
+
+    Raises:
+        OSError: the directory cannot be created or locked.
+    """
+    new = Path(tempfile.mkdtemp(prefix=f".{prefix}", dir=parent))
+    lock = lock_directory(new)
+    return new.rename(new.with_name(new.name[1:])), lock
+
+
+def orphans(parent: Path, prefix: str) -> Iterator[tuple[Path, int]]:
+    """Return the directories with `prefix` of this user whose process is gone, each with the
+    descriptor of its lock, which is closed before the next one."""
+    for path in parent.glob(f"{prefix}*"):
+        with suppress(OSError):
+            lock = lock_directory(path)
+            try:
+                yield path, lock
+            finally:
+                os.close(lock)
+
+
+def lock_directory(directory: Path) -> int:
+    """Lock `directory` and return the descriptor that holds the lock.
+
+    Raises:
+        OSError: `directory` is not a directory of this user, or another process has locked it.
+    """
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(directory, flags)
+    try:
+        if os.fstat(descriptor).st_uid != os.geteuid():
+            raise PermissionError(f"{directory}: of another user")
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor

@@ -157,11 +157,11 @@ class ChangeDetector:
             if complete is not None:
                 now_seen[name] = SeenFiles(files, tree.repository)
                 changes.append(Change(name, complete))
-        blind = repository_scan.blind
+        unreadable = repository_scan.unreadable
         for name, before in seen.items():
             if name in now_seen or before.reported is None:
                 continue
-            if blind and (before.repository is None or before.repository in blind):
+            if unreadable and (before.repository is None or before.repository in unreadable):
                 now_seen[name] = replace(before, candidate=None)
                 continue
             after = before.scanned(None, now)

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
-import math
 import os
 import shutil
-import stat
 import tempfile
 import threading
-import time
 import weakref
 from contextlib import suppress
 from dataclasses import replace
@@ -17,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge_server.errors import ModelConfigError
+from edge_server.process.disk import make_locked_directory, orphans
 from edge_server.repository.content import TornModel, copy_model, remove
 from edge_server.repository.scan import files_in
 from edge_server.repository.tree import look
@@ -28,8 +25,6 @@ if TYPE_CHECKING:
 # Attempts to copy a model whose files change during the copy.
 _ATTEMPTS = 3
 _USUAL = Path("/var/tmp")  # noqa: S108 - only for a directory that `mkdtemp` makes there
-# The longest time between the creation and the lock, after which the directory gets its name.
-_NEW_S = 60.0
 
 
 class PrivateDirectory:
@@ -53,14 +48,10 @@ class PrivateDirectory:
         """
         with self._mutex:
             if self._root is None:
-                parent, user = _parent(), os.geteuid()
-                new, named = f".edge-server-{user}-", f"edge-server-{user}-"
-                _remove_left(parent, new, _NEW_S)
-                _remove_left(parent, named)
-                # mkdtemp gives access to the owner only.
-                made = Path(tempfile.mkdtemp(prefix=new, dir=parent))
-                self._lock = _locked(made)
-                self._root = made.rename(parent / made.name.replace(new, named))
+                parent, prefix = _parent(), f"edge-server-{os.geteuid()}-"
+                for orphan, _ in orphans(parent, prefix):
+                    shutil.rmtree(orphan, ignore_errors=True)
+                self._root, self._lock = make_locked_directory(parent, prefix)
             return self._root
 
     def close(self) -> None:
@@ -155,33 +146,3 @@ def _parent() -> Path:
     if not os.environ.get("TMPDIR") and os.access(_USUAL, os.W_OK | os.X_OK):
         return _USUAL
     return Path(tempfile.gettempdir())
-
-
-def _locked(directory: Path) -> int:
-    """Lock `directory` and return the descriptor that holds the lock.
-
-    Raises:
-        OSError: `directory` is not a directory of this user, or another process has locked it.
-    """
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-    descriptor = os.open(directory, flags)
-    try:
-        if os.fstat(descriptor).st_uid != os.geteuid():
-            raise PermissionError(f"{directory}: of another user")
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        raise
-    return descriptor
-
-
-def _remove_left(parent: Path, prefix: str, age_s: float = -math.inf) -> None:
-    """Remove the directories with `prefix` that no process has locked and that are older than
-    `age_s` seconds."""
-    for place in parent.glob(f"{prefix}*"):
-        with suppress(OSError):
-            status = place.lstat()
-            if stat.S_ISDIR(status.st_mode) and time.time() - status.st_mtime > age_s:
-                lock = _locked(place)
-                shutil.rmtree(place, ignore_errors=True)
-                os.close(lock)

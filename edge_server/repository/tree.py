@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import stat
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -26,8 +26,6 @@ MOST_MODELS = 1000
 MOST_FILES = 10_000
 MOST_BYTES = 16 << 30
 DEEPEST = 16
-
-_OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 # (path, size in bytes, mtime in ns, inode, ctime in ns) of every file of a model, or of its copy
 # (path, size, 0, a part of the SHA-256, 0); a size of -1 for a model that cannot be read.
@@ -111,26 +109,26 @@ class RepositoryScan:
 
     Attributes:
         models: the models by name, sorted.
-        blind: repository → the reason why a missing model does not count as removed: the
+        unreadable: repository → the reason why a missing model does not count as removed: the
             repository cannot be read, or holds no model at all, as one that is not mounted.
     """
 
     models: Mapping[str, ModelTree]
-    blind: Mapping[Path, str]
+    unreadable: Mapping[Path, str]
 
 
 def read_repositories(repositories: Sequence[Path]) -> RepositoryScan:
     """Scan every model of every repository once."""
     models: dict[str, ModelTree] = {}
-    blind: dict[Path, str] = {}
+    unreadable: dict[Path, str] = {}
     for repository in repositories:
         try:
             found = _models(repository)
         except OSError as error:
-            blind[repository] = f"cannot be read: {error.strerror or error}"
+            unreadable[repository] = f"cannot be read: {error.strerror or error}"
             continue
         if not found:
-            blind[repository] = "holds no model"
+            unreadable[repository] = "holds no model"
         for tree in found:
             twin = models.get(tree.name)
             if twin is not None:
@@ -138,7 +136,7 @@ def read_repositories(repositories: Sequence[Path]) -> RepositoryScan:
                 fault = f"{APPEARS_TWICE}: {places}; rename or remove all but one"
                 tree = ModelTree(tree.name, tree.repository, fault=fault)  # noqa: PLW2901
             models[tree.name] = tree
-    return RepositoryScan(dict(sorted(models.items())), blind)
+    return RepositoryScan(dict(sorted(models.items())), unreadable)
 
 
 def look(repository: Path, name: str, *, follow_links: bool = False) -> ModelTree:
@@ -152,11 +150,8 @@ def look(repository: Path, name: str, *, follow_links: bool = False) -> ModelTre
     Raises:
         OSError: the repository itself cannot be read.
     """
-    descriptor = os.open(repository, _OPEN_DIRECTORY)
-    try:
+    with _directory(repository) as descriptor:
         return _look(descriptor, repository, name, follow_links=follow_links)
-    finally:
-        os.close(descriptor)
 
 
 def fingerprint(directory: Path) -> Fingerprint:
@@ -179,21 +174,17 @@ def opened(tree: ModelTree, path: str) -> Iterator[int]:
     Raises:
         OSError: the file is gone, is not a regular file, or is reached through a link.
     """
-    descriptor = os.open(tree.repository, _OPEN_DIRECTORY)
-    try:
-        *folders, last = [tree.name, *path.split("/")]
-        if ".." in folders:
-            raise OSError(f"{path}: leads out of the model")
-        no_link = 0 if tree.follows_links else os.O_NOFOLLOW
+    *folders, last = [tree.name, *path.split("/")]
+    if ".." in folders:
+        raise OSError(f"{path}: leads out of the model")
+    no_link = 0 if tree.follows_links else os.O_NOFOLLOW
+    with ExitStack() as stack:
+        descriptor = stack.enter_context(_directory(tree.repository))
         for folder in folders:
-            below = os.open(folder, _OPEN_DIRECTORY | no_link, dir_fd=descriptor)
-            os.close(descriptor)
-            descriptor = below
+            descriptor = stack.enter_context(_directory(folder, descriptor, no_link))
         # O_NONBLOCK: the open of a pipe must not wait for a writer.
         flags = os.O_RDONLY | no_link | os.O_NONBLOCK | os.O_CLOEXEC
         file = os.open(last, flags, dir_fd=descriptor)
-    finally:
-        os.close(descriptor)
     try:
         if not stat.S_ISREG(os.fstat(file).st_mode):
             raise OSError(f"{path}: no regular file")
@@ -219,9 +210,19 @@ def is_left_behind(name: str) -> bool:
     )
 
 
-def _models(repository: Path) -> list[ModelTree]:
-    descriptor = os.open(repository, _OPEN_DIRECTORY)
+@contextmanager
+def _directory(path: Path | str, below: int | None = None, flags: int = 0) -> Iterator[int]:
+    """Open the directory at `path`, relative to the open directory `below` if given."""
+    flags |= os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+    descriptor = os.open(path, flags, dir_fd=below)
     try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _models(repository: Path) -> list[ModelTree]:
+    with _directory(repository) as descriptor:
         with os.scandir(descriptor) as entries:
             names = [
                 entry.name
@@ -232,8 +233,6 @@ def _models(repository: Path) -> list[ModelTree]:
         if len(names) > MOST_MODELS:
             raise OSError(f"more than {MOST_MODELS} directories")
         return [_look(descriptor, repository, name) for name in sorted(names)]
-    finally:
-        os.close(descriptor)
 
 
 def _look(descriptor: int, repository: Path, name: str, *, follow_links: bool = False) -> ModelTree:
@@ -244,13 +243,10 @@ def _look(descriptor: int, repository: Path, name: str, *, follow_links: bool = 
     looking = _Looking(follow_links)
     inode = (0, 0)
     try:
-        root = os.open(name, looking.open_directory, dir_fd=descriptor)
-        try:
+        with _directory(name, descriptor, looking.no_link) as root:
             status = os.fstat(root)
             inode = (status.st_dev, status.st_ino)
             looking.walk(root, "", (inode,))
-        finally:
-            os.close(root)
     except _Unusable as fault:
         return ModelTree(name, repository, inode, fault=f"{repository / name}: {fault}")
     except OSError as error:
@@ -269,7 +265,7 @@ class _Looking:
     def __init__(self, follow_links: bool) -> None:
         self.files: list[SeenFile] = []
         self.directories: list[str] = []
-        self.open_directory = _OPEN_DIRECTORY | (0 if follow_links else os.O_NOFOLLOW)
+        self.no_link = 0 if follow_links else os.O_NOFOLLOW
         self._follow_links = follow_links
         self._bytes = 0
 
@@ -299,11 +295,8 @@ class _Looking:
                 if inode in above:
                     continue  # a link back
                 self.directories.append(path)
-                inner = os.open(name, self.open_directory, dir_fd=descriptor)
-                try:
+                with _directory(name, descriptor, self.no_link) as inner:
                     self.walk(inner, f"{path}/", (*above, inode))
-                finally:
-                    os.close(inner)
             elif stat.S_ISREG(status.st_mode):
                 self.files.append(SeenFile.of(path, status))
                 self._bytes += status.st_size

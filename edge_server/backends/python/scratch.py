@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import subprocess
 import tempfile
 import threading
 from contextlib import suppress
 from pathlib import Path
+
+from edge_server.process.disk import make_locked_directory, orphans
 
 _PREFIX = "edge-server-model-"
 # The time limit of a removal: a model can leave more files than a stopping daemon has time to
@@ -27,27 +28,18 @@ class Scratch:
     """
 
     def __init__(self) -> None:
-        _remove_orphans()
-        # The directory gets its final name only once it is locked: an unlocked directory of that
-        # name is an orphan.
-        unheld = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}"))
-        self._held = _lock(unheld)
-        self.path = str(unheld.rename(unheld.with_name(unheld.name[1:])))
+        parent = Path(tempfile.gettempdir())
+        for orphan, held in orphans(parent, _PREFIX):
+            _remove(str(orphan), held)
+        made, self._held = make_locked_directory(parent, _PREFIX)
+        self.path = str(made)
 
     def close(self) -> None:
         _remove(self.path, self._held)
-        if self._held is not None:
-            os.close(self._held)
+        os.close(self._held)
 
 
-def _remove_orphans() -> None:
-    for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        if (held := _lock(path)) is not None:
-            _remove(str(path), held)
-            os.close(held)
-
-
-def _remove(path: str, held: int | None) -> None:
+def _remove(path: str, held: int) -> None:
     """Remove the tree, in a child program that continues where the removal takes longer than
     `_REMOVE_S`.
 
@@ -61,7 +53,7 @@ def _remove(path: str, held: int | None) -> None:
         remover.join(_REMOVE_S)
 
 
-def _run_remover(path: str, held: int | None) -> None:
+def _run_remover(path: str, held: int) -> None:
     with suppress(OSError):
         subprocess.run(  # noqa: S603 - a fixed program
             ["/bin/sh", "-c", _REMOVE, "sh", path],
@@ -70,23 +62,6 @@ def _run_remover(path: str, held: int | None) -> None:
             stderr=subprocess.DEVNULL,
             # The program inherits the lock, so the directory is no orphan until the program has
             # ended.
-            pass_fds=() if held is None else (held,),
+            pass_fds=(held,),
             check=False,
         )
-
-
-def _lock(path: Path) -> int | None:
-    """Lock the directory; return None where another process holds the lock or another user owns the
-    directory."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        if os.fstat(fd).st_uid != os.geteuid():
-            raise BlockingIOError
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(fd)
-        return None
-    return fd

@@ -33,6 +33,7 @@ _END_S = 10.0
 # Precedes the output there, because a login shell may print a greeting before it.
 _MARK = b"edge-server-output\n"
 _LONGEST_LINE_BYTES = 1 << 20
+_LONGEST_OUTPUT_BYTES = 64 << 20
 _REMOTE = re.compile(
     r"(?P<user>[^@/\s]+@)?(?P<host>\[[^\]\s]+\]|[^:/@\[\]\s]+):(?P<path>.*)", re.DOTALL
 )
@@ -99,7 +100,7 @@ class RemoteRepository:
     def output(self, *verb: str) -> bytes:
         """Return what `edge-server models` with `verb` prints there. Raises: see `run`."""
         with self._running(verb, stdout=subprocess.PIPE) as process:
-            return _after_greeting(process).read()
+            return _after_greeting(process).read(_LONGEST_OUTPUT_BYTES)
 
     def entries(self, name: str, progress: Callable[[int], None] | None = None) -> Generator[Entry]:
         """Return the entries of model `name`; they end only if the process there succeeded.
@@ -112,7 +113,8 @@ class RemoteRepository:
         with self._running(verb, stdout=subprocess.PIPE) as process:
             output = _after_greeting(process)
             yield from read_archive(output, progress)
-            output.read()
+            while output.read(_LONGEST_LINE_BYTES):
+                pass  # what follows the archive, so that the process there can end
 
     @contextmanager
     def _running(
@@ -153,7 +155,7 @@ class RemoteRepository:
 
     def _check(self, code: int, stderr: IO[bytes]) -> None:
         stderr.seek(0)
-        text = stderr.read().decode(errors="backslashreplace").strip()
+        text = stderr.read(_LONGEST_LINE_BYTES).decode(errors="backslashreplace").strip()
         if code in (0, _SSH_FAILED) and text:
             print(text, file=sys.stderr)
         if code == _SSH_FAILED:

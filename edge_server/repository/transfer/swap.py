@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from edge_server.errors import InternalError, ModelConfigError
+from edge_server.process.disk import lock_directory
 from edge_server.repository.scan import is_model_name
 from edge_server.repository.transfer.inventory import previous
 
@@ -94,17 +95,11 @@ def tidy(repository: Path) -> None:
 
 def _is_at_work(path: Path) -> bool:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(lock_directory(path))
     except BlockingIOError:
         return True
     except OSError:
         return False
-    finally:
-        os.close(descriptor)
     return False
 
 

@@ -525,7 +525,7 @@ def test_an_exception_that_cannot_be_printed_costs_no_process(serve: Serve) -> N
     assert "message: Silent: <Silent that cannot be printed: RuntimeError>" in text_of(
         lambda: served.infer("m", 1)
     )
-    assert r"message: OSError: \udcff" in text_of(lambda: served.infer("m", 2))
+    assert r"message: OSError: \xff" in text_of(lambda: served.infer("m", 2))
     assert served.values("m", 0) == before
 
 

@@ -25,8 +25,8 @@ def tree(name: str = "m", *, size: int = 1, fault: str = "") -> ModelTree:
     return ModelTree(name, HERE, (1, 1), (SeenFile("1/x", size, 1, 1),), ("1",), fault)
 
 
-def seen(*trees: ModelTree, blind: str = "") -> RepositoryScan:
-    return RepositoryScan({t.name: t for t in trees}, {HERE: blind} if blind else {})
+def seen(*trees: ModelTree, unreadable: str = "") -> RepositoryScan:
+    return RepositoryScan({t.name: t for t in trees}, {HERE: unreadable} if unreadable else {})
 
 
 def no_manifest(_: ModelTree) -> Manifest:
@@ -163,9 +163,9 @@ def test_where_nothing_can_be_seen_nothing_was_taken_away() -> None:
     judge = change_detector()
     judge.accept("m", A.files)
     for now in (0.0, 5.0, 50.0):
-        assert judge.look(seen(blind="holds no model"), now) == []
+        assert judge.look(seen(unreadable="holds no model"), now) == []
     assert not judge.settling
-    # Nor has what was blind counted towards the window.
+    # Nor has what was unreadable counted towards the window.
     assert judge.look(seen(tree("other")), 60.0) == []
 
 
@@ -219,12 +219,13 @@ def test_whatever_happens_only_what_lasted_is_believed_and_each_once(
     judge.accept("other", other.files)
     last: ModelTree | None = None  # what was told last
     history: list[tuple[float, ModelTree | None]] = []
-    for what, passes_s, renamed, blind in steps:
+    for what, passes_s, renamed, unreadable in steps:
         now += passes_s
         models = [other] if what is None else [other, what]
         told = judge.look(
             RepositoryScan(
-                {m.name: m for m in models if not blind or m is what}, {HERE: "x"} if blind else {}
+                {m.name: m for m in models if not unreadable or m is what},
+                {HERE: "x"} if unreadable else {},
             ),
             now,
             {"m"} if renamed else (),
@@ -244,5 +245,5 @@ def test_whatever_happens_only_what_lasted_is_believed_and_each_once(
                 unbroken.append(seen_at)
             assert len(unbroken) >= 2
             assert now - unbroken[-1] >= WINDOW_S
-        if what is None and blind:
+        if what is None and unreadable:
             assert told == []

@@ -38,13 +38,14 @@ def test_only_its_owner_may_look_and_the_end_removes_all(parent: Path) -> None:
 def test_what_a_process_that_was_killed_has_left_goes_and_nothing_else(parent: Path) -> None:
     mine = f"edge-server-{os.geteuid()}-"
     alive, dead = PrivateDirectory(), parent / f"{mine}dead"
-    old, new = parent / f".{mine}old", parent / f".{mine}new"
+    # Not locked yet, by a process that makes it now.
+    new = parent / f".{mine}new"
     others = parent / "edge-server-others"
     link = parent / f"{mine}link"
     link.symlink_to(others)
-    for path in (dead, old, new, others):
+    for path in (dead, new, others):
         (path / "m").mkdir(parents=True)
-    for path in (alive.path(), old, others):
+    for path in (alive.path(), others):
         os.utime(path, (0, 0))
     private = PrivateDirectory()
     made = private.path()

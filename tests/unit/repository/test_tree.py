@@ -165,14 +165,14 @@ def test_the_same_name_in_two_repositories_is_a_fault(repository: Path, tmp_path
     write(tmp_path / "second" / "m" / "1" / "model.onnx")
     found = read_repositories([repository, tmp_path / "second"])
     assert "appears in two or more" in found.models["m"].fault
-    assert not found.blind
+    assert not found.unreadable
 
 
 def test_a_repository_that_is_gone_or_empty_counts_as_unreadable(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     found = read_repositories([tmp_path / "gone", tmp_path / "empty"])
     assert not found.models
-    assert found.blind == {
+    assert found.unreadable == {
         tmp_path / "gone": "cannot be read: No such file or directory",
         tmp_path / "empty": "holds no model",
     }

@@ -10,6 +10,7 @@ import operator
 from typing import TYPE_CHECKING, Any
 
 from edge_server.backends.python.messages import Code, shortened
+from edge_server.process.utf8 import as_utf8
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -116,4 +117,4 @@ def printable(value: Any) -> str:
         printed = str(value)
     except Exception as error:  # noqa: BLE001 - a failing `str` must not hide the original error
         printed = f"<{type(value).__name__} that cannot be printed: {type(error).__name__}>"
-    return shortened(printed.encode("utf-8", "backslashreplace").decode())
+    return shortened(as_utf8(printed))
