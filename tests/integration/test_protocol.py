@@ -34,6 +34,7 @@ from edge_server.backends.contract import ExecuteRequest, LoadContext, TensorMod
 from edge_server.backends.server_context import STANDALONE
 from edge_server.backends.vision import identity
 from edge_server.errors import InternalError
+from edge_server.gpu.devices import Devices
 from edge_server.inference.data_plane import DataPlane
 from edge_server.inference.registry import ModelRegistry
 from edge_server.inference.scheduling import Scheduling
@@ -119,7 +120,7 @@ class Server:
             config("brain", ["BF16"]),
             config("half", ["FP16"]),
         ):
-            context = LoadContext(Path(), model_config, None, no_progress, STANDALONE)  # type: ignore[arg-type]
+            context = LoadContext(Path("m"), model_config, Devices(), no_progress, STANDALONE)
             self.add(model_config, identity.load(context))
         self.add(config("waits", ["INT32"]), self.waits)
         self.add(
