@@ -1,8 +1,4 @@
-"""The verdicts file: the daemon reports the outcome of each delivered model to `models push`.
-
-The remote agent reads the file over ssh, too, so this module uses only the standard library (see
-`remote_agent.py`).
-"""
+"""The verdicts file: the daemon reports the outcome of each delivered model to `models push`."""
 
 from __future__ import annotations
 
