@@ -1,18 +1,18 @@
-"""Good and bad models are pushed to a busy machine: which stay, which go back, which are told of.
+"""Good and bad models are pushed to a busy machine: which stay, which go back, which are reported.
 
     python benchmarks/canary.py [--good 100] [--bad 100] [--load both]
 
-A daemon follows a repository; clients ask it all the time, and one sends what no version makes
-sense of: NaN, infinity, numbers too large, and one that makes every version fail. Meanwhile busy
-loops run, three of 4 s with 4 s between them (`bursts`), or one on each core without end
+A daemon follows a repository; clients send requests all the time, and one sends what no version
+makes sense of: NaN, infinity, numbers too large, and one that makes every version fail. Meanwhile
+busy loops run, three of 4 s with 4 s between them (`bursts`), or one on each core without end
 (`continuous`); `both` changes from one to the other with every push.
 
 A good model must stay, and must not be called slow. Of the bad ones, a quarter each,
 
-- `raises` fails for half of the requests, `nan` answers half of them with NaN, though they are
-  finite: both serve until they are found out, and must go back;
-- `golden` answers otherwise than its recorded pair says, and must never serve;
-- `slow` takes five times as long, must be told of as slower, and stays.
+- `raises` fails for half of the requests, `nan` responds to half of them with NaN, though they are
+  finite: both serve until that is noticed, and must go back;
+- `golden` responds otherwise than its recorded pair, and must never serve;
+- `slow` takes five times as long, must be reported as slower, and stays.
 
 The exit code is 1 where one of them ended otherwise.
 """
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
     from multiprocessing.synchronize import Event
 
-PATIENCE_S = 400.0
+TIMEOUT_S = 400.0
 # The requests that clients make; above half of it a bad model is bad.
 HIGHEST = 20.0
 # What every version fails at, and what every version makes NaN of.
@@ -120,15 +120,15 @@ class Pushes:
         (self._model / "config.pbtxt").write_text(CONFIG)
         (self._model / "1" / "model.onnx").write_bytes(network(number, **options))
         # Far beyond the tolerance of 1 %, whatever the number.
-        said = 2 * number + 1 if kind == "golden" else number
-        arrays = {"input.x": np.ones(1, np.float32), "output.y": np.full(1, 1 + said, np.float32)}
+        factor = 2 * number + 1 if kind == "golden" else number
+        arrays = {"input.x": np.ones(1, np.float32), "output.y": np.full(1, 1 + factor, np.float32)}
         np.savez(self._model / "golden" / "one.npz", **arrays)  # type: ignore[arg-type]
         receive(self._repository, pack(self._model).entries())
 
 
 @dataclass
 class Ends:
-    """What the daemon's log says so far."""
+    """The events in the daemon's log so far."""
 
     passed: int
     back: int
@@ -151,7 +151,7 @@ class Ends:
         if self.refused > before.refused:
             return "refused"
         if self.passed > before.passed:
-            return "told to be slower" if self.slower > before.slower else "kept"
+            return "reported slower" if self.slower > before.slower else "kept"
         return ""
 
 
@@ -167,9 +167,9 @@ def burn(bursts: Any, over: Event) -> None:
 
 
 def client(address: str, values: list[float], seed: int, over: Event, result: Connection) -> None:
-    """Asks for `values` by turns, or for any number up to `HIGHEST` where there are none."""
+    """Sends `values` in turn, or for any number up to `HIGHEST` where there are none."""
     numbers = random.Random(seed)  # noqa: S311 - the same requests each time
-    told: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     request = pb.ModelInferRequest(model_name="m")
     request.inputs.add(name="x", datatype="FP32", shape=[1])
     request.raw_input_contents.append(b"")
@@ -183,10 +183,10 @@ def client(address: str, values: list[float], seed: int, over: Event, result: Co
             try:
                 raw = pb.ModelInferResponse.FromString(call(request.SerializeToString()))
                 finite = np.isfinite(np.frombuffer(raw.raw_output_contents[0], np.float32)).all()
-                told["answered" if finite else "NaN"] += 1
+                counts["finite" if finite else "NaN"] += 1
             except grpc.RpcError as error:
-                told[f"{error.code().name}"] += 1
-    result.send(told)
+                counts[f"{error.code().name}"] += 1
+    result.send(counts)
 
 
 class Campaign:
@@ -206,7 +206,7 @@ class Campaign:
         began = time.monotonic()
         self._pushes.push(kind)
         while not (end := Ends.of(self._daemon.log).since(before)):
-            if time.monotonic() - began > PATIENCE_S:
+            if time.monotonic() - began > TIMEOUT_S:
                 end = "no end"
                 break
             time.sleep(0.05)
@@ -252,23 +252,23 @@ def main() -> int:
                 # Those that are slow take long: they come last.
                 slow = number >= arguments.bad * 3 // 4
                 kind = "slow" if slow else KINDS[number % 3]
-                if campaign.go(kind) == "told to be slower":
-                    # The next one is held against the usual pace again.
+                if campaign.go(kind) == "reported slower":
+                    # The next one is compared with the usual pace again.
                     campaign.go("back")
             over.set()
-            told = [pipe.recv() for pipe in pipes]
-            return report(campaign, told)
+            counts = [pipe.recv() for pipe in pipes]
+            return report(campaign, counts)
         finally:
             over.set()
             daemon.stop()
 
 
-def report(campaign: Campaign, told: list[Counter[str]]) -> int:
+def report(campaign: Campaign, counts: list[Counter[str]]) -> int:
     for kind, ends in campaign.ends.items():
         took = np.percentile(campaign.took_s[kind], (50, 100))
         text = ", ".join(f"{count} {end}" for end, count in ends.items())
         print(f"{kind:8} {sum(ends.values()):4}: {text}; p50 {took[0]:.1f} s, max {took[1]:.1f} s")
-    clients, attacker = told[:-1], told[-1]
+    clients, attacker = counts[:-1], counts[-1]
     print(f"clients  {dict(sum(clients, Counter()))}")
     print(f"nonsense {dict(attacker)}")
     wanted = {
@@ -277,7 +277,7 @@ def report(campaign: Campaign, told: list[Counter[str]]) -> int:
         "raises": "rolled back",
         "nan": "rolled back",
         "golden": "refused",
-        "slow": "told to be slower",
+        "slow": "reported slower",
     }
     return int(any(set(ends) != {wanted[kind]} for kind, ends in campaign.ends.items()))
 

@@ -26,7 +26,7 @@ import numpy as np
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 import onnxruntime as ort
 
-from edge_server.backends.contract import TensorInstance, Tensors
+from edge_server.backends.contract import TensorModel, Tensors
 from edge_server.backends.parameters import Parameters, check_parameters, read_parameters
 from edge_server.errors import InternalError, InvalidRequest, ModelConfigError, ModelLoadError
 from edge_server.model_config.agreement import Signature, complete_from
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from edge_server.backends.contract import LoadContext
-    from edge_server.model_config.config import ModelConfig, Placement
+    from edge_server.model_config.config import ModelConfig
     from edge_server.model_config.files import ModelFiles
 
 log = logging.getLogger(__name__)
@@ -156,30 +156,21 @@ def _ours(config: ModelConfig) -> ModelConfig:
     return replace(config, parameters={k: v for k, v in config.parameters.items() if k in known})
 
 
-class OnnxModel:
-    """One ONNX Runtime session; several instances may call its `run` at once."""
+class OnnxModel(TensorModel):
+    """One ONNX Runtime session on the CPU; several instances may run it at once."""
 
     def __init__(self, config: ModelConfig, session: Any, run_options: Any) -> None:
+        super().__init__(self._run_session)
         self._name = config.name
         self._session = session
         self._run_options = run_options
         nodes = (*session.get_inputs(), *session.get_outputs())
         self._has_bf16 = any(_ONNX_TYPES.get(node.type) is DataType.BF16 for node in nodes)
 
-    def make_instance(self, name: str, placement: Placement) -> TensorInstance:
-        del name, placement  # all instances are alike, on the CPU
-        return TensorInstance(self._run)
-
-    def not_ready_reason(self) -> str:
-        return ""
-
-    def metrics(self) -> tuple[()]:
-        return ()
-
     def close(self) -> None:
         self._session = None
 
-    def _run(self, inputs: Tensors, outputs: frozenset[str]) -> Tensors:
+    def _run_session(self, inputs: Tensors, outputs: frozenset[str]) -> Tensors:
         names = sorted(outputs)
         if self._has_bf16:
             # numpy lacks bfloat16, so the tensors travel as OrtValues instead of arrays.

@@ -20,7 +20,7 @@ from edge_server.daemon.model_parts import (
     following_control,
     python_of,
 )
-from edge_server.daemon.status import StatusReport, notify, watchdog_period_s
+from edge_server.daemon.status import LOOK_S, StatusReport, notify, watchdog_period_s
 from edge_server.errors import EdgeServerError, SettingsError, SourceError, StageStuck
 from edge_server.gpu.devices import Devices
 from edge_server.inference.data_plane import MODEL_STUCK_S, DataPlane
@@ -34,7 +34,7 @@ from edge_server.mqtt.publisher import Publisher
 from edge_server.mqtt.topics import Identity
 from edge_server.pipeline.lane_pipeline import LanePipeline
 from edge_server.process.allocator import keep_large_buffers
-from edge_server.process.worker import Worker, check_progress
+from edge_server.process.worker import check_progress
 
 if TYPE_CHECKING:
     import threading
@@ -43,14 +43,13 @@ if TYPE_CHECKING:
     from edge_server.lifecycle.control import RepositoryControl
     from edge_server.pipeline.lane_pipeline import Listener
     from edge_server.process.logs import LogSwitches
+    from edge_server.process.worker import Worker
     from edge_server.settings import Settings
 
 log = logging.getLogger(__name__)
 
 VERSION = version("edge-server")
 
-# The main loop checks the workers this often.
-LOOK_S = 0.5
 # The farewell and closing the models get this long after the in-flight requests' time is up.
 FAREWELL_S = 5.0
 # A Python model has 2 s to finalize; all models close in parallel.
@@ -121,7 +120,18 @@ class Daemon:
             )
             for name, camera in settings.cameras.items()
         ]
-        self._metrics = self._metrics_server(settings, latency)
+        self._metrics = None
+        if settings.metrics.enabled:
+            sources = Sources(
+                VERSION,
+                lambda: self.data_plane.index(only_ready=False),
+                self.pipelines,
+                latency,
+                publisher,
+                ProcessorUse() if settings.metrics.cpu else None,
+                self.control if isinstance(self.control, PollControl) else None,
+            )
+            self._metrics = MetricsServer(settings.metrics, sources)
         self._status = StatusReport(self.data_plane, self.control, self.pipelines, publisher)
         self._running = ExitStack()
         self._exit_timeout_s = serving.exit_timeout_s
@@ -223,27 +233,17 @@ class Daemon:
 
     def _load(self, stop: threading.Event) -> None:
         """Load models and open cameras; builds take minutes, reported to broker and systemd."""
-
-        def report(_now: float) -> None:
-            self._status.report_loading()
-            reporter.wait(LOOK_S)
-
-        reporter = Worker("first-load", report)
-        reporter.start()
-        try:
-            self.control.start(stop)
-            for pipeline in self.pipelines:
-                if stop.is_set():
-                    break
-                pipeline.validate()
-                _open(pipeline.camera)
-        except EdgeServerError:
-            self.devices.check()
-            raise
-        finally:
-            reporter.stop()
-            # Also publishes the reason of a model that failed to load.
-            self._status.report_loading()
+        with self._status.loading():
+            try:
+                self.control.start(stop)
+                for pipeline in self.pipelines:
+                    if stop.is_set():
+                        break
+                    pipeline.validate()
+                    _open(pipeline.camera)
+            except EdgeServerError:
+                self.devices.check()
+                raise
 
     def _serve(self, stop: threading.Event) -> None:
         if not stop.is_set():
@@ -277,20 +277,6 @@ class Daemon:
         if isinstance(self.control, PollControl):
             workers.append(self.control.worker)
         return workers
-
-    def _metrics_server(self, settings: Settings, latency: LaneLatency) -> MetricsServer | None:
-        if not settings.metrics.enabled:
-            return None
-        sources = Sources(
-            VERSION,
-            lambda: self.data_plane.index(only_ready=False),
-            self.pipelines,
-            latency,
-            self._publisher,
-            ProcessorUse() if settings.metrics.cpu else None,
-            self.control if isinstance(self.control, PollControl) else None,
-        )
-        return MetricsServer(settings.metrics, sources)
 
 
 def _nothing() -> None:

@@ -6,15 +6,17 @@ import logging
 import os
 import socket
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal
 
 from edge_server.cameras.camera import CameraState
 from edge_server.inference.snapshot import UNLOADED, ModelState
 from edge_server.lifecycle.poll_control import PollControl
 from edge_server.process.utf8 import as_utf8
+from edge_server.process.worker import Worker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from edge_server.inference.data_plane import DataPlane
     from edge_server.lifecycle.control import RepositoryControl
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+# The main loop checks the workers, and the state is reported, this often.
+LOOK_S = 0.5
 NOTIFY_TIMEOUT_S = 1.0
 # Each progress report of a build extends systemd's start timeout by its default for a whole start.
 START_MORE_S = 90.0
@@ -49,10 +53,24 @@ class StatusReport:
         self._published: dict[str, tuple[str, str]] = {}
         self._faults: dict[str, str] = {}
 
-    def report_loading(self) -> None:
-        """Publish the models, and extend systemd's start timeout while a plan is built."""
-        self._attempt(self._publish_models)
-        self._attempt(self._extend_start)
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        """Publish the models while they load, and extend systemd's start timeout while a plan is
+        built."""
+
+        def tick(_now: float) -> None:
+            self._attempt(self._publish_models)
+            self._attempt(self._extend_start)
+            worker.wait(LOOK_S)
+
+        worker = Worker("first-load", tick)
+        worker.start()
+        try:
+            yield
+        finally:
+            worker.stop()
+            # Also publishes the reason of a model that failed to load.
+            self._attempt(self._publish_models)
 
     def report(self, event: str) -> str:
         """Publish all states that changed, and notify systemd of `event` (`READY=1`); return the

@@ -151,16 +151,10 @@ class CudaArray:
         row_bytes = math.prod(self.shape[1:]) * self.dtype.itemsize
         return self._view((max(0, end - begin), *self.shape[1:]), self.pointer + begin * row_bytes)
 
-    def on_host(self, stream: Stream | None = None) -> NDArray[Any]:
-        """Return a copy on the host; this thread sleeps until the array is written and copied.
-
-        Args:
-            stream: the stream of the copy; by default the writer's own.
-        """
-        stream = stream or self.ready.stream
+    def on_host(self) -> NDArray[Any]:
+        """Return a copy on the host; this thread sleeps until the array is written and copied."""
+        stream = self.ready.stream
         assert stream is not None  # noqa: S101 - written() has set it
-        if stream is not self.ready.stream:
-            stream.wait(self.ready)
         # A copy to pageable memory busy-waits until earlier work is done, so this thread first
         # sleeps on the event.
         self.ready.wait()

@@ -44,9 +44,7 @@ class EnsembleScheduler:
         threads: StepThreads,
         watch: LineWatch | None = None,
     ) -> None:
-        self.config = config
-        self._version = str(version)
-        self._statistics = statistics
+        self._call = partial(EnsembleCall, config, str(version), statistics)
         self._threads = threads
         self._output_names = tuple(spec.name for spec in config.outputs)
         self._plan = lru_cache(_PLANS)(partial(plan_of, config))
@@ -62,7 +60,7 @@ class EnsembleScheduler:
         plan = self._plan(frozenset(names))
         if not plan.is_chain or self._slots:
             return infer_by_submit(self, request, snapshot)
-        call = EnsembleCall(self.config, self._version, self._statistics, request, names)
+        call = self._call(request, names)
         try:
             response = _run_chain(plan, call, snapshot)
         except EdgeServerError as error:
@@ -73,7 +71,7 @@ class EnsembleScheduler:
 
     def submit(self, request: InferRequest, snapshot: Snapshot, respond: Respond) -> None:
         names = request.outputs or self._output_names
-        call = EnsembleCall(self.config, self._version, self._statistics, request, names)
+        call = self._call(request, names)
         plan = self._plan(frozenset(names))
         run = EnsembleRun(plan, call, snapshot, respond, threads=self._threads, slots=self._slots)
         run.start()

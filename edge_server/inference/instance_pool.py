@@ -78,9 +78,11 @@ class InstancePool:
         Raises: as `of`.
         """
         made = _make(config, model, limiter)
-        first, *others = (each for each in made if not each.passive)
+        running = [each for each in made if not each.passive]
         passive = [each for each in made if each.passive]
-        return [_pool_of([first, *passive], limiter), *(_pool_of([o], limiter) for o in others)]
+        return [
+            _pool_of([each, *(passive if each is running[0] else ())], limiter) for each in running
+        ]
 
     def __len__(self) -> int:
         """The number of instances that may run at once."""

@@ -30,10 +30,9 @@ log = logging.getLogger(__name__)
 # The limits of the queue of replays.
 _MOST_WAITING = 8
 _MOST_BYTES = 64 << 20
-# How long the mirror rests after a replay, as a multiple of the replay's time: before the next
-# request with a fault, and before a sample.
-_REST_BEFORE_FAULT = 3
-_REST_BEFORE_SAMPLE = 9
+# How long the mirror rests, as a multiple of a replay's time: after any, and between two samples.
+_REST = 3
+_REST_OF_SAMPLES = 9
 _LEAST_REST_S = 0.02
 # How many of the last comparisons count.
 _LAST_FAULTS = 50
@@ -148,9 +147,11 @@ class Mirror:
         took_s = now - began_s
         with self._lock:
             self._running = None
-            self._has_sample &= replay.fault is not None
-            self._rests_till_s = now + _REST_BEFORE_FAULT * took_s
-            self._samples_from_s = now + max(_LEAST_REST_S, _REST_BEFORE_SAMPLE * took_s)
+            self._rests_till_s = now + _REST * took_s
+            if replay.fault is None:
+                # Requests with a fault, however many, must not keep samples away.
+                self._has_sample = False
+                self._samples_from_s = now + max(_LEAST_REST_S, _REST_OF_SAMPLES * took_s)
         return True
 
     def time_s(self, request: InferRequest) -> float | None:

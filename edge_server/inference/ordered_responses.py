@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -36,10 +38,10 @@ class OrderedResponses:
         Args:
             death: the error of a cancelled or overdue request; None while its caller waits.
         """
-        place = _Place(self, respond, death)
+        place = _Place(respond, death)
         with self._lock:
             self._places.append(place)
-        return place
+        return partial(self._put, place)
 
     def forget_dead(self) -> None:
         """Drop held responses whose callers have gone; their places in the order stay."""
@@ -49,7 +51,7 @@ class OrderedResponses:
                     final = place.responses[-1][1]
                     place.responses = deque([(death, True)] if final else ())
 
-    def put(self, place: _Place, response: ResponseCallback, final: bool) -> None:
+    def _put(self, place: _Place, response: ResponseCallback, final: bool) -> None:
         """Send this response and those it held back, unless an earlier request is unfinished."""
         with self._lock:
             place.responses.append((response, final))
@@ -75,21 +77,10 @@ class OrderedResponses:
             return place.respond, response, final
 
 
+@dataclass(eq=False)
 class _Place:
-    """One request's place in the order; its job calls this as `respond`."""
+    """One request's place in the order, with the responses that are held back."""
 
-    __slots__ = ("_order", "death", "respond", "responses")
-
-    def __init__(
-        self,
-        order: OrderedResponses,
-        respond: Respond,
-        death: Callable[[], EdgeServerError | None],
-    ) -> None:
-        self._order = order
-        self.respond = respond
-        self.death = death
-        self.responses: deque[tuple[ResponseCallback, bool]] = deque()
-
-    def __call__(self, response: ResponseCallback, final: bool) -> None:
-        self._order.put(self, response, final)
+    respond: Respond
+    death: Callable[[], EdgeServerError | None]
+    responses: deque[tuple[ResponseCallback, bool]] = field(default_factory=deque)

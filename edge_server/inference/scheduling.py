@@ -120,8 +120,8 @@ class Scheduling:
         if self._limiter is None and any(g.resources for g in config.instance_groups):
             log.warning(_NO_EFFECT, config.name, "rate_limiter", "--rate-limit=execution_count")
         executor = Executor(config, version, statistics)
-        scheduler = self._scheduler(executor, warmed_up(config, model, directory), directory)
-        return self._cached(config, scheduler, statistics)
+        warm = warmed_up(config, model, directory)
+        return self._cached(config, self._scheduler(executor, warm, directory), statistics)
 
     def _cached(
         self, config: ModelConfig, scheduler: Scheduler, statistics: ModelStatistics

@@ -10,19 +10,21 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from edge_server.lanes.anchors import (
-    COLUMN_COUNT,
-    FIRST_X_COLUMN,
-    INPUT_WIDTH_PX,
-    LENGTH_COLUMN,
-    NEGATIVE_COLUMN,
-    POSITIVE_COLUMN,
-    ROW_COUNT,
-    START_Y_COLUMN,
-)
-
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+# The network's input.
+INPUT_WIDTH_PX = 640
+
+# Columns of a proposal: two scores; the start, of which y = 0 is the BOTTOM of the image; the
+# length in rows; and the x of each row in pixels of the input, from the bottom at y = 1 - i / 71.
+ROW_COUNT = 72
+NEGATIVE_COLUMN = 0
+POSITIVE_COLUMN = 1
+START_Y_COLUMN = 2
+LENGTH_COLUMN = 4
+FIRST_X_COLUMN = 5
+COLUMN_COUNT = FIRST_X_COLUMN + ROW_COUNT
 
 LAST_ROW = ROW_COUNT - 1
 # Bounds the decoding time of a frame with very many proposals; a road yields some dozens.
@@ -59,7 +61,7 @@ def decode_lanes(
     proposal with a non-finite value is ignored, and so is a lane of fewer than 2 points.
 
     Args:
-        proposals: (N, 77) float32, columns as in `edge_server.lanes.anchors`.
+        proposals: (N, 77) float32, columns as above.
         score_threshold: minimum score of a proposal (exclusive), 0..1.
         nms_threshold_px: two lanes with a smaller mean distance are duplicates; pixels of the
             640-wide input.

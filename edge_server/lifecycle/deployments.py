@@ -227,7 +227,9 @@ class Deployments:
         self._write()
 
     def _write(self) -> None:
-        self._verdicts.write(self._by_name)
+        # At the end of the daemon nothing serves any more, which is no news of a model.
+        if not self.table.over:
+            self._verdicts.write(self._by_name)
 
     def _by_name(self) -> dict[str, Verdict]:
         directory = self.store.directory

@@ -12,7 +12,7 @@ from edge_server.backends import BACKENDS
 from edge_server.errors import EdgeServerError, InternalError, ModelConfigError
 from edge_server.model_config.completion import complete
 from edge_server.model_config.config import USUAL_COMPLETION, ModelConfig
-from edge_server.model_config.files import read_labels, select_versions
+from edge_server.model_config.files import select_versions
 from edge_server.model_config.parse import read_model_config
 from edge_server.model_config.validation import validate
 from edge_server.process.utf8 import as_utf8
@@ -126,8 +126,8 @@ def _completed(
     seen: Fingerprint | None,
 ) -> ModelSpec:
     complete(message, files, completion)
-    validate(message, files, frozenset(BACKENDS), completion)
-    config = replace(ModelConfig.of(message, completion), labels=read_labels(message, files))
+    labels = validate(message, files, frozenset(BACKENDS), completion)
+    config = replace(ModelConfig.of(message, completion), labels=labels)
     return ModelSpec(files, config, select_versions(message, files), seen)
 
 

@@ -16,7 +16,7 @@ from edge_server.model_config.sequence_rules import preferred_size_faults, seque
 from edge_server.model_config.tensor_rules import io_faults, size_faults, warmup_faults
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from edge_server.model_config.files import ModelFiles
 
@@ -35,8 +35,8 @@ def validate(
     files: ModelFiles,
     known_backends: frozenset[str],
     completion: Completion = USUAL_COMPLETION,
-) -> None:
-    """Validate a completed configuration and its label files.
+) -> Mapping[str, tuple[str, ...]]:
+    """Validate a completed configuration and return its labels, see `read_labels`.
 
     Raises:
         ModelConfigError: names the file, the fault and the remedy; all faults, one per line.
@@ -63,7 +63,7 @@ def validate(
     if absent:
         # The driver may come up later.
         raise ModelLoadError(_text(files, absent))
-    read_labels(message, files)
+    return read_labels(message, files)
 
 
 def _text(files: ModelFiles, faults: Sequence[str]) -> str:

@@ -19,7 +19,7 @@ from edge_server.errors import (
     may_pass,
 )
 from edge_server.inference.data_plane import MODEL_STUCK_S
-from edge_server.lanes.anchors import ROW_COUNT
+from edge_server.lanes.decode import ROW_COUNT
 from edge_server.lanes.types import LaneFrame, StageLatency, lanes_from_rows
 from edge_server.process.worker import Worker
 from edge_server.requests import InferRequest, StepTiming

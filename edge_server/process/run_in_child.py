@@ -69,7 +69,7 @@ class ChildOptions(msgspec.Struct, frozen=True):
     account: tuple[int, tuple[int, ...]] | None = None
 
 
-class _Call(msgspec.Struct, frozen=True):
+class _ChildCall(msgspec.Struct, frozen=True):
     function: str
     arguments: tuple[Any, ...]
     with_events: bool
@@ -108,7 +108,7 @@ def run_in_child(
         ChildTimeout: no result within `timeout_s`.
         ChildFailed: the process crashed, or `function` raised anything else.
     """
-    call = _Call(function, arguments, on_event is not None, options or ChildOptions())
+    call = _ChildCall(function, arguments, on_event is not None, options or ChildOptions())
     ends_at = time.monotonic() + timeout_s
     with _Child(msgspec.json.encode(call)) as child:
         while (lines := child.lines(min(_POLL_S, timeout_s))) is not None:
@@ -234,7 +234,7 @@ def child_main(events: int, lifeline: int) -> None:
         fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
         flags = fcntl.fcntl(lifeline, fcntl.F_GETFL)
         fcntl.fcntl(lifeline, fcntl.F_SETFL, flags | os.O_ASYNC)
-        call = msgspec.json.decode(sys.stdin.buffer.read(), type=_Call)
+        call = msgspec.json.decode(sys.stdin.buffer.read(), type=_ChildCall)
         _limit(call.options)
         sending = threading.Lock()
 
@@ -252,7 +252,7 @@ def child_main(events: int, lifeline: int) -> None:
         os._exit(code)
 
 
-def _last_line(call: _Call, send_event: Callable[[object], None]) -> tuple[str, object]:
+def _last_line(call: _ChildCall, send_event: Callable[[object], None]) -> tuple[str, object]:
     try:
         module, _, name = call.function.partition(":")
         function = getattr(importlib.import_module(module), name)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import cv2
 import numpy as np
 
-from edge_server.lanes.anchors import INPUT_HEIGHT_PX, INPUT_WIDTH_PX, ROW_COUNT
+from edge_server.lanes.decode import INPUT_WIDTH_PX, ROW_COUNT
+from lane_training.anchors import INPUT_HEIGHT_PX
 from lane_training.frames import FRAME_HEIGHT_PX, FRAME_WIDTH_PX, ROWS_PX, RoadFrame
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_server.lanes.anchors import INPUT_HEIGHT_PX, INPUT_WIDTH_PX
-from edge_server.lanes.decode import DecodedLanes, decode_lanes
+from edge_server.lanes.decode import INPUT_WIDTH_PX, DecodedLanes, decode_lanes
+from lane_training.anchors import INPUT_HEIGHT_PX
 from lane_training.tusimple import (
     DatasetScore,
     ImageScore,

@@ -15,15 +15,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from edge_server.lanes.anchors import (
-    ANCHOR_COUNT,
+from edge_server.lanes.decode import (
     COLUMN_COUNT,
     FIRST_X_COLUMN,
-    INPUT_HEIGHT_PX,
     INPUT_WIDTH_PX,
     LENGTH_COLUMN,
     START_Y_COLUMN,
 )
+from lane_training.anchors import ANCHOR_COUNT, INPUT_HEIGHT_PX
 from lane_training.network import (
     HIDDEN,
     LENGTH_SCALE,

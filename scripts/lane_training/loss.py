@@ -8,13 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from edge_server.lanes.anchors import (
-    FIRST_X_COLUMN,
-    INPUT_HEIGHT_PX,
-    INPUT_WIDTH_PX,
-    ROW_COUNT,
-    START_Y_COLUMN,
-)
+from edge_server.lanes.decode import FIRST_X_COLUMN, INPUT_WIDTH_PX, ROW_COUNT, START_Y_COLUMN
+from lane_training.anchors import INPUT_HEIGHT_PX
 from lane_training.network import LENGTH_SCALE, OFFSET_SCALE_PX
 
 POSITIVE_PX = 15.0

@@ -9,14 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from edge_server.lanes.anchors import (
-    ANCHOR_COUNT,
-    COLUMN_COUNT,
-    FIRST_X_COLUMN,
-    INPUT_WIDTH_PX,
-    ROW_COUNT,
-    anchor_lines,
-)
+from edge_server.lanes.decode import COLUMN_COUNT, FIRST_X_COLUMN, INPUT_WIDTH_PX, ROW_COUNT
+from lane_training.anchors import ANCHOR_COUNT, anchor_lines
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -9,7 +9,7 @@ import numpy as np
 
 from edge_server.cameras.synthetic.road_renderer import render
 from edge_server.cameras.synthetic.road_scene import RoadScene
-from edge_server.lanes.anchors import ROW_COUNT
+from edge_server.lanes.decode import ROW_COUNT
 from lane_training.evaluate import Infer, decode, network_view
 from lane_training.frames import (
     CLIP_TRAINING_SHARE,

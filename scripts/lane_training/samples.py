@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from edge_server.cameras.synthetic.road_scene import RoadScene
-from edge_server.lanes.anchors import INPUT_HEIGHT_PX, INPUT_WIDTH_PX, ROW_COUNT
+from edge_server.lanes.decode import INPUT_WIDTH_PX, ROW_COUNT
 from lane_training import frames
+from lane_training.anchors import INPUT_HEIGHT_PX
 from lane_training.augment import (
     MAX_LANES,
     GeometryWarp,

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
-from edge_server.lanes.anchors import lane_anchors
+from lane_training.anchors import lane_anchors
 from lane_training.loss import lane_loss
 from lane_training.material import Material, MaterialError, identity_of, name_of
 from lane_training.network import LaneNetwork

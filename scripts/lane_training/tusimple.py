@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edge_server.lanes.anchors import ROW_COUNT
+from edge_server.lanes.decode import ROW_COUNT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

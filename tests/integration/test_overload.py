@@ -89,7 +89,7 @@ class Server:
     @property
     def inside(self) -> int:
         """How many places are taken."""
-        return self._grpc._sides[-1].gate._inside
+        return self._grpc._sides[-1].gate.inside
 
     def close(self) -> None:
         self.model.go_on.set()

@@ -23,16 +23,14 @@ from edge_server import errors
 from edge_server.backends.tensorrt.plan_build import process
 from edge_server.backends.tensorrt.plan_build.build_options import BuildOptions, GivenShapes
 from edge_server.backends.tensorrt.plan_build.cache import build_lock, timing_path
-from edge_server.backends.tensorrt.plan_build.events import Progressed, Step, TrtMessage
+from edge_server.backends.tensorrt.plan_build.events import BuildJob, Progressed, Step, TrtMessage
 from edge_server.backends.tensorrt.plan_build.layers import Placed
-from edge_server.backends.tensorrt.plan_build.process import BuildJob
 from edge_server.backends.tensorrt.plan_build.profiles import Range
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from edge_server.backends.tensorrt.plan_build.events import BuildEvent
-    from edge_server.backends.tensorrt.plan_build.process import PlanBuilt
+    from edge_server.backends.tensorrt.plan_build.events import BuildEvent, PlanBuilt
 
 ROOT = Path(__file__).parents[2]
 SIMULATED = ROOT / "tests" / "simulated_builder"
@@ -433,7 +431,8 @@ def test_a_build_gives_way_and_ends_with_who_asked_for_it(
         [
             *(sys.executable, "-c"),
             "import sys\n"
-            "from edge_server.backends.tensorrt.plan_build.process import BuildJob, build\n"
+            "from edge_server.backends.tensorrt.plan_build.events import BuildJob\n"
+            "from edge_server.backends.tensorrt.plan_build.process import build\n"
             "from edge_server.backends.tensorrt.plan_build.build_options import BuildOptions\n"
             f"build(BuildJob({str(onnx)!r}, {str(site.out)!r}, BuildOptions(max_batch_size=1, "
             "dims={'x': (-1, 3, 4)})), lambda e: print(e, flush=True))",

@@ -28,16 +28,14 @@ from edge_server.backends.tensorrt.plan_build.build_options import (
     GivenShapes,
     build_options_of,
 )
-from edge_server.backends.tensorrt.plan_build.events import Progressed
-from edge_server.backends.tensorrt.plan_build.process import BuildJob
+from edge_server.backends.tensorrt.plan_build.events import BuildJob, Progressed
 from edge_server.backends.tensorrt.plan_build.profiles import Range
 from edge_server.backends.tensorrt.plan_build.side_car import read_side_car, sha256_of
 from edge_server.model_config.config import ModelConfig
 from edge_server.model_config.parse import read_model_config
 
 if TYPE_CHECKING:
-    from edge_server.backends.tensorrt.plan_build.events import BuildEvent
-    from edge_server.backends.tensorrt.plan_build.process import PlanBuilt
+    from edge_server.backends.tensorrt.plan_build.events import BuildEvent, PlanBuilt
 
 ROOT = Path(__file__).parents[2]
 MODEL = ROOT / "models" / "laneDetect_model"

@@ -30,56 +30,43 @@ class Admission:
     A stream holds one of `streams` places for as long as it is open. Its requests take none of
     `limit`: they hold no thread of a call, and the stream itself limits their number by leaving
     the next one in the client's socket. A refused one would be missing in a sequence.
+
+    Attributes:
+        inside: the number of callers inside.
     """
 
     def __init__(self, limit: int, streams: int = 8) -> None:
         self._limit = limit
         self._streams = streams
-        self._inside = 0
-        self._inside_streams = 0
+        self.inside = 0
         self._closed = False
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()  # a third of an entered Condition's time
+        self._changed = threading.Condition(self._lock)
         self._open_streams: list[Callable[[], None]] = []
 
     def __enter__(self) -> None:
         """Raises: Unavailable: all places are taken, or the gate is closed (Triton's texts)."""
-        with self._changed:
+        with self._lock:
             refusal = self.refusal()
             if refusal is not None:
                 raise refusal
-            self._inside += 1
+            self.inside += 1
 
     def __exit__(self, *_: object) -> None:
-        with self._changed:
-            self._inside -= 1
-            self._notify_if_closed()
+        with self._lock:
+            self.inside -= 1
+            if self._closed:
+                self._changed.notify_all()
 
     def refusal(self) -> Unavailable | None:
         """Return the error that a caller would get now; None if it would be admitted."""
         if self._closed:
             return Unavailable(SHUTTING_DOWN)
-        if self._inside == self._limit:
+        if self.inside == self._limit:
             return Unavailable(
                 f"Exceeds maximum queue size: {self._limit} inferences are in flight already"
             )
         return None
-
-    def enter_from_stream(self) -> None:
-        """Count a request of an open stream until `leave_from_stream`.
-
-        Raises:
-            Unavailable: the gate is closed.
-        """
-        with self._changed:
-            if self._closed:
-                raise Unavailable(SHUTTING_DOWN)
-            self._inside_streams += 1
-
-    def leave_from_stream(self) -> None:
-        """Stop counting a request of a stream; from any thread."""
-        with self._changed:
-            self._inside_streams -= 1
-            self._notify_if_closed()
 
     @contextmanager
     def stream(self, when_closed: Callable[[], None]) -> Iterator[None]:
@@ -102,10 +89,7 @@ class Admission:
         finally:
             with self._changed:
                 self._open_streams.remove(when_closed)
-
-    def inside(self) -> int:
-        """Return the number of inferences in flight, those of streams included."""
-        return self._inside + self._inside_streams
+                self._changed.notify_all()
 
     def close(self) -> None:
         """Refuse every new caller; inferences in flight continue."""
@@ -116,13 +100,9 @@ class Admission:
             when_closed()
 
     def wait_until_empty(self, timeout_s: float) -> None:
-        """After `close`: return after the last inference, or after `timeout_s` seconds."""
+        """After `close`: return after the last caller and stream, or after `timeout_s` seconds."""
         with self._changed:
-            self._changed.wait_for(lambda: not self.inside(), timeout_s)
-
-    def _notify_if_closed(self) -> None:
-        if self._closed:
-            self._changed.notify_all()
+            self._changed.wait_for(lambda: not self.inside and not self._open_streams, timeout_s)
 
 
 class ByteBudget:

@@ -1,8 +1,12 @@
-"""Handlers over bytes for every method that a service describes; every error becomes a status."""
+"""Handlers over bytes for every method that a service describes; every error becomes a status.
+
+And what a method may know of its call: its deadline, and whether its caller is still connected.
+"""
 
 from __future__ import annotations
 
 import logging
+import threading
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import grpc
@@ -196,3 +200,26 @@ def header_text(text: str) -> str:
         if size_bytes > _LONGEST_TEXT_BYTES:
             return text[:place]
     return text
+
+
+class CallCancellation:
+    """A unary call's `Cancellation`: the request is cancelled once its call is over."""
+
+    __slots__ = ("_context",)
+
+    def __init__(self, context: grpc.ServicerContext) -> None:
+        self._context = context
+
+    @property
+    def cancelled(self) -> bool:
+        return not self._context.is_active()
+
+    def when_cancelled(self, callback: Callable[[], None]) -> None:
+        if not self._context.add_callback(callback):
+            callback()
+
+
+def timeout_s(context: grpc.ServicerContext) -> float | None:
+    """Seconds until the caller's deadline; grpc reports "never" as some hundred billion years."""
+    left_s = context.time_remaining()
+    return None if left_s is None or left_s > threading.TIMEOUT_MAX else left_s

@@ -37,7 +37,6 @@ class RequestParameters(NamedTuple):
     priority: int = 0
     timeout_us: int = 0
     sequence: SequencePlace | None = None
-    empty_final_response: bool = False
     custom: Parameters = NO_PARAMETERS
 
 
@@ -71,7 +70,6 @@ def read_parameters(parameters: Any) -> RequestParameters:
         priority=_natural(own, "priority"),
         timeout_us=_natural(own, "timeout"),
         sequence=_sequence(own),
-        empty_final_response=own.get(EMPTY_FINAL_RESPONSE, False),
         custom=custom,
     )
 

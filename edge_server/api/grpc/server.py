@@ -193,7 +193,7 @@ class _Side:
             settings.message_timeout_ms / 1e3,
             settings.max_message_bytes,
             waiting=self.threads.waiting,
-            inferences=self.gate.inside,
+            inferences=lambda: self.gate.inside,
         )
         self.server = grpc.server(
             self.threads,  # type: ignore[arg-type]

@@ -257,7 +257,8 @@ class InferStream:
                 return self._at_once.popleft()
             request = self._first_in_order()
             if request is not None:
-                return request, request.response or _no_response(request), True
+                text = f"model '{request.model_name}' ended without a response"
+                return request, request.response or InternalError(text), True
             if not self._read_to_end:
                 raise Unavailable(SHUTTING_DOWN)
             return None
@@ -277,7 +278,6 @@ class StreamRequest:
         decoupled: the responses do not wait for those of earlier requests.
         empty_final: the client wants a final response even if it is empty.
         forms: see `to_response_message`.
-        finally_: called once, after the last response.
         response: of a model that is not decoupled, until its last one.
         complete: the model has given the last response.
         unsent: number of responses that are queued or being sent.
@@ -292,7 +292,6 @@ class StreamRequest:
         self.decoupled = False
         self.empty_final = False
         self.forms: Mapping[str, OutputForm] = AS_IT_IS
-        self.finally_: Callable[[], None] | None = None
         self.response: ResponseCallback = None
         self.complete = False
         self.unsent = 0
@@ -311,9 +310,6 @@ class StreamRequest:
 
     def respond(self, response: ResponseCallback, final: bool) -> None:
         """See `Respond`. A decoupled model blocks here while the client reads too slowly."""
-        if final and self.finally_ is not None:
-            finally_, self.finally_ = self.finally_, None
-            finally_()
         self._stream.add(self, response, final=final)
 
     def serialise(self, response: ResponseCallback, *, final: bool) -> bytes:
@@ -337,7 +333,3 @@ class StreamRequest:
         message.infer_response.id = self.id
         written: bytes = message.SerializeToString()
         return written
-
-
-def _no_response(request: StreamRequest) -> EdgeServerError:
-    return InternalError(f"model '{request.model_name}' ended without a response")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, Any
 
 from grpc_health.v1 import health_pb2
@@ -24,7 +23,7 @@ from edge_server.api.grpc.convert import (
     to_infer_request,
     to_response_message,
 )
-from edge_server.api.grpc.methods import method_handlers
+from edge_server.api.grpc.methods import CallCancellation, method_handlers, timeout_s
 from edge_server.api.grpc.model_info import server_extensions, statistics_message, tensor_metadata
 from edge_server.api.grpc.parameters import EMPTY_FINAL_RESPONSE
 from edge_server.api.grpc.shared_memory import DISABLED
@@ -139,7 +138,7 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
             read = to_infer_request(
                 message,
                 raw,
-                _timeout_s(context),
+                timeout_s(context),
                 CallCancellation(context),
                 shared_memory,
                 config=loaded.config,
@@ -176,13 +175,11 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
         lease = self._data_plane.lease()
         try:
             loaded = lease.snapshot.find(message.model_name, message.model_version)
-            self._admission.enter_from_stream()
-            stream_request.finally_ = self._admission.leave_from_stream
             stream_request.forms = output_forms(message, loaded, self._shared_memory)
             request = to_infer_request(
                 message,
                 raw,
-                _timeout_s(context),
+                timeout_s(context),
                 stream_request,
                 self._shared_memory,
                 config=loaded.config,
@@ -292,23 +289,6 @@ class HealthServicer:
         return states(status=states.SERVING if ready else states.NOT_SERVING)
 
 
-class CallCancellation:
-    """A unary call's `Cancellation`: the request is cancelled once its call is over."""
-
-    __slots__ = ("_context",)
-
-    def __init__(self, context: grpc.ServicerContext) -> None:
-        self._context = context
-
-    @property
-    def cancelled(self) -> bool:
-        return not self._context.is_active()
-
-    def when_cancelled(self, callback: Callable[[], None]) -> None:
-        if not self._context.add_callback(callback):
-            callback()
-
-
 def register(
     server: grpc.Server,
     servicer: TritonServicer,
@@ -330,9 +310,3 @@ def register(
     server.add_registered_method_handlers(service.full_name, infer)
     checks = method_handlers(_HEALTH, health, (), traffic, rules)
     server.add_registered_method_handlers(_HEALTH.full_name, checks)
-
-
-def _timeout_s(context: grpc.ServicerContext) -> float | None:
-    """Seconds until the caller's deadline; grpc reports "never" as some hundred billion years."""
-    left_s = context.time_remaining()
-    return None if left_s is None or left_s > threading.TIMEOUT_MAX else left_s

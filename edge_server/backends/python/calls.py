@@ -151,9 +151,7 @@ class ModelCalls:
     ) -> float:
         """Raises: EdgeServerError: the text goes to the model. IndexError: no such metric."""
         if isinstance(what, m.MakeMetric):
-            return self._context.metrics.make(
-                what.name, what.description, what.kind, what.labels, what.buckets
-            )
+            return self._context.metrics.make(what)
         if isinstance(what, m.ReadMetric):
             return self._context.metrics.value(what.metric)
         if isinstance(what, m.IsModelReady):

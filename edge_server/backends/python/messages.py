@@ -271,7 +271,7 @@ class MakeMetric(Message, frozen=True):
     description: str
     kind: Literal["counter", "gauge", "histogram"]
     labels: dict[str, str]
-    buckets: list[float]
+    buckets: list[float] = []
 
 
 class ReadMetric(Message, frozen=True):

@@ -14,10 +14,10 @@ from edge_server.backends.contract import ModelMetric
 from edge_server.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from edge_server.backends.contract import MetricKind
-    from edge_server.backends.python.messages import ChangeMetric
+    from edge_server.backends.python.messages import ChangeMetric, MakeMetric
 
 # Prometheus's rule for metric names.
 _NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
@@ -40,26 +40,20 @@ class MetricBook:
         self._numbers: dict[tuple[str, tuple[tuple[str, str], ...]], int] = {}
         self._metrics: list[_Metric] = []
 
-    def make(
-        self,
-        name: str,
-        description: str,
-        kind: MetricKind,
-        labels: Mapping[str, str],
-        buckets: Sequence[float] = (),
-    ) -> int:
+    def make(self, message: MakeMetric) -> int:
         """Return the number of the metric; an existing metric keeps its number.
 
         Raises:
             InvalidRequest: the name or a label is invalid, the name belongs to a metric of another
                 kind or to the server, the buckets do not ascend, or the model has too many metrics.
         """
+        name, labels, bounds = message.name, message.labels, tuple(message.buckets)
         _check_names(name, labels)
-        if sum(map(len, (name, description, *labels, *labels.values()))) > _LONGEST:
+        texts = (name, message.description, *labels, *labels.values())
+        if sum(map(len, texts)) > _LONGEST:
             raise InvalidRequest(
                 f"metric '{name[:64]}': its texts have more than {_LONGEST} characters"
             )
-        bounds = tuple(buckets)
         if len(bounds) > _MOST_BUCKETS:
             raise InvalidRequest(f"metric '{name}': {len(bounds)} buckets; at most {_MOST_BUCKETS}")
         if bounds and "le" in labels:
@@ -70,12 +64,12 @@ class MetricBook:
         with self._lock:
             if key not in self._numbers and len(self._metrics) >= _MOST:
                 raise InvalidRequest(f"metric '{name}': a model has at most {_MOST} metrics")
-            _, known = self._families.setdefault(name, (description, kind))
-            if known != kind:
-                raise InvalidRequest(f"metric '{name}' is a {known} already, no {kind}")
+            _, kind = self._families.setdefault(name, (message.description, message.kind))
+            if kind != message.kind:
+                raise InvalidRequest(f"metric '{name}' is a {kind} already, no {message.kind}")
             if key not in self._numbers:
                 self._numbers[key] = len(self._metrics)
-                self._metrics.append(_Metric(name, dict(labels), bounds))
+                self._metrics.append(_Metric(name, labels, bounds))
             return self._numbers[key]
 
     def change(self, message: ChangeMetric) -> None:

@@ -11,11 +11,7 @@ from typing import TYPE_CHECKING, Any
 import tensorrt as trt
 
 from edge_server.backends.tensorrt.plan_build.profiles import Range
-from edge_server.backends.tensorrt.plan_build.side_car import (
-    PlanTensor,
-    datatype_name,
-    version_of,
-)
+from edge_server.backends.tensorrt.plan_build.side_car import PlanTensor, datatype_name, version_of
 from edge_server.backends.tensorrt.plan_io import PlanIO
 from edge_server.board.jetson import NVDLA_SUPPORT
 from edge_server.errors import InternalError, ModelConfigError, Unavailable

@@ -108,7 +108,6 @@ def record(
     Raises:
         DeviceLost: the attempt broke the device.
     """
-    graphs = Graphs()
     runs: list[RecordedRun] = []
     try:
         if buffers.host:
@@ -129,7 +128,7 @@ def record(
         with suppress(EdgeServerError):
             stream.synchronize()
         Graphs(runs).close()
-        return graphs
+        return Graphs()
     return Graphs(runs)
 
 

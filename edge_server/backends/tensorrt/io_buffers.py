@@ -7,11 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from edge_server.backends.tensorrt.io_slots import (
-    InputSlot,
-    OutputSlot,
-    StagingBuffer,
-)
+from edge_server.backends.tensorrt.io_slots import InputSlot, OutputSlot, StagingBuffer
 from edge_server.backends.tensorrt.plan_io import numpy_of
 from edge_server.errors import InvalidRequest
 from edge_server.gpu.buffer_pool import BufferPool

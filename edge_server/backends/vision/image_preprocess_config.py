@@ -11,12 +11,7 @@ import numpy as np
 from edge_server.backends.parameters import Parameters, check_parameters, read_parameters
 from edge_server.backends.vision.preprocess_cpu import UndistortionMap
 from edge_server.errors import InvalidRequest, ModelConfigError
-from edge_server.gpu.kernels.preprocess import (
-    MAX_SIDE_PX,
-    CropRegion,
-    PixelFormat,
-    size_fault,
-)
+from edge_server.gpu.kernels.preprocess import MAX_SIDE_PX, CropRegion, PixelFormat, size_fault
 from edge_server.tensors import DataType, Tensor, TensorSpec, element_count, shape_text
 
 if TYPE_CHECKING:

@@ -19,8 +19,7 @@ import numpy as np
 from edge_server.backends.contract import TensorModel, Tensors
 from edge_server.backends.parameters import Parameters, check_parameters, read_parameters
 from edge_server.errors import InvalidRequest, ModelConfigError
-from edge_server.lanes.anchors import COLUMN_COUNT, ROW_COUNT
-from edge_server.lanes.decode import DecodedLanes, decode_lanes
+from edge_server.lanes.decode import COLUMN_COUNT, ROW_COUNT, DecodedLanes, decode_lanes
 from edge_server.lanes.types import ABSENT_X
 from edge_server.tensors import DataType, Tensor, TensorSpec
 

@@ -21,8 +21,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from edge_server.backends.tensorrt.plan_build.build_options import BuildOptions
-    from edge_server.backends.tensorrt.plan_build.events import BuildEvent, OnEvent
-    from edge_server.backends.tensorrt.plan_build.process import BuildJob, PlanBuilt
+    from edge_server.backends.tensorrt.plan_build.events import (
+        BuildEvent,
+        BuildJob,
+        OnEvent,
+        PlanBuilt,
+    )
     from edge_server.backends.tensorrt.plan_build.side_car import SideCar
     from edge_server.cli.plan.target import Target
 

@@ -81,9 +81,9 @@ def test_it_becomes_no_host_array_unasked(put: Callable) -> None:
         np.concatenate([there, there])
 
 
-def test_a_copy_to_the_host_waits_for_who_writes_it(device: Device, put: Callable) -> None:
+def test_a_copy_to_the_host_waits_for_who_writes_it(put: Callable) -> None:
     there = put(numbers(8))
-    assert np.array_equal(there.on_host(Stream(device)), numbers(8))
+    assert np.array_equal(there.on_host(), numbers(8))
 
 
 def test_who_copies_to_the_host_sleeps_until_it_is_written(

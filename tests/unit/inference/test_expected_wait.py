@@ -122,7 +122,7 @@ def test_without_it_hardly_a_request_is_served_in_time() -> None:
     timeout_s=st.floats(1e-3, 1e6),
     more_s=st.floats(0.0, 1e6),
 )
-def test_a_caller_that_waits_longer_is_admitted_wherever_an_urgent_one_is(
+def test_a_caller_that_waits_longer_is_admitted_wherever_a_short_deadline_is(
     runs_s: list[float], ahead: int, running_s: float, timeout_s: float, more_s: float
 ) -> None:
     wait = ExpectedWait(2, 4)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from edge_server.requests import Respond
 
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 IO = (
     'input { name: "a" data_type: TYPE_FP32 dims: -1 } '
     'output { name: "b" data_type: TYPE_FP32 dims: -1 } '
@@ -63,7 +63,7 @@ class Model:
 
     def _run(self, inputs: Tensors, outputs: frozenset[str]) -> Tensors:
         self.running.set()
-        assert self.may_run.wait(PATIENCE_S)
+        assert self.may_run.wait(TIMEOUT_S)
         self.given.append(inputs["a"].array)
         if self.error is not None:
             raise self.error
@@ -156,6 +156,12 @@ def test_after_a_sample_there_is_a_rest(mirror: Mirror) -> None:
     mirror.step()
     assert mirror._samples_from_s > 0
     mirror._samples_from_s = 0.0
+    assert mirror.wants_sample()
+
+
+def test_requests_with_a_fault_keep_no_samples_away(mirror: Mirror) -> None:
+    mirror.compare(request(), Fault.FAILED)
+    assert mirror.step()
     assert mirror.wants_sample()
 
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from edge_server.inference.snapshot import LoadedModel
     from edge_server.requests import ResponseCallback
 
-PATIENCE_S = 10.0
+TIMEOUT_S = 10.0
 A_MINUTE = "max_sequence_idle_microseconds: 60000000"
 STATE = 'state { input_name: "sum_in" output_name: "sum_out" data_type: TYPE_FP32 dims: -1 }'
 CONTROLS = """
@@ -51,7 +51,7 @@ control_input { name: "id" control { kind: CONTROL_SEQUENCE_CORRID data_type: TY
 
 
 class Accumulate:
-    """The model; it notes the inputs of each run, and runs only while it is `allowed`."""
+    """The model; it records the inputs of each run, and runs only while it is `allowed`."""
 
     def __init__(self) -> None:
         self.batches: list[Tensors] = []
@@ -62,7 +62,7 @@ class Accumulate:
     def __call__(self, inputs: Tensors, outputs: frozenset[str]) -> Tensors:
         self.batches.append(inputs)
         self.entered.release()
-        assert self.allowed.wait(PATIENCE_S)
+        assert self.allowed.wait(TIMEOUT_S)
         if (inputs["x"].array == 666).any():
             raise InternalError("no such road")
         made = Tensor(inputs["sum_in"].array + inputs["x"].array)
@@ -73,23 +73,23 @@ class Accumulate:
         return [inputs[name].array.ravel().tolist() for inputs in self.batches]
 
 
-class Gone:
-    """A caller that may go."""
+class Caller:
+    """A caller that may cancel."""
 
     cancelled = False
 
     def when_cancelled(self, callback: Callable[[], None]) -> None: ...
 
 
-class Asked:
+class SentRequest:
     """A request on its way."""
 
-    def __init__(self, world: Snapshot, request: InferRequest) -> None:
+    def __init__(self, snapshot: Snapshot, request: InferRequest) -> None:
         self._pending = ResponseFuture()
-        world.submit(request, self._pending)
+        snapshot.submit(request, self._pending)
 
-    def outputs(self, patience_s: float = PATIENCE_S) -> dict[str, list[float]]:
-        waiter = InferRequest("m", {}, deadline=time.monotonic() + patience_s)
+    def outputs(self, timeout_s: float = TIMEOUT_S) -> dict[str, list[float]]:
+        waiter = InferRequest("m", {}, deadline=time.monotonic() + timeout_s)
         outputs = self._pending.wait(waiter).outputs
         return {name: tensor.array.ravel().tolist() for name, tensor in outputs.items()}
 
@@ -105,10 +105,10 @@ class Road:
         self.loaded = loaded
         self.scheduler = loaded.scheduler
         self.model = model
-        self.world = Snapshot({("m", 1): ModelEntry("m", 1, ModelState.READY, loaded=loaded)})
+        self.snapshot = Snapshot({("m", 1): ModelEntry("m", 1, ModelState.READY, loaded=loaded)})
         self._batched = loaded.config.max_batch_size > 0
 
-    def ask(
+    def send(
         self,
         corrid: int | str,
         *x: float,
@@ -116,8 +116,8 @@ class Road:
         end: bool = False,
         deadline: float | None = None,
         timeout_us: int = 0,
-        caller: Gone | None = None,
-    ) -> Asked:
+        caller: Caller | None = None,
+    ) -> SentRequest:
         values = np.array([x] if self._batched else x, np.float32)
         request = InferRequest(
             "m",
@@ -127,14 +127,14 @@ class Road:
             timeout_us=timeout_us,
             cancellation=caller,
         )
-        return Asked(self.world, request)
+        return SentRequest(self.snapshot, request)
 
-    def hold(self, corrid: int, x: float = 0.0, *, end: bool = False) -> Asked:
+    def hold(self, corrid: int, x: float = 0.0, *, end: bool = False) -> SentRequest:
         """Let the model run the first request of a sequence, until `allowed` is set."""
         self.model.allowed.clear()
-        asked = self.ask(corrid, x, start=True, end=end)
-        assert self.model.entered.acquire(timeout=PATIENCE_S)
-        return asked
+        sent = self.send(corrid, x, start=True, end=end)
+        assert self.model.entered.acquire(timeout=TIMEOUT_S)
+        return sent
 
 
 def model_config(batching: str, max_batch_size: int, extra: str = "") -> ModelConfig:
@@ -171,10 +171,10 @@ def test_a_state_is_carried_from_request_to_request_and_hidden(
     road: Callable[..., Road], strategy: str, max_batch_size: int
 ) -> None:
     m = road(f"{A_MINUTE} {strategy}", max_batch_size)
-    assert m.ask(7, 1, start=True).outputs() == {"y": [1]}
-    assert m.ask(7, 2).outputs() == {"y": [3]}
-    assert m.ask(7, 3, end=True).outputs() == {"y": [6]}
-    assert m.ask(7, 10, start=True, end=True).outputs() == {"y": [10]}
+    assert m.send(7, 1, start=True).outputs() == {"y": [1]}
+    assert m.send(7, 2).outputs() == {"y": [3]}
+    assert m.send(7, 3, end=True).outputs() == {"y": [6]}
+    assert m.send(7, 10, start=True, end=True).outputs() == {"y": [10]}
 
 
 def test_requests_of_a_sequence_run_in_the_order_in_which_they_came(
@@ -182,44 +182,44 @@ def test_requests_of_a_sequence_run_in_the_order_in_which_they_came(
 ) -> None:
     m = road()
     first = m.hold(7, 1)
-    others = [m.ask(7, 1) for _ in range(8)]
+    others = [m.send(7, 1) for _ in range(8)]
     m.model.allowed.set()
-    assert [asked.value() for asked in (first, *others)] == list(range(1, 10))
+    assert [sent.value() for sent in (first, *others)] == list(range(1, 10))
 
 
 def test_sequences_share_a_batch_and_keep_their_rows_and_states(
     road: Callable[..., Road],
 ) -> None:
     m = road(f"{A_MINUTE} {CONTROLS}")
-    asked = [m.hold(1, 1), m.ask(2, 20, start=True), m.ask(3, 300, start=True, end=True)]
+    sent = [m.hold(1, 1), m.send(2, 20, start=True), m.send(3, 300, start=True, end=True)]
     m.model.allowed.set()
-    assert [a.value() for a in asked] == [1, 20, 300]
+    assert [a.value() for a in sent] == [1, 20, 300]
     assert m.model.rows("x") == [[1], [0, 20, 300]]
     assert m.model.rows("ready") == [[1], [-1, 1, 1]]
     assert m.model.rows("start") == [[1], [0, 1, 1]]
     assert m.model.rows("end") == [[0], [0, 0, 1]]
     assert m.model.rows("id") == [[1], [0, 2, 3]]
-    assert (m.ask(1, 1).value(), m.ask(2, 2).value()) == (2, 22)
+    assert (m.send(1, 1).value(), m.send(2, 2).value()) == (2, 22)
 
 
-def test_padding_is_no_inference_and_nobodys_success(road: Callable[..., Road]) -> None:
+def test_padding_is_no_inference_and_no_success(road: Callable[..., Road]) -> None:
     m = road()
-    asked = [m.hold(1, 1), m.ask(2, 2, start=True)]
+    sent = [m.hold(1, 1), m.send(2, 2, start=True)]
     m.model.allowed.set()
-    for each in asked:
+    for each in sent:
         each.value()
     counts = m.loaded.statistics.counts()
     assert (counts.execution_count, counts.inference_count, counts.success.count) == (2, 2, 2)
     assert sorted(counts.batches) == [1, 2]
 
 
-def test_padding_of_a_decoupled_model_answers_nobody(
+def test_padding_of_a_decoupled_model_gives_no_response(
     road: Callable[..., Road], caplog: pytest.LogCaptureFixture
 ) -> None:
     m = road(extra="model_transaction_policy { decoupled: true }")
-    asked = [m.hold(1, 1), m.ask(2, 2, start=True)]
+    sent = [m.hold(1, 1), m.send(2, 2, start=True)]
     m.model.allowed.set()
-    assert [a.value() for a in asked] == [1, 2]
+    assert [a.value() for a in sent] == [1, 2]
     assert m.loaded.statistics.counts().responses["0"].success.count == 2
     assert caplog.text == ""
 
@@ -228,32 +228,32 @@ def test_tensors_that_cannot_be_joined_run_one_after_the_other(
     road: Callable[..., Road],
 ) -> None:
     m = road()
-    asked = [m.hold(1, 1), m.ask(2, 1, 2, start=True), m.ask(3, 3, start=True)]
+    sent = [m.hold(1, 1), m.send(2, 1, 2, start=True), m.send(3, 3, start=True)]
     m.model.allowed.set()
-    assert [a.outputs()["y"] for a in asked] == [[1], [1, 2], [3]]
+    assert [a.outputs()["y"] for a in sent] == [[1], [1, 2], [3]]
 
 
 def test_states_that_cannot_be_joined_run_one_after_the_other(
     road: Callable[..., Road],
 ) -> None:
     m = road()
-    assert m.ask(1, 1, 2, start=True).outputs() == {"y": [1, 2]}
-    assert m.ask(2, 5, start=True).outputs() == {"y": [5]}
+    assert m.send(1, 1, 2, start=True).outputs() == {"y": [1, 2]}
+    assert m.send(2, 5, start=True).outputs() == {"y": [5]}
     held = m.hold(3)
-    asked = [m.ask(1, 1), m.ask(2, 1)]
+    sent = [m.send(1, 1), m.send(2, 1)]
     m.model.allowed.set()
     held.value()
-    assert [a.outputs()["y"] for a in asked] == [[2, 3], [6]]
+    assert [a.outputs()["y"] for a in sent] == [[2, 3], [6]]
 
 
 def test_sequences_beyond_the_slots_wait_whole(road: Callable[..., Road]) -> None:
     m = road(max_batch_size=1)
     first = m.hold(1, 1)
-    later = [m.ask(2, 5, start=True), m.ask(2, 6), m.ask(3, 7, start=True, end=True)]
-    last = m.ask(1, 2, end=True)
+    later = [m.send(2, 5, start=True), m.send(2, 6), m.send(3, 7, start=True, end=True)]
+    last = m.send(1, 2, end=True)
     m.model.allowed.set()
     assert (first.value(), last.value()) == (1, 3)
-    m.ask(2, 7, end=True)
+    m.send(2, 7, end=True)
     assert [a.value() for a in later] == [5, 11, 7]
     assert m.model.rows("x") == [[1], [2], [5], [6], [7], [7]]
 
@@ -261,19 +261,19 @@ def test_sequences_beyond_the_slots_wait_whole(road: Callable[..., Road]) -> Non
 def test_oldest_runs_one_request_of_each_sequence_at_a_time(road: Callable[..., Road]) -> None:
     m = road(f"{A_MINUTE} oldest {{ max_candidate_sequences: 8 }}", max_batch_size=2)
     first = m.hold(9)
-    asked = [m.ask(1, 1, start=True), m.ask(1, 2), m.ask(2, 10, start=True), m.ask(2, 20)]
+    sent = [m.send(1, 1, start=True), m.send(1, 2), m.send(2, 10, start=True), m.send(2, 20)]
     m.model.allowed.set()
     assert first.value() == 0
-    assert [a.value() for a in asked] == [1, 3, 10, 30]
+    assert [a.value() for a in sent] == [1, 3, 10, 30]
     assert m.model.rows("x") == [[0], [1, 10], [2, 20]]
 
 
 def test_oldest_gives_every_request_its_controls(road: Callable[..., Road]) -> None:
     m = road(f"{A_MINUTE} {CONTROLS} oldest {{ max_candidate_sequences: 8 }}")
     first = m.hold(9)
-    asked = [m.ask(1, 1, start=True), m.ask(2, 1, start=True, end=True), m.ask(9, 1)]
+    sent = [m.send(1, 1, start=True), m.send(2, 1, start=True, end=True), m.send(9, 1)]
     m.model.allowed.set()
-    for each in (first, *asked):
+    for each in (first, *sent):
         each.value()
     assert m.model.rows("id")[1] == [1, 2, 9]
     assert m.model.rows("start")[1] == [1, 1, 0]
@@ -283,82 +283,82 @@ def test_oldest_gives_every_request_its_controls(road: Callable[..., Road]) -> N
 
 @pytest.mark.parametrize("corrid", [0, ""])
 def test_a_request_names_its_sequence(road: Callable[..., Road], corrid: int | str) -> None:
-    said = "inference request to model 'm' must specify a non-zero or non-empty correlation ID"
-    with pytest.raises(InvalidRequest, match=said):
-        road().ask(corrid, 1, start=True)
-    with pytest.raises(InvalidRequest, match=said):
-        Asked(road().world, InferRequest("m", {"x": Tensor(np.zeros((1, 1), np.float32))}))
+    expected = "inference request to model 'm' must specify a non-zero or non-empty correlation ID"
+    with pytest.raises(InvalidRequest, match=expected):
+        road().send(corrid, 1, start=True)
+    with pytest.raises(InvalidRequest, match=expected):
+        SentRequest(road().snapshot, InferRequest("m", {"x": Tensor(np.zeros((1, 1), np.float32))}))
 
 
 def test_a_request_is_one_row(road: Callable[..., Road]) -> None:
-    said = (
+    expected = (
         "^inference request to model 'm' must specify batch-size 1 due to requirements of "
         "sequence batcher$"
     )
     rows = {"x": Tensor(np.zeros((2, 1), np.float32))}
-    with pytest.raises(InvalidRequest, match=said):
-        Asked(road().world, InferRequest("m", rows, sequence=SequencePlace(1, start=True)))
+    with pytest.raises(InvalidRequest, match=expected):
+        SentRequest(road().snapshot, InferRequest("m", rows, sequence=SequencePlace(1, start=True)))
 
 
 @pytest.mark.parametrize("corrid", [5, "left"])
 def test_a_sequence_begins_with_start(road: Callable[..., Road], corrid: int | str) -> None:
-    said = (
+    expected = (
         f"^inference request for sequence {corrid} to model 'm' must specify the START flag on "
         "the first request of the sequence$"
     )
     m = road()
-    with pytest.raises(InvalidRequest, match=said):
-        m.ask(corrid, 1)
-    assert m.ask(corrid, 1, start=True, end=True).value() == 1
-    with pytest.raises(InvalidRequest, match=said):
-        m.ask(corrid, 1)
+    with pytest.raises(InvalidRequest, match=expected):
+        m.send(corrid, 1)
+    assert m.send(corrid, 1, start=True, end=True).value() == 1
+    with pytest.raises(InvalidRequest, match=expected):
+        m.send(corrid, 1)
 
 
 def test_an_id_that_the_model_cannot_take_is_refused_at_the_door(
     road: Callable[..., Road],
 ) -> None:
     with pytest.raises(InvalidRequest, match=r"sequence left .* an integer"):
-        road(f"{A_MINUTE} {CONTROLS}").ask("left", 1, start=True)
+        road(f"{A_MINUTE} {CONTROLS}").send("left", 1, start=True)
 
 
 def test_a_start_on_a_live_id_begins_anew_after_what_came_before(
     road: Callable[..., Road], caplog: pytest.LogCaptureFixture
 ) -> None:
     m = road()
-    asked = [m.hold(7, 1), m.ask(7, 2)]
+    sent = [m.hold(7, 1), m.send(7, 2)]
     assert caplog.text == ""
-    asked += [m.ask(7, 100, start=True), m.ask(7, 1)]
+    sent += [m.send(7, 100, start=True), m.send(7, 1)]
     assert [r.levelno for r in caplog.records] == [logging.WARNING]
     assert "model m: sequence 7 starts again before its END" in caplog.text
     m.model.allowed.set()
-    assert [a.value() for a in asked] == [1, 3, 100, 101]
+    assert [a.value() for a in sent] == [1, 3, 100, 101]
 
 
 def test_a_cancelled_request_does_not_run_and_ends_its_sequence(
     road: Callable[..., Road],
 ) -> None:
     m = road(max_batch_size=1)
-    first, caller = m.hold(1, 1), Gone()
-    gone, behind = m.ask(1, 2, caller=caller), m.ask(1, 3)
-    other = m.ask(2, 9, start=True)
+    first, caller = m.hold(1, 1), Caller()
+    cancelled, behind = m.send(1, 2, caller=caller), m.send(1, 3)
+    other = m.send(2, 9, start=True)
     caller.cancelled = True
     m.model.allowed.set()
     assert first.value() == 1
     with pytest.raises(Cancelled, match=r"^$"):
-        gone.value()
+        cancelled.value()
     with pytest.raises(Cancelled, match="sequence 1 has ended: a request of it before this one"):
         behind.value()
     assert other.value() == 9
     assert m.model.rows("x") == [[1], [9]]
     with pytest.raises(InvalidRequest, match="must specify the START flag"):
-        m.ask(1, 4)
+        m.send(1, 4)
 
 
 def test_an_end_that_comes_too_late_still_frees_the_slot(road: Callable[..., Road]) -> None:
     m = road(max_batch_size=1)
     first = m.hold(1, 1)
-    late = m.ask(1, 2, end=True, deadline=time.monotonic())
-    other = m.ask(2, 9, start=True)
+    late = m.send(1, 2, end=True, deadline=time.monotonic())
+    other = m.send(2, 9, start=True)
     m.model.allowed.set()
     assert first.value() == 1
     with pytest.raises(DeadlineExceeded):
@@ -371,11 +371,11 @@ def test_sequences_that_wait_for_a_slot_leave_nothing_behind_when_their_callers_
 ) -> None:
     m = road(max_batch_size=1)
     first = m.hold(1, 1)
-    callers = [Gone() for _ in range(20)]
-    cancelled = [m.ask(2 + i, i, start=True, caller=caller) for i, caller in enumerate(callers)]
+    callers = [Caller() for _ in range(20)]
+    cancelled = [m.send(2 + i, i, start=True, caller=caller) for i, caller in enumerate(callers)]
     deadline = time.monotonic() + 0.05
-    late = [m.ask(100 + i, i, start=True, deadline=deadline) for i in range(20)]
-    kept = m.ask(200, 9, start=True)
+    late = [m.send(100 + i, i, start=True, deadline=deadline) for i in range(20)]
+    kept = m.send(200, 9, start=True)
     for caller in callers:
         caller.cancelled = True
     # The only instance runs all the time: nobody but the watch over the lines sees to it.
@@ -389,7 +389,7 @@ def test_sequences_that_wait_for_a_slot_leave_nothing_behind_when_their_callers_
     assert len(m.scheduler._book._live) == 2  # type: ignore[attr-defined]
     m.model.allowed.set()
     assert first.value() == 1
-    m.ask(1, 1, end=True).value()
+    m.send(1, 1, end=True).value()
     assert kept.value() == 9
 
 
@@ -397,12 +397,12 @@ def test_a_dead_request_in_the_middle_ends_its_sequence_while_those_before_it_ru
     road: Callable[..., Road],
 ) -> None:
     m = road(max_batch_size=1)
-    first, caller = m.hold(1, 1), Gone()
-    second, gone = m.ask(1, 2), m.ask(1, 3, caller=caller)
-    behind, anew = m.ask(1, 4), m.ask(1, 5, start=True)
+    first, caller = m.hold(1, 1), Caller()
+    second, cancelled = m.send(1, 2), m.send(1, 3, caller=caller)
+    behind, anew = m.send(1, 4), m.send(1, 5, start=True)
     caller.cancelled = True
     with pytest.raises(Cancelled, match=r"^$"):
-        gone.value()
+        cancelled.value()
     with pytest.raises(Cancelled, match="sequence 1 has ended"):
         behind.value()
     m.model.allowed.set()
@@ -416,13 +416,13 @@ def test_the_line_for_a_slot_is_bounded(
     m = road(max_batch_size=1)
     m.hold(1, 1)
     for i in range(3):
-        m.ask(2 + i, 1, start=True)
+        m.send(2 + i, 1, start=True)
     with pytest.raises(Unavailable, match="Exceeds maximum queue size"):
-        m.ask(9, 1, start=True)
+        m.send(9, 1, start=True)
     m.model.allowed.set()
 
 
-def test_a_batch_that_cannot_be_made_answers_its_callers_and_frees_its_sequences(
+def test_a_batch_that_cannot_be_made_fails_its_requests_and_frees_its_sequences(
     road: Callable[..., Road], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     m = road()
@@ -430,38 +430,38 @@ def test_a_batch_that_cannot_be_made_answers_its_callers_and_frees_its_sequences
     with monkeypatch.context() as patch:
         patch.setattr(controls, "of", lambda place: 1 / 0)
         with pytest.raises(InternalError, match="division by zero"):
-            m.ask(1, 1, start=True).value()
-    assert m.ask(1, 1, start=True).value() == 1
+            m.send(1, 1, start=True).value()
+    assert m.send(1, 1, start=True).value() == 1
 
 
 def test_a_failed_request_leaves_the_state_as_it_was(road: Callable[..., Road]) -> None:
     m = road()
-    assert m.ask(1, 1, start=True).value() == 1
+    assert m.send(1, 1, start=True).value() == 1
     with pytest.raises(InternalError, match="no such road"):
-        m.ask(1, 666).value()
-    assert m.ask(1, 2).value() == 3
+        m.send(1, 666).value()
+    assert m.send(1, 2).value() == 3
 
 
 def test_an_idle_sequence_gives_up_its_slot(road: Callable[..., Road]) -> None:
     m = road("max_sequence_idle_microseconds: 1000", max_batch_size=1)
-    first, other = m.ask(1, 1, start=True), m.ask(2, 9, start=True)
+    first, other = m.send(1, 1, start=True), m.send(2, 9, start=True)
     assert (first.value(), other.value()) == (1, 9)
     with pytest.raises(InvalidRequest, match="must specify the START flag"):
-        m.ask(1, 2)
+        m.send(1, 2)
 
 
 def test_a_sequence_waits_for_a_slot_no_longer_than_its_timeout(
     road: Callable[..., Road],
 ) -> None:
     m = road(max_batch_size=1)
-    m.ask(1, 1, start=True).value()
-    asked = [m.ask(2, 1, start=True, timeout_us=1000), m.ask(2, 1)]
-    for each in asked:
+    m.send(1, 1, start=True).value()
+    sent = [m.send(2, 1, start=True, timeout_us=1000), m.send(2, 1)]
+    for each in sent:
         with pytest.raises(
             Unavailable, match=r"^timeout of the corresponding sequence has been expired$"
         ):
             # Sooner than a thread looks up of itself.
-            each.outputs(patience_s=4.0)
+            each.outputs(timeout_s=4.0)
 
 
 def test_a_direct_batch_waits_for_others_no_longer_than_its_delay(
@@ -469,16 +469,16 @@ def test_a_direct_batch_waits_for_others_no_longer_than_its_delay(
 ) -> None:
     delay = "direct { max_queue_delay_microseconds: 60000000 minimum_slot_utilization: 0.5 }"
     m = road(f"{A_MINUTE} {delay}")
-    asked = [m.ask(1, 1, start=True), m.ask(2, 2, start=True)]
-    assert [a.value() for a in asked] == [1, 2]
+    sent = [m.send(1, 1, start=True), m.send(2, 2, start=True)]
+    assert [a.value() for a in sent] == [1, 2]
     assert m.model.rows("x") == [[1, 2]]
 
 
-def test_what_waits_and_what_runs_can_be_told(road: Callable[..., Road]) -> None:
+def test_waiting_requests_and_the_longest_run_are_known(road: Callable[..., Road]) -> None:
     m = road()
     assert m.scheduler.longest_run_s(time.monotonic()) == 0.0
     first = m.hold(1)
-    second = m.ask(1, 1)
+    second = m.send(1, 1)
     assert m.scheduler.pending() == 1
     assert m.scheduler.longest_run_s(time.monotonic() + 9) >= 9
     m.model.allowed.set()
@@ -487,11 +487,11 @@ def test_what_waits_and_what_runs_can_be_told(road: Callable[..., Road]) -> None
     assert m.scheduler.pending() == 0
 
 
-def test_a_caller_who_fails_to_listen_stops_nobody_else(
+def test_a_callback_that_raises_stops_no_other_request(
     road: Callable[..., Road], caplog: pytest.LogCaptureFixture
 ) -> None:
-    def deaf(answer: ResponseCallback, final: bool) -> None:
-        raise ValueError("deaf")
+    def raising(response: ResponseCallback, final: bool) -> None:
+        raise ValueError("raising")
 
     m = road()
     request = InferRequest(
@@ -499,8 +499,8 @@ def test_a_caller_who_fails_to_listen_stops_nobody_else(
         {"x": Tensor(np.ones((1, 1), np.float32))},
         sequence=SequencePlace(1, start=True),
     )
-    m.world.submit(request, deaf)
-    assert m.ask(1, 1).value() == 2
+    m.snapshot.submit(request, raising)
+    assert m.send(1, 1).value() == 2
     assert "model m: a response could not be given" in caplog.text
 
 
@@ -512,11 +512,11 @@ def test_in_a_crowd_every_sequence_adds_up(road: Callable[..., Road], strategy: 
     def drive(caller: int) -> None:
         for trip in range(5):
             corrid = 1 + caller * 100 + trip
-            asked = [
-                m.ask(corrid, 1, start=step == 0, end=step == 7, timeout_us=int(PATIENCE_S * 1e6))
+            sent = [
+                m.send(corrid, 1, start=step == 0, end=step == 7, timeout_us=int(TIMEOUT_S * 1e6))
                 for step in range(8)
             ]
-            sums = [a.value() for a in asked]
+            sums = [a.value() for a in sent]
             if sums != list(range(1, 9)):
                 wrong.append((corrid, sums))
 
@@ -524,7 +524,7 @@ def test_in_a_crowd_every_sequence_adds_up(road: Callable[..., Road], strategy: 
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(PATIENCE_S)
+        thread.join(TIMEOUT_S)
     assert not any(thread.is_alive() for thread in threads)
     assert wrong == []
     assert m.scheduler.pending() == 0
@@ -561,38 +561,40 @@ def test_where_the_system_gives_no_thread_nothing_is_left_open() -> None:
 def test_as_many_candidates_as_can_be_written_cost_nothing(road: Callable[..., Road]) -> None:
     most = 2**31 - 1
     m = road(f"{A_MINUTE} oldest {{ max_candidate_sequences: {most} }}")
-    assert [m.ask(i, i, start=True).value() for i in (1, 2)] == [1, 2]
+    assert [m.send(i, i, start=True).value() for i in (1, 2)] == [1, 2]
     assert m.scheduler._book._made == 2  # type: ignore[attr-defined]
 
 
-def test_close_answers_what_waits_and_closes_the_instances() -> None:
+def test_close_refuses_what_waits_and_closes_the_instances() -> None:
     model = Closes(Accumulate())
     loaded = Scheduling().model(model_config(A_MINUTE, 1), 1, model)
     m = Road(loaded, Accumulate())
-    m.ask(1, 1, start=True).value()
-    waiting = m.ask(2, 1, start=True)
+    m.send(1, 1, start=True).value()
+    waiting = m.send(2, 1, start=True)
     loaded.close()
-    said = "Server is stopping, scheduler for model has stopped accepting new inference requests$"
-    with pytest.raises(Unavailable, match=r"^\[request id: <id_unknown>\] " + said):
+    expected = (
+        "Server is stopping, scheduler for model has stopped accepting new inference requests$"
+    )
+    with pytest.raises(Unavailable, match=r"^\[request id: <id_unknown>\] " + expected):
         waiting.value()
-    with pytest.raises(Unavailable, match=said):
-        m.ask(1, 2)
+    with pytest.raises(Unavailable, match=expected):
+        m.send(1, 2)
     assert model.closed == ["m_0", "model"]
 
 
-def test_the_last_answer_of_a_replaced_model_closes_it() -> None:
+def test_the_last_response_of_a_replaced_model_closes_it() -> None:
     run = Accumulate()
     run.allowed.clear()
     model = Closes(run)
     loaded = Scheduling().model(model_config(A_MINUTE, 1), 1, model)
     registry = ModelRegistry()
     registry.replace("m", [ModelEntry("m", 1, ModelState.READY, loaded=loaded)])
-    answers: list[ResponseCallback] = []
-    answered = threading.Event()
+    responses: list[ResponseCallback] = []
+    responded = threading.Event()
 
-    def respond(answer: ResponseCallback, final: bool) -> None:
-        answers.append(answer)
-        answered.set()
+    def respond(response: ResponseCallback, final: bool) -> None:
+        responses.append(response)
+        responded.set()
 
     request = InferRequest(
         "m",
@@ -600,12 +602,12 @@ def test_the_last_answer_of_a_replaced_model_closes_it() -> None:
         sequence=SequencePlace(1, start=True),
     )
     DataPlane(registry).submit(request, respond)
-    assert run.entered.acquire(timeout=PATIENCE_S)
+    assert run.entered.acquire(timeout=TIMEOUT_S)
     registry.replace("m", [])
     assert model.closed == []
     run.allowed.set()
-    assert answered.wait(PATIENCE_S)
-    assert registry.wait_closed(PATIENCE_S)
+    assert responded.wait(TIMEOUT_S)
+    assert registry.wait_closed(TIMEOUT_S)
     assert model.closed == ["m_0", "model"]
 
 

@@ -19,7 +19,7 @@ import tensorrt as trt
 
 from edge_server.backends.tensorrt.engine import trt_log, version_here
 from edge_server.backends.tensorrt.plan_build.cache import read_timings, write_timings
-from edge_server.backends.tensorrt.plan_build.events import PhaseTree, Progressed, Step
+from edge_server.backends.tensorrt.plan_build.events import PhaseTree, PlanBuilt, Progressed, Step
 from edge_server.backends.tensorrt.plan_build.layers import Placed, placed
 from edge_server.backends.tensorrt.plan_build.precision import (
     check_precision,
@@ -28,7 +28,6 @@ from edge_server.backends.tensorrt.plan_build.precision import (
     set_calibrator,
     set_precision,
 )
-from edge_server.backends.tensorrt.plan_build.process import PlanBuilt
 from edge_server.backends.tensorrt.plan_build.profiles import NetworkInput, Profile, profiles_for
 from edge_server.backends.tensorrt.plan_build.side_car import DeviceFacts, PlanTensor, datatype_name
 from edge_server.board.jetson import NVDLA_SUPPORT
@@ -36,8 +35,7 @@ from edge_server.errors import InternalError, InvalidRequest, ModelConfigError, 
 
 if TYPE_CHECKING:
     from edge_server.backends.tensorrt.plan_build.build_options import BuildOptions
-    from edge_server.backends.tensorrt.plan_build.events import OnEvent
-    from edge_server.backends.tensorrt.plan_build.process import BuildJob
+    from edge_server.backends.tensorrt.plan_build.events import BuildJob, OnEvent
     from edge_server.gpu.libcuda import BareGpu
 
 _REPORT_EVERY_S = 0.1
@@ -114,7 +112,7 @@ def network_flags(version: tuple[int, int], *, typed: bool) -> int:
     if version < (10, 0):
         return 1 << int(trt.NetworkDefinitionCreationFlag.EXPLICIT_BATCH)
     # 11 has no other mode, and ignores the flag.
-    if typed and version >= (10, 0):
+    if typed:
         return 1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
     return 0
 

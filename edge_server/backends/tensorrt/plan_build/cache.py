@@ -18,8 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edge_server.backends.tensorrt.plan_build.events import OnEvent, Step
-from edge_server.backends.tensorrt.plan_build.process import BuildJob, PlanBuilt
+from edge_server.backends.tensorrt.plan_build.events import BuildJob, OnEvent, PlanBuilt, Step
 from edge_server.backends.tensorrt.plan_build.side_car import (
     SideCar,
     compare,

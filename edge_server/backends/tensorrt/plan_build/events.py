@@ -1,4 +1,5 @@
-"""Events of a build: from TensorRT's nested phases to the log and the model's index entry."""
+"""The job, the events and the result of a build: from TensorRT's nested phases to the log and the
+model's index entry."""
 
 from __future__ import annotations
 
@@ -10,6 +11,14 @@ from typing import TYPE_CHECKING, Union
 
 import msgspec
 
+from edge_server.backends.tensorrt.plan_build.build_options import BuildOptions  # noqa: TC001
+from edge_server.backends.tensorrt.plan_build.layers import Placed  # noqa: TC001
+from edge_server.backends.tensorrt.plan_build.profiles import Profile  # noqa: TC001
+from edge_server.backends.tensorrt.plan_build.side_car import (  # noqa: TC001 - msgspec
+    DeviceFacts,
+    PlanTensor,
+)
+
 if TYPE_CHECKING:
     from edge_server.backends.contract import ProgressCallback
 
@@ -20,6 +29,31 @@ _REPORT_EVERY_S = 1.0
 _STEP_PERCENT = 5
 # TensorRT's phase names may list many layers.
 _LONGEST_PHASE = 80
+
+
+class BuildJob(msgspec.Struct, frozen=True):
+    """A plan to build.
+
+    Attributes:
+        out: the file that the process writes; the parent moves the plan to its place.
+        timing_cache: a directory of TensorRT's earlier measurements; empty is none.
+    """
+
+    onnx: str
+    out: str
+    options: BuildOptions
+    timing_cache: str = ""
+
+
+class PlanBuilt(msgspec.Struct, frozen=True):
+    """The plan is written; the fields are the data of its side-car."""
+
+    facts: DeviceFacts
+    precision: str
+    profiles: tuple[Profile, ...]
+    tensors: tuple[PlanTensor, ...]
+    placed: Placed | None
+    build_s: float
 
 
 class Step(msgspec.Struct, frozen=True, tag="step"):

@@ -7,29 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from edge_server.backends.tensorrt.plan_build.build_options import BuildOptions  # noqa: TC001 - msgspec
 from edge_server.backends.tensorrt.plan_build.events import (
     BuildEvent,
+    BuildJob,
     OnEvent,
+    PlanBuilt,
     TrtMessage,
     Working,
 )
-from edge_server.backends.tensorrt.plan_build.layers import Placed  # noqa: TC001 - msgspec
-from edge_server.backends.tensorrt.plan_build.profiles import Profile  # noqa: TC001 - msgspec
-from edge_server.backends.tensorrt.plan_build.side_car import (
-    DeviceFacts,
-    PlanTensor,
-    device_facts,
-)
+from edge_server.backends.tensorrt.plan_build.side_car import DeviceFacts, device_facts
 from edge_server.board.resources import read_memory
 from edge_server.errors import InternalError, Unavailable
 from edge_server.gpu.libcuda import BareGpu
-from edge_server.process.run_in_child import (
-    ChildFailed,
-    ChildOptions,
-    ChildTimeout,
-    run_in_child,
-)
+from edge_server.process.run_in_child import ChildFailed, ChildOptions, ChildTimeout, run_in_child
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,36 +33,7 @@ _INSPECTION_TIMEOUT_S = 120.0
 LEAVE_FREE_BYTES = 256 << 20
 
 
-class BuildJob(msgspec.Struct, frozen=True):
-    """A plan to build.
-
-    Attributes:
-        out: the file that the process writes; the parent moves the plan to its place.
-        timing_cache: a directory of TensorRT's earlier measurements; empty is none.
-    """
-
-    onnx: str
-    out: str
-    options: BuildOptions
-    timing_cache: str = ""
-
-
-class PlanBuilt(msgspec.Struct, frozen=True):
-    """The plan is written; the fields are the data of its side-car."""
-
-    facts: DeviceFacts
-    precision: str
-    profiles: tuple[Profile, ...]
-    tensors: tuple[PlanTensor, ...]
-    placed: Placed | None
-    build_s: float
-
-
-def build(
-    job: BuildJob,
-    on_event: OnEvent,
-    memory_limit_bytes: int = 0,
-) -> PlanBuilt:
+def build(job: BuildJob, on_event: OnEvent, memory_limit_bytes: int = 0) -> PlanBuilt:
     """Build a plan; takes minutes.
 
     Args:

@@ -51,7 +51,7 @@ def test_a_closed_gate_refuses_all_callers_and_lets_those_inside_finish() -> Non
     assert inside.is_alive()
     leave.set()
     admission.wait_until_empty(10)
-    assert admission._inside == 0
+    assert admission.inside == 0
     inside.join(10)
 
 
@@ -73,29 +73,24 @@ def test_streams_have_places_of_their_own_and_are_called_when_the_gate_closes() 
         raise AssertionError("nobody is let in")
 
 
-def test_requests_of_streams_take_no_place_and_are_waited_for() -> None:
+def test_open_streams_take_no_place_and_are_waited_for() -> None:
     admission = Admission(1)
-    with admission:
-        for _ in range(3):
-            admission.enter_from_stream()
+    ended = threading.Event()
+
+    def stream() -> None:
+        with admission.stream(print):
+            assert ended.wait(TIMEOUT_S)
+
+    open_stream = threading.Thread(target=stream)
+    open_stream.start()
     with admission:
         pass
     admission.close()
-    with pytest.raises(Unavailable, match="shutting down"):
-        admission.enter_from_stream()
-    emptied = threading.Event()
-
-    def wait() -> None:
-        admission.wait_until_empty(10)
-        emptied.set()
-
-    waiting = threading.Thread(target=wait)
-    waiting.start()
-    for _ in range(3):
-        assert not emptied.is_set()
-        admission.leave_from_stream()
-    assert emptied.wait(5)
-    waiting.join()
+    admission.wait_until_empty(0.01)
+    assert open_stream.is_alive()
+    ended.set()
+    admission.wait_until_empty(TIMEOUT_S)
+    open_stream.join(TIMEOUT_S)
 
 
 def test_what_does_not_fit_is_turned_away_by_name_and_may_come_again() -> None:

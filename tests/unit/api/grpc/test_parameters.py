@@ -18,7 +18,7 @@ def parameters(**values: dict[str, object]) -> object:
 
 
 def test_the_protocols_parameters_are_separate_from_the_callers() -> None:
-    said = read_parameters(
+    read = read_parameters(
         parameters(
             sequence_id={"int64_param": -1},
             sequence_start={"bool_param": True},
@@ -30,14 +30,14 @@ def test_the_protocols_parameters_are_separate_from_the_callers() -> None:
             wide={"bool_param": False},
         )
     )
-    assert said.sequence == SequencePlace(2**64 - 1, start=True, end=False)
-    assert (said.priority, said.timeout_us, said.empty_final_response) == (2, 1000, True)
-    assert said.custom == {"lane": "left", "n": -3, "wide": False}
+    assert read.sequence == SequencePlace(2**64 - 1, start=True, end=False)
+    assert (read.priority, read.timeout_us) == (2, 1000)
+    assert read.custom == {"lane": "left", "n": -3, "wide": False}
 
 
 def test_a_sequence_may_be_named() -> None:
-    said = read_parameters(parameters(sequence_id={"string_param": "front"}))
-    assert said.sequence == SequencePlace("front")
+    read = read_parameters(parameters(sequence_id={"string_param": "front"}))
+    assert read.sequence == SequencePlace("front")
     assert read_parameters(parameters(priority={"int64_param": 1})).sequence is None
 
 

@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 
 from edge_server.backends.contract import ModelMetric
-from edge_server.backends.python.messages import ChangeMetric
+from edge_server.backends.python.messages import ChangeMetric, MakeMetric
 from edge_server.backends.python.metrics import MetricBook
 from edge_server.errors import InvalidRequest
 
 
+def make(book: MetricBook, *fields: Any) -> int:
+    return book.make(MakeMetric(*fields))
+
+
 def test_the_same_name_and_labels_are_the_same_metric() -> None:
     book = MetricBook()
-    number = book.make("frames", "seen", "counter", {"a": "1", "b": "2"})
-    assert book.make("frames", "seen", "counter", {"b": "2", "a": "1"}) == number
-    assert book.make("frames", "seen", "counter", {"a": "2"}) != number
+    number = make(book, "frames", "seen", "counter", {"a": "1", "b": "2"})
+    assert make(book, "frames", "seen", "counter", {"b": "2", "a": "1"}) == number
+    assert make(book, "frames", "seen", "counter", {"a": "2"}) != number
 
 
 def test_values_are_kept_by_kind() -> None:
     book = MetricBook()
-    counter = book.make("frames", "seen", "counter", {})
-    gauge = book.make("load", "now", "gauge", {"core": "0"})
+    counter = make(book, "frames", "seen", "counter", {})
+    gauge = make(book, "load", "now", "gauge", {"core": "0"})
     book.change(ChangeMetric(counter, "increment", 2))
     book.change(ChangeMetric(counter, "increment", 3))
     book.change(ChangeMetric(gauge, "increment", -1))
@@ -35,7 +40,7 @@ def test_values_are_kept_by_kind() -> None:
 
 def test_a_histogram_counts_what_is_not_above_each_bound() -> None:
     book = MetricBook()
-    number = book.make("ms", "took", "histogram", {}, [1.0, 10.0])
+    number = make(book, "ms", "took", "histogram", {}, [1.0, 10.0])
     for value in (0.5, 1.0, 5.0, 100.0):
         book.change(ChangeMetric(number, "observe", value))
     (histogram,) = book.metrics()
@@ -45,47 +50,47 @@ def test_a_histogram_counts_what_is_not_above_each_bound() -> None:
 
 def test_a_name_is_of_one_kind() -> None:
     book = MetricBook()
-    book.make("frames", "seen", "counter", {})
+    make(book, "frames", "seen", "counter", {})
     with pytest.raises(InvalidRequest, match="'frames' is a counter already, no gauge"):
-        book.make("frames", "seen", "gauge", {})
+        make(book, "frames", "seen", "gauge", {})
 
 
 def test_bounds_ascend() -> None:
     with pytest.raises(InvalidRequest, match="do not ascend"):
-        MetricBook().make("ms", "took", "histogram", {}, [2.0, 1.0])
+        make(MetricBook(), "ms", "took", "histogram", {}, [2.0, 1.0])
 
 
 @pytest.mark.parametrize("name", ["", "1st", "a b", "nv_gpu_power_usage", "edge_frames_total"])
 def test_a_name_that_would_spoil_the_page_is_refused(name: str) -> None:
     with pytest.raises(InvalidRequest, match="name"):
-        MetricBook().make(name, "", "counter", {})
+        make(MetricBook(), name, "", "counter", {})
 
 
 @pytest.mark.parametrize("label", ["", "a-b", "__name__"])
 def test_a_label_that_would_spoil_the_page_is_refused(label: str) -> None:
     with pytest.raises(InvalidRequest, match="cannot be a label"):
-        MetricBook().make("seen", "", "counter", {label: "x"})
+        make(MetricBook(), "seen", "", "counter", {label: "x"})
 
 
 @pytest.mark.parametrize("bounds", [[math.nan], [1.0, math.nan, 2.0]])
 def test_bounds_are_numbers(bounds: list[float]) -> None:
     with pytest.raises(InvalidRequest, match="do not ascend"):
-        MetricBook().make("ms", "took", "histogram", {}, bounds)
+        make(MetricBook(), "ms", "took", "histogram", {}, bounds)
 
 
 def test_a_histogram_has_its_bounds_label_to_itself() -> None:
     with pytest.raises(InvalidRequest, match="'le' is a histogram's own label"):
-        MetricBook().make("ms", "took", "histogram", {"le": "1"}, [1.0])
+        make(MetricBook(), "ms", "took", "histogram", {"le": "1"}, [1.0])
 
 
 def test_a_label_that_takes_ever_new_values_ends_at_a_limit() -> None:
     book = MetricBook()
-    numbers = [book.make("seen", "", "counter", {"frame": str(i)}) for i in range(1000)]
+    numbers = [make(book, "seen", "", "counter", {"frame": str(i)}) for i in range(1000)]
     with pytest.raises(InvalidRequest, match="at most 1000 metrics"):
-        book.make("seen", "", "counter", {"frame": "1000"})
+        make(book, "seen", "", "counter", {"frame": "1000"})
     with pytest.raises(InvalidRequest, match="at most 1000 metrics"):
-        book.make("other", "", "counter", {})
-    assert book.make("seen", "", "counter", {"frame": "7"}) == numbers[7]
+        make(book, "other", "", "counter", {})
+    assert make(book, "seen", "", "counter", {"frame": "7"}) == numbers[7]
 
 
 @pytest.mark.parametrize(
@@ -94,4 +99,4 @@ def test_a_label_that_takes_ever_new_values_ends_at_a_limit() -> None:
 )
 def test_texts_have_a_limit(name: str, description: str, labels: dict[str, str]) -> None:
     with pytest.raises(InvalidRequest, match="more than 4096 characters"):
-        MetricBook().make(name, description, "counter", labels)
+        make(MetricBook(), name, description, "counter", labels)

@@ -15,8 +15,7 @@ from edge_server.backends.vision import lane_decode
 from edge_server.backends.vision.lane_decode import frame_points
 from edge_server.errors import ModelConfigError
 from edge_server.gpu.devices import Devices
-from edge_server.lanes.anchors import COLUMN_COUNT, ROW_COUNT
-from edge_server.lanes.decode import DecodedLanes
+from edge_server.lanes.decode import COLUMN_COUNT, ROW_COUNT, DecodedLanes
 from edge_server.model_config.config import ModelConfig
 from edge_server.model_config.files import ModelFiles
 from edge_server.tensors import Tensor

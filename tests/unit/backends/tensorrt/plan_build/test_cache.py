@@ -17,8 +17,13 @@ from edge_server.backends.tensorrt.plan_build.cache import (
     ensure_plan,
     make_plan,
 )
-from edge_server.backends.tensorrt.plan_build.events import BuildEvent, Progressed, Step
-from edge_server.backends.tensorrt.plan_build.process import BuildJob, PlanBuilt
+from edge_server.backends.tensorrt.plan_build.events import (
+    BuildEvent,
+    BuildJob,
+    PlanBuilt,
+    Progressed,
+    Step,
+)
 from edge_server.backends.tensorrt.plan_build.side_car import (
     DeviceFacts,
     plan_faults,

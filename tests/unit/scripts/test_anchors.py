@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from lane_training.anchors import lane_anchors
 
-from edge_server.lanes.anchors import FIRST_X_COLUMN, lane_anchors
+from edge_server.lanes.decode import FIRST_X_COLUMN
 
 LEFT = (72, 60, 49, 39, 30, 22)
 BOTTOM = (165, 150, 141, 131, 120, 108, 100, 90, 80, 72, 60, 49, 39, 30, 15)

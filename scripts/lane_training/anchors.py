@@ -10,12 +10,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from edge_server.lanes.decode import (
+    COLUMN_COUNT,
+    FIRST_X_COLUMN,
+    INPUT_WIDTH_PX,
+    ROW_COUNT,
+    START_Y_COLUMN,
+)
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-INPUT_WIDTH_PX = 640
 INPUT_HEIGHT_PX = 360
-ROW_COUNT = 72
+START_X_COLUMN = 3
 EDGE_START_COUNT = 72
 BOTTOM_START_COUNT = 128
 LEFT_ANGLES_DEG = (72.0, 60.0, 49.0, 39.0, 30.0, 22.0)
@@ -27,15 +34,6 @@ BOTTOM_ANGLES_DEG = (
 ANCHOR_COUNT = EDGE_START_COUNT * (
     len(LEFT_ANGLES_DEG) + len(RIGHT_ANGLES_DEG)
 ) + BOTTOM_START_COUNT * len(BOTTOM_ANGLES_DEG)
-
-# Columns of an anchor and of a proposal.
-NEGATIVE_COLUMN = 0
-POSITIVE_COLUMN = 1
-START_Y_COLUMN = 2
-START_X_COLUMN = 3
-LENGTH_COLUMN = 4
-FIRST_X_COLUMN = 5
-COLUMN_COUNT = FIRST_X_COLUMN + ROW_COUNT
 
 
 def anchor_lines() -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
