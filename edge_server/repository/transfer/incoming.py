@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from edge_server.errors import ModelConfigError, NotFound
 from edge_server.process.disk import sync
+from edge_server.process.utf8 import shown
 from edge_server.repository.content import Content, hashed
 from edge_server.repository.manifest import ABOUT_CONTENT, MOST_BYTES, NAME, Manifest, ManifestFile
 from edge_server.repository.scan import NAME_RULE, is_model_name
@@ -174,7 +175,7 @@ class Incoming:
         """Raises: ModelConfigError: what has come is not as `manifest` says."""
         content = self.content
         if fault := manifest.unfit(self._name, content.files, content.empty):
-            raise ModelConfigError(f"model '{self._name}': {fault}; push it again")
+            raise ModelConfigError(f"model '{self._name}': {shown(fault)}; push it again")
 
     def place(self) -> Delivery:
         """Give the directory the model's name; keep the replaced model as the previous one.
@@ -292,4 +293,4 @@ def to_last_good(repository: Path, name: str, store: Path | None = None) -> int:
 
 def _require_name(name: str) -> None:
     if not is_model_name(name):
-        raise ModelConfigError(f"'{name}' is no model: {NAME_RULE}; rename it")
+        raise ModelConfigError(f"'{shown(name)[:200]}' is no model: {NAME_RULE}; rename it")

@@ -10,6 +10,7 @@ import pytest
 
 from edge_server.cli.models.push import pack
 from edge_server.errors import EdgeServerError, ModelConfigError
+from edge_server.repository.manifest import Manifest
 from edge_server.repository.transfer.entries import Entry, read_archive, write_archive
 from edge_server.repository.transfer.incoming import receive
 
@@ -129,6 +130,16 @@ def test_a_header_of_any_length_takes_no_memory(repository: Path, kind: bytes) -
 def test_what_is_no_archive_of_a_model_is_refused(repository: Path, data: bytes) -> None:
     with pytest.raises(ModelConfigError, match=r"does not begin with manifest.json|ended early"):
         take(data, repository)
+    assert list(repository.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["../m", "a/b", ".m", "", "x" * 10_000, "\x1b[2J"])
+def test_a_manifest_of_no_model_s_name_is_refused(repository: Path, name: str) -> None:
+    manifest = Manifest(name, {}).encode()
+    with pytest.raises(ModelConfigError, match="is no model: a model name has") as refused:
+        receive(repository, iter([Entry.of("manifest.json", manifest)]))
+    assert len(str(refused.value)) < 500
+    assert str(refused.value).isprintable()
     assert list(repository.iterdir()) == []
 
 
