@@ -9,7 +9,7 @@ from edge_server.errors import InvalidRequest
 from edge_server.tensors import TensorSpec, shape_fits, shape_text
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping, Set
 
     from edge_server.model_config.config import ModelConfig
     from edge_server.requests import InferRequest
@@ -27,8 +27,7 @@ _BATCH_NOTE = (
 def check_request(config: ModelConfig, request: InferRequest) -> None:
     """Raises: InvalidRequest: names, types or shapes differ from the model's."""
     inputs = request.inputs
-    if request.outputs or inputs.keys() != config.input_names:
-        check_names(config, request, inputs, request.outputs)
+    check_names(config, request, inputs.keys(), request.outputs)
     batch_sizes = {
         spec.name: check_tensor(
             config, request, spec, inputs[spec.name].datatype, inputs[spec.name].shape
@@ -36,6 +35,17 @@ def check_request(config: ModelConfig, request: InferRequest) -> None:
         for spec in config.inputs
         if spec.name in inputs
     }
+    check_batch_sizes(config, request, batch_sizes)
+
+
+def check_batch_sizes(
+    config: ModelConfig, request: InferRequest, batch_sizes: Mapping[str, int]
+) -> None:
+    """Check the batch sizes of the inputs of `request`, by name, against each other and the model.
+
+    Raises:
+        InvalidRequest: they differ, or the model takes no batch of that size.
+    """
     if config.max_batch_size == 0 or not batch_sizes:
         return
     first = next(iter(batch_sizes.values()))
@@ -53,13 +63,15 @@ def check_request(config: ModelConfig, request: InferRequest) -> None:
 
 
 def check_names(
-    config: ModelConfig, request: InferRequest, inputs: Collection[str], outputs: Collection[str]
+    config: ModelConfig, request: InferRequest, inputs: Set[str], outputs: Collection[str]
 ) -> None:
     """Check the tensor names in `inputs` and `outputs` of `request` against the model's.
 
     Raises:
         InvalidRequest: a name is missing, or unknown to the model.
     """
+    if inputs == config.input_names and config.output_names.issuperset(outputs):
+        return
     for name in outputs:
         if name not in config.output_names:
             raise InvalidRequest(f"unexpected inference output '{name}' for model '{config.name}'")

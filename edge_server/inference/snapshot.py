@@ -237,6 +237,14 @@ class Snapshot:
         """
         loaded = self.find(request.model_name, request.model_version)
         check_request(loaded.config, request)
+        return self.run(loaded, request)
+
+    def run(self, loaded: LoadedModel, request: InferRequest) -> InferResponse:
+        """Run a request that was checked against `loaded`, and return its only response.
+
+        Raises:
+            EdgeServerError: see `Scheduler.infer`.
+        """
         trace = request.trace
         if trace is None:
             return loaded.scheduler.infer(request, self)

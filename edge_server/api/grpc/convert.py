@@ -21,12 +21,16 @@ from edge_server.api.grpc.parameters import (
 )
 from edge_server.api.grpc.shared_memory import DISABLED, RegionSlice
 from edge_server.errors import InvalidRequest, Unsupported
-from edge_server.inference.request_check import check_names, check_tensor
+from edge_server.inference.request_check import (
+    check_batch_sizes,
+    check_names,
+    check_tensor,
+)
 from edge_server.requests import InferRequest, InferResponse
 from edge_server.tensors import DataType, Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -117,8 +121,8 @@ def to_infer_request(
         raw: the raw contents; the tensors are views on them.
         timeout_s: seconds until the caller's deadline; None is never.
         shared_memory: the regions that tensors may refer to; None refuses them.
-        config: of the model; inputs that it does not declare are not converted. None defers that
-            check.
+        config: of the model, which the request is checked against before its tensors are
+            converted; None leaves that check to `Snapshot.infer`.
 
     Raises:
         InvalidRequest, NotFound: tensors or parameters contradict each other (Triton's texts).
@@ -129,17 +133,21 @@ def to_infer_request(
     like = InferRequest(message.model_name, {}, id=message.id)
     prefix = like.log_prefix
     names = _distinct("input", message.inputs, prefix)
-    outputs = _distinct("output", message.outputs, prefix) if message.outputs else ()
-    if config is not None and (outputs or config.input_names != {*names}):
-        check_names(config, like, names, outputs)
+    outputs = _distinct("output", message.outputs, prefix) if message.outputs else {}
+    if config is not None:
+        check_names(config, like, names.keys(), outputs)
     taken = {} if config is None else {spec.name: spec for spec in config.inputs}
     raw_contents = iter(raw)
     inputs: dict[str, Tensor] = {}
+    batch_sizes: dict[str, int] = {}
     strings = 0
     for tensor in message.inputs:
         declared = Declared.of(tensor, message.model_name, prefix)
         if config is not None:
-            check_tensor(config, like, taken[tensor.name], declared.datatype, declared.shape)
+            spec = taken[declared.name]
+            batch_sizes[spec.name] = check_tensor(
+                config, like, spec, declared.datatype, declared.shape
+            )
         if declared.datatype is DataType.BYTES:
             strings += declared.count
             if strings > _MOST_STRINGS:
@@ -153,13 +161,15 @@ def to_infer_request(
             array = _contents(declared, tensor, raw_contents, has_raw=bool(raw))
         else:
             array = _from_region(declared, tensor, place)
-        inputs[tensor.name] = Tensor(array.reshape(declared.shape))
+        inputs[declared.name] = Tensor(array.reshape(declared.shape))
+    if config is not None:
+        check_batch_sizes(config, like, batch_sizes)
     return InferRequest(
         model_name=message.model_name,
         model_version=message.model_version,
         inputs=inputs,
-        outputs=outputs,
-        id=message.id,
+        outputs=tuple(outputs),
+        id=like.id,
         deadline=None if timeout_s is None else time.monotonic() + timeout_s,
         priority=parameters.priority,
         timeout_us=parameters.timeout_us,
@@ -229,13 +239,14 @@ def to_response_message(
     return message, raw
 
 
-def _distinct(kind: str, tensors: Iterable[Any], prefix: str) -> tuple[str, ...]:
+def _distinct(kind: str, tensors: Sequence[Any], prefix: str) -> dict[str, None]:
     """Return the tensors' names, in order."""
-    names = [tensor.name for tensor in tensors]
-    if len({*names}) < len(names):
-        twice = next(name for place, name in enumerate(names) if name in names[:place])
+    names = dict.fromkeys([tensor.name for tensor in tensors])
+    if len(names) < len(tensors):
+        listed = [tensor.name for tensor in tensors]
+        twice = next(name for place, name in enumerate(listed) if name in listed[:place])
         raise InvalidRequest(f"{prefix}{kind} '{twice}' already exists in request")
-    return tuple(names)
+    return names
 
 
 def _contents(

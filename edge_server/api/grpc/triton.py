@@ -146,7 +146,7 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
             forms = output_forms(message, loaded, shared_memory) if read.outputs else AS_IT_IS
             if trace is not None:
                 read = trace.begin(read, context.add_callback)
-            response = snapshot.infer(read)
+            response = snapshot.run(loaded, read)
         written = write_response(*to_response_message(response, forms))
         if trace is not None:
             trace.send()
