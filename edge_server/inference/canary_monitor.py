@@ -17,7 +17,7 @@ from edge_server.inference.canary_window import (
     fault_shares,
 )
 from edge_server.inference.mirror import Mirror
-from edge_server.inference.predecessor import Predecessor
+from edge_server.inference.replay import ReplayTarget
 from edge_server.process.worker import Worker
 
 if TYPE_CHECKING:
@@ -125,8 +125,8 @@ class CanaryMonitor:
             predecessor: stays open for as long as the canary lasts.
             members: the members of a predecessor that is an ensemble; open likewise.
         """
-        comparable = Predecessor.of(model, predecessor, members)
-        mirror = None if comparable is None else Mirror(comparable, self._wake.set)
+        target = ReplayTarget.of(model, predecessor, members)
+        mirror = None if target is None else Mirror(target, self._wake.set)
         scheduler = model.scheduler
         if isinstance(scheduler, WatchedScheduler):
             scheduler = scheduler.beneath
@@ -222,7 +222,7 @@ class CanaryMonitor:
     def _close(self) -> None:
         for each in self.watched:
             if each.mirror is not None:
-                each.mirror.predecessor.close()
+                each.mirror.target.close()
         self._on_over()
 
     def _slower(self) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec.structs import replace
 
 from edge_server.errors import EdgeServerError, InvalidRequest
-from edge_server.inference.predecessor import (
+from edge_server.inference.replay import (
     WITHOUT_VERDICT,
     Fault,
     all_finite,
@@ -235,7 +235,7 @@ class WatchedVersion(NamedTuple):
             evidence = f"before it {share:.1%} {did}"
             if mirror is not None:
                 better, replayed = mirror.better(fault)
-                share = mirror.worse_share(fault) if mirror.predecessor.calculates else share
+                share = mirror.worse_share(fault) if mirror.target.calculates else share
                 evidence = (
                     f"its predecessor, given {replayed} of these requests, responded well to "
                     f"{better}"
@@ -291,7 +291,7 @@ class WatchedVersion(NamedTuple):
             old_s = mirror.time_s(oldest)
             if old_s is not None:
                 # The run may be a batch, of which the predecessor replayed a single request.
-                least_s = max(HANGS_S, 10 * mirror.predecessor.batch_size * old_s)
+                least_s = max(HANGS_S, 10 * mirror.target.batch_size * old_s)
         if run_s < least_s:
             return ""
         return f"version {self.model.version}: a run takes {run_s:.1f} s and does not end"
@@ -304,7 +304,7 @@ class WatchedVersion(NamedTuple):
         better, replayed = mirror.better(Fault.FAILED)
         # A request that also ends the predecessor's process is the caller's fault.
         callers_fault = not better if replayed else mirror.is_comparing
-        return "" if callers_fault or mirror.predecessor.not_ready_reason() else reason
+        return "" if callers_fault or mirror.target.not_ready_reason() else reason
 
 
 def _slower_share(times: Sequence[tuple[int, int]]) -> float:

@@ -10,7 +10,7 @@ from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
 from edge_server.errors import EdgeServerError, InvalidRequest
-from edge_server.inference.predecessor import (
+from edge_server.inference.replay import (
     WITHOUT_VERDICT,
     Fault,
     all_finite,
@@ -22,7 +22,7 @@ from edge_server.inference.response_cache import size_bytes
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from edge_server.inference.predecessor import Predecessor
+    from edge_server.inference.replay import ReplayTarget
     from edge_server.requests import InferRequest, InferResponse
 
 log = logging.getLogger(__name__)
@@ -53,6 +53,7 @@ class Mirror:
     Any thread may call any method but `step` and `time_s`, which have one thread.
 
     Args:
+        target: the predecessor; closed by the thread that calls `step`.
         wake: called when there is something to replay.
 
     Attributes:
@@ -61,9 +62,9 @@ class Mirror:
             or where inputs are on a device.
     """
 
-    def __init__(self, predecessor: Predecessor, wake: Callable[[], None] = lambda: None) -> None:
-        self.predecessor = predecessor
-        self.timed = predecessor.calculates and predecessor.batch_size == 1
+    def __init__(self, target: ReplayTarget, wake: Callable[[], None] = lambda: None) -> None:
+        self.target = target
+        self.timed = target.calculates and target.batch_size == 1
         self.comparable = True
         self._wake = wake
         self._lock = threading.Lock()
@@ -77,7 +78,7 @@ class Mirror:
 
     def wants_sample(self) -> bool:
         """Whether the next request is to be replayed as a sample."""
-        may = self.predecessor.calculates and not self._has_sample
+        may = self.target.calculates and not self._has_sample
         return may and time.monotonic() >= self._samples_from_s
 
     def sample(self, request: InferRequest, response: InferResponse) -> None:
@@ -164,7 +165,7 @@ class Mirror:
             try:
                 copy = copied(request)
                 began_s = time.monotonic()
-                response = self.predecessor.response(copy)
+                response = self.target.response(copy)
                 if not isinstance(response, EdgeServerError) and not has_non_finite(response):
                     took_s = time.monotonic() - began_s
             except (EdgeServerError, MemoryError) as error:
@@ -201,8 +202,8 @@ class Mirror:
             with self._lock:
                 self._better[fault].append(False)
             return
-        response = self.predecessor.response(replay.request)
-        if self.predecessor.others_used:
+        response = self.target.response(replay.request)
+        if self.target.others_used:
             self.comparable = False
         elif not isinstance(response, WITHOUT_VERDICT):
             with self._lock:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from edge_server.inference.canary_monitor import CanaryMonitor, CanaryTerms, recorded
-from edge_server.lifecycle.canary_run import CanaryRun, Predecessor
+from edge_server.lifecycle.canary_run import CanaryRun, KeptPredecessor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -70,7 +70,7 @@ class Canary:
             built: the loaded versions that replace `serving`.
             serving: the predecessor; open until the method returns.
             ensembles: the serving specs of the ensembles that change together with `built`.
-            members: the members of `serving`, see `Predecessor`; open until the method returns.
+            members: the members of `serving`, see `KeptPredecessor`; open until the method returns.
         """
         if self._terms is None:
             return built
@@ -86,7 +86,7 @@ class Canary:
             kept = None if former is None else former.take()
             if kept is None:
                 shares = replace(serving, models=_shared(serving.models))
-                before = Predecessor(shares, ensembles, _shared(members))
+                before = KeptPredecessor(shares, ensembles, _shared(members))
             else:
                 before = replace(kept, ensembles={**ensembles, **kept.ensembles})
         if former is not None:
@@ -119,7 +119,7 @@ class Canary:
         self.forget([built.model_spec.name])
         return self._recorded(built)
 
-    def take(self, model_spec: ModelSpec) -> Predecessor | None:
+    def take(self, model_spec: ModelSpec) -> KeptPredecessor | None:
         """End the canary of `model_spec` and return its predecessor, or None if none is kept."""
         record = self._table.get(model_spec.name)
         run = record.canary
@@ -130,7 +130,7 @@ class Canary:
         run.monitor.stop()
         return before
 
-    def take_changed(self, model_specs: Iterable[ModelSpec]) -> dict[str, Predecessor]:
+    def take_changed(self, model_specs: Iterable[ModelSpec]) -> dict[str, KeptPredecessor]:
         """Take the predecessors of those specs that are in a canary and changed."""
         return {
             spec.name: before

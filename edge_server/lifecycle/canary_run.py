@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False)
-class Predecessor:
+class KeptPredecessor:
     """The predecessor of a version in a canary.
 
     Attributes:
@@ -54,13 +54,13 @@ class CanaryRun:
     monitor: CanaryMonitor
 
     def __init__(
-        self, model_spec: ModelSpec, before: Predecessor, versions: frozenset[int]
+        self, model_spec: ModelSpec, before: KeptPredecessor, versions: frozenset[int]
     ) -> None:
         self.model_spec = model_spec
-        self.before: Predecessor | None = before
+        self.before: KeptPredecessor | None = before
         self.versions = versions
 
-    def take(self) -> Predecessor | None:
+    def take(self) -> KeptPredecessor | None:
         """Return the predecessor and pass its ownership to the caller."""
         before, self.before = self.before, None
         return before

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from edge_server.lifecycle.canary import Canary
-    from edge_server.lifecycle.canary_run import Predecessor
+    from edge_server.lifecycle.canary_run import KeptPredecessor
     from edge_server.lifecycle.fit import Fit
     from edge_server.lifecycle.model_spec import ModelSpec
     from edge_server.lifecycle.model_table import ModelTable
@@ -31,8 +31,8 @@ class RollbackSet:
         reason: the reason of the rollback, for the log and the index.
     """
 
-    back: Mapping[str, Predecessor]
-    not_at_fault: Mapping[str, Predecessor]
+    back: Mapping[str, KeptPredecessor]
+    not_at_fault: Mapping[str, KeptPredecessor]
     reason: str
 
 

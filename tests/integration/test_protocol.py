@@ -12,6 +12,7 @@ import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import grpc
@@ -29,10 +30,11 @@ from tritonclient.utils import InferenceServerException
 from edge_server.api.grpc.admission import Admission
 from edge_server.api.grpc.shared_memory import SharedMemory
 from edge_server.api.grpc.triton import HealthServicer, TritonServicer, register
-from edge_server.backends.contract import ExecuteRequest, TensorModel, no_progress
+from edge_server.backends.contract import ExecuteRequest, LoadContext, TensorModel, no_progress
 from edge_server.backends.server_context import STANDALONE
 from edge_server.backends.vision import identity
 from edge_server.errors import InternalError
+from edge_server.gpu.devices import Devices
 from edge_server.inference.data_plane import DataPlane
 from edge_server.inference.registry import ModelRegistry
 from edge_server.inference.scheduling import Scheduling
@@ -118,7 +120,8 @@ class Server:
             config("brain", ["BF16"]),
             config("half", ["FP16"]),
         ):
-            self.add(model_config, identity.load(None, model_config, None, no_progress, STANDALONE))  # type: ignore[arg-type]
+            context = LoadContext(Path("m"), model_config, Devices(), no_progress, STANDALONE)
+            self.add(model_config, identity.load(context))
         self.add(config("waits", ["INT32"]), self.waits)
         self.add(
             config("repeats", ["INT32"], "model_transaction_policy { decoupled: true }"), Repeats()

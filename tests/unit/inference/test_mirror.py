@@ -12,9 +12,9 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.backends.contract import TensorModel, Tensors
 from edge_server.errors import EdgeServerError, InternalError
-from edge_server.inference import predecessor as predecessor_module
+from edge_server.inference import replay as replay_module
 from edge_server.inference.mirror import Mirror
-from edge_server.inference.predecessor import Fault, Predecessor
+from edge_server.inference.replay import Fault, ReplayTarget
 from edge_server.inference.scheduling import Scheduling
 from edge_server.inference.snapshot import LoadedModel, Snapshot
 from edge_server.inference.statistics import ModelStatistics
@@ -77,7 +77,7 @@ def old() -> Model:
 
 def mirror_of(old: LoadedModel, new: ModelConfig | None = None, *members: LoadedModel) -> Mirror:
     new_model = LoadedModel(new or old.config, 2, old.scheduler, ModelStatistics())
-    predecessor = Predecessor.of(new_model, old, members)
+    predecessor = ReplayTarget.of(new_model, old, members)
     assert predecessor is not None
     return Mirror(predecessor)
 
@@ -86,7 +86,7 @@ def mirror_of(old: LoadedModel, new: ModelConfig | None = None, *members: Loaded
 def mirror(old: Model) -> Iterator[Mirror]:
     made = mirror_of(old.loaded)
     yield made
-    made.predecessor.close()
+    made.target.close()
 
 
 def test_a_request_with_a_fault_is_given_to_the_predecessor_and_counts_nowhere(
@@ -210,7 +210,7 @@ def test_what_only_calculates_is_sampled_and_code_of_others_is_not() -> None:
     mirror.compare(request(), Fault.FAILED)
     mirror.step()
     assert mirror.better(Fault.FAILED) == (1, 1)
-    mirror.predecessor.close()
+    mirror.target.close()
 
 
 def test_a_replay_that_goes_wrong_ends_the_comparison_and_not_the_thread(
@@ -219,7 +219,7 @@ def test_a_replay_that_goes_wrong_ends_the_comparison_and_not_the_thread(
     def no_memory(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(mirror.predecessor, "response", no_memory)
+    monkeypatch.setattr(mirror.target, "response", no_memory)
     mirror.compare(request(), Fault.FAILED)
     assert mirror.step()
     assert not mirror.comparable
@@ -235,7 +235,7 @@ def test_a_copy_for_which_there_is_no_memory_takes_no_room(
         raise MemoryError
 
     with monkeypatch.context() as patched:
-        patched.setattr(predecessor_module, "Tensor", no_memory)
+        patched.setattr(replay_module, "Tensor", no_memory)
         mirror.compare(request(np.ones(12 << 20, "<f4")), Fault.FAILED)
     assert not mirror.step()
     mirror.compare(request(np.ones(12 << 20, "<f4")), Fault.FAILED)
@@ -265,7 +265,7 @@ def test_a_request_that_still_runs_is_replayed_once_for_its_time(
 def test_what_keeps_state_or_is_called_otherwise_is_not_replayed(before: str, after: str) -> None:
     old = LoadedModel(config(before), 1, Model().loaded.scheduler, ModelStatistics())
     new = LoadedModel(config(after), 2, old.scheduler, ModelStatistics())
-    assert Predecessor.of(new, old, ()) is None
+    assert ReplayTarget.of(new, old, ()) is None
 
 
 class UsesOthers:
@@ -296,7 +296,7 @@ def test_a_model_that_uses_others_is_not_compared_any_more() -> None:
     assert mirror.better(Fault.FAILED) == (0, 0)
     mirror.compare(request(), Fault.FAILED)
     assert not mirror.step()
-    mirror.predecessor.close()
+    mirror.target.close()
 
 
 def test_an_ensemble_is_replayed_with_the_members_that_it_had() -> None:
@@ -309,15 +309,15 @@ def test_an_ensemble_is_replayed_with_the_members_that_it_had() -> None:
     scheduling = Scheduling()
     ensemble = scheduling.ensemble(ModelConfig.of(text_format.Parse(text, pb.ModelConfig())), 1)
     fresh = LoadedModel(ensemble.config, 2, ensemble.scheduler, ModelStatistics())
-    assert Predecessor.of(fresh, ensemble, ()) is None
+    assert ReplayTarget.of(fresh, ensemble, ()) is None
     mirror = mirror_of(ensemble, None, member.loaded)
-    assert mirror.predecessor.calculates
+    assert mirror.target.calculates
     mirror.compare(request(name="e"), Fault.NOT_FINITE)
     mirror.step()
     assert mirror.better(Fault.NOT_FINITE) == (1, 1)
     assert member.loaded.statistics.counts().success.count == 0
     assert ensemble.statistics.counts().success.count == 0
-    mirror.predecessor.close()
+    mirror.target.close()
     member.loaded.close()
     assert member.closed.is_set()
     scheduling.close()
@@ -326,4 +326,4 @@ def test_an_ensemble_is_replayed_with_the_members_that_it_had() -> None:
 def test_a_predecessor_that_is_closed_already_is_not_used(old: Model) -> None:
     old.loaded.close()
     new = LoadedModel(old.loaded.config, 2, old.loaded.scheduler, ModelStatistics())
-    assert Predecessor.of(new, old.loaded, ()) is None
+    assert ReplayTarget.of(new, old.loaded, ()) is None

@@ -1,4 +1,4 @@
-"""The predecessor of a version in a canary: what it can be given again, and how it responds."""
+"""Where a canary replays requests: the predecessor of the new version, and its responses."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Fault(Enum):
     NOT_FINITE = "not finite"
 
 
-class Predecessor:
+class ReplayTarget:
     """Runs copies of requests on the version before the new one; only one thread at a time.
 
     Nobody but the caller gets the responses, and no statistics count them.
@@ -58,7 +58,7 @@ class Predecessor:
     @staticmethod
     def of(
         new: LoadedModel, predecessor: LoadedModel, members: Sequence[LoadedModel]
-    ) -> Predecessor | None:
+    ) -> ReplayTarget | None:
         """Return None where `new` and `predecessor` cannot be compared request by request: one of
         them, or of the ensemble's members, keeps state or is decoupled, or the interface has
         changed.
@@ -75,7 +75,7 @@ class Predecessor:
         if interface_break(predecessor.config, new.config):
             return None
         shared = [model.shared(model.config) for model in (predecessor, *members)]
-        result = Predecessor([model for model in shared if model is not None])
+        result = ReplayTarget([model for model in shared if model is not None])
         if None in shared:
             result.close()
             return None
