@@ -37,7 +37,12 @@ def error_of_place(error: OSError, text: str) -> SettingsError | Unavailable:
 
 
 def atomic_write(
-    path: Path, data: bytes, *, mode: int = 0o666, previous: Path | None = None
+    path: Path,
+    data: bytes,
+    *,
+    mode: int = 0o666,
+    beside: Path | None = None,
+    previous: Path | None = None,
 ) -> None:
     """Return when `path` durably holds `data`; until then its content is unchanged.
 
@@ -45,13 +50,14 @@ def atomic_write(
         path: the file.
         data: its new content.
         mode: the permissions of the file, before the umask.
+        beside: the file that is written first; by default one of this process alone.
         previous: if given, the file that gets the former content; a crash may leave `previous`
             with it and `path` missing.
 
     Raises:
         OSError: the write failed, and the content is unchanged.
     """
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    beside = beside or path.with_name(f".{path.name}.{os.getpid()}.tmp")
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         with os.fdopen(os.open(beside, flags, mode), "wb") as file:

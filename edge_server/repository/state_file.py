@@ -7,7 +7,6 @@ import hashlib
 import logging
 import os
 import stat
-from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -116,17 +115,14 @@ class StateFile:
         self._directory = directory
         self._path = directory / "state.json"
         self._before = directory / "state.before.json"
+        self._new = directory / "state.json.tmp"
 
     def read(self) -> StoreState:
         """Return the last state that was written; set an unreadable file aside and log that once.
 
-        A store starts with the previous or an empty state rather than not at all. What an
-        interrupted `write` left is removed.
+        A store starts with the previous or an empty state rather than not at all.
         """
         self.was_unreadable = False
-        for left in (*self._directory.glob(".state.json.*"), self._directory / "state.json.tmp"):
-            with suppress(OSError):
-                left.unlink()
         for path in (self._path, self._before):
             try:
                 return _decode(path.read_bytes())
@@ -176,7 +172,7 @@ class StateFile:
         data = msgspec.json.encode(state)
         envelope = _Envelope(FORMAT, hashlib.sha256(data).hexdigest(), msgspec.Raw(data))
         data = msgspec.json.encode(envelope)
-        atomic_write(self._path, data, mode=0o600, previous=self._before)
+        atomic_write(self._path, data, mode=0o600, beside=self._new, previous=self._before)
 
     def recovered(
         self, state: StoreState, there: set[str], boot: str, repositories: tuple[str, ...]

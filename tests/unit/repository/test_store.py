@@ -466,7 +466,7 @@ def test_what_cannot_be_noted_holds_till_the_end(
     """A load is not refused for want of a note of it; what serves next must be noted."""
     store = reopened()
     staged = store.stage(write({"a": b"x"}))
-    blocked = tmp_path / f"store/.state.json.{os.getpid()}.tmp"
+    blocked = tmp_path / "store/state.json.tmp"
     blocked.mkdir()
     with store.loading(staged):
         store.quarantine("0" * 64, "bad")
