@@ -37,6 +37,9 @@ class DataType(Enum):
     BYTES = "BYTES"
     BF16 = "BF16"
 
+    # Enum's own hash is a call in Python for each look into a table; a member exists once.
+    __hash__ = object.__hash__
+
     @property
     def numpy(self) -> np.dtype[Any]:
         """Little-endian numpy type; BYTES is an object array of `bytes`.

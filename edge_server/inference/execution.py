@@ -102,9 +102,13 @@ class Executor:
             failure = InternalError(f"model '{self.config.name}' failed: {error!r}")
         if phases is None:
             phases = Phases(0, time.monotonic_ns() - began_ns, 0)
-        if failure is None and not all(job.request.replayed for job in jobs):
-            batch_size = max(1, sum(job.batch_size for job in jobs))
-            self.statistics.executed(batch_size, phases, sum(job.padding for job in jobs))
+        batch_size, padding, replayed = 0, 0, True
+        for job in jobs:
+            batch_size += job.batch_size
+            padding += job.padding
+            replayed &= job.request.replayed
+        if failure is None and not replayed:
+            self.statistics.executed(max(1, batch_size), phases, padding)
         return failure, phases
 
     def _request(self, job: Job, respond: RespondTensors) -> ExecuteRequest:
