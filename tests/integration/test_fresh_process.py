@@ -17,6 +17,32 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.parametrize(
+    ("arguments", "heavy", "lines"),
+    [
+        (["plan", "build"], "'numpy', 'msgspec', 'google', 'tensorrt', 'onnxruntime'", []),
+        (
+            ["doctor"],
+            "'numpy', 'grpc', 'cv2', 'paho', 'msgspec', 'ctypes'",
+            ["0 no fault", "1 at least one fault"],
+        ),
+    ],
+)
+def test_the_help_of_a_verb_imports_nothing_heavy(
+    arguments: list[str], heavy: str, lines: list[str]
+) -> None:
+    done = python(
+        "import sys\n"
+        "from edge_server.cli.main import run_command\n"
+        f"try: run_command({[*arguments, '--help']})\n"
+        "except SystemExit: pass\n"
+        f"heavy = {{{heavy}}} & set(sys.modules)\n"
+        "sys.exit(f'imported: {heavy}' if heavy else 0)\n"
+    )
+    assert done.returncode == 0, done.stderr
+    assert all(line in done.stdout for line in lines)
+
+
 def test_help_imports_neither_numpy_nor_grpc() -> None:
     done = python(
         "import sys\n"

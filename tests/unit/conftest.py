@@ -3,37 +3,41 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Protocol
+import sys
+import threading
+from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator
     from pathlib import Path
 
 
-class WriteModel(Protocol):
-    def __call__(self, name: str, config: str, version: int = 1) -> Path: ...
+_REAL_PARTS = {"subprocess.Popen", "os.fork", "os.posix_spawn", "socket.connect", "socket.bind"}
+_IN_TEST = threading.Event()
 
 
-@pytest.fixture
-def repository(tmp_path: Path) -> Path:
-    path = tmp_path / "models"
-    path.mkdir()
-    return path
+def _refuse_real_parts(event: str, arguments: tuple[object, ...]) -> None:
+    if event in _REAL_PARTS and _IN_TEST.is_set():
+        # A Unix socket's address may be a lock, and ctypes finds libraries by ldconfig.
+        is_lock = event.startswith("socket") and not isinstance(arguments[1], tuple)
+        if is_lock or arguments[0] == "/sbin/ldconfig":
+            return
+        pytest.fail(f"{event}: a unit test starts no process and opens no port; tests/integration")
 
 
-@pytest.fixture
-def write_model(repository: Path) -> WriteModel:
-    """Writes `repository/name/config.pbtxt` and a version directory; the model's directory."""
+sys.addaudithook(_refuse_real_parts)
 
-    def write(name: str, config: str, version: int = 1) -> Path:
-        directory = repository / name
-        (directory / str(version)).mkdir(parents=True, exist_ok=True)
-        (directory / "config.pbtxt").write_text(config)
-        return directory
 
-    return write
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None, None, None]:
+    """Refuse processes and ports to the test itself, not to fixtures, which compile simulations."""
+    _IN_TEST.set()
+    try:
+        return (yield)
+    finally:
+        _IN_TEST.clear()
 
 
 @pytest.fixture
@@ -45,29 +49,6 @@ def unreadable() -> Callable[[Path], None]:
         path.symlink_to("x" * 300)  # ENAMETOOLONG when it is followed
 
     return make
-
-
-@pytest.fixture
-def write_onnx() -> Callable[..., None]:
-    """Writes an ONNX file that adds 1 to its FP32 input `x`, giving `y`."""
-
-    def write(path: Path, shape: tuple[object, ...] = (1, 4)) -> None:
-        import onnx
-        from onnx import TensorProto, helper
-
-        graph = helper.make_graph(
-            [helper.make_node("Add", ["x", "one"], ["y"])],
-            "add_one",
-            [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
-            [helper.make_tensor_value_info("y", TensorProto.FLOAT, shape)],
-            [helper.make_tensor("one", TensorProto.FLOAT, [1], [1.0])],
-        )
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)])
-        model.ir_version = 8
-        path.parent.mkdir(parents=True, exist_ok=True)
-        onnx.save(model, path)
-
-    return write
 
 
 class FakeBoard:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,8 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from tests.conftest import Authority
-    from tests.unit.conftest import WriteModel
+    from tests.conftest import Authority, WriteModel
 
 IDENTITY = """
 backend: "identity"
@@ -107,25 +105,6 @@ def test_a_camera_is_not_blamed_for_a_repository_that_is_not_there(tmp_path: Pat
     assert not findings.faults
 
 
-def test_a_model_that_may_load_next_time_is_unavailable_and_none_where_the_start_goes_on(
-    repository: Path, write_model: WriteModel
-) -> None:
-    folder = write_model("flaky", IDENTITY.replace("identity", "python"))
-    (folder / "1" / "model.py").write_text(
-        "class TritonPythonModel:\n    def initialize(self, args):\n        raise OSError('busy')\n"
-    )
-    settings = {"paths": [str(repository)]}
-    findings = checked(repository=settings)
-    (reported,) = findings.unavailable
-    assert "flaky" in reported
-    assert not findings.faults
-    findings = checked(repository={**settings, "exit_on_error": False})
-    assert not findings.unavailable + findings.faults
-    (line,) = findings.well
-    assert line.startswith("warning: ")
-    assert line.endswith("; the daemon goes on without it")
-
-
 @pytest.mark.parametrize(
     ("files", "message"),
     [
@@ -164,31 +143,6 @@ def test_good_models_are_reported_beside_a_faulty_one(
     assert findings.well == ["model echo version 1: READY"]
     (fault,) = findings.faults
     assert "broken" in fault
-
-
-def test_a_broker_that_is_away_is_a_warning(repository: Path, write_model: WriteModel) -> None:
-    write_model("echo", IDENTITY)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    model, broker = check_with(repository, mqtt={"host": "127.0.0.1", "port": port})
-    assert model == "model echo version 1: READY"
-    assert broker.startswith(f"warning: mqtt 127.0.0.1:{port}: Connection refused; ")
-
-
-def test_a_taken_port_is_reported(repository: Path) -> None:
-    with (
-        socket.create_server(("127.0.0.1", 0)) as grpc,
-        socket.create_server(("127.0.0.1", 0)) as metrics,
-    ):
-        ports = [each.getsockname()[1] for each in (grpc, metrics)]
-        findings = checked(
-            repository={"paths": [str(repository)]},
-            grpc={"port": ports[0]},
-            metrics={"port": ports[1]},
-        )
-    told_grpc, told_metrics = findings.unavailable
-    assert told_grpc.startswith(f"gRPC cannot listen on 127.0.0.1:{ports[0]}: Address already in")
-    assert told_metrics.startswith(f"metrics cannot listen on 127.0.0.1:{ports[1]}: Address alr")
 
 
 def test_certificates_are_tried(repository: Path, authority: Authority, tmp_path: Path) -> None:

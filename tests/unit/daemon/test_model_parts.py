@@ -16,7 +16,7 @@ from edge_server.settings import CameraSection, Repository
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.unit.conftest import WriteModel
+    from tests.conftest import WriteModel
 
 
 def identity(image: str, points: str) -> str:

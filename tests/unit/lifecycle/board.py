@@ -19,7 +19,7 @@ from edge_server.repository.tree import look
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.unit.conftest import WriteModel
+    from tests.conftest import WriteModel
 
 TIMEOUT_S = 30.0
 CONFIG = (

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from edge_server.inference.canary_monitor import CanaryMonitor
     from edge_server.lifecycle.model_spec import ModelSpec
-    from tests.unit.conftest import WriteModel
+    from tests.conftest import WriteModel
     from tests.unit.lifecycle.conftest import CountedBackend, Gate
 
 TIMEOUT_S = 30.0

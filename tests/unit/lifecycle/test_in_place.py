@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from edge_server.inference.snapshot import LoadedModel, Snapshot
-    from tests.unit.conftest import WriteModel
+    from tests.conftest import WriteModel
     from tests.unit.lifecycle.conftest import CountedBackend, Gate
 
 ALL = "version_policy { all {} } "

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from tests.unit.conftest import WriteModel
+    from tests.conftest import WriteModel
 
 IDENTITY = (
     'backend: "identity" input { name: "a" data_type: TYPE_FP32 dims: -1 } '

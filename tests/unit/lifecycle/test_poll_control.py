@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from tests.unit.conftest import WriteModel
+    from tests.conftest import WriteModel
     from tests.unit.lifecycle.conftest import CountedBackend
 
 

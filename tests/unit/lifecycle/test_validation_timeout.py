@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from edge_server.backends.contract import LoadContext, Tensors
     from edge_server.model_config.config import ModelConfig
     from edge_server.model_config.files import ModelFiles
-    from tests.unit.conftest import WriteModel
+    from tests.conftest import WriteModel
 
 TIMEOUT_S = 30.0
 CONFIG = (

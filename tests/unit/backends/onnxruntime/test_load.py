@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -110,27 +107,3 @@ def test_it_computes_and_a_runtime_failure_is_an_internal_error(
     failed = answer(completed, files.versions[1], np.zeros((2, 4), np.float32))
     assert isinstance(failed, InternalError)
     assert "model 'm' failed" in str(failed)
-
-
-SESSION = """
-import sys
-from edge_server.backends.onnxruntime import ort
-ort.InferenceSession(sys.argv[1])
-"""
-
-
-def test_nobody_is_told_what_it_is_used_for(
-    tmp_path: Path, write_onnx: Callable[..., None]
-) -> None:
-    path = tmp_path / "model.onnx"
-    write_onnx(path, (3,))
-    home = tmp_path / "home"
-    home.mkdir()
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("XDG_", "ORT_"))}
-    subprocess.run(
-        [sys.executable, "-c", SESSION, str(path)],
-        env={**environment, "HOME": str(home)},
-        check=True,
-    )
-    # What is to be sent later would be kept there till then.
-    assert not list(home.rglob("*onnxruntime*"))

@@ -90,19 +90,6 @@ def test_memory_is_used_again_when_the_last_view_is_gone() -> None:
         assert writer.put(block(3)) == first
 
 
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_what_a_forked_process_drops_stays_in_use() -> None:
-    with arena() as (writer, reader):
-        views = [reader.view(writer.put(block(1)), 1000)]
-        child = os.fork()
-        if child == 0:
-            views.clear()
-            os._exit(0)
-        os.waitpid(child, 0)
-        writer.put(block(2))
-        assert set(views[0].tolist()) == {1}
-
-
 def test_a_block_that_the_reader_never_receives_can_be_taken_back() -> None:
     with arena() as (writer, _):
         first = writer.put(block(1))

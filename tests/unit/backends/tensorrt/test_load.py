@@ -15,17 +15,14 @@ from edge_server.backends.server_context import STANDALONE
 from edge_server.backends.tensorrt.plan_build.side_car import (
     encode,
     read_side_car,
-    sha256_of,
     side_car_path,
 )
-from edge_server.board.jetson import NVDLA_SUPPORT
 from edge_server.errors import EdgeServerError, ModelConfigError, Unavailable
 
 from .conftest import Asked, add_one
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from .conftest import Workshop
 
@@ -38,17 +35,6 @@ def with_side_car(workshop: Workshop, **changes: Any) -> None:
     found = read_side_car(workshop.plan)
     assert found is not None
     side_car_path(workshop.plan).write_bytes(encode(replace(found, **changes)))
-
-
-@pytest.mark.parametrize("version", ["8.6.1.6", "10.3.0.30", "10.16.2.1", "11.4.1.1"])
-@pytest.mark.parametrize("side_car", [True, False])
-def test_a_plan_runs_on_every_version_with_and_without_a_side_car(
-    workshop: Workshop, ask: Callable[..., Asked], version: str, side_car: bool
-) -> None:
-    workshop.tensorrt(f"version={version}")
-    workshop.write(add_one(("n", 4)), profiles=PROFILES, side_car=side_car)
-    instance = workshop.instance()
-    np.testing.assert_array_equal(ask(instance, inputs={"x": X}).array(), X + 1)
 
 
 def test_without_a_gpu_there_is_no_plan_and_no_fallback_to_the_processor(
@@ -93,68 +79,6 @@ def test_a_plan_that_is_not_the_side_cars_is_not_loaded(workshop: Workshop) -> N
     workshop.plan.write_bytes(workshop.plan.read_bytes() + b" ")
     with pytest.raises(ModelConfigError, match=r"is not the file that model\.plan\.json speaks of"):
         workshop.instance()
-
-
-@pytest.mark.parametrize(
-    ("spoil", "said"),
-    [
-        (lambda data: data[: len(data) // 2], "unable to create TensorRT engine: .*cut short"),
-        (lambda data: b"onnx" + data, "Magic tag does not match"),
-        (lambda data: b"", "Magic tag does not match"),
-    ],
-)
-def test_a_spoilt_plan_is_refused_with_tensorrts_own_words(
-    workshop: Workshop, spoil: Callable[[bytes], bytes], said: str
-) -> None:
-    workshop.write(side_car=False)
-    workshop.plan.write_bytes(spoil(workshop.plan.read_bytes()))
-    with pytest.raises(ModelConfigError, match=said) as caught:
-        workshop.complete()
-    assert "unable to load plan file to auto complete config: " in str(caught.value)
-
-
-def test_a_plan_of_another_tensorrt_without_side_car_is_told_with_both_versions(
-    workshop: Workshop,
-) -> None:
-    workshop.write(side_car=False, version="8.6.1.6")
-    with pytest.raises(ModelConfigError, match=r"Engine Version: 8\.6\.1\.6") as caught:
-        workshop.complete()
-    assert "TensorRT 10.3.0.30 is here: run `edge-server plan build m`" in str(caught.value)
-
-
-def test_a_plan_that_nobody_vouches_for_and_that_kills_its_reader_kills_another_process(
-    workshop: Workshop,
-) -> None:
-    workshop.write(side_car=False)
-    workshop.tensorrt("crash=deserialize")
-    with pytest.raises(ModelConfigError, match="the process that read it died of SIGABRT"):
-        workshop.complete()
-
-
-def test_a_plan_that_tensorrt_does_not_take_is_built_anew_once(
-    workshop: Workshop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("STATE_DIRECTORY", str(tmp_path / "state"))
-    workshop.write()
-    onnx = workshop.plan.parent / "model.onnx"
-    onnx.write_bytes(add_one())
-    with_side_car(workshop, onnx_sha256=sha256_of(onnx))
-    auto = 'parameters { key: "auto_build" value { string_value: "true" } }'
-    workshop.trt.set("fail=deserialize:0")
-    workshop.instance(auto)
-    workshop.unload()
-    (cached,) = (tmp_path / "state" / "plans").glob("*/model.plan")
-    first = cached.stat().st_mtime_ns
-    # Nor is what was kept of that; and what was built just now is not built again.
-    with_side_car(workshop, onnx_sha256="another")
-    workshop.trt.set("fail=deserialize:0")
-    workshop.instance(auto)
-    workshop.unload()
-    assert cached.stat().st_mtime_ns != first
-    onnx.write_bytes(add_one((1, 8)))
-    workshop.trt.set("fail=deserialize:0")
-    with pytest.raises(ModelConfigError, match="unable to create TensorRT engine"):
-        workshop.instance(auto)
 
 
 def test_what_a_plan_says_is_held_against_a_side_car_that_lies(workshop: Workshop) -> None:
@@ -256,20 +180,6 @@ def test_a_plan_with_parts_for_nvdla_is_loaded_on_the_core_that_is_named(
     np.testing.assert_array_equal(ask(instance, inputs={"x": X}).array(), X + 1)
 
 
-@pytest.mark.parametrize("side_car", [True, False])
-def test_an_nvdla_core_that_is_not_there_makes_the_model_unavailable_with_the_reason(
-    workshop: Workshop, side_car: bool
-) -> None:
-    workshop.write(dla=True, side_car=side_car)
-    workshop.tensorrt("dla_cores=0")
-    with pytest.raises(EdgeServerError) as caught:
-        workshop.instance(DLA % 0)
-    assert (
-        "unable to create TensorRT runtime with DLA Core ID: 0, available number of DLA cores: 0"
-    ) in str(caught.value)
-    assert NVDLA_SUPPORT in str(caught.value)
-
-
 def test_a_core_beyond_the_last_one_is_not_there(workshop: Workshop) -> None:
     workshop.write(dla=True)
     with pytest.raises(Unavailable, match="DLA Core ID: 2, available number of DLA cores: 2"):
@@ -292,28 +202,6 @@ def test_a_plan_for_another_place_than_its_instance_is_not_loaded_silently(
 
 
 FALLBACK = ' parameters { key: "dla_fallback" value { string_value: "gpu" } }'
-
-
-@pytest.mark.parametrize("side_car", [True, False])
-def test_where_the_configuration_allows_it_the_gpu_takes_the_place_of_nvdla(
-    workshop: Workshop,
-    ask: Callable[..., Asked],
-    caplog: pytest.LogCaptureFixture,
-    side_car: bool,
-) -> None:
-    workshop.write(side_car=side_car)
-    beside = workshop.plan.with_name("model.gpu.plan")
-    workshop.plan.rename(beside)
-    if side_car:
-        side_car_path(workshop.plan).rename(side_car_path(beside))
-    workshop.write(dla=True, side_car=side_car)
-    instance: Any = workshop.instance(DLA % 0 + FALLBACK)
-    assert instance._engine.dla_core == 0
-    workshop.tensorrt("dla_cores=0")
-    instance = workshop.instance(DLA % 0 + FALLBACK)
-    assert instance._engine.dla_core is None
-    assert "runs on the GPU alone" in caplog.text
-    np.testing.assert_array_equal(ask(instance, inputs={"x": X}).array(), X + 1)
 
 
 def test_the_gpu_takes_that_place_with_a_plan_for_the_gpu_only(workshop: Workshop) -> None:

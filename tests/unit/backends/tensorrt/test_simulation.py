@@ -5,15 +5,12 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from tensorrt_api import real_bindings
 
 from ....conftest import SIMULATED_GPU
-from .conftest import two_inputs
 
 if TYPE_CHECKING:
     from .conftest import Workshop
@@ -74,53 +71,6 @@ def test_a_version_has_only_what_the_real_one_has(workshop: Workshop, version: s
     engine: Any = workshop.instance()._engine._engine
     for name in ("get_tensor_shape", "get_tensor_profile_values"):
         assert hasattr(engine, name) is (name in NAMES[version]["ICudaEngine"])
-
-
-REFUSED = """
-import sys
-import tensorrt as trt
-from pathlib import Path
-class Log(trt.ILogger):
-    def __init__(self): super().__init__()
-    def log(self, severity, msg): pass
-log = Log()
-engine = trt.Runtime(log).deserialize_cuda_engine(Path(sys.argv[1]).read_bytes())
-context = engine.create_execution_context()
-try:
-    if sys.argv[2] == "shapes":
-        context.set_input_shape("a", (2, 3)), context.set_input_shape("b", (2, 4))
-        context.infer_shapes()
-    else:
-        context.set_optimization_profile_async(7, 0)
-except RuntimeError as error:
-    print(error)
-"""
-
-
-@pytest.mark.parametrize(
-    ("refused", "said"),
-    [
-        ("shapes", "infer_shapes error code: -1"),
-        ("profile", "Error in set optimization profile async."),
-    ],
-)
-@pytest.mark.parametrize("version", VERSIONS)
-def test_it_dies_where_the_real_bindings_do_and_raises_where_they_do(
-    workshop: Workshop, version: str, refused: str, said: str
-) -> None:
-    """What the real ones do is in tests/integration/test_tensorrt_refusals.py."""
-    workshop.tensorrt(f"version={VERSIONS[version]}")
-    workshop.write(two_inputs(), profiles=[dict.fromkeys("ab", ((2, 2), (2, 4), (2, 8)))])
-    done = subprocess.run(
-        [sys.executable, "-c", REFUSED, workshop.plan, refused],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    dies = tuple(map(int, version.split("."))) < (10, 13)
-    expected = (139, "") if dies else (0, said)
-    assert (done.returncode, done.stdout.strip()) == expected, done.stderr
 
 
 def test_a_context_is_for_one_thread_at_a_time_and_wants_aligned_addresses(

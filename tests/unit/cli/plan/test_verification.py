@@ -22,10 +22,8 @@ from edge_server.cli.plan.verification import (
     compare_tensors,
     load_models,
     samples_for,
-    verify,
     write_beside,
 )
-from edge_server.errors import Unavailable
 from edge_server.tensors import Tensor
 
 if TYPE_CHECKING:
@@ -111,12 +109,3 @@ def test_recorded_inputs_come_first_with_their_tolerance(model: Path, tmp_path: 
     assert not found.agrees
     assert len(found.lines) == 1
     assert found.lines[0].startswith("road.npz: y differs: off by up to 0.1")
-
-
-def test_without_a_device_verify_says_what_is_missing(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
-    (model / "1" / "model.plan").write_bytes(b"plan")
-    with pytest.raises(Unavailable, match="verify runs the plan, which takes its device: no CUDA"):
-        verify(find_target("m", [model.parent]), None, 1)

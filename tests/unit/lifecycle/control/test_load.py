@@ -29,7 +29,7 @@ from tests.unit.lifecycle.control.world import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.unit.conftest import WriteModel
+    from tests.conftest import WriteModel
     from tests.unit.lifecycle.conftest import CountedBackend
 
 

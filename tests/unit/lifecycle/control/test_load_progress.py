@@ -22,7 +22,7 @@ from tests.unit.lifecycle.control.world import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.unit.conftest import WriteModel
+    from tests.conftest import WriteModel
     from tests.unit.lifecycle.conftest import CountedBackend, Gate
 
 BUILDING = "building model.plan: 45 %"

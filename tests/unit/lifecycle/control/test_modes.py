@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from edge_server.inference.control import ModelControl
-    from tests.unit.conftest import WriteModel
+    from tests.conftest import WriteModel
     from tests.unit.lifecycle.conftest import CountedBackend
 
 

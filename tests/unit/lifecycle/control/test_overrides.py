@@ -13,7 +13,7 @@ from tests.unit.lifecycle.control.world import COUNTED, TIMEOUT_S, World, ensemb
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.unit.conftest import WriteModel
+    from tests.conftest import WriteModel
     from tests.unit.lifecycle.conftest import CountedBackend
 
 OVERRIDE = {
