@@ -279,7 +279,8 @@ class SequenceScheduler:
         ]
         choice = self._strategy.choose(heads, now)
         rows = [None if head is None else ready[head.slot] for head in choice.batch]
-        return rows, choice.wait_s
+        # A delay may exceed the longest timeout of a thread's wait.
+        return rows, min(_LONGEST_WAIT_S, choice.wait_s)
 
     def _form(self, sequence: BookedSequence[Job]) -> Hashable:
         waiting = sequence.waiting[0]
