@@ -99,6 +99,8 @@ class DynamicBatchScheduler:
             self._queue.drop_dead(time.monotonic_ns())
             refused = self._queue.take_refused()
             others_wait = len(self._queue) > 0
+            if others_wait:
+                self._watch.note_waiting(self._queue.next_limit_at())
         self._refuse(refused)
         if self._order is not None:
             self._order.forget_dead()
@@ -141,7 +143,7 @@ class DynamicBatchScheduler:
             return error
         if self._order is not None:
             job.respond = self._order.place(job.respond, job.death)
-        self._watch.note_waiting()
+        self._watch.note_waiting(self._queue.next_limit_at())
         (self._company if self._gathering else self._work).notify()
         return None
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 import logging
 import math
 import threading
+import time
 from typing import Protocol
 
 from edge_server.process.worker import Worker
 
 log = logging.getLogger(__name__)
 
-# While requests wait, every queue is searched this often.
+# While requests wait, every queue is searched this often, and when a time limit passes.
 PERIOD_S = 0.05
+# The shortest time between two searches.
+_LEAST_S = 0.001
 # The limit of a queue that no configuration bounds: more than all the calls that the gRPC server
 # admits together, so that only a model's own flood of responses reaches it.
 MOST_WAITING = 4096
@@ -27,7 +30,7 @@ class WatchedLine(Protocol):
 
 
 class LineWatch:
-    """Searches all queues while a request waits in one of them.
+    """Searches all queues while a request waits in one of them, and when its time limit passes.
 
     A queue removes such requests by itself when it moves. This thread covers the time in which a
     queue stands still: every instance runs, or hangs, and callers come, give up and leave their
@@ -38,7 +41,8 @@ class LineWatch:
         self._period_s = period_s
         self._lock = threading.Lock()
         self._lines: tuple[WatchedLine, ...] = ()
-        self._requests_wait = threading.Event()
+        self._changed = threading.Condition()
+        self._search_at = math.inf
         self._worker = Worker("lines", self._tick, deadline_s=math.inf)
         self._started = False
 
@@ -52,16 +56,26 @@ class LineWatch:
         with self._lock:
             self._lines = tuple(each for each in self._lines if each is not line)
 
-    def note_waiting(self) -> None:
-        """Wake the watch when a request joins a queue; returns at once."""
-        if not self._requests_wait.is_set():
-            self._requests_wait.set()
+    def note_waiting(self, limit_at: float = math.inf) -> None:
+        """Have the queues searched, as a request waits in one of them; returns at once.
+
+        Args:
+            limit_at: when the first time limit in that queue passes (`time.monotonic()`).
+        """
+        now = time.monotonic()
+        at = min(now + self._period_s, max(limit_at, now + _LEAST_S))
+        if at < self._search_at:
+            with self._changed:
+                self._search_at = min(at, self._search_at)
+                self._changed.notify()
         if not self._started:
             self._start()
 
     def close(self) -> None:
         self._worker.ask_to_stop()
-        self._requests_wait.set()
+        with self._changed:
+            self._search_at = 0.0
+            self._changed.notify()
         self._worker.stop(timeout_s=1.0)
 
     def _start(self) -> None:
@@ -76,13 +90,14 @@ class LineWatch:
             self._started = True
 
     def _tick(self, _now: float) -> None:
-        self._requests_wait.wait()
-        # Before the search, so that the next one finds a request that joins during this one.
-        self._requests_wait.clear()
+        with self._changed:
+            while (left_s := self._search_at - time.monotonic()) > 0:
+                self._changed.wait(None if left_s == math.inf else left_s)
+            # Before the search, so that a request that joins during this one has the next.
+            self._search_at = math.inf
         for line in self._lines:
             if _drop_dead(line):
-                self._requests_wait.set()
-        self._worker.wait(self._period_s)
+                self.note_waiting()
 
 
 def _drop_dead(line: WatchedLine) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING
 
 from edge_server.errors import Unavailable
@@ -105,6 +106,11 @@ class PolicyQueue:
             level.search(now_ns, self._refused)
         self._forget_empty()
 
+    def next_limit_at(self) -> float:
+        """When the first time limit at the heads of the levels passes (`time.monotonic()`)."""
+        expiries_ns = [level.head_expires_ns for level in self._levels.values()]
+        return min((ns / 1e9 for ns in expiries_ns if ns is not None), default=inf)
+
     def take_refused(self) -> list[RefusedJob]:
         """Return the jobs that died in the queue, each of them once."""
         refused, self._refused = self._refused, []
@@ -152,6 +158,10 @@ class _Level:
     @property
     def full(self) -> bool:
         return len(self) >= (self._policy.max_queue_size or MOST_WAITING)
+
+    @property
+    def head_expires_ns(self) -> int | None:
+        return self._line[0][1] if self._line else None
 
     def add(self, job: Job, now_ns: int) -> None:
         policy = self._policy

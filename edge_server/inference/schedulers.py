@@ -10,7 +10,7 @@ from edge_server.errors import Cancelled, DeadlineExceeded, EdgeServerError, Int
 
 if TYPE_CHECKING:
     from edge_server.inference.snapshot import RetainedSnapshot, Scheduler, Snapshot
-    from edge_server.requests import InferRequest, InferResponse, Respond, ResponseCallback
+    from edge_server.requests import InferRequest, InferResponse, Respond, ResponseCallback, Trace
 
 
 def infer_by_submit(
@@ -99,6 +99,37 @@ class SchedulerWrapper:
 
     def close(self) -> None:
         self.beneath.close()
+
+
+class TracedScheduler(SchedulerWrapper):
+    """Records one request and its responses in the request's trace.
+
+    The trace ends with the last response of the model, also where the caller has left before it.
+    """
+
+    def __init__(self, beneath: Scheduler, trace: Trace, version: int) -> None:
+        super().__init__(beneath)
+        self._trace = trace
+        self._version = version
+
+    def infer(self, request: InferRequest, snapshot: Snapshot) -> InferResponse:
+        return infer_by_submit(self, request, snapshot)
+
+    def submit(self, request: InferRequest, snapshot: Snapshot, respond: Respond) -> None:
+        trace = self._trace
+
+        def pass_on(response: ResponseCallback, final: bool) -> None:
+            # Before `respond`, which may mark later timestamps itself.
+            trace.responded(final=final)
+            respond(response, final)
+
+        trace.begin(self._version)
+        try:
+            self.beneath.submit(request, snapshot, pass_on)
+        except BaseException:
+            # Refused: there is no response.
+            trace.end()
+            raise
 
 
 def innermost(scheduler: Scheduler) -> Scheduler:

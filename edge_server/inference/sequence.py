@@ -122,7 +122,7 @@ class SequenceScheduler:
                 if sequence.slot is not None:
                     self._threads[sequence.slot.instance].wake.notify()
                 # The watch enforces the time limit of a sequence without a slot.
-                self._watch.note_waiting()
+                self._watch.note_waiting(self._book.next_expiry)
         finally:
             self._refuse(refused)
         if restarts:
@@ -145,6 +145,8 @@ class SequenceScheduler:
                 for thread in self._threads:
                     thread.wake.notify()
             others_wait = self._book.waiting > 0
+            if others_wait:
+                self._watch.note_waiting(self._book.next_expiry)
         self._refuse(refused + dead)
         return others_wait
 
@@ -279,7 +281,8 @@ class SequenceScheduler:
         ]
         choice = self._strategy.choose(heads, now)
         rows = [None if head is None else ready[head.slot] for head in choice.batch]
-        return rows, choice.wait_s
+        # A delay may exceed the longest timeout of a thread's wait.
+        return rows, min(_LONGEST_WAIT_S, choice.wait_s)
 
     def _form(self, sequence: BookedSequence[Job]) -> Hashable:
         waiting = sequence.waiting[0]

@@ -8,8 +8,9 @@ from enum import Enum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
-from edge_server.errors import InvalidRequest, NotFound, Unavailable
+from edge_server.errors import NotFound, Unavailable
 from edge_server.inference.request_check import check_request, parse_version
+from edge_server.inference.schedulers import TracedScheduler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -17,13 +18,7 @@ if TYPE_CHECKING:
     from edge_server.backends.contract import Model, ModelMetric
     from edge_server.inference.statistics import ModelStatistics
     from edge_server.model_config.config import ModelConfig
-    from edge_server.requests import (
-        InferRequest,
-        InferResponse,
-        Respond,
-        ResponseCallback,
-        Trace,
-    )
+    from edge_server.requests import InferRequest, InferResponse, Respond, Trace
 
 
 # The reason of an unloaded model that is UNAVAILABLE: Triton's text; readiness ignores it.
@@ -245,21 +240,7 @@ class Snapshot:
         Raises:
             EdgeServerError: see `Scheduler.infer`.
         """
-        trace = request.trace
-        if trace is None:
-            return loaded.scheduler.infer(request, self)
-        trace.begin(loaded.version)
-        try:
-            response = loaded.scheduler.infer(request, self)
-        except InvalidRequest:
-            # Refused: there is no response.
-            trace.end()
-            raise
-        except BaseException:
-            trace.responded(final=True)
-            raise
-        trace.responded(final=True)
-        return response
+        return _scheduler(loaded, request.trace).infer(request, self)
 
     def submit(self, request: InferRequest, respond: Respond) -> None:
         """Find the model, check the request against it and pass it to the model's scheduler.
@@ -270,16 +251,7 @@ class Snapshot:
         """
         loaded = self.find(request.model_name, request.model_version)
         check_request(loaded.config, request)
-        trace = request.trace
-        if trace is None:
-            loaded.scheduler.submit(request, self, respond)
-            return
-        trace.begin(loaded.version)
-        try:
-            loaded.scheduler.submit(request, self, _traced(trace, respond))
-        except BaseException:
-            trace.end()
-            raise
+        _scheduler(loaded, request.trace).submit(request, self, respond)
 
     def retain(self) -> RetainedSnapshot | None:
         """Keep the models open beyond the caller's own lease."""
@@ -325,12 +297,8 @@ class Snapshot:
         return [v for v, entry in self._by_name.get(name, {}).items() if entry.loaded]
 
 
-def _traced(trace: Trace, respond: Respond) -> Respond:
-    """Return `respond` with each response recorded in `trace`."""
-
-    def pass_on(response: ResponseCallback, final: bool) -> None:
-        # Before `respond`, which may mark later timestamps itself.
-        trace.responded(final=final)
-        respond(response, final)
-
-    return pass_on
+def _scheduler(loaded: LoadedModel, trace: Trace | None) -> Scheduler:
+    """Return the scheduler of `loaded` for a request with that trace."""
+    if trace is None:
+        return loaded.scheduler
+    return TracedScheduler(loaded.scheduler, trace, loaded.version)

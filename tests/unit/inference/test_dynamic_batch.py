@@ -22,11 +22,15 @@ from edge_server.errors import (
     Unavailable,
 )
 from edge_server.inference.data_plane import DataPlane
+from edge_server.inference.dynamic_batch import DynamicBatchScheduler
+from edge_server.inference.execution import Executor
+from edge_server.inference.instance_pool import InstancePool
+from edge_server.inference.line_watch import LineWatch
 from edge_server.inference.rate_limiter import RateLimiter
 from edge_server.inference.registry import ModelRegistry
 from edge_server.inference.scheduling import Scheduling
-from edge_server.inference.snapshot import LoadedModel, ModelEntry, ModelState
-from edge_server.inference.statistics import FailureReason
+from edge_server.inference.snapshot import LoadedModel, ModelEntry, ModelState, Snapshot
+from edge_server.inference.statistics import FailureReason, ModelStatistics
 from edge_server.model_config.config import ModelConfig
 from edge_server.requests import InferRequest, InferResponse, ResponseCallback
 from edge_server.tensors import Tensor
@@ -105,6 +109,23 @@ class Caller:
     def when_cancelled(self, callback: Callable[[], None]) -> None: ...
 
 
+def model_config(
+    batching: str, instances: int = 1, max_batch_size: int = 4, resources: str = ""
+) -> ModelConfig:
+    return ModelConfig.of(
+        text_format.Parse(
+            f"""
+            name: "m" backend: "identity" max_batch_size: {max_batch_size}
+            input {{ name: "a" data_type: TYPE_FP32 dims: -1 }}
+            output {{ name: "b" data_type: TYPE_FP32 dims: -1 }}
+            instance_group {{ name: "m" count: {instances} {resources} }}
+            dynamic_batching {{ {batching} }}
+            """,
+            pb.ModelConfig(),
+        )
+    )
+
+
 class Served:
     """One model, `m`: a → b, behind a real data plane."""
 
@@ -117,18 +138,7 @@ class Served:
         limiter: RateLimiter | None = None,
         resources: str = "",
     ) -> None:
-        config = ModelConfig.of(
-            text_format.Parse(
-                f"""
-                name: "m" backend: "identity" max_batch_size: {max_batch_size}
-                input {{ name: "a" data_type: TYPE_FP32 dims: -1 }}
-                output {{ name: "b" data_type: TYPE_FP32 dims: -1 }}
-                instance_group {{ name: "m" count: {instances} {resources} }}
-                dynamic_batching {{ {batching} }}
-                """,
-                pb.ModelConfig(),
-            )
-        )
+        config = model_config(batching, instances, max_batch_size, resources)
         self.model = Gated()
         self.loaded: LoadedModel = Scheduling(limiter).model(config, 1, self.model)
         self.registry = ModelRegistry()
@@ -382,6 +392,26 @@ def test_a_time_limit_is_kept_while_every_instance_is_busy(serve: Callable[..., 
     assert not running.over
     served.model.let_through()
     assert running.value() == 1
+
+
+def test_a_time_limit_is_kept_however_seldom_the_queues_are_searched() -> None:
+    watch = LineWatch(period_s=60.0)
+    config = model_config("default_queue_policy { default_timeout_microseconds: 20000 }")
+    model, responses = Gated(), [Responses(), Responses(), Responses()]
+    pool = InstancePool.of(config, model)
+    executor = Executor(config, 1, ModelStatistics())
+    assert config.dynamic_batching is not None
+    scheduler = DynamicBatchScheduler(executor, pool, config.dynamic_batching, watch)
+    request = InferRequest("m", {"a": Tensor(np.ones((1, 1), np.float32))})
+    scheduler.submit(request, Snapshot({}), responses[0])
+    assert model.next_run() == [1]
+    for late in responses[1:]:
+        scheduler.submit(request, Snapshot({}), late)
+        assert str(late.only()) == "Request timeout expired"
+    model.let_through()
+    assert responses[0].value() == 1
+    scheduler.close()
+    watch.close()
 
 
 def test_a_caller_that_has_gone_is_dropped_without_running(serve: Callable[..., Served]) -> None:

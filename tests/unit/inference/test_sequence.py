@@ -474,6 +474,18 @@ def test_a_direct_batch_waits_for_others_no_longer_than_its_delay(
     assert m.model.rows("x") == [[1, 2]]
 
 
+def test_a_delay_may_be_longer_than_any_thread_can_wait(
+    road: Callable[..., Road], caplog: pytest.LogCaptureFixture
+) -> None:
+    forever = f"max_queue_delay_microseconds: {2**64 - 1}"
+    m = road(f"{A_MINUTE} oldest {{ max_candidate_sequences: 4 {forever} }}", max_batch_size=2)
+    first = m.send(1, 1, start=True)
+    assert not m.model.entered.acquire(timeout=0.1)
+    assert m.send(2, 2, start=True).value() == 2
+    assert first.value() == 1
+    assert caplog.messages == []
+
+
 def test_waiting_requests_and_the_longest_run_are_known(road: Callable[..., Road]) -> None:
     m = road()
     assert m.scheduler.longest_run_s(time.monotonic()) == 0.0

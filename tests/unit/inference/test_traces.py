@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import itertools
 import json
+import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from edge_server.backends.contract import TensorModel
-from edge_server.errors import InternalError, InvalidRequest, NotFound
+from edge_server.errors import DeadlineExceeded, InternalError, InvalidRequest, NotFound
 from edge_server.inference.scheduling import Scheduling
 from edge_server.inference.snapshot import ModelEntry, ModelState, Snapshot
 from edge_server.inference.tracing.traced_request import Sampler, TracedRequest, TraceRule
 from edge_server.requests import InferRequest
 from edge_server.tensors import Tensor
 from tests.unit.inference.ensembles import (
+    TIMEOUT_S,
     Responses,
     config,
     counting,
@@ -29,6 +33,8 @@ from tests.unit.inference.ensembles import (
 )
 
 if TYPE_CHECKING:
+    from edge_server.backends.contract import Tensors
+    from edge_server.errors import EdgeServerError
     from edge_server.requests import Trace
 
 QUEUED = ["REQUEST_START", "QUEUE_START"]
@@ -92,13 +98,35 @@ def test_a_request_is_queued_computed_and_responded_to(traces: Traces, extra: st
     entry.loaded.close()
 
 
-def test_one_that_fails_is_traced_to_its_end(traces: Traces) -> None:
+@pytest.mark.parametrize("error", [InternalError, InvalidRequest])
+def test_one_that_fails_is_traced_to_its_end(traces: Traces, error: type[EdgeServerError]) -> None:
     def fail(*_: object) -> Any:
-        raise InternalError("broken")
+        raise error("broken")
 
-    with pytest.raises(InternalError):
+    with pytest.raises(error):
         Snapshot({("m", 1): running("m", fail)}).infer(traces.request("m"))
     assert traces.names()["m"][-2:] == ["INFER_RESPONSE_COMPLETE", "REQUEST_END"]
+
+
+def test_one_whose_caller_leaves_early_is_traced_to_the_end_of_its_run(traces: Traces) -> None:
+    began, end = threading.Event(), threading.Event()
+
+    def slow(inputs: Tensors, outputs: frozenset[str]) -> Tensors:
+        began.set()
+        assert end.wait(TIMEOUT_S)
+        return plus(1)(inputs, outputs)
+
+    entry = running("m", slow, extra="dynamic_batching { } max_batch_size: 4")
+    snapshot = Snapshot({("m", 1): entry})
+    request = traces.request("m", Tensor(np.ones((1, 2), np.float32)))
+    with pytest.raises(DeadlineExceeded):
+        snapshot.infer(replace(request, deadline=time.monotonic() + 0.3))
+    assert began.is_set()
+    assert traces.reported == []
+    end.set()
+    assert entry.loaded is not None
+    entry.loaded.close()
+    assert traces.names() == {"m": [*QUEUED, *COMPUTED, "INFER_RESPONSE_COMPLETE", "REQUEST_END"]}
 
 
 def test_one_that_no_model_was_found_for_is_not_traced(traces: Traces) -> None:
