@@ -6,7 +6,6 @@ that nobody vouches for, and by doctor's probes of drivers and libraries.
 
 from __future__ import annotations
 
-import fcntl
 import importlib
 import math
 import os
@@ -25,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from edge_server import errors
+from edge_server.process.lifeline import end_with_parent
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -166,6 +166,11 @@ class _Child:
             self._poll = select.poll()
             self._poll.register(self._events, select.POLLIN)
             self._poll.register(self._output, select.POLLIN)
+            # The end of the process counts, not only that of the pipe, which a process that it
+            # forked may hold open.
+            self._ended = os.pidfd_open(self._popen.pid)
+            parents_ends.callback(os.close, self._ended)
+            self._poll.register(self._ended, select.POLLIN)
             assert self._popen.stdin is not None  # noqa: S101 - it was asked for
             with suppress(BrokenPipeError), self._popen.stdin as stdin:
                 stdin.write(call)
@@ -183,7 +188,7 @@ class _Child:
         if self._output in ready:
             self._read_output()
         if self._events not in ready:
-            return []
+            return None if self._ended in ready else []
         data = os.read(self._events, 1 << 16)
         if not data:
             return None
@@ -195,11 +200,13 @@ class _Child:
 
     def ending(self) -> str:
         """Return how the process ended, with its last words."""
-        with suppress(subprocess.TimeoutExpired):
-            self._popen.wait(_KILLED_S)
+        poll = select.poll()
+        poll.register(self._ended, select.POLLIN)
+        has_ended = bool(poll.poll(1e3 * _KILLED_S))
+        self._kill()
         while any(descriptor == self._output for descriptor, _ in self._poll.poll(0)):
             self._read_output()
-        code = self._popen.returncode
+        code = self._popen.returncode if has_ended else None
         if code == -signal.SIGKILL:
             return "was killed: most likely for want of memory"
         if code is not None and code < 0:
@@ -217,6 +224,7 @@ class _Child:
         self._last_output = (self._last_output + data)[-_LAST_OUTPUT_BYTES:]
 
     def _kill(self) -> None:
+        # Before the process is reaped: then its group's number may be another's.
         if self._popen.returncode is None:
             with suppress(ProcessLookupError):
                 os.killpg(self._popen.pid, signal.SIGKILL)
@@ -229,11 +237,7 @@ def child_main(events: int, lifeline: int) -> None:
     TensorRT crash on half-made objects, and at the interpreter's end."""
     code = 1
     try:
-        # The group ends whatever code runs here, even where no Python thread gets the GIL.
-        fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
-        fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
-        flags = fcntl.fcntl(lifeline, fcntl.F_GETFL)
-        fcntl.fcntl(lifeline, fcntl.F_SETFL, flags | os.O_ASYNC)
+        end_with_parent(lifeline)
         call = msgspec.json.decode(sys.stdin.buffer.read(), type=_ChildCall)
         _limit(call.options)
         sending = threading.Lock()

@@ -77,22 +77,43 @@ def test_root_runs_the_function_as_the_account_that_is_named() -> None:
     assert run_in_child("builtins:eval", ids, options=options) == [990, 990, 990, 44, 990]
 
 
-def test_the_process_ends_with_its_parent() -> None:
+def test_a_crash_is_the_end_of_what_the_process_has_started(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    program = f"sleep 600 & echo $! >>{pids}; kill -ABRT $PPID"
+    assert failure("os:system", program, timeout_s=30) == "died of SIGABRT"
+    wait_until_gone(int(pids.read_text()))
+
+    forks = "__import__('os').fork() and __import__('os').abort() or __import__('signal').pause()"
+    assert failure("builtins:eval", forks, timeout_s=30) == "died of SIGABRT"
+
+
+@pytest.mark.parametrize("start_s", [0, 1])
+def test_the_process_ends_with_its_parent(tmp_path: Path, start_s: int) -> None:
+    # Where it starts slowly, its parent ends before it can ask the kernel to be killed.
+    (tmp_path / "sitecustomize.py").write_text(f"__import__('time').sleep({start_s})")
     parent = subprocess.Popen(
         [
             *(sys.executable, "-c"),
             "from edge_server.process.run_in_child import run_in_child\n"
-            "run_in_child('builtins:eval', 'print(1) or __import__(\"signal\").pause()')",
-        ]
+            "run_in_child('signal:pause')",
+        ],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
     )
     children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children")
     ends_at = time.monotonic() + 30
     while not (pids := children.read_text().split()):
         assert time.monotonic() < ends_at
         time.sleep(0.01)
-    # It is killed also before it has set up anything: its standard input is closed then.
+    time.sleep(start_s / 2)
     parent.send_signal(signal.SIGKILL)
     parent.wait(30)
-    while Path(f"/proc/{pids[0]}").exists():
+    wait_until_gone(int(pids[0]))
+
+
+def wait_until_gone(pid: int) -> None:
+    ends_at = time.monotonic() + 20
+    status = Path(f"/proc/{pid}/status")
+    # Whoever inherits it may reap it late.
+    while status.exists() and "State:\tZ" not in status.read_text():
         assert time.monotonic() < ends_at
         time.sleep(0.01)

@@ -29,10 +29,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from edge_server.backends.python import messages as m
 from edge_server.backends.python.channel import ChannelClosed
 from edge_server.backends.python.child import sandbox
 from edge_server.backends.python.context import ModelContext, PythonParameters, start_message
-from edge_server.backends.python.messages import shortened
 from edge_server.backends.python.model import PythonModel
 from edge_server.backends.python.model_log import ModelLog
 from edge_server.backends.python.process import ChildProcess
@@ -146,9 +146,15 @@ def _auto_complete(directory: Path, config: ModelConfig, parameters: PythonParam
         process = ChildProcess(config.name, parameters.arena_bytes, ModelLog(config.name))
     except OSError as error:
         raise ModelLoadError(f"{path}: no process can be started: {error}") from error
+
+    def refuse(message: m.FromChild) -> None:
+        if isinstance(message, m.Query):
+            failure = "the server keeps no metrics of 'auto_complete_config'"
+            process.channel.send(m.QueryResult(message.number, failure=failure))
+
     try:
         start = start_message(directory, config, complete=True)
-        started = process.start(start, within_s, take=lambda _message: None)
+        started = process.start(start, within_s, take=refuse)
     except ChannelClosed:
         raise ModelLoadError(f"{path}: auto_complete_config: {process.close()}") from None
     finally:
@@ -160,7 +166,7 @@ def _auto_complete(directory: Path, config: ModelConfig, parameters: PythonParam
             "'initialize_timeout_s' allows more"
         )
     if started.failure:
-        raise ModelLoadError(f"{path}: {shortened(started.failure)}")
+        raise ModelLoadError(f"{path}: {m.shortened(started.failure)}")
     return started.completed
 
 

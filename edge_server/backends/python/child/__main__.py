@@ -7,10 +7,8 @@ NAME is shown in the list of processes, the others are inherited descriptors.
 
 from __future__ import annotations
 
-import fcntl
 import importlib
 import os
-import select
 import signal
 import socket
 import sys
@@ -21,6 +19,7 @@ from typing import TYPE_CHECKING
 from edge_server.backends.python.channel import Channel, ChannelClosed
 from edge_server.backends.python.child import sandbox
 from edge_server.backends.python.messages import LONGEST_FROM_CHILD_BYTES, FromDaemon, Start
+from edge_server.process.lifeline import end_with_parent
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,7 +35,7 @@ _OOM_SCORE = "500"
 def main(arguments: list[str]) -> None:
     name = arguments[0]
     fd, outbox, inbox, lifeline = map(int, arguments[1:])
-    _die_with_daemon(lifeline)
+    end_with_parent(lifeline)
     # A container may mount the file read-only.
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE)
@@ -122,22 +121,6 @@ def _run(
         link.take(message)
     link.start()
     ModelRunner(name, link, refused).run()
-
-
-def _die_with_daemon(lifeline: int) -> None:
-    """Let the kernel kill this process and its children when the daemon's end closes.
-
-    The kill works whatever code runs here, even where no Python thread gets the GIL.
-    """
-    fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
-    fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
-    flags = fcntl.fcntl(lifeline, fcntl.F_GETFL)
-    fcntl.fcntl(lifeline, fcntl.F_SETFL, flags | os.O_ASYNC)
-    poll = select.poll()
-    poll.register(lifeline, 0)
-    if poll.poll(0):
-        # The daemon has ended before.
-        os._exit(1)
 
 
 def _end_by_sigterm() -> None:
