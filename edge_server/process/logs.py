@@ -13,6 +13,7 @@ import os
 import sys
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -195,6 +196,34 @@ def _not_writable(path: str, error: OSError) -> SettingsError | Unavailable:
     return error_of_place(error, f"log.file: {path}: cannot be written: {error.strerror}")
 
 
+class LogFile(logging.FileHandler):
+    """Appends to a file; where it cannot, stderr gets one line for each reason, and the log's lines
+    are lost."""
+
+    def __init__(self, path: str) -> None:
+        # A line may quote a file name that is not UTF-8; stderr escapes such bytes by default, a
+        # file does not.
+        super().__init__(path, encoding="utf-8", errors="backslashreplace")
+        self._path = path
+        self._reasons: set[str] = set()
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+            return
+        reason = str(error.strerror)
+        if reason not in self._reasons:
+            self._reasons.add(reason)
+            with suppress(OSError, ValueError):
+                print(
+                    f"edge-server: log.file: {self._path}: cannot be written: {reason}; until it "
+                    "can be, the log's lines are lost",
+                    file=sys.stderr,
+                    flush=True,
+                )
+
+
 def set_up_logging(settings: LogSection) -> LogSwitches:
     """Log as `settings` say; return the switches that change them, except the file, while the
     process runs.
@@ -206,11 +235,7 @@ def set_up_logging(settings: LogSection) -> LogSwitches:
     handler: logging.Handler = logging.StreamHandler(sys.stderr)
     if settings.file is not None:
         try:
-            # A line may quote a file name that is not UTF-8; stderr escapes such bytes by default,
-            # a file does not.
-            handler = logging.FileHandler(
-                settings.file, encoding="utf-8", errors="backslashreplace"
-            )
+            handler = LogFile(settings.file)
         except OSError as error:
             raise _not_writable(settings.file, error) from error
     journal = settings.file is None and journal_listens()
