@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from edge_server.api.grpc.credentials import server_credentials
 from edge_server.api.grpc.self_call import server_name
+from edge_server.api.grpc.unix_socket import check_path
 from edge_server.board.listening import listener, remedy
 from edge_server.cameras.camera import Camera
 from edge_server.daemon.model_parts import (
@@ -38,6 +39,7 @@ from edge_server.mqtt.broker import address_of, faults_of
 from edge_server.mqtt.clients import try_broker
 from edge_server.mqtt.topics import Identity
 from edge_server.pipeline.lane_pipeline import LanePipeline
+from edge_server.process.logs import check_log_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -69,7 +71,7 @@ class Findings:
 
 
 def check(settings: chosen.Settings) -> Findings:
-    """Load the start's models, run each camera's, open recordings, test ports and broker."""
+    """Load the start's models, run each camera's, open recordings, test files, ports and broker."""
     findings = Findings()
     _check_ports(settings, findings)
     registry = ModelRegistry()
@@ -102,6 +104,10 @@ def check(settings: chosen.Settings) -> Findings:
 def _tries(settings: chosen.Settings) -> Iterator[tuple[Callable[[], object], str]]:
     """Yield checks that raise a SettingsError on a fault, each with the line for its success."""
     tls, trace, repository = settings.grpc.tls, settings.trace, settings.repository
+    if settings.log.file:
+        yield partial(check_log_file, settings.log.file), f"log: {settings.log.file} can be written"
+    if settings.grpc.enabled and (path := settings.grpc.socket):
+        yield partial(check_path, path), f"grpc: the socket can be at {path}"
     if tls.on:
         yield partial(server_credentials, tls), f"grpc: {tls.certificate} is shown to clients"
     if trace.file:

@@ -6,8 +6,9 @@ The files are read for every connection, so that a changed file takes effect.
 from __future__ import annotations
 
 import ssl
-from pathlib import Path
 from typing import TYPE_CHECKING
+
+from edge_server.settings.text_file import read_text_file
 
 if TYPE_CHECKING:
     from edge_server.settings import Mqtt
@@ -27,7 +28,7 @@ def password_of(mqtt: Mqtt) -> str | None:
     """
     if not mqtt.password_file:
         return None
-    return Path(mqtt.password_file).read_text(encoding="utf-8").rstrip("\r\n")
+    return read_text_file(mqtt.password_file).rstrip("\r\n")
 
 
 def tls_of(mqtt: Mqtt) -> ssl.SSLContext | None:

@@ -6,19 +6,23 @@ daemon's, sends control sequences to a terminal, or fills the disk.
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
 import sys
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edge_server.process.disk import error_of_place
 
 if TYPE_CHECKING:
+    from edge_server.errors import SettingsError, Unavailable
     from edge_server.settings import LogSection
 
 _PRIORITY = {
@@ -167,6 +171,59 @@ def logs_json() -> bool:
     return any(isinstance(each, LogFormatter) and each.json for each in formatters)
 
 
+def check_log_file(path: str) -> None:
+    """Return if the log can be appended to `path`; changes nothing.
+
+    Raises:
+        SettingsError: it cannot, and will not be; Unavailable if it may be later.
+    """
+    try:
+        # O_NONBLOCK: the open of a pipe must not wait for its reader.
+        os.close(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC))
+    except FileNotFoundError as error:
+        directory = Path(path).absolute().parent
+        if not directory.is_dir():
+            raise _not_writable(path, error) from error
+        if not os.access(directory, os.W_OK | os.X_OK):
+            denied = PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            raise _not_writable(path, denied) from error
+    except OSError as error:
+        raise _not_writable(path, error) from error
+
+
+def _not_writable(path: str, error: OSError) -> SettingsError | Unavailable:
+    # The file's disk may be mounted later, or have space again.
+    return error_of_place(error, f"log.file: {path}: cannot be written: {error.strerror}")
+
+
+class LogFile(logging.FileHandler):
+    """Appends to a file; where it cannot, stderr gets one line for each reason, and the log's lines
+    are lost."""
+
+    def __init__(self, path: str) -> None:
+        # A line may quote a file name that is not UTF-8; stderr escapes such bytes by default, a
+        # file does not.
+        super().__init__(path, encoding="utf-8", errors="backslashreplace")
+        self._path = path
+        self._reasons: set[str] = set()
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+            return
+        reason = str(error.strerror)
+        if reason not in self._reasons:
+            self._reasons.add(reason)
+            with suppress(OSError, ValueError):
+                print(
+                    f"edge-server: log.file: {self._path}: cannot be written: {reason}; until it "
+                    "can be, the log's lines are lost",
+                    file=sys.stderr,
+                    flush=True,
+                )
+
+
 def set_up_logging(settings: LogSection) -> LogSwitches:
     """Log as `settings` say; return the switches that change them, except the file, while the
     process runs.
@@ -178,16 +235,9 @@ def set_up_logging(settings: LogSection) -> LogSwitches:
     handler: logging.Handler = logging.StreamHandler(sys.stderr)
     if settings.file is not None:
         try:
-            # A line may quote a file name that is not UTF-8; stderr escapes such bytes by default,
-            # a file does not.
-            handler = logging.FileHandler(
-                settings.file, encoding="utf-8", errors="backslashreplace"
-            )
+            handler = LogFile(settings.file)
         except OSError as error:
-            # The file's disk may be mounted later, or have space again.
-            raise error_of_place(
-                error, f"log.file: {settings.file}: cannot be written: {error.strerror}"
-            ) from error
+            raise _not_writable(settings.file, error) from error
     journal = settings.file is None and journal_listens()
     handler.setFormatter(LogFormatter(switches, json=settings.format == "json", journal=journal))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)

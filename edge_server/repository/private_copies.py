@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import tempfile
@@ -12,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edge_server.errors import ModelConfigError
+from edge_server.errors import ModelConfigError, ModelLoadError
 from edge_server.process.disk import make_locked_directory, orphans
 from edge_server.repository.content import TornModel, copy_model, remove
 from edge_server.repository.scan import files_in
@@ -24,6 +25,19 @@ if TYPE_CHECKING:
 
 # Attempts to copy a model whose files change during the copy.
 _ATTEMPTS = 3
+# A disk that is full or broken, and a shortage of memory or descriptors, may pass: the exit code of
+# a start that fails for it must let systemd try again.
+_MAY_PASS = frozenset(
+    {
+        errno.ENOSPC,
+        errno.EDQUOT,
+        errno.EROFS,
+        errno.EIO,
+        errno.ENOMEM,
+        errno.EMFILE,
+        errno.ENFILE,
+    }
+)
 _USUAL = Path("/var/tmp")  # noqa: S108 - only for a directory that `mkdtemp` makes there
 
 
@@ -112,7 +126,8 @@ class _Copy:
 
     Raises:
         TornModel: the model changed during the copy.
-        ModelConfigError: the model cannot be read or copied, or differs from its manifest.
+        ModelConfigError: the model cannot be read or copied, or differs from its manifest;
+            ModelLoadError if a retry may succeed.
     """
 
     def __init__(self, tree: ModelTree, private: PrivateDirectory) -> None:
@@ -127,7 +142,8 @@ class _Copy:
                 removal()  # now, as the exception references this object
                 raise
         except OSError as error:
-            raise ModelConfigError(
+            kind = ModelLoadError if error.errno in _MAY_PASS else ModelConfigError
+            raise kind(
                 f"{tree.directory}: cannot be copied: {error.filename or 'the copy'}: "
                 f"{error.strerror or error}; make room there, or name another directory in TMPDIR"
             ) from error

@@ -25,6 +25,7 @@ from edge_server.settings.sections import (
     Serving,
     TraceSection,
 )
+from edge_server.settings.text_file import read_text_file
 from edge_server.settings.transport import Grpc, Tls
 
 if sys.version_info >= (3, 11):
@@ -110,13 +111,15 @@ def _fault(table: Mapping[str, Any]) -> str | None:
 
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
-        table: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+        table: dict[str, Any] = tomllib.loads(read_text_file(path))
     except OSError as error:
         raise SettingsError(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise SettingsError(f"{path}: not UTF-8 text at byte {error.start}") from error
     except tomllib.TOMLDecodeError as error:
         raise SettingsError(f"{path}: not TOML: {error}") from error
+    except RecursionError as error:
+        raise SettingsError(f"{path}: not TOML for settings: nested too deep") from error
     return table
 
 

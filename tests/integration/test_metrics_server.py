@@ -170,3 +170,14 @@ def test_a_taken_port_is_named_with_the_remedy(server: MetricsServer) -> None:
 def test_stopping_waits_for_no_client(server: MetricsServer) -> None:
     server.stop(TIMEOUT_S)
     assert not server.worker.alive
+
+
+def test_a_stop_that_waits_for_nothing_leaves_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(50):
+        server = MetricsServer(Metrics(port=0), Sources("1", list, [], LaneLatency()))
+        server.start()
+        server.stop(0.0)
+        server.worker.stop(TIMEOUT_S)
+        assert not server.worker.alive
+        assert server.worker.failure is None
+    assert [record for record in caplog.records if record.levelname != "INFO"] == []

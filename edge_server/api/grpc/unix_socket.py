@@ -6,6 +6,7 @@ import fcntl
 import os
 import socket
 import stat
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote
 
@@ -32,7 +33,8 @@ class UnixSocket:
         _require_safe_directory(self.path.parent)
         self._lock = _lock(self.path)
         try:
-            self._remove_stale()
+            _require_socket_or_nothing(self.path)
+            self.path.unlink(missing_ok=True)
         except BaseException:
             os.close(self._lock)
             raise
@@ -62,17 +64,25 @@ class UnixSocket:
         self.path.unlink(missing_ok=True)
         os.close(self._lock)
 
-    def _remove_stale(self) -> None:
-        try:
-            mode = self.path.lstat().st_mode
-        except FileNotFoundError:
-            return
-        if not stat.S_ISSOCK(mode):
+
+def check_path(path: str) -> None:
+    """Return if a socket may be at `path`; changes nothing.
+
+    Raises:
+        SettingsError: the path cannot be used; the text names it and the remedy.
+        Unavailable: the directory does not exist yet.
+    """
+    _require_safe_directory(Path(path).parent)
+    _require_socket_or_nothing(Path(path))
+
+
+def _require_socket_or_nothing(path: Path) -> None:
+    with suppress(FileNotFoundError):
+        if not stat.S_ISSOCK(path.lstat().st_mode):
             raise SettingsError(
-                f"grpc.socket: {self.path}: is there and is no socket; remove it, or choose "
-                "another path with --grpc-socket"
+                f"grpc.socket: {path}: is there and is no socket; remove it, or choose another "
+                "path with --grpc-socket"
             )
-        self.path.unlink()
 
 
 def _require_safe_directory(directory: Path) -> None:

@@ -73,20 +73,24 @@ class MetricsServer:
         self.worker.ask_to_stop()
         if self.worker.alive:
             with suppress(RuntimeError):  # the thread has ended by now, and closed the loop
-                self._loop.call_soon_threadsafe(self._loop.stop)
+                self._loop.call_soon_threadsafe(self._accepting.cancel)
         self.worker.stop(timeout_s)
-        self._listener.close()
+        if not self.worker.alive:
+            self._listener.close()
 
-    def _tick(self, now: float) -> None:
+    def _tick(self, now: float) -> bool:
         del now
-        self._loop.call_later(_TICK_S, self._loop.stop)
-        self._loop.run_forever()
+        self._loop.run_until_complete(asyncio.wait({self._accepting}, timeout=_TICK_S))
+        if self._accepting.cancelled():
+            return False
         if self._accepting.done():
             self._accepting.result()
+        return True
 
     def _end(self) -> None:
         self._loop.run_until_complete(_cancel_all())
         self._loop.close()
+        self._listener.close()
 
     async def _accept(self) -> None:
         """Accept one connection per round of the loop, which also reads what has arrived."""

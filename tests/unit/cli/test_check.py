@@ -167,6 +167,35 @@ def test_where_traces_cannot_be_written_is_reported(
     assert not path.exists()
 
 
+def test_where_the_log_cannot_be_written_is_reported(repository: Path, tmp_path: Path) -> None:
+    (fault,) = faults_of(repository, log={"file": str(tmp_path)})
+    assert fault == f"log.file: {tmp_path}: cannot be written: Is a directory"
+    path = tmp_path / "gone" / "edge.log"
+    (may_come,) = checked(
+        repository={"paths": [str(repository)]}, log={"file": str(path)}
+    ).unavailable
+    assert may_come == f"log.file: {path}: cannot be written: No such file or directory"
+    path.parent.mkdir()
+    assert f"log: {path} can be written" in check_with(repository, log={"file": str(path)})
+    assert not path.exists()
+
+
+def test_where_the_socket_cannot_be_is_reported(repository: Path, tmp_path: Path) -> None:
+    path = tmp_path / "run" / "grpc.sock"
+    settings = {
+        "repository": {"paths": [str(repository)]},
+        "grpc": {"port": 0, "socket": str(path)},
+    }
+    (may_come,) = checked(**settings).unavailable
+    assert may_come.startswith(f"grpc.socket: {path.parent}: No such file or directory; make the")
+    path.parent.mkdir()
+    assert f"grpc: the socket can be at {path}" in checked(**settings).well
+    assert not list(path.parent.iterdir())
+    path.write_text("precious")
+    (fault,) = checked(**settings).faults
+    assert "is there and is no socket" in fault
+
+
 def test_only_the_models_of_the_start_are_loaded(repository: Path, write_model: WriteModel) -> None:
     write_model("echo", IDENTITY)
     write_model("broken", "no such field")

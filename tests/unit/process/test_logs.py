@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -77,6 +78,18 @@ def test_a_file_that_is_there_is_added_to(logged: Any, tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_opened_is_reported(tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match=r"^log\.file: .*/log: cannot be written: No such file"):
         set_up_logging(LogSection(file=str(tmp_path / "gone" / "log")))
+
+
+def test_a_full_disk_is_reported_once(
+    root: logging.Logger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    set_up_logging(LogSection(file="/dev/full"))
+    log.warning("one")
+    log.warning("two")
+    with suppress(OSError):  # the unwritten lines fail again
+        root.handlers[0].close()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "log.file: /dev/full: cannot be written: No space left on device; " in line
 
 
 def test_what_was_chosen_at_the_start_is_returned_and_can_be_changed(

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import resource
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 
-from edge_server.errors import ModelConfigError
+from edge_server.errors import ModelConfigError, ModelLoadError
 from edge_server.model_config.files import ModelFiles
 from edge_server.repository.content import copy_model
 from edge_server.repository.private_copies import PrivateCopies, PrivateDirectory
@@ -147,6 +148,22 @@ def test_a_disk_that_is_full_is_an_error_with_the_remedy(
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert not list(private.path().iterdir())
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [(errno.ENOSPC, ModelLoadError), (errno.EIO, ModelLoadError), (errno.EACCES, ModelConfigError)],
+)
+def test_a_copy_that_fails_for_a_reason_that_may_pass_may_be_tried_again(
+    copies: PrivateCopies, monkeypatch: pytest.MonkeyPatch, model: Path, code: int, kind: type
+) -> None:
+    def fail(*_: object) -> NoReturn:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr("edge_server.repository.private_copies.copy_model", fail)
+    with pytest.raises(ModelConfigError, match="cannot be copied: ") as caught:
+        copies.copy(model)
+    assert type(caught.value) is kind
 
 
 def test_a_directory_too_deep_for_a_model_is_refused(copies: PrivateCopies, model: Path) -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import os
+import threading
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from edge_server.errors import SettingsError
 from edge_server.settings import read_settings
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from edge_server.settings.text_file import read_text_file
 
 
 @pytest.fixture
@@ -93,6 +94,32 @@ def test_each_mistake_names_the_file_and_the_key(path: Path, text: str, message:
 def test_a_file_that_is_not_there_is_named(path: Path) -> None:
     with pytest.raises(SettingsError, match=r"config\.toml: cannot be read: No such file"):
         read_settings(path, {})
+
+
+def test_a_byte_order_mark_is_no_mistake(path: Path) -> None:
+    path.write_text('\ufeff[device]\nid = "truck-7"\n')
+    assert read_settings(path, {}).device.id == "truck-7"
+
+
+def test_a_table_that_is_nested_without_end_is_a_mistake(path: Path) -> None:
+    path.write_text(f"a = {'[' * 10_000}{']' * 10_000}")
+    with pytest.raises(SettingsError, match=r"config\.toml: not TOML"):
+        read_settings(path, {})
+
+
+def test_a_device_without_an_end_is_refused() -> None:
+    with pytest.raises(SettingsError, match="/dev/zero: cannot be read: it is longer than 16 MiB"):
+        read_settings(Path("/dev/zero"), {})
+
+
+def test_a_pipe_is_read_where_it_has_a_writer_and_else_refused(path: Path) -> None:
+    os.mkfifo(path)
+    with pytest.raises(OSError, match="its writer is late"):
+        read_text_file(path, wait_s=0.01)
+    writer = threading.Thread(target=path.write_text, args=('[device]\nid = "truck-7"\n',))
+    writer.start()
+    assert read_settings(path, {}).device.id == "truck-7"
+    writer.join()
 
 
 def test_what_the_command_line_adds_may_complete_a_table_of_the_file(path: Path) -> None:
