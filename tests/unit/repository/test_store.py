@@ -161,11 +161,11 @@ def test_a_manifest_that_agrees_is_no_obstacle(reopened: Open, write: Write) -> 
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
-        ({"a": b"?"}, "/m/manifest.json: a has other content than manifest.json says; torn, or "),
-        ({"a": b"longer"}, "/m/manifest.json: a has 6 bytes, not 1; torn, or damaged on the "),
-        ({"c": b""}, "/m/manifest.json: c is not in manifest.json; torn, or damaged "),
+        ({"a": b"?"}, "/m/a: content is not what manifest.json says: torn, or damaged on "),
+        ({"a": b"longer"}, "/m/manifest.json: a has 6 bytes, not 1; push the model again"),
+        ({"c": b""}, "/m/manifest.json: c is not in it; push the model again"),
         ({"manifest.json": b"{"}, "push the model again"),
-        ({"manifest.json": b'{"model":"m","files":{}}'}, "/m/manifest.json: 1/b is not in mani"),
+        ({"manifest.json": b'{"model":"m","files":{}}'}, "/m/manifest.json: 1/b is not in it"),
         ({"manifest.json": b" " * ((4 << 20) + 1)}, "/m/manifest.json: 4194305 bytes, more than"),
         ({"manifest.json.sig": b" " * 65537}, "/m/manifest.json.sig: 65537 bytes, more than"),
     ],
