@@ -113,6 +113,11 @@ class Deployments:
         with self._reporting(tree.name) as record:
             return record.deliver(copy, tree.directory)
 
+    def withdraw(self, name: str) -> Update:
+        """Return the update that removes `name`, which has gone from the repository."""
+        with self.table.lock:
+            return self.table[name].withdraw()
+
     def failed(self, name: str, reason: str, digest: str = "", *, waits: bool = False) -> None:
         """Report that the new content of `name` does not serve; the predecessor still does.
 
@@ -136,7 +141,7 @@ class Deployments:
         self.count("unchanged")
         with self.table.lock:
             record = self.table[copy.name]
-            record.accept(serving)
+            record.unchanged(copy, serving)
             is_good = record.last_good is serving
         if is_good:
             self.store.commit(copy)
