@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from edge_server.errors import AlreadyRunning, InternalError, ModelConfigError, SettingsError
+from edge_server.errors import (
+    AlreadyRunning,
+    InternalError,
+    ModelConfigError,
+    ModelLoadError,
+    SettingsError,
+)
 from edge_server.repository import store as store_module
 from edge_server.repository.manifest import Manifest, ManifestFile
 from edge_server.repository.scan import files_in
@@ -574,6 +580,21 @@ def test_a_copy_that_cannot_be_read_now_is_there_when_it_can(
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     assert "cannot be read now: not used" in caplog.text
     assert text(reopened().last_good()["m"]) == "what serves"
+
+
+def test_a_copy_that_cannot_be_read_now_is_like_no_other(reopened: Open, write: Write) -> None:
+    staged = reopened().stage(write({"a": b"x"}))
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.dup(0)
+    os.close(free)
+    for most in (0, free + 1):  # no file, and one for the directory above the copy
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, limits[1]))
+        try:
+            with pytest.raises(ModelLoadError, match="Too many open files"):
+                assert staged.fingerprint
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert len(staged.fingerprint) == 1
 
 
 def test_each_set_of_repositories_has_its_own_models_and_quarantine(
