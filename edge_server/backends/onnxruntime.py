@@ -27,7 +27,12 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 import onnxruntime as ort
 
 from edge_server.backends.contract import TensorModel, Tensors
-from edge_server.backends.parameters import Parameters, check_parameters, read_parameters
+from edge_server.backends.parameters import (
+    OF_EVERY_MODEL,
+    Parameters,
+    check_parameters,
+    read_parameters,
+)
 from edge_server.errors import InternalError, InvalidRequest, ModelConfigError, ModelLoadError
 from edge_server.model_config.agreement import Signature, complete_from
 from edge_server.model_config.files import reading, require_path
@@ -92,7 +97,7 @@ def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfi
     """Complete names, types, shapes and the batch size from the ONNX file: see `complete_from`."""
     ours = _ours(config)
     check_parameters(files, ours, OnnxRuntimeParameters)
-    for name in sorted(config.parameters.keys() - ours.parameters.keys()):
+    for name in sorted(config.parameters.keys() - ours.parameters.keys() - OF_EVERY_MODEL):
         log.warning(
             "model %s: parameter '%s' has no effect here: backend 'onnxruntime' knows: %s",
             config.name,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 # requests; a slower version is not published.
 GOLDEN_MAX_LATENCY_MS = "golden_max_latency_ms"
 
-_OF_EVERY_MODEL = frozenset({GOLDEN_MAX_LATENCY_MS, ALLOW_INTERFACE_CHANGE})
+OF_EVERY_MODEL = frozenset({GOLDEN_MAX_LATENCY_MS, ALLOW_INTERFACE_CHANGE})
 
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -48,5 +48,5 @@ def check_parameters(files: ModelFiles, config: ModelConfig, kind: type[Paramete
 
 def read_parameters(config: ModelConfig, kind: type[P]) -> P:
     """Return the configuration's parameters as `kind`; `check_parameters` has validated them."""
-    own = {k: v for k, v in config.parameters.items() if k not in _OF_EVERY_MODEL}
+    own = {k: v for k, v in config.parameters.items() if k not in OF_EVERY_MODEL}
     return msgspec.convert(own, kind, strict=False)

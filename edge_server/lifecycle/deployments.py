@@ -62,20 +62,23 @@ class Deployments:
         self._counting = threading.Lock()
         self._outcomes: Counter[str] = Counter(dict.fromkeys(OUTCOMES, 0))
 
-    def all(self) -> Mapping[str, ModelFiles]:
+    def all(self) -> Mapping[str, ModelFiles | ModelConfigError]:
         """See `ModelSource.all`."""
         found = {name: self.find(name) for name in self.names()}
         return {name: files for name, files in found.items() if files is not None}
 
-    def find(self, name: str) -> ModelFiles | None:
+    def find(self, name: str) -> ModelFiles | ModelConfigError | None:
         """See `ModelSource.find`."""
         with self.table.lock:
             record = self.table.get(name)
             copy, shown = record.accepted, record.shown
         if copy is None:
             return None
-        files = files_in(copy.directory)
-        return replace(files, fingerprint=copy.fingerprint, holder=copy, shown=shown)
+        try:
+            files = replace(files_in(copy.directory), fingerprint=copy.fingerprint)
+        except ModelConfigError as error:
+            return error
+        return replace(files, holder=copy, shown=shown)
 
     def names(self) -> Mapping[str, int]:
         """See `ModelSource.names`."""
@@ -113,6 +116,11 @@ class Deployments:
         with self._reporting(tree.name) as record:
             return record.deliver(copy, tree.directory)
 
+    def withdraw(self, name: str) -> Update:
+        """Return the update that removes `name`, which has gone from the repository."""
+        with self.table.lock:
+            return self.table[name].withdraw()
+
     def failed(self, name: str, reason: str, digest: str = "", *, waits: bool = False) -> None:
         """Report that the new content of `name` does not serve; the predecessor still does.
 
@@ -136,7 +144,7 @@ class Deployments:
         self.count("unchanged")
         with self.table.lock:
             record = self.table[copy.name]
-            record.accept(serving)
+            record.unchanged(copy, serving)
             is_good = record.last_good is serving
         if is_good:
             self.store.commit(copy)

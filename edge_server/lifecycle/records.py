@@ -81,6 +81,7 @@ class ModelRecord:
         needs_bytes: the memory that the last load lacked; 0 if it lacked none.
         seen: mode POLL: the files that the last scans of the repository found.
         shown: the model's directory in the repository, for texts about a copy.
+        is_gone: the model has gone from the repository, and no copy was accepted since.
         accepted: the private copy that the next load reads.
         deployed: the serving copy that was last reported.
         last_good: the copy that a restart serves.
@@ -102,6 +103,7 @@ class ModelRecord:
     needs_bytes: int = 0
     seen: SeenFiles | None = None
     shown: Path | None = None
+    is_gone: bool = False
     accepted: StagedModel | None = None
     deployed: StagedModel | None = None
     last_good: StagedModel | None = None
@@ -266,9 +268,20 @@ class ModelRecord:
 
     def deliver(self, copy: StagedModel, directory: Path) -> Update:
         """Accept a new copy of the model in `directory`; return the update that loads the copy."""
-        self.shown = directory
+        self.shown, self.is_gone = directory, False
         self.report(LOADING, copy.digest)
         return Update(copy, self.accept(copy))
+
+    def withdraw(self) -> Update:
+        """Note that the model has gone from the repository; return the update that removes it."""
+        self.is_gone = True
+        return Update(None)
+
+    def unchanged(self, copy: StagedModel, serving: StagedModel) -> None:
+        """Let the next load read `serving`, which has the content of `copy`."""
+        # A change that came meanwhile may have been accepted already.
+        if self.accepted is copy:
+            self.accepted = serving
 
     def decline(self, update: Update) -> None:
         """Let the next load read the copy before that of `update`, which failed."""
@@ -304,8 +317,10 @@ class ModelRecord:
         self.report(ROLLED_BACK, copy.digest, reason)
 
     def removed(self) -> None:
-        """Forget the deliveries of a model that was removed from the repository."""
-        self.accepted = self.deployed = self.last_good = self.retry = None
+        """Forget the deliveries before the removal from the repository."""
+        self.deployed = self.last_good = self.retry = None
+        if self.is_gone:
+            self.accepted = None
         self.outcome = ""
 
     def keep_retry(self, copy: StagedModel | None, needs_bytes: int, now: float) -> None:

@@ -17,7 +17,7 @@ from edge_server.process.threads import start_thread
 from edge_server.repository.content import TornModel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator
 
     from edge_server.lifecycle.budget import MemoryBudget
     from edge_server.lifecycle.deployments import Deployments
@@ -104,7 +104,7 @@ class Updates:
                 self._deployments.failed(name, reason, copy.digest, waits=waits)
         return kept
 
-    def carry_out(self, changes: Sequence[Change]) -> list[str]:
+    def carry_out(self, changes: Iterable[Change]) -> list[str]:
         """Start the updates for `changes`; return once all of them are staged.
 
         Returns:
@@ -113,11 +113,14 @@ class Updates:
         torn = []
         updates: dict[str, Update] = {}
         for change in changes:
-            name = change.name
+            name, tree = change.name, change.tree
             self._forget_retry(name, loads_only=True)
             try:
-                tree = change.tree
-                updates[name] = Update(None) if tree is None else self._deployments.stage(tree)
+                updates[name] = (
+                    self._deployments.withdraw(name)
+                    if tree is None
+                    else self._deployments.stage(tree)
+                )
                 self._forget_retry(name)
             except TornModel as error:
                 log.debug("model %s: %s", name, error)

@@ -204,13 +204,15 @@ def copy_model(tree: ModelTree, directory: Path) -> Content:
             files[seen.path] = read_file(tree, seen, copy)
     require_unchanged(tree)
     content = Content(files, tree.empty_directories)
-    manifest, _ = manifest_and_signature(directory)
-    if manifest is not None:
-        fault = Manifest.parse(manifest).unfit(tree.name, content.files, content.empty)
-        if fault:
+    data, _ = manifest_and_signature(directory)
+    if data is not None:
+        manifest = Manifest.parse(data)
+        if missing := manifest.missing(tree):
+            raise ModelConfigError(f"{tree.directory / NAME}: {missing}; push the model again")
+        if changed := manifest.changed(files):
             raise ModelConfigError(
-                f"{tree.directory / NAME}: {fault}; torn, or damaged on the way: push the model "
-                "again"
+                f"{tree.directory / changed}: content is not what {NAME} says: torn, or damaged on "
+                "the way; push it again"
             )
     return content
 

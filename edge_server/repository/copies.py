@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edge_server.errors import ModelConfigError
+from edge_server.errors import ModelConfigError, ModelLoadError
 from edge_server.process.disk import sync
 from edge_server.repository.content import TornModel, content_of, remove
 from edge_server.repository.tree import look
@@ -52,8 +52,18 @@ class StagedModel:
 
     @cached_property
     def fingerprint(self) -> Fingerprint:
-        """The fingerprint by content, equal for two copies with equal files."""
-        return content_of(look(self.directory.parent, self.name)).fingerprint
+        """The fingerprint by content, equal for two copies with equal files.
+
+        Raises:
+            ModelConfigError: the copy cannot be read now.
+        """
+        try:
+            tree = look(self.directory.parent, self.name)
+        except OSError as error:
+            raise ModelLoadError(f"{self.directory}: {error.strerror or error}") from error
+        if tree.fault:
+            raise ModelLoadError(tree.fault)
+        return content_of(tree).fingerprint
 
 
 class Copies:

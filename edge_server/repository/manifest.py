@@ -92,9 +92,17 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return msgspec.json.format(data, indent=2) + b"\n"
 
     def missing(self, tree: ModelTree) -> str:
-        """Return the first difference of `tree` by name or size, or "" if there is none."""
+        """Return the first difference of `tree` by name or size, or "" if there is none.
+
+        The text calls the manifest "it", to stand behind the manifest's name.
+        """
         sizes = {file.path: file.size for file in tree.files}
-        return self._difference(tree.name, sizes, tree.empty_directories)
+        return self._difference(tree.name, sizes, tree.empty_directories, "it")
+
+    def changed(self, files: Mapping[str, ManifestFile]) -> str:
+        """Return the path of the first file of other content than in `files`, which holds all of
+        them, or "" if there is none."""
+        return next((p for p, file in sorted(self.files.items()) if files[p] != file), "")
 
     def unfit(self, name: str, files: Mapping[str, ManifestFile], empty: Iterable[str]) -> str:
         """Return the first difference of model `name` by content, or "" if there is none.
@@ -105,27 +113,27 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             empty: its empty directories.
         """
         sizes = {path: file.size for path, file in files.items()}
-        if difference := self._difference(name, sizes, empty):
+        if difference := self._difference(name, sizes, empty, NAME):
             return difference
-        for path, file in sorted(self.files.items()):
-            if files[path] != file:
-                return f"{path} has other content than {NAME} says"
-        return ""
+        path = self.changed(files)
+        return f"{path} has other content than {NAME} says" if path else ""
 
-    def _difference(self, name: str, sizes: Mapping[str, int], empty: Iterable[str]) -> str:
+    def _difference(
+        self, name: str, sizes: Mapping[str, int], empty: Iterable[str], manifest: str
+    ) -> str:
         if self.model != name:
-            return f"{NAME} is of model '{self.model}'"
+            return f"{manifest} is of model '{self.model}'"
         there = {path: size for path, size in sizes.items() if path not in ABOUT_CONTENT}
         for path in sorted(self.files.keys() | there.keys()):
             if path not in there:
                 return f"{path} is missing"
             if path not in self.files:
-                return f"{path} is not in {NAME}"
+                return f"{path} is not in {manifest}"
             if there[path] != self.files[path].size:
                 return f"{path} has {there[path]} bytes, not {self.files[path].size}"
         listed = set(self.empty_directories or ())
         for path in sorted(listed.symmetric_difference(empty)):
-            problem = "is missing" if path in listed else f"is not in {NAME}"
+            problem = "is missing" if path in listed else f"is not in {manifest}"
             return f"directory {path}, which is empty, {problem}"
         return ""
 

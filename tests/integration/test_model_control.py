@@ -302,7 +302,7 @@ def test_where_models_must_be_signed_nothing_else_is_loaded_on_request(
     # A version with nothing in it is one more, and not signed.
     (models / "echo" / "7").mkdir()
     _, text = refusal(server.load_model, "echo")
-    assert "directory 7, which is empty, is not in manifest.json" in text
+    assert "directory 7, which is empty, is not in it" in text
     assert ask(server, "echo") == [1.0, 2.0]
     assert index(server)["echo", "1"][0] == "READY"
 

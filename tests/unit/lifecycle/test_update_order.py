@@ -126,6 +126,30 @@ def test_a_copy_that_comes_while_the_copy_before_it_fails_is_loaded(
     assert bench.deployments.table.get("m").outcome == ON_TRIAL
 
 
+@pytest.mark.parametrize("meanwhile", ["copied again", "taken away"])
+def test_a_copy_that_is_made_while_an_earlier_change_is_applied_is_loaded(
+    bench: Bench, gate: Callable[[str], Gate], meanwhile: str
+) -> None:
+    """The copies of one scan take long, and are all made before the first is loaded."""
+    before_load = gate("m")
+    bench.change("m", COUNTED, "7")
+    assert before_load.reached.wait(TIMEOUT_S)
+    if meanwhile == "copied again":
+        bench.change("m", COUNTED, "7")
+    else:
+        assert not bench.updates.carry_out([Change("m", None)])
+
+    def changes() -> Iterator[Change]:
+        (bench.repository / "m" / "1" / "add").write_text("8")
+        yield Change("m", look(bench.repository, "m"))
+        before_load.open()
+        assert bench.updates.wait_idle(TIMEOUT_S)
+
+    assert not bench.updates.carry_out(changes())
+    assert bench.updates.wait_idle(TIMEOUT_S)
+    assert bench.ask("m") == 8
+
+
 def test_what_is_in_its_canary_is_not_yet_the_last_known_good(bench: Bench) -> None:
     bench.changed("m", COUNTED, "7")
     bench.changed("m", COUNTED, "8")

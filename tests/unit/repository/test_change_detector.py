@@ -114,7 +114,7 @@ def test_what_fits_its_manifest_is_believed_at_once() -> None:
     [
         ({}, "1/x is missing"),
         ({"1/x": 4}, "1/x has 4 bytes, not 5"),
-        ({"1/x": 5, "1/y": 1}, "1/y is not in manifest.json"),
+        ({"1/x": 5, "1/y": 1}, "1/y is not in it"),
     ],
 )
 def test_what_does_not_fit_its_manifest_is_never_believed_and_in_the_end_says_why(

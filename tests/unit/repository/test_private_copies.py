@@ -103,9 +103,7 @@ def test_links_are_followed(copies: PrivateCopies, model: Path, tmp_path: Path) 
 
 def test_what_does_not_fit_its_manifest_is_refused(copies: PrivateCopies, model: Path) -> None:
     (model / "manifest.json").write_text('{"model": "m", "files": {}}')
-    with pytest.raises(
-        ModelConfigError, match=r"is not in manifest.json; torn, or damaged on the way: push"
-    ):
+    with pytest.raises(ModelConfigError, match=r"is not in it; push the model again"):
         copies.copy(model)
     found = Repositories([model.parent], copies.copy).find("m")
     assert isinstance(found, ModelConfigError)

@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from edge_server.errors import AlreadyRunning, InternalError, ModelConfigError, SettingsError
+from edge_server.errors import (
+    AlreadyRunning,
+    InternalError,
+    ModelConfigError,
+    ModelLoadError,
+    SettingsError,
+)
 from edge_server.repository import store as store_module
 from edge_server.repository.manifest import Manifest, ManifestFile
 from edge_server.repository.scan import files_in
@@ -161,11 +167,11 @@ def test_a_manifest_that_agrees_is_no_obstacle(reopened: Open, write: Write) -> 
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
-        ({"a": b"?"}, "/m/manifest.json: a has other content than manifest.json says; torn, or "),
-        ({"a": b"longer"}, "/m/manifest.json: a has 6 bytes, not 1; torn, or damaged on the "),
-        ({"c": b""}, "/m/manifest.json: c is not in manifest.json; torn, or damaged "),
+        ({"a": b"?"}, "/m/a: content is not what manifest.json says: torn, or damaged on "),
+        ({"a": b"longer"}, "/m/manifest.json: a has 6 bytes, not 1; push the model again"),
+        ({"c": b""}, "/m/manifest.json: c is not in it; push the model again"),
         ({"manifest.json": b"{"}, "push the model again"),
-        ({"manifest.json": b'{"model":"m","files":{}}'}, "/m/manifest.json: 1/b is not in mani"),
+        ({"manifest.json": b'{"model":"m","files":{}}'}, "/m/manifest.json: 1/b is not in it"),
         ({"manifest.json": b" " * ((4 << 20) + 1)}, "/m/manifest.json: 4194305 bytes, more than"),
         ({"manifest.json.sig": b" " * 65537}, "/m/manifest.json.sig: 65537 bytes, more than"),
     ],
@@ -574,6 +580,21 @@ def test_a_copy_that_cannot_be_read_now_is_there_when_it_can(
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     assert "cannot be read now: not used" in caplog.text
     assert text(reopened().last_good()["m"]) == "what serves"
+
+
+def test_a_copy_that_cannot_be_read_now_is_like_no_other(reopened: Open, write: Write) -> None:
+    staged = reopened().stage(write({"a": b"x"}))
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.dup(0)
+    os.close(free)
+    for most in (0, free + 1):  # no file, and one for the directory above the copy
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, limits[1]))
+        try:
+            with pytest.raises(ModelLoadError, match="Too many open files"):
+                assert staged.fingerprint
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert len(staged.fingerprint) == 1
 
 
 def test_each_set_of_repositories_has_its_own_models_and_quarantine(

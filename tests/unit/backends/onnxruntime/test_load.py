@@ -74,6 +74,19 @@ def test_a_parameter_of_others_is_logged_and_does_no_harm(
     ).close()
 
 
+@pytest.mark.parametrize("name", ["golden_max_latency_ms", "allow_interface_change"])
+def test_a_parameter_of_every_model_is_not_called_without_effect(
+    files: ModelFiles,
+    write_onnx: Callable[..., None],
+    caplog: pytest.LogCaptureFixture,
+    name: str,
+) -> None:
+    write_onnx(files.versions[1] / "model.onnx", (1, 4))
+    given = f'parameters {{ key: "{name}" value {{ string_value: "5" }} }}'
+    onnxruntime.complete(files, 1, config(given))
+    assert not caplog.messages
+
+
 def test_every_option_is_one_that_the_runtime_takes(
     files: ModelFiles, write_onnx: Callable[..., None]
 ) -> None:
