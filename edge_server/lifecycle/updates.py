@@ -91,6 +91,8 @@ class Updates:
             self._accept(copy)
             with self._store.loading(copy):
                 self._loader.load(copy.name)
+        if stop is not None and stop.is_set():
+            return kept  # what was not loaded has not failed
         for name, copy in kept.items():
             with self._table.lock:
                 record = self._table[name]

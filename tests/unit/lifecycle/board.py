@@ -17,6 +17,7 @@ from edge_server.repository.store import ModelStore
 from edge_server.repository.tree import look
 
 if TYPE_CHECKING:
+    import threading
     from pathlib import Path
 
     from tests.conftest import WriteModel
@@ -39,7 +40,7 @@ class Board:
         self.write_model = write_model
         self.open()
 
-    def open(self) -> None:
+    def open(self, stop: threading.Event | None = None) -> None:
         self.registry = ModelRegistry()
         self.store = ModelStore(self.folder / "store")
         self.table = ModelTable(self.registry)
@@ -52,7 +53,7 @@ class Board:
             interface=InterfaceRule(has_served=self.deployments.has_served),
         )
         self.updates = Updates(self.loader, self.deployments, budget=self.budget)
-        self.updates.load_last_good(None)
+        self.updates.load_last_good(stop)
 
     def close(self) -> None:
         self.updates.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from typing import TYPE_CHECKING
 from unittest.mock import Mock
@@ -103,6 +104,18 @@ def test_what_served_last_and_found_no_memory_at_a_start_comes_when_there_is(boa
     assert entry.state is ModelState.UNAVAILABLE
     board.memory(1)
     board.retry()
+    assert board.serving() == 1
+
+
+def test_what_a_start_that_was_stopped_did_not_load_is_not_refused(board: Board) -> None:
+    board.memory(1)
+    board.deliver(1)
+    board.close()
+    stop = threading.Event()
+    stop.set()
+    board.open(stop)
+    assert (board.serving(), board.table.get("m").outcome) == (None, "")
+    board.start_again()
     assert board.serving() == 1
 
 
