@@ -361,6 +361,25 @@ def test_coroutines_run_on_one_loop_and_decoupled_ones_side_by_side(serve: Serve
     assert "CancelledError" in str(served.submit("cancels", 1).last())
 
 
+@pytest.mark.parametrize("config", ["", DECOUPLED])
+def test_a_coroutine_that_exits_costs_its_own_request(serve: Serve, config: str) -> None:
+    served = serve(
+        m=(
+            config,
+            """
+            async def execute(self, requests):
+                (r,) = requests
+                if x(r)[0]:
+                    sys.exit(4)
+                r.get_response_sender().send(y([os.getpid()]), 1)
+            """,
+        )
+    )
+    before = served.submit("m", 0).values()
+    assert "SystemExit: 4" in str(served.submit("m", 1).last())
+    assert served.submit("m", 0).values() == before
+
+
 class Caller:
     """A caller that may go away."""
 

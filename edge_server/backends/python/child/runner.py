@@ -10,6 +10,7 @@ import threading
 import time
 import traceback
 from collections.abc import Coroutine
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -145,8 +146,9 @@ class ModelRunner:
 
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
-            thread = threading.Thread(target=self._loop.run_forever, name="asyncio", daemon=True)
-            thread.start()
+            threading.Thread(
+                target=_run_loop, args=(self._loop,), name="asyncio", daemon=True
+            ).start()
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def _continue(self, execution: Coroutine[Any, Any, Any], numbers: Sequence[int]) -> None:
@@ -232,6 +234,13 @@ class ModelRunner:
         if self._in_sandbox and isinstance(error, PermissionError):
             text += _MAY_BE_OPENED
         return text + (f"\n\nAt:\n{printable(at)}" if at else "")
+
+
+def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
+    """Run the event loop; `sys.exit` in a coroutine ends only that coroutine."""
+    while not loop.is_closed():
+        with suppress(SystemExit, KeyboardInterrupt):
+            loop.run_forever()
 
 
 def _import(start: m.Start) -> Any:
