@@ -5,36 +5,16 @@ from __future__ import annotations
 import socket
 from typing import TYPE_CHECKING, Any
 
-from edge_server.cli.check import Findings, check
-from edge_server.settings import read_settings
+from tests.unit.cli.test_check import IDENTITY, check_with, checked
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.conftest import WriteModel
 
-IDENTITY = """
-backend: "identity"
-input { name: "x" data_type: TYPE_FP32 dims: [ 4 ] }
-output { name: "x" data_type: TYPE_FP32 dims: [ 4 ] }
-"""
-
 
 # Any port: the usual ones may be taken on this machine.
 PORTS: dict[str, Any] = {"grpc": {"port": 0}, "metrics": {"port": 0}}
-
-
-def checked(**sections: Any) -> Findings:
-    for name, keys in PORTS.items():
-        sections[name] = {**keys, **sections.get(name, {})}
-    return check(read_settings(None, sections))
-
-
-def check_with(repository: Path, **sections: Any) -> list[str]:
-    findings = checked(repository={"paths": [str(repository)]}, **sections)
-    assert not findings.faults
-    assert not findings.unavailable
-    return findings.well
 
 
 def test_a_model_that_may_load_next_time_is_unavailable_and_none_where_the_start_goes_on(

@@ -2,32 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import cv2
-import numpy as np
 import pytest
 
-SCRIPTS = Path(__file__).parents[2] / "scripts"
-ROWS = list(range(240, 720, 10))
+from tests.unit.scripts.test_training_material import SCRIPTS, drive
 
-
-def drive(folder: Path, count: int, width: int = 640, height: int = 360) -> Path:
-    """Labels of `count` images, with three straight lines each."""
-    folder.mkdir(exist_ok=True)
-    lines = []
-    for number in range(count):
-        cv2.imwrite(str(folder / f"{number}.png"), np.zeros((height, width, 3), np.uint8))
-        rows = [y * height / 720 for y in ROWS]
-        lanes = [[x * width / 1280 for _ in ROWS] for x in (300, 600, 900)]
-        lines.append({"raw_file": f"{number}.png", "h_samples": rows, "lanes": lanes})
-    labels = folder / "labels.jsonl"
-    labels.write_text("\n".join(json.dumps(line) for line in lines))
-    return labels
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def train(*arguments: str | Path) -> subprocess.CompletedProcess[str]:

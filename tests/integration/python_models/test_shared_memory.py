@@ -4,35 +4,10 @@ every type come out as they went in."""
 from __future__ import annotations
 
 import os
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
-import numpy as np
 import pytest
 
-from edge_server.backends.python.shared_memory import (
-    MIB,
-    ArenaReader,
-    ArenaWriter,
-    make_arena_file,
-)
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-
-@contextmanager
-def arena(
-    size_bytes: int = 4 * MIB, *, writable: bool = False
-) -> Iterator[tuple[ArenaWriter, ArenaReader]]:
-    fd = make_arena_file("test", size_bytes)
-    writer, reader = ArenaWriter(fd), ArenaReader(fd, writable=writable)
-    os.close(fd)
-    yield writer, reader
-
-
-def block(value: int, size_bytes: int = 1000) -> np.ndarray:
-    return np.full(size_bytes, value, np.uint8)
+from tests.unit.backends.python.test_shared_memory import arena, block
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
 from edge_server.backends.tensorrt.plan_build.side_car import (
-    encode,
-    read_side_car,
     sha256_of,
     side_car_path,
 )
 from edge_server.board.jetson import NVDLA_SUPPORT
 from edge_server.errors import EdgeServerError, ModelConfigError
 from tests.unit.backends.tensorrt.conftest import Asked, add_one
+from tests.unit.backends.tensorrt.test_load import PROFILES, X, with_side_car
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,15 +22,7 @@ if TYPE_CHECKING:
 
     from tests.unit.backends.tensorrt.conftest import Workshop
 
-X = np.arange(4, dtype=np.float32).reshape(1, 4)
-PROFILES = [{"x": ((1, 4), (2, 4), (4, 4))}]
 DLA = "instance_group { kind: KIND_GPU secondary_devices { kind: KIND_NVDLA device_id: %d } }"
-
-
-def with_side_car(workshop: Workshop, **changes: Any) -> None:
-    found = read_side_car(workshop.plan)
-    assert found is not None
-    side_car_path(workshop.plan).write_bytes(encode(replace(found, **changes)))
 
 
 @pytest.mark.parametrize("version", ["8.6.1.6", "10.3.0.30", "10.16.2.1", "11.4.1.1"])
