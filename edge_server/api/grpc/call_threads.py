@@ -47,7 +47,7 @@ class CallThreads(Executor):
         self._started = 0
         self._ended = False
 
-    def submit(  # type: ignore[override]
+    def submit(  # type: ignore[override]  # grpc wants `add_done_callback` of a future, no more
         self, call: Callable[..., object], /, *args: Any, **kwargs: Any
     ) -> _Task:
         """Run `call` on an idle thread, on a new one, or on the first that becomes idle.
@@ -76,6 +76,7 @@ class CallThreads(Executor):
         """Return the number of calls without a thread."""
         return len(self._waiting)
 
+    # The arguments are Executor's; no caller waits.
     def shutdown(self, wait: bool = False, *, cancel_futures: bool = False) -> None:  # noqa: ARG002
         """Accept no more calls; the threads end after the accepted calls, which may hang."""
         with self._lock:
@@ -187,7 +188,7 @@ class _Refusable(ThreadPoolExecutor):
             context.abort(status_of(error), str(error))
         return self._method(requests, context)
 
-    def submit(  # type: ignore[override]
+    def submit(  # type: ignore[override]  # grpc wants `add_done_callback` of a future, no more
         self, call: Callable[..., object], /, *args: Any, **kwargs: Any
     ) -> _Task:
         error = self._refusal()

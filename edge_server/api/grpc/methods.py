@@ -169,7 +169,7 @@ def _parsing(method: Any, behaviour: Callable[..., Any], update_refusal: str) ->
 
 
 def _refusing(name: str) -> Callable[..., Any]:
-    def refuse(request: object, context: object) -> Any:  # noqa: ARG001
+    def refuse(request: object, context: object) -> Any:  # noqa: ARG001 - grpc passes both
         raise errors.Unsupported(f"{name} is not offered by this server")
 
     return refuse

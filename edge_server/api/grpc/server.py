@@ -196,6 +196,7 @@ class _Side:
             inferences=lambda: self.gate.inside,
         )
         self.server = grpc.server(
+            # The stub wants a ThreadPoolExecutor; grpc calls an Executor's methods only.
             self.threads,  # type: ignore[arg-type]
             options=channel_options(settings, unix=unix),
         )

@@ -176,4 +176,5 @@ def _family(name: str, metrics: dict[tuple[tuple[str, str], ...], ModelMetric]) 
 
 
 def _bound(value: float) -> str:
+    # prometheus_client leaves this function without types.
     return str(floatToGoString(value))  # type: ignore[no-untyped-call]

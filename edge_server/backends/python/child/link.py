@@ -81,6 +81,7 @@ class DaemonLink:
     def query(self, what: m.Question) -> m.QueryResult:
         """Send a query and wait for its result."""
         result: queue.SimpleQueue[m.QueryResult] = queue.SimpleQueue()
+        # The reply to a query is a QueryResult.
         self.call(lambda number: m.Query(number, what), result.put)  # type: ignore[arg-type]
         return result.get()
 
