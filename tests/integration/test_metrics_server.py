@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 import threading
+import warnings
+from contextlib import suppress
 from typing import TYPE_CHECKING
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
@@ -170,6 +173,41 @@ def test_a_taken_port_is_named_with_the_remedy(server: MetricsServer) -> None:
 def test_stopping_waits_for_no_client(server: MetricsServer) -> None:
     server.stop(TIMEOUT_S)
     assert not server.worker.alive
+
+
+def test_a_stop_loses_no_connection_that_arrives_meanwhile() -> None:
+    end = threading.Event()
+    ports: list[int] = []
+
+    def connect_again() -> None:
+        while not end.is_set():
+            with suppress(OSError):
+                socket.create_connection(("127.0.0.1", ports[-1]), TIMEOUT_S).close()
+
+    def serve_and_stop() -> None:
+        server = MetricsServer(Metrics(port=0), Sources("1", list, [], LaneLatency()))
+        ports.append(server.port)
+        server.start()
+        while not server._connections and server.worker.alive:
+            pass
+        server.stop(TIMEOUT_S)
+        assert server.worker.failure is None
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        ports.append(0)
+        clients = [threading.Thread(target=connect_again) for _ in range(2)]
+        for client in clients:
+            client.start()
+        try:
+            for _ in range(100):
+                serve_and_stop()
+        finally:
+            end.set()
+            for client in clients:
+                client.join()
+        gc.collect()
+    assert [str(each.message) for each in caught if each.category is ResourceWarning] == []
 
 
 def test_a_stop_that_waits_for_nothing_leaves_no_warning(caplog: pytest.LogCaptureFixture) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
+import socket
 from contextlib import suppress
 from functools import partial
 from http import HTTPStatus
@@ -71,9 +73,7 @@ class MetricsServer:
     def stop(self, timeout_s: float) -> None:
         """Serve no more requests; a tick in progress gets `timeout_s` seconds."""
         self.worker.ask_to_stop()
-        if self.worker.alive:
-            with suppress(RuntimeError):  # the thread has ended by now, and closed the loop
-                self._loop.call_soon_threadsafe(self._accepting.cancel)
+        self._refuse_connections()
         self.worker.stop(timeout_s)
         if not self.worker.alive:
             self._listener.close()
@@ -81,24 +81,34 @@ class MetricsServer:
     def _tick(self, now: float) -> bool:
         del now
         self._loop.run_until_complete(asyncio.wait({self._accepting}, timeout=_TICK_S))
-        if self._accepting.cancelled():
-            return False
         if self._accepting.done():
             self._accepting.result()
+            return False
         return True
 
+    def _refuse_connections(self) -> None:
+        with suppress(OSError):  # closed by now
+            self._listener.shutdown(socket.SHUT_RDWR)
+
     def _end(self) -> None:
+        # The accepting task is not cancelled: a cancelled `sock_accept` loses, unclosed, the
+        # connection that it has just accepted.
+        self._refuse_connections()
+        self._loop.run_until_complete(asyncio.wait({self._accepting}))
         self._loop.run_until_complete(_cancel_all())
         self._loop.close()
         self._listener.close()
 
     async def _accept(self) -> None:
-        """Accept one connection per round of the loop, which also reads what has arrived."""
+        """Accept one connection per round of the loop, which also reads what has arrived; return
+        when the listener is shut down."""
         trouble = ""
         while True:
             try:
                 connection, _ = await self._loop.sock_accept(self._listener)
             except OSError as error:
+                if error.errno == errno.EINVAL:
+                    return
                 # Usually no file descriptors are left; that is temporary.
                 if str(error) != trouble:
                     log.warning("metrics: no connection can be accepted: %s", error)
