@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from edge_server.cameras.frame import FASTEST_FPS, IMAGE_SUFFIXES, SLOWEST_FPS
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from edge_server.cameras.frame import FrameSource
+    from edge_server.pixels import ColourMatrix, ColourRange
 
 
 @dataclass(frozen=True)
@@ -126,6 +127,34 @@ def did_you_mean(word: str, known: tuple[str, ...]) -> str:
 
 
 @dataclass(frozen=True)
+class Credentials:
+    """User name and password of a camera; never part of a text that people see."""
+
+    user: str
+    password: str = field(repr=False)
+
+
+@dataclass(frozen=True)
+class SourceOptions:
+    """What a camera's settings add to its URI.
+
+    Attributes:
+        credentials: those of the URI come first.
+        reader: of a live camera; `auto` prefers GStreamer.
+        matrix: overrides the matrix that the camera reports.
+        range: likewise the range.
+    """
+
+    credentials: Credentials | None = None
+    reader: Literal["auto", "gstreamer", "opencv"] = "auto"
+    matrix: ColourMatrix | None = None
+    range: ColourRange | None = None
+
+
+NO_OPTIONS = SourceOptions()
+
+
+@dataclass(frozen=True)
 class SourceKind:
     """The source kind of one scheme.
 
@@ -135,17 +164,22 @@ class SourceKind:
             is an error.
     """
 
-    open: Callable[[SourceUri], FrameSource]
+    open: Callable[[SourceUri, SourceOptions], FrameSource]
     live: bool
 
 
-def open_source(uri: str, kinds: Mapping[str, SourceKind] | None = None) -> FrameSource:
+def open_source(
+    uri: str,
+    kinds: Mapping[str, SourceKind] | None = None,
+    options: SourceOptions = NO_OPTIONS,
+) -> FrameSource:
     """Open `uri` and decode its first image, so that a bad source raises here.
 
     Args:
         uri: a path (video, image, or folder of images), `file:///path?loop=true&fps=10`, or
             `synthetic://road?seed=7&fps=30&width=1280&height=720&frames=100`.
         kinds: the allowed schemes; `SOURCE_KINDS` by default.
+        options: of a live camera.
 
     Raises:
         SourceError: the source delivers no image; the text names the remedy.
@@ -153,7 +187,7 @@ def open_source(uri: str, kinds: Mapping[str, SourceKind] | None = None) -> Fram
     """
     parsed = parse_source_uri(uri)
     try:
-        return _kind_of(parsed, kinds).open(parsed)
+        return _kind_of(parsed, kinds).open(parsed, options)
     except ModuleNotFoundError as error:
         if error.name != "cv2":
             raise
@@ -187,7 +221,7 @@ def _kind_of(uri: SourceUri, kinds: Mapping[str, SourceKind] | None) -> SourceKi
 # The openers import late: OpenCV takes long to import, and `edge-server --help` imports this file.
 
 
-def _open_file(uri: SourceUri) -> FrameSource:
+def _open_file(uri: SourceUri, _: SourceOptions) -> FrameSource:
     uri.allow("loop", "fps")
     if uri.host not in {"", "localhost"}:
         raise SourceUriError(
@@ -217,7 +251,7 @@ def _open_file(uri: SourceUri) -> FrameSource:
     raise SourceError(f"{path.absolute()}: no such file or folder; check the path{hint}")
 
 
-def _open_synthetic(uri: SourceUri) -> FrameSource:
+def _open_synthetic(uri: SourceUri, _: SourceOptions) -> FrameSource:
     if uri.host != "road" or uri.path not in {"", "/"}:
         scene = uri.host + uri.path
         raise SourceUriError(f"{uri.label}: unknown scene {did_you_mean(scene, ('road',))}")

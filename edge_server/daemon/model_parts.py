@@ -22,7 +22,7 @@ from edge_server.lifecycle.loader import RepositoryLoader
 from edge_server.lifecycle.model_table import ModelTable
 from edge_server.lifecycle.poll_control import PollControl
 from edge_server.model_config.config import Completion
-from edge_server.pipeline.lane_pipeline import LANE_TENSORS
+from edge_server.pipeline.lane_tensors import LaneTensors
 from edge_server.process.utf8 import is_utf8, shown
 from edge_server.repository.private_copies import PrivateCopies, PrivateDirectory
 from edge_server.repository.scan import Repositories
@@ -119,7 +119,7 @@ def chosen_control(
             server_context=server_context,
             signatures=chosen_signatures(settings),
             take_down=settings.incompatible_member == "take_down",
-            interface=InterfaceRule(_of_cameras(cameras)),
+            interface=InterfaceRule(_of_cameras(cameras), LaneTensors.of),
         ),
         explicit=settings.mode == "explicit",
         load=settings.load,
@@ -142,8 +142,8 @@ def _store_directory(settings: Repository) -> Path:
     return Path(settings.store) if settings.store else state_directory() / "store"
 
 
-def _of_cameras(cameras: Mapping[str, CameraSection]) -> dict[str, frozenset[str]]:
-    return {camera.model: LANE_TENSORS for camera in cameras.values()}
+def _of_cameras(cameras: Mapping[str, CameraSection]) -> frozenset[str]:
+    return frozenset(camera.model for camera in cameras.values())
 
 
 def chosen_signatures(settings: Repository) -> SignaturePolicy:
@@ -188,7 +188,7 @@ def following_control(
         on_passed=deployments.passed,
         signatures=signatures,
         take_down=settings.incompatible_member == "take_down",
-        interface=InterfaceRule(_of_cameras(cameras), deployments.has_served),
+        interface=InterfaceRule(_of_cameras(cameras), LaneTensors.of, deployments.has_served),
     )
     return PollControl(
         loader,

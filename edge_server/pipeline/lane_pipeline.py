@@ -21,9 +21,10 @@ from edge_server.errors import (
 from edge_server.inference.data_plane import MODEL_STUCK_S
 from edge_server.lanes.decode import ROW_COUNT
 from edge_server.lanes.types import LaneFrame, StageLatency, lanes_from_rows
+from edge_server.pipeline.lane_tensors import LaneTensors
+from edge_server.pixels import Image
 from edge_server.process.worker import Worker
 from edge_server.requests import InferRequest, StepTiming
-from edge_server.tensors import Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -32,16 +33,11 @@ if TYPE_CHECKING:
 
     from edge_server.cameras.camera import Camera
     from edge_server.inference.data_plane import DataPlane
+    from edge_server.model_config.config import ModelConfig
 
     Listener = Callable[[LaneFrame, Frame], None]
 
 log = logging.getLogger(__name__)
-
-# The input and output tensors of a lane model: those of the shipped `lane_detection`.
-IMAGE = "image"
-LANE_POINTS = "lane_points"
-LANE_SCORES = "lane_scores"
-LANE_TENSORS = frozenset({IMAGE, LANE_POINTS, LANE_SCORES})
 
 _FRAME_WAIT_S = 0.2
 # Older lanes are useless for driving. This deadline is no limit on a model's execution time: it
@@ -87,6 +83,7 @@ class LanePipeline:
         self._model = model
         self._listeners = tuple(listeners)
         self._frame_deadline_s = frame_deadline_s
+        self._found: tuple[ModelConfig, LaneTensors] | None = None
 
     def tick(self, now: float) -> bool:
         """Process one frame, or wait briefly for one; return False at the end of the source."""
@@ -116,22 +113,28 @@ class LanePipeline:
             EdgeServerError: the model cannot respond; see `DataPlane.infer`.
         """
         queue_ns = time.monotonic_ns() - frame.capture_mono_ns
-        response = self._data_plane.infer(
-            InferRequest(
-                self._model,
-                {IMAGE: Tensor.of(frame.image[np.newaxis])},
-                outputs=(LANE_POINTS, LANE_SCORES),
-                deadline=deadline,
-                urgent=True,
+        with self._data_plane.lease() as snapshot:
+            tensors = self._tensors_of(snapshot.find(self._model).config)
+            image, parameters = tensors.input_of(frame.image)
+            response = snapshot.infer(
+                InferRequest(
+                    self._model,
+                    {tensors.image: image},
+                    outputs=(tensors.points, tensors.scores),
+                    deadline=deadline,
+                    urgent=True,
+                    parameters=parameters,
+                )
             )
-        )
-        points = response.outputs[LANE_POINTS].array
-        scores = response.outputs[LANE_SCORES].array
+        points = response.outputs[tensors.points].array
+        scores = response.outputs[tensors.scores].array
+        if not tensors.batched:
+            points, scores = points[np.newaxis], scores[np.newaxis]
         if not _are_lanes(points, scores):
             raise _NoLanes(
-                f"model '{self._model}' returned '{LANE_POINTS}' {points.shape} and "
-                f"'{LANE_SCORES}' {scores.shape}; lanes are (1, K, {ROW_COUNT}, 2) and (1, K), of "
-                "floating-point numbers"
+                f"model '{self._model}' returned '{tensors.points}' {points.shape} and "
+                f"'{tensors.scores}' {scores.shape}; lanes are (1, K, {ROW_COUNT}, 2) and (1, K), "
+                "of floating-point numbers"
             )
         return replace(
             self._lane_frame(frame),
@@ -148,8 +151,7 @@ class LanePipeline:
             SettingsError: the camera's model is no lane model.
             Unavailable: the model is not loaded, or cannot respond now.
         """
-        now_ns = time.monotonic_ns()
-        grey = Frame(0, np.full((720, 1280, 3), 127, np.uint8), now_ns, time.time_ns())
+        grey = Frame.arrived(0, Image.of_bgr(np.full((720, 1280, 3), 127, np.uint8)))
         try:
             self.detect(grey)
         except EdgeServerError as error:
@@ -164,17 +166,22 @@ class LanePipeline:
                 f"cameras.{self.camera.name}.model: '{self._model}' gives no lanes: {error}{remedy}"
             ) from error
 
+    def _tensors_of(self, config: ModelConfig) -> LaneTensors:
+        """Return the model's tensors, found once for each version that serves."""
+        if self._found is None or self._found[0] is not config:
+            self._found = config, LaneTensors.of(config)
+        return self._found[1]
+
     def _lane_frame(self, frame: Frame, failure: str = "") -> LaneFrame:
         """Return what is known of `frame` before the model has responded, or without it."""
-        height, width = frame.image.shape[:2]
         return LaneFrame(
             camera=self.camera.name,
             frame_id=frame.id,
             dropped=self.camera.dropped,
             capture_mono_ns=frame.capture_mono_ns,
             capture_epoch_ns=frame.capture_epoch_ns,
-            width=width,
-            height=height,
+            width=frame.image.width,
+            height=frame.image.height,
             model_name=self._model,
             failure=failure,
         )

@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 
+from edge_server.cameras.colour import bgr_of
 from edge_server.cameras.source import open_source
 
 if TYPE_CHECKING:
@@ -323,9 +324,10 @@ def in_memory() -> Iterator[Callable[[], Path]]:
 def road_image(tmp_path: Path) -> np.ndarray:
     """One rendered road, and a folder of just that image for a camera to look at."""
     source = open_source("synthetic://road?seed=7&fps=0")
-    image = source.read()
+    frame = source.read()
     source.close()
-    assert image is not None
+    assert frame is not None
+    image = bgr_of(frame.image)
     folder = tmp_path / "road"
     folder.mkdir()
     cv2.imwrite(str(folder / "0.png"), image)

@@ -27,7 +27,9 @@ def identity(image: str, points: str) -> str:
     )
 
 
-def test_the_tensors_of_a_cameras_model_stay(repository: Path, write_model: WriteModel) -> None:
+def test_the_model_of_a_camera_stays_a_lane_model(
+    repository: Path, write_model: WriteModel
+) -> None:
     scheduling, registry = Scheduling(), ModelRegistry()
     settings = Repository(paths=(str(repository),), mode="explicit")
     cameras = {"front": CameraSection(uri="road", model="lanes")}
@@ -37,7 +39,7 @@ def test_the_tensors_of_a_cameras_model_stay(repository: Path, write_model: Writ
         control.load(name)
         write_model(name, identity("image", "points"))
     control.load("other")
-    with pytest.raises(ModelConfigError, match=r"sees lanes for a camera, .*'lane_points' is gone"):
+    with pytest.raises(ModelConfigError, match=r"a camera uses it: .*'lanes' is no lane model"):
         control.load("lanes")
     control.close(30.0)
     scheduling.close()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import threading
-import time
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,6 +23,7 @@ from edge_server.model_config.config import ModelConfig
 from edge_server.mqtt import payloads
 from edge_server.mqtt.topics import Identity
 from edge_server.pipeline.lane_pipeline import FRAME_DEADLINE_S, LanePipeline
+from edge_server.pixels import Image
 from edge_server.requests import InferRequest
 from edge_server.tensors import Tensor
 
@@ -65,11 +65,11 @@ class LaneModel:
         }
 
 
-def data_plane(model: LaneModel, output: str = "lane_points") -> DataPlane:
+def data_plane(model: LaneModel, rows: int = 72) -> DataPlane:
     text = (
         'name: "lane_detection" backend: "identity" max_batch_size: 1 instance_group { count: 1 } '
         'input { name: "image" data_type: TYPE_UINT8 dims: [-1, -1, 3] } '
-        f'output {{ name: "{output}" data_type: TYPE_FP32 dims: [-1, 72, 2] }} '
+        f'output {{ name: "lane_points" data_type: TYPE_FP32 dims: [-1, {rows}, 2] }} '
         'output { name: "lane_scores" data_type: TYPE_FP32 dims: -1 } '
     )
     config = ModelConfig.of(text_format.Parse(text, pb.ModelConfig()))
@@ -82,16 +82,16 @@ def data_plane(model: LaneModel, output: str = "lane_points") -> DataPlane:
 
 
 def frame(number: int) -> Frame:
-    return Frame(number, np.zeros((9, 16, 3), np.uint8), time.monotonic_ns(), time.time_ns())
+    return Frame.arrived(number, Image.of_bgr(np.zeros((9, 16, 3), np.uint8)))
 
 
 def pipeline(
-    model: LaneModel, *frames: Frame, output: str = "lane_points"
+    model: LaneModel, *frames: Frame, rows: int = 72
 ) -> tuple[LanePipeline, list[LaneFrame]]:
     delivered: list[LaneFrame] = []
     listeners = [lambda lane_frame, _frame: delivered.append(lane_frame)]
     camera = OneCamera(*frames)
-    return LanePipeline(camera, data_plane(model, output), "lane_detection", listeners), delivered  # type: ignore[arg-type]
+    return LanePipeline(camera, data_plane(model, rows), "lane_detection", listeners), delivered  # type: ignore[arg-type]
 
 
 def test_a_lane_frame_carries_what_a_consumer_needs() -> None:
@@ -188,7 +188,7 @@ def test_what_is_no_lanes_costs_its_frame_and_not_the_loop(points: np.ndarray) -
 
 
 def test_a_model_that_gives_no_lanes_is_refused_by_name() -> None:
-    loop, _ = pipeline(LaneModel(), output="something_else")
+    loop, _ = pipeline(LaneModel(), rows=36)
     with pytest.raises(SettingsError, match=r"cameras\.front\.model: 'lane_detection' gives no"):
         loop.validate()
 
