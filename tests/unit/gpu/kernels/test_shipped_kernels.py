@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 FATBIN_MAGIC = bytes.fromhex("50ed55ba")
 NAMES = {
     f"{pixel_format}_to_nchw{undistorted}"
-    for pixel_format in ("bgr", "nv12", "yuy2")
+    for pixel_format in ("bgr", "grey", "yuy2", "nv12", "i420")
     for undistorted in ("", "_undistorted")
 }
 
