@@ -27,9 +27,9 @@ VISIBLE = {
     "I420's V taken from U": ("second.base = args.chroma_v[", "second.base = args.chroma["),
     "I420's V taken from U behind a lens": (
         "second = (const u8*)args.chroma_v[", "second = (const u8*)args.chroma["),
-    "luma's columns taken for chroma": (
-        "find_taps(tile.taps[Format::HAS_CHROMA], half,",
-        "find_taps(tile.taps[Format::HAS_CHROMA], region,"),
+    "chroma's columns as far apart as its rows": (
+        "args.chroma_region_height, args.chroma_step_x,",
+        "args.chroma_region_height, args.chroma_step_y,"),
     "luma's weights taken for chroma": (
         "mixed = weights_at(chroma_taps, at)", "mixed = weights_at(taps, at)"),
     "a quarter pixel off behind a lens": ("(position >> 1) - 8", "position >> 1"),
