@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
-    from pathlib import Path
+    from collections.abc import Callable, Generator, Iterator
 
 
 _REAL_PARTS = {"subprocess.Popen", "os.fork", "os.posix_spawn", "socket.connect", "socket.bind"}
@@ -38,6 +39,19 @@ def pytest_runtest_call() -> Generator[None, None, None]:
         return (yield)
     finally:
         _IN_TEST.clear()
+
+
+@pytest.fixture(scope="session")
+def memory() -> Iterator[Path]:
+    """A folder in memory where there is one: no unit test waits for a disk."""
+    shared = Path("/dev/shm")  # noqa: S108 - the tests' own folder is made in it
+    with tempfile.TemporaryDirectory(dir=shared if os.access(shared, os.W_OK) else None) as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def tmp_path(memory: Path) -> Path:
+    return Path(tempfile.mkdtemp(dir=memory))
 
 
 @pytest.fixture
