@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from edge_server.repository import content
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
 
@@ -39,6 +41,15 @@ def pytest_runtest_call() -> Generator[None, None, None]:
         return (yield)
     finally:
         _IN_TEST.clear()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_later_timestamp_is_waited_for() -> Iterator[None]:
+    """A copy of a model waits until a further change would show in the file's timestamp, which is
+    real time; tests/integration/test_model_copies.py is about that."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(content, "_TICK_NS", 0)
+        yield
 
 
 @pytest.fixture(scope="session")
