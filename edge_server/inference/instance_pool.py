@@ -117,38 +117,44 @@ class InstancePool:
                 passed before the call.
             Cancelled: the caller cancelled while it waited.
         """
-        instance = self._take_now(urgent=urgent, deadline=deadline)
+        now = time.monotonic()
+        if deadline is not None and now >= deadline:
+            raise _too_late()
+        instance: Instance | None = None
+        with self._lock:
+            if self._idle and (urgent or not self._urgent_waiting):
+                instance = self._idle.pop()
         if instance is None:
-            waiter = _CancelWaiter(self._lock, self._for_urgent if urgent else self._for_others)
-            if cancellation is not None:
-                cancellation.when_cancelled(waiter)
-            instance = self._take_idle(waiter, urgent=urgent, deadline=deadline)
+            instance = self._wait_for_idle(urgent, deadline, cancellation)
+            now = time.monotonic()
         if self._limiter is not None:
             instance = self._take_limited(self._limiter, instance, deadline, cancellation)
-        self._started_at[id(instance)] = time.monotonic()
+            now = time.monotonic()
+        self._started_at[id(instance)] = now
         return instance
 
-    def give_back(self, instance: Instance) -> None:
-        del self._started_at[id(instance)]
+    def give_back(self, instance: Instance) -> float:
+        """Take back a lent instance; return how long it was lent, in s."""
+        ran_s = time.monotonic() - self._started_at.pop(id(instance))
         if self._limiter is not None:
             self._limiter.give_back(self._share_of[id(instance)])
         self._make_idle(instance)
+        return ran_s
 
-    def _take_now(self, *, urgent: bool, deadline: float | None) -> Instance | None:
-        with self._lock:
-            if self._idle and self._may_take(urgent=urgent) and _left_s(deadline) != 0.0:
-                return self._idle.pop()
-        return None
-
-    def _take_idle(
-        self, waiter: _CancelWaiter, *, urgent: bool, deadline: float | None
+    def _wait_for_idle(
+        self, urgent: bool, deadline: float | None, cancellation: Cancellation | None
     ) -> Instance:
+        waiter = _CancelWaiter(self._lock, self._for_urgent if urgent else self._for_others)
+        if cancellation is not None:
+            cancellation.when_cancelled(waiter)
         with self._lock:
             self._urgent_waiting += urgent
             self._waiting += 1
             try:
                 may_take = waiter.turn.wait_for(
-                    lambda: waiter.cancelled or (self._idle and self._may_take(urgent=urgent)),
+                    lambda: (
+                        waiter.cancelled or (self._idle and (urgent or not self._urgent_waiting))
+                    ),
                     _left_s(deadline),
                 )
             finally:
@@ -160,14 +166,11 @@ class InstancePool:
                 self._wake_next()
                 if waiter.cancelled:
                     raise Cancelled("the caller cancelled the request")
-                raise DeadlineExceeded("the request's deadline passed before an instance was idle")
+                raise _too_late()
             instance = self._idle.pop()
             # Two instances may have been given back while only this caller was woken.
             self._wake_next()
             return instance
-
-    def _may_take(self, *, urgent: bool) -> bool:
-        return urgent or not self._urgent_waiting
 
     def _take_limited(
         self,
@@ -192,10 +195,11 @@ class InstancePool:
     def _make_idle(self, instance: Instance) -> None:
         with self._lock:
             self._idle.append(instance)
-            self._wake_next()
+            if self._waiting:
+                self._wake_next()
 
     def _wake_next(self) -> None:
-        if self._idle and (self._waiting or self._urgent_waiting):
+        if self._idle and self._waiting:
             (self._for_urgent if self._urgent_waiting else self._for_others).notify()
 
 
@@ -260,6 +264,10 @@ def _pool_of(made: Sequence[_Made], limiter: RateLimiter | None) -> InstancePool
         limiter,
         [each.share for each in (*running, *passive) if each.share is not None],
     )
+
+
+def _too_late() -> DeadlineExceeded:
+    return DeadlineExceeded("the request's deadline passed before an instance was idle")
 
 
 def _left_s(deadline: float | None) -> float | None:
