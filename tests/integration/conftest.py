@@ -26,6 +26,7 @@ from live_cameras.clip import Clip, jpegs, write_road
 from live_cameras.mjpeg import MjpegCamera
 from live_cameras.network import DroppingPort, LossyRelay, SilentPort, TcpProxy
 from live_cameras.rtsp import RtspCamera, Stream, what_is_missing
+from mosquitto import Mosquitto, mosquitto_binary
 
 from edge_server.cameras.colour import bgr_of
 from edge_server.cameras.source import open_source
@@ -37,73 +38,10 @@ PATIENCE_S = 30.0
 POLL = ("--model-control-mode=poll", "--repository-poll-secs=0.2", "--repository-settle-secs=0.3")
 
 
-class Mosquitto:
-    """A real broker on a free loopback port, which can be treated badly.
-
-    Args:
-        folder: for its configuration, its own.
-        lines: of mosquitto.conf, beside the listener; the default lets everyone in.
-    """
-
-    def __init__(self, folder: Path, *lines: str) -> None:
-        self.host = "127.0.0.1"
-        (self.port,) = free_ports(1)
-        self._conf = folder / "mosquitto.conf"
-        # It keeps root when started as root, or it could not read files under a private folder.
-        self._conf.write_text(
-            "\n".join(
-                [
-                    "user root",
-                    "persistence false",
-                    "connection_messages false",
-                    f"listener {self.port} {self.host}",
-                    *(lines or ["allow_anonymous true"]),
-                    "",
-                ]
-            )
-        )
-        self._process: subprocess.Popen[str] | None = None
-
-    def start(self) -> None:
-        """Returns when it listens."""
-        self._process = process = subprocess.Popen(
-            [_binary(), "-c", str(self._conf)], stderr=subprocess.PIPE, text=True
-        )
-        assert process.stderr is not None
-        said = ""
-        for line in process.stderr:
-            said += line
-            if line.rstrip().endswith("running"):
-                return
-        self.kill()
-        raise AssertionError(f"mosquitto did not start:\n{said}")
-
-    def kill(self) -> None:
-        """kill -9, frozen or not; returns when it is gone. A second call does nothing."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.communicate()
-            self._process = None
-
-    def freeze(self) -> None:
-        assert self._process is not None
-        self._process.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED)
-
-    def thaw(self) -> None:
-        assert self._process is not None
-        self._process.send_signal(signal.SIGCONT)
-
-
-def _binary() -> str:
-    # Debian puts it where only root looks.
-    return shutil.which("mosquitto", path=f"{os.environ.get('PATH', '')}:/usr/sbin") or ""
-
-
 @pytest.fixture
 def stopped_mosquitto(tmp_path: Path) -> Iterator[Mosquitto]:
     """A broker that lets everyone in and is not yet there."""
-    if not _binary():
+    if not mosquitto_binary():
         pytest.skip("no mosquitto on this machine: apt install mosquitto")
     broker = Mosquitto(tmp_path)
     yield broker
@@ -120,7 +58,7 @@ def mosquitto(stopped_mosquitto: Mosquitto) -> Mosquitto:
 @pytest.fixture
 def mosquitto_with(tmp_path: Path) -> Iterator[type[Mosquitto]]:
     """Makes and starts brokers with lines of mosquitto.conf: `mosquitto_with("acl_file f")`."""
-    if not _binary():
+    if not mosquitto_binary():
         pytest.skip("no mosquitto on this machine: apt install mosquitto")
     made: list[Mosquitto] = []
 
