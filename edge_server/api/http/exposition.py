@@ -171,12 +171,13 @@ class ApplianceMetrics:
             )
         dropped = CounterMetricFamily(
             "edge_frames_dropped",
-            "Frames without lanes: replaced by a newer one, or the model failed",
+            "Frames without lanes: replaced by a newer one, too old, or the model failed",
             labels=("camera", "stage", "reason"),
         )
         for pipeline in pipelines:
             name = pipeline.camera.name
             dropped.add_metric((name, "capture", "stale"), pipeline.camera.dropped)
+            dropped.add_metric((name, "infer", "too_old"), pipeline.too_old_frames)
             dropped.add_metric((name, "infer", "failed"), pipeline.failed_frames)
         yield dropped
 
