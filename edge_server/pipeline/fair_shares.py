@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _SPARE = 0.1
 
 
-class Share:
+class CameraShare:
     """One camera's share of the turns at a model.
 
     Args:
@@ -46,7 +46,7 @@ class FairShares:
         self._lock = threading.Lock()
         self._limit = 1
         self._running = 0
-        self._waiting: list[Share] = []
+        self._waiting: list[CameraShare] = []
         self._latest_start_tag = 0.0
 
     @property
@@ -61,11 +61,11 @@ class FairShares:
                 self._limit = max(1, limit)
                 self._grant()
 
-    def share(self, priority: int) -> Share:
-        """Return the share of one more camera; see `Share`."""
-        return Share(priority, self._lock)
+    def share(self, priority: int) -> CameraShare:
+        """Return the share of one more camera; see `CameraShare`."""
+        return CameraShare(priority, self._lock)
 
-    def take_turn(self, share: Share, timeout_s: float) -> bool:
+    def take_turn(self, share: CameraShare, timeout_s: float) -> bool:
         """Wait for a turn; return whether it has begun.
 
         After False the share keeps its place in the order, and a later call continues the wait.
@@ -76,7 +76,7 @@ class FairShares:
                 self._grant()
             return share.changed.wait_for(lambda: share.has_turn, timeout_s)
 
-    def end_turn(self, share: Share, *, again: bool = False) -> None:
+    def end_turn(self, share: CameraShare, *, again: bool = False) -> None:
         """End the turn, or give up the place in the order; without either do nothing.
 
         Args:
@@ -92,7 +92,7 @@ class FairShares:
                 self._join(share)
             self._grant()
 
-    def _join(self, share: Share) -> None:
+    def _join(self, share: CameraShare) -> None:
         share.start_tag = max(self._latest_start_tag, share.finish_tag)
         share.waits = True
         self._waiting.append(share)

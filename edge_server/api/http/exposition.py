@@ -162,7 +162,7 @@ class ApplianceMetrics:
         )
 
     def _cameras(self) -> Iterator[Metric]:
-        pipelines = self._sources.pipelines
+        pipelines = tuple(self._sources.pipelines)
         for kind, name, text, read in _OF_CAMERAS:
             values = [(pipeline.camera.name, read(pipeline)) for pipeline in pipelines]
             yield _family(

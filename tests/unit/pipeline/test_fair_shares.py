@@ -17,12 +17,12 @@ from edge_server.pipeline.fair_shares import FairShares, frames_at_once
 from edge_server.requests import StepTiming
 
 if TYPE_CHECKING:
-    from edge_server.pipeline.fair_shares import Share
+    from edge_server.pipeline.fair_shares import CameraShare
 
 WAIT_S = 30.0
 
 
-def turns(shares: FairShares, cameras: dict[str, Share], count: int) -> list[str]:
+def turns(shares: FairShares, cameras: dict[str, CameraShare], count: int) -> list[str]:
     """Who gets the next turns, where all of `cameras` wait all the time and none has a turn."""
     order = []
     for share in cameras.values():
