@@ -2,11 +2,12 @@
 
     python benchmarks/cameras.py [--run-ms MS] [--seconds S] [--batch ROWS] [--cameras 1,2,4,8]
 
-Each row runs so many cameras through the camera loop and a model that takes `--run-ms` for a run,
-all of them at 30 frames a second ("even") or at rates from 15 to 60 ("mixed"). A camera's share is
-the number of its frames that got lanes; max/min is over cameras that offer more frames than an even
-share. `age` is from capture until the listeners get the lanes; `CPU` is the process's time for one
-camera, in percent of one processor.
+Each row runs so many cameras, each with images of another size, through the camera loop and an
+ensemble whose network takes `--run-ms` for a run and whose other steps take 1 ms. All cameras
+deliver 30 frames a second ("even"), or 15 to 60 ("mixed"). A camera's share is the number of its
+frames that got lanes; max/min is over cameras that offer more frames than an even share. `age` is
+from capture until the listeners get the lanes; `CPU` is the process's time for one camera, in
+percent of one processor.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import threading
 import time
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import count
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,7 +31,7 @@ from edge_server.cameras.source import SourceKind
 from edge_server.inference.data_plane import DataPlane
 from edge_server.inference.registry import ModelRegistry
 from edge_server.inference.scheduling import Scheduling
-from edge_server.inference.snapshot import ModelEntry, ModelState
+from edge_server.inference.snapshot import LoadedModel, ModelEntry, ModelState
 from edge_server.model_config.config import ModelConfig
 from edge_server.pipeline.fair_shares import FairShares
 from edge_server.pipeline.lane_pipeline import LanePipeline
@@ -52,7 +54,8 @@ class StillCamera:
 
     def __init__(self, uri: SourceUri, _options: SourceOptions) -> None:
         self._pace = Pace(uri.fps() or 30.0)
-        self._image = Image.of_bgr(np.zeros((72, 128, 3), np.uint8))
+        width = uri.whole("width", 128, 16, 4096)
+        self._image = Image.of_bgr(np.zeros((72, width, 3), np.uint8))
 
     def read(self) -> Frame:
         self._pace.wait()
@@ -99,31 +102,76 @@ class Row:
         )
 
 
-def lane_model(run_s: float, batch_rows: int) -> DataPlane:
-    """Return a data plane with one lane model, whose run takes `run_s` for any number of rows."""
+# A lane model of three steps, as the shipped one; a quick step takes 1 ms.
+IMAGE = "data_type: TYPE_UINT8 dims: [-1, -1, 3]"
+POINTS = "data_type: TYPE_FP32 dims: [-1, 72, 2]"
+CONFIGS = {
+    "scale": f'input {{ name: "image" {IMAGE} }} '
+    'output { name: "x" data_type: TYPE_FP32 dims: 4 }',
+    "network": 'input { name: "x" data_type: TYPE_FP32 dims: 4 } '
+    'output { name: "y" data_type: TYPE_FP32 dims: 4 }',
+    "decode": 'input { name: "y" data_type: TYPE_FP32 dims: 4 } '
+    f'output {{ name: "lane_points" {POINTS} }} '
+    'output { name: "lane_scores" data_type: TYPE_FP32 dims: -1 }',
+}
+ENSEMBLE = f"""
+name: "lane_detection" platform: "ensemble" max_batch_size: 1
+input {{ name: "image" {IMAGE} }}
+output {{ name: "lane_points" {POINTS} }}
+output {{ name: "lane_scores" data_type: TYPE_FP32 dims: -1 }}
+ensemble_scheduling {{
+  step {{ model_name: "scale" model_version: -1
+    input_map {{ key: "image" value: "image" }} output_map {{ key: "x" value: "x" }} }}
+  step {{ model_name: "network" model_version: -1
+    input_map {{ key: "x" value: "x" }} output_map {{ key: "y" value: "y" }} }}
+  step {{ model_name: "decode" model_version: -1
+    input_map {{ key: "y" value: "y" }}
+    output_map {{ key: "lane_points" value: "lane_points" }}
+    output_map {{ key: "lane_scores" value: "lane_scores" }} }}
+}}
+"""
+QUICK_S = 0.001
 
-    def run(inputs: Tensors, _outputs: frozenset[str]) -> Tensors:
+
+def lane_model(run_s: float, batch_rows: int) -> DataPlane:
+    """Return a data plane with a lane model, whose network takes `run_s` for any number of rows."""
+
+    def scale(inputs: Tensors, _outputs: frozenset[str]) -> Tensors:
+        time.sleep(QUICK_S)
+        return {"x": Tensor(np.zeros((len(inputs["image"].array), 4), np.float32))}
+
+    def network(inputs: Tensors, _outputs: frozenset[str]) -> Tensors:
         time.sleep(run_s)
-        rows = len(inputs["image"].array)
+        return {"y": inputs["x"]}
+
+    def decode(inputs: Tensors, _outputs: frozenset[str]) -> Tensors:
+        time.sleep(QUICK_S)
+        rows = len(inputs["y"].array)
         return {
             "lane_points": Tensor(np.repeat(ONE_LANE, rows, 0)),
             "lane_scores": Tensor(np.ones((rows, 1), np.float32)),
         }
 
-    batching = "dynamic_batching { }" if batch_rows > 1 else ""
-    text = (
-        'name: "lane_detection" backend: "identity" instance_group { count: 1 } '
-        f"max_batch_size: {batch_rows} {batching} "
-        'input { name: "image" data_type: TYPE_UINT8 dims: [-1, -1, 3] } '
-        'output { name: "lane_points" data_type: TYPE_FP32 dims: [-1, 72, 2] } '
-        'output { name: "lane_scores" data_type: TYPE_FP32 dims: -1 } '
-    )
-    config = ModelConfig.of(text_format.Parse(text, pb.ModelConfig()))
-    registry = ModelRegistry()
-    loaded = Scheduling().model(config, 1, TensorModel(run))
-    entry = ModelEntry("lane_detection", 1, ModelState.READY, loaded=loaded)
-    registry.replace("lane_detection", [entry])
+    scheduling, registry = Scheduling(), ModelRegistry()
+    for run in (scale, network, decode):
+        name = run.__name__
+        batching = f"max_batch_size: {batch_rows if run is network else 1} "
+        if run is network and batch_rows > 1:
+            batching += "dynamic_batching { } "
+        text = f'name: "{name}" backend: "identity" instance_group {{ count: 1 }} {batching}'
+        config = _config(text + CONFIGS[name])
+        _load(registry, scheduling.model(config, 1, TensorModel(run)))
+    _load(registry, scheduling.ensemble(_config(ENSEMBLE), 1))
     return DataPlane(registry)
+
+
+def _config(text: str) -> ModelConfig:
+    return ModelConfig.of(text_format.Parse(text, pb.ModelConfig()))
+
+
+def _load(registry: ModelRegistry, loaded: LoadedModel) -> None:
+    entry = ModelEntry(loaded.name, 1, ModelState.READY, loaded=loaded)
+    registry.replace(loaded.name, [entry])
 
 
 def run_row(fps: tuple[float, ...], arguments: argparse.Namespace) -> Row:
@@ -133,13 +181,13 @@ def run_row(fps: tuple[float, ...], arguments: argparse.Namespace) -> Row:
     shares = FairShares()
     pipelines = [
         LanePipeline(
-            Camera(name, f"still://it?fps={rate:g}", kinds=KINDS),
+            Camera(name, f"still://it?fps={rate:g}&width={width}", kinds=KINDS),
             data_plane,
             "lane_detection",
             [row.note],
             shares=shares,
         )
-        for name, rate in zip(row.ages_ms, fps, strict=True)
+        for name, rate, width in zip(row.ages_ms, fps, count(128, 16), strict=False)
     ]
     stop = threading.Event()
     clients = [
@@ -197,8 +245,8 @@ def main() -> None:
         f"{'p99 ms':8} {'dropped':8} {'CPU':8} {'clients/s':9}"
     )
     for name, fps in RATES_FPS.items():
-        for count in map(int, arguments.cameras.split(",")):
-            row = run_row(fps[:count], arguments)
+        for cameras in map(int, arguments.cameras.split(",")):
+            row = run_row(fps[:cameras], arguments)
             print(f"{name:7} {row.line()}", flush=True)
 
 

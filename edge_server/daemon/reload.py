@@ -22,14 +22,17 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _LOOK_S = 1.0
+# An editor, or a script with another request, may still write: a file that was emptied to be
+# written anew is valid, and has no cameras.
+_SETTLE_S = 0.1
 
 
 class SettingsReload:
     """Reads the settings again where `requested` is set, and applies what can change in a run.
 
-    Settings with a fault change nothing, and the log says why. Those that need a restart are named
-    in one line, and the running ones stay. Requests that come during a reload lead to one more
-    reload after it, so the last file wins.
+    The file is read until it no longer changes. Settings with a fault change nothing, and the log
+    says why. Those that need a restart are named in one line, and the running ones stay. Requests
+    that come during a reload lead to one more reload after it, so the last file wins.
 
     Attributes:
         worker: waits for requests. A reload has no time limit: it waits for models and files, and
@@ -72,7 +75,7 @@ class SettingsReload:
 
     def _reload(self) -> None:
         try:
-            settings = self._read()
+            settings = self._read_settled()
             changes = self._cameras.change(settings.cameras)
         except EdgeServerError as error:
             # A trace would say nothing that the error does not.
@@ -81,3 +84,23 @@ class SettingsReload:
         log.info("settings: reloaded; cameras: %s", changes or "as before")
         if names := restart_needed(self._running, settings):
             log.warning("settings: need a restart, and stay as they are: %s", ", ".join(names))
+
+    def _read_settled(self) -> Settings:
+        """Return the settings once two readings in a row agree.
+
+        Raises:
+            SettingsError: the second of two readings with the same fault.
+        """
+        before: Settings | str | None = None
+        while True:
+            try:
+                settings = self._read()
+            except EdgeServerError as error:
+                if str(error) == before:
+                    raise
+                before = str(error)
+            else:
+                if settings == before:
+                    return settings
+                before = settings
+            self.worker.wait(_SETTLE_S)

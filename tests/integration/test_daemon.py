@@ -37,6 +37,7 @@ class Subscriber:
 
     def __init__(self, port: int, *topics: str) -> None:
         self.messages: dict[str, list[dict]] = {}
+        self.cleared: set[str] = set()
         self.in_order: list[tuple[str, dict]] = []
         self._heard = threading.Condition()
         self._client = mqtt.Client(CallbackAPIVersion.VERSION2, protocol=mqtt.MQTTv5)
@@ -49,6 +50,11 @@ class Subscriber:
         assert subscribed.wait(PATIENCE_S)
 
     def _receive(self, client: object, userdata: object, message: mqtt.MQTTMessage) -> None:
+        if not message.payload:
+            with self._heard:
+                self.cleared.add(message.topic)
+                self._heard.notify_all()
+            return
         said = json.loads(message.payload)
         with self._heard:
             self.messages.setdefault(message.topic, []).append(said)
@@ -62,6 +68,11 @@ class Subscriber:
             )
         assert found, f"nothing fitting on {topic}; heard: {self.messages.keys()}"
         return found[0]
+
+    def wait_for_cleared(self, topic: str) -> None:
+        """Wait until the retained message of `topic` is taken away."""
+        with self._heard:
+            assert self._heard.wait_for(lambda: topic in self.cleared, PATIENCE_S)
 
     def wait_for_last(self, topic: str, fits: Callable[[dict], bool]) -> None:
         """Wait until the newest message is one that fits."""

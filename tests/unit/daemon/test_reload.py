@@ -45,6 +45,7 @@ class Requests(threading.Event):
 def notified(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     said: list[str] = []
     monkeypatch.setattr(reload, "notify", lambda *assignments: said.extend(assignments))
+    monkeypatch.setattr(reload, "_SETTLE_S", 0.0)
     return said
 
 
@@ -103,7 +104,7 @@ def test_a_fault_is_logged_once_and_the_daemon_is_ready_as_before(
 
 def test_a_request_during_a_reload_leads_to_one_more(notified: list[str]) -> None:
     cameras = Cameras()
-    read = iter([{}, FRONT])
+    read = iter([{}, {}, FRONT, FRONT])
 
     def read_and_be_requested() -> Settings:
         sections = next(read)
@@ -118,6 +119,24 @@ def test_a_request_during_a_reload_leads_to_one_more(notified: list[str]) -> Non
         made.tick(0.0)
     assert cameras.changed_to == [{}, FRONT]
     assert notified.count("READY=1") == 2
+
+
+def test_a_file_that_is_being_written_is_read_until_it_stays_the_same(notified: list[str]) -> None:
+    cameras = Cameras()
+    readings = iter([Settings(), SettingsError("not TOML"), *[Settings(cameras=FRONT)] * 2])
+
+    def read() -> Settings:
+        reading = next(readings)
+        if isinstance(reading, SettingsError):
+            raise reading
+        return reading
+
+    made, requested = reloading(cameras, read)
+    requested.set()
+    made.tick(0.0)
+    assert cameras.changed_to == [FRONT]
+    assert next(readings, None) is None
+    assert notified
 
 
 def test_settings_that_need_a_restart_are_named_in_one_line(
@@ -161,6 +180,6 @@ def test_a_reload_has_no_time_limit(notified: list[str]) -> None:
     made, requested = reloading(Cameras(), read)
     requested.set()
     made.tick(0.0)
-    assert limits_s == [float("inf")]
+    assert limits_s == [float("inf")] * 2
     assert made.worker.limit_s == made.worker.deadline_s
     assert notified
