@@ -209,7 +209,11 @@ def _check_camera(
     findings: Findings,
 ) -> None:
     """Check one camera; a fault of its model is reported with the model, not here."""
-    camera = Camera(name, settings.uri, options=source_options(settings))
+    try:
+        camera = Camera(name, settings.uri, options=source_options(name, settings))
+    except SettingsError as error:
+        findings.note(error)
+        return
     is_well = faulty_models is not None and settings.model not in faulty_models
     if is_well:
         try:

@@ -21,6 +21,7 @@ from edge_server.cli.flags.values import address
 from edge_server.cli.models.verbs import add_verbs
 from edge_server.cli.plan.verbs import add_verbs as add_plan_verbs
 from edge_server.process.logs import journal_prefix, logs_json, set_up_logging
+from edge_server.process.masking import masked
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -91,7 +92,7 @@ def _discard_output() -> None:
 def _report(error: errors.EdgeServerError) -> int:
     """Print `error`, or log it where programs read the log; return its exit code."""
     prefix = journal_prefix(logging.ERROR)
-    for line in str(error).splitlines():
+    for line in masked(str(error)).splitlines():
         if logs_json():
             log.error("%s", line)
         else:

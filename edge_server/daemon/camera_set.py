@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from edge_server.cameras.camera import Camera
 from edge_server.cameras.source import SourceOptions, is_live
-from edge_server.errors import SourceError
+from edge_server.cameras.source_uri import read_credentials
+from edge_server.errors import SettingsError, SourceError
 from edge_server.pipeline.fair_shares import FairShares
 from edge_server.pipeline.lane_pipeline import LanePipeline
 from edge_server.pixels import ColourMatrix, ColourRange
@@ -28,12 +29,23 @@ if TYPE_CHECKING:
 _LEAVE_S = 5.0
 
 
-def source_options(section: CameraSection) -> SourceOptions:
-    """Return what the settings of a camera add to its URI."""
+def source_options(name: str, section: CameraSection) -> SourceOptions:
+    """Return what the settings of a camera add to its URI.
+
+    Raises:
+        SettingsError: the file of credentials cannot be read, or has none.
+    """
+    credentials = None
+    if section.credentials_file is not None:
+        try:
+            credentials = read_credentials(section.credentials_file)
+        except SettingsError as error:
+            raise SettingsError(f"cameras.{name}.credentials_file: {error}") from error
     return SourceOptions(
-        reader=section.reader,
-        matrix=ColourMatrix(section.color_matrix) if section.color_matrix else None,
-        range=ColourRange(section.color_range) if section.color_range else None,
+        credentials,
+        section.reader,
+        ColourMatrix(section.color_matrix) if section.color_matrix else None,
+        ColourRange(section.color_range) if section.color_range else None,
     )
 
 
@@ -198,7 +210,7 @@ class CameraSet:
 
     def _entry(self, name: str, section: CameraSection, old: _Entry | None) -> _Entry:
         """Return the entry of a camera; `old` itself where nothing changes."""
-        options = source_options(section)
+        options = source_options(name, section)
         camera = None
         if old is not None and (old.section.uri, old.options) == (section.uri, options):
             if old.section == section:

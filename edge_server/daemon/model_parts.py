@@ -79,6 +79,7 @@ def python_of(settings: Settings) -> Python:
         settings.grpc.tls.key,
         settings.grpc.socket or "",
         (settings.mqtt.password_file if settings.mqtt else None) or "",
+        *(camera.credentials_file or "" for camera in settings.cameras.values()),
         *settings.python.private,
     )
     unix_sockets = settings.python.unix_sockets

@@ -128,6 +128,7 @@ class CameraSection(Section, frozen=True):
     """`[cameras.NAME]`: where frames come from and which model detects lanes in them.
 
     Attributes:
+        credentials_file: the user name and the password of a live camera; see `read_credentials`.
         reader: of a live camera; `auto` prefers GStreamer.
         priority: where a model is slower than its cameras, one of priority 2 gets twice the lanes
             of one of priority 1.
@@ -139,6 +140,7 @@ class CameraSection(Section, frozen=True):
 
     uri: str
     model: str = "lane_detection"
+    credentials_file: str | None = None
     reader: Literal["auto", "gstreamer", "opencv"] = "auto"
     priority: Annotated[int, msgspec.Meta(ge=1, le=100)] = 1
     max_age_ms: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 200

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.integration.conftest import POLL
-from tests.integration.test_daemon import Subscriber
 from tests.integration.test_metrics import scrape
+from tests.mosquitto import Subscriber
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tests.integration.conftest import Mosquitto, Process
+    from tests.integration.conftest import Process
+    from tests.mosquitto import Mosquitto
 
 MODELS = Path(__file__).parents[2] / "models"
 PATIENCE_S = 30.0
@@ -102,7 +103,7 @@ def test_cameras_come_and_go_and_the_others_notice_nothing(drive: Callable[..., 
     daemon.wait_for_lanes("left")
     daemon.wait_for_lanes("front")
     assert daemon.cameras_in_metrics() == {"front", "left"}
-    daemon.subscriber.wait_for_cleared(f"{TOPIC}/rear/status")
+    daemon.subscriber.wait(f"{TOPIC}/rear/status", lambda m: not m)
 
     assert "changed left" in daemon.reload(camera("front"), camera("left", 4))
     daemon.wait_for_lanes("left")

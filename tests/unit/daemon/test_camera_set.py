@@ -12,17 +12,20 @@ import pytest
 
 from edge_server.cameras.frame import Frame, Pace
 from edge_server.cameras.source import SourceKind
+from edge_server.cameras.source_uri import Credentials
 from edge_server.daemon import camera_set
 from edge_server.daemon.camera_set import CameraSet
-from edge_server.errors import SourceError, SourceUriError, Unavailable
+from edge_server.errors import SettingsError, SourceError, SourceUriError, Unavailable
 from edge_server.pixels import ColourMatrix, Image
 from edge_server.settings import CameraSection
 from tests.unit.pipeline.test_pipeline import LaneModel, data_plane
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
-    from edge_server.cameras.source import SourceOptions, SourceUri
+    from edge_server.cameras.source import SourceOptions
+    from edge_server.cameras.source_uri import SourceUri
     from edge_server.lanes.types import LaneFrame
 
 WAIT_S = 30.0
@@ -256,3 +259,23 @@ def test_the_models_of_cameras_are_those_of_the_present_ones(drive: Drive) -> No
     assert of_cameras == set()
     drive.set.change({"front": FRONT})
     assert of_cameras == {"lane_detection"}
+
+
+def test_a_changed_file_of_credentials_opens_the_source_anew(tmp_path: Path) -> None:
+    file = tmp_path / "credentials"
+    file.write_text("root:old")
+    camera = section("device://0", credentials_file=str(file))
+    drive = Drive(front=camera, rear=REAR)
+    assert drive.set.change({"front": camera, "rear": REAR}) == ""
+    file.write_text("root:new")
+    assert drive.set.change({"front": camera, "rear": REAR}) == "changed front"
+    drive.next_lanes("front")
+    drive.stop()
+    assert drive.devices.opened[-1].options.credentials == Credentials("root", "new")
+
+
+def test_a_file_of_credentials_that_is_not_there_is_named_and_changes_nothing(drive: Drive) -> None:
+    bad = section("device://7", credentials_file="/no/such/file")
+    with pytest.raises(SettingsError, match=r"cameras\.left\.credentials_file: /no/such/file: can"):
+        drive.set.change({"left": bad})
+    assert drive.names() == ["front", "rear"]
