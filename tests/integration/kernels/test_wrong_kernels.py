@@ -10,13 +10,13 @@ import pytest
 
 from edge_server.backends.vision.preprocess_cpu import UndistortionMap
 from edge_server.pixels import Colour, ColourMatrix, ColourRange, CropRegion, PixelFormat
-from tests.unit.gpu.kernels.shim import CameraFrame, DesiredModel, by_integers
+from tests.integration.kernels.shim import CameraFrame, DesiredModel, by_integers
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.unit.gpu.kernels.conftest import BuildShim
-    from tests.unit.gpu.kernels.shim import Shim
+    from tests.integration.kernels.conftest import BuildShim
+    from tests.integration.kernels.shim import Shim
 
 pytestmark = pytest.mark.long
 

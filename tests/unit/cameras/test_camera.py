@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import TypeAlias
 
-    from edge_server.cameras.source import SourceOptions, SourceUri
+    from edge_server.cameras.source import SourceOptions
+    from edge_server.cameras.source_uri import SourceUri
 
     Step: TypeAlias = "Image | BaseException | Gate"
 
@@ -299,7 +300,7 @@ def test_a_live_camera_that_is_away_is_opened_later() -> None:
 
 
 def test_an_unknown_scheme_is_an_error_for_a_live_camera_too() -> None:
-    with pytest.raises(SourceError, match="known: file://"):
+    with pytest.raises(SourceError, match="known: csi, v4l2, rtsp"):
         Camera("front", "nonsense://x").open()
 
 
