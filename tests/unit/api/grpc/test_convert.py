@@ -282,8 +282,6 @@ def test_strings_are_a_million_at_most_in_all_tensors_together() -> None:
     head = message(("a", "BYTES", [1]), ("b", "BYTES", [many]))
     with pytest.raises(InvalidRequest, match=f"with input 'b' for .* {many + 1} strings, at most"):
         to_infer_request(head, [values[:4], values])
-    del head.inputs[0]
-    assert to_infer_request(head, [values])[0].inputs["b"].shape == (many,)
 
 
 @pytest.mark.parametrize("datatype", list(DataType))
