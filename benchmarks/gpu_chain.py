@@ -18,6 +18,7 @@ import numpy as np
 from gpu_section import run_section
 from gpu_timing import host_ms
 
+from edge_server.cameras.colour import bgr_of
 from edge_server.cameras.source import open_source
 from edge_server.errors import Unavailable
 from edge_server.gpu.buffer_pool import BufferPool
@@ -55,7 +56,7 @@ def main() -> int:
 def report(devices: Devices, quick: bool) -> Iterator[dict[str, Any]]:
     device = devices.gpu()
     source = open_source("synthetic://road?seed=7&fps=0")
-    frame = Tensor(source.read()[np.newaxis])
+    frame = Tensor(bgr_of(source.read().image)[np.newaxis])
     source.close()
     rows, notes = [], []
     for make in (Copying, TorchNetwork, OnnxNetwork):

@@ -32,6 +32,7 @@ from edge_server.backends.tensorrt.plan_build.build_options import build_options
 from edge_server.backends.tensorrt.plan_build.cache import make_plan
 from edge_server.backends.tensorrt.plan_build.process import build
 from edge_server.backends.tensorrt.plan_build.side_car import version_of
+from edge_server.cameras.colour import bgr_of
 from edge_server.cameras.source import open_source
 from edge_server.cli.plan.verification import TOLERANCES
 from edge_server.errors import DeviceLost, EdgeServerError, Unavailable
@@ -138,7 +139,7 @@ class Tried:
         self._stream = Stream(devices.gpu())
         self._pool = BufferPool(devices.gpu(), 64 << 20, "inputs")
         source = open_source("synthetic://road?seed=7&fps=0")
-        self._frame = Tensor(source.read()[np.newaxis])
+        self._frame = Tensor(bgr_of(source.read().image)[np.newaxis])
         source.close()
         self._image = np.random.default_rng(0).random((1, 3, 360, 640), np.float32)
         # What is right, by ONNX Runtime on the CPU; None where that is not here.

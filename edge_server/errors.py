@@ -82,7 +82,16 @@ class AlreadyRunning(EdgeServerError):
 
 
 class SourceError(EdgeServerError):
-    """A camera, a video or an image folder gives no frames."""
+    """A camera, a video or an image folder gives no frames.
+
+    Attributes:
+        reason: one word for a program: `unavailable`, `unauthorized`, `not_found`, `no_decoder`,
+            `lost`, `stalled`, `corrupt`, `changed`, `stuck`.
+    """
+
+    def __init__(self, *texts: object, reason: str = "lost") -> None:
+        super().__init__(*texts)
+        self.reason = reason
 
 
 class SourceUriError(SourceError):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from edge_server.cameras.frame import Frame
-from edge_server.cameras.source import SourceKind, is_live, open_source
+from edge_server.cameras.source import NO_OPTIONS, SourceKind, SourceOptions, is_live, open_source
 from edge_server.errors import SourceError
 from edge_server.process.backoff import Backoff
 from edge_server.process.worker import Worker
@@ -17,10 +17,7 @@ from edge_server.process.worker import Worker
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from edge_server.cameras.frame import FrameSource
+    from edge_server.cameras.frame import Frame, FrameSource
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +53,7 @@ class Camera:
     Args:
         name: the camera's name in topics and logs, and the thread's name.
         source_uri: see `open_source`.
+        options: see `SourceOptions`.
         kinds: the schemes that `source_uri` may have; `SOURCE_KINDS` by default.
         retry_first_s: delay before the first attempt to reopen a broken source.
         retry_longest_s: upper bound of the delays; after a source has run longer than this, the
@@ -67,6 +65,7 @@ class Camera:
         name: str,
         source_uri: str,
         *,
+        options: SourceOptions = NO_OPTIONS,
         kinds: Mapping[str, SourceKind] | None = None,
         retry_first_s: float = 0.2,
         retry_longest_s: float = 5.0,
@@ -79,6 +78,7 @@ class Camera:
         self.dropped = 0
         self.reconnects = 0
         self.worker = Worker(f"camera-{name}", self._tick, on_end=self._on_end)
+        self._options = options
         self._kinds = kinds
         self._source: FrameSource | None = None
         self._newest: Frame | None = None
@@ -135,6 +135,12 @@ class Camera:
             frame, self._newest = self._newest, None
             return frame
 
+    def wait_for_frame(self, timeout_s: float) -> bool:
+        """Return whether a frame waits for `next_frame`; wait up to `timeout_s` for one."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._newest or self._closed, timeout_s)
+            return self._newest is not None
+
     @property
     def ended(self) -> bool:
         """The source has ended and its last frame has been delivered."""
@@ -153,27 +159,29 @@ class Camera:
             return True
         try:
             source = self._open_source() if self._source is None else self._source
-            image = source.read()
+            frame = source.read()
         except SourceError as error:
             self._lose(error)
             return True
-        if image is None:
+        if frame is None:
             self.state = CameraState.ENDED
             log.info("camera %s: ended after %d frames", self.name, self.captured)
             return False
-        self._deliver(image)
+        self._deliver(frame)
         return True
 
     def _open_source(self) -> FrameSource:
-        self._source = open_source(self.source_uri, self._kinds)
+        self._source = open_source(self.source_uri, self._kinds, self._options)
         self._opened_at = time.monotonic()
         return self._source
 
-    def _deliver(self, image: NDArray[np.uint8]) -> None:
-        frame = Frame(self.captured, image, time.monotonic_ns(), time.time_ns())
+    def _deliver(self, frame: Frame) -> None:
+        # Frame ids continue across a reopen.
+        frame = replace(frame, id=self.captured)
         if self.state is not CameraState.LIVE:
-            height_px, width_px = image.shape[:2]
-            log.info("camera %s: live, %d x %d", self.name, width_px, height_px)
+            image = frame.image
+            form = image.pixel_format.value
+            log.info("camera %s: live, %d x %d %s", self.name, image.width, image.height, form)
             self.reconnects += self.captured > 0
             self.failure = None
             self.state = CameraState.LIVE

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from edge_server.pixels import Image
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -24,33 +26,54 @@ IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png"})
 CATCH_UP_S = 0.25
 
 
+# The source of a frame's capture time: a camera's clock (`sensor`: the driver stamps frames with
+# CLOCK_MONOTONIC; `rtp`: the pace of the RTP timestamps; `ntp`: the camera's NTP time), or the
+# moment at which the frame arrived here.
+CaptureClock = Literal["arrival", "sensor", "rtp", "ntp"]
+
+
 @dataclass(frozen=True, eq=False)
 class Frame:
     """One captured image and its capture time.
 
     Attributes:
-        id: counts every frame that the source delivers, from 0, dropped ones included.
-        image: (H, W, 3) uint8 BGR, read-only by convention.
-        capture_mono_ns: CLOCK_MONOTONIC when the source delivered the image.
+        id: the sequence number: counts every frame that the source delivers, from 0, dropped ones
+            included.
+        image: in the camera's own pixel format.
+        capture_mono_ns: CLOCK_MONOTONIC of the capture, as `clock` knows it; never later than the
+            arrival.
         capture_epoch_ns: Unix time of the same moment.
+        clock: how the capture time is known.
+        uncertainty_ns: the capture may have been earlier by this much; 0 where that is not known,
+            as for `arrival`.
+        calibration_id: of the camera; empty where it has none.
     """
 
     id: int
-    image: NDArray[np.uint8]
+    image: Image
     capture_mono_ns: int
     capture_epoch_ns: int
+    clock: CaptureClock = "arrival"
+    uncertainty_ns: int = 0
+    calibration_id: str = ""
+
+    @staticmethod
+    def arrived(number: int, image: Image) -> Frame:
+        """Return the frame of an image that arrives now."""
+        return Frame(number, image, time.monotonic_ns(), time.time_ns())
 
 
 class FrameSource(Protocol):
-    """Delivers images in order, at the source's own pace, to one thread."""
+    """Delivers frames in order, at the source's own pace, to one thread."""
 
-    def read(self) -> NDArray[np.uint8] | None:
-        """Return the next image, (H, W, 3) uint8 BGR; None at the end.
+    def read(self) -> Frame | None:
+        """Return the next frame; its id counts from 0. None at the end of a recording.
 
-        Blocks until the image is due: a recording is played at its frame rate.
+        Blocks until the frame is due: a recording is played at its frame rate. A live source raises
+        where frames stop, as soon as it can tell; the image stays valid until the caller drops it.
 
         Raises:
-            SourceError: the source failed.
+            SourceError: the source failed; its reason says how.
         """
         ...
 
@@ -109,13 +132,16 @@ class Recording:
         self.pace = Pace(fps)
         self._images = images
         self._first = next(images, None)
+        self._count = 0
 
-    def read(self) -> NDArray[np.uint8] | None:
+    def read(self) -> Frame | None:
         first, self._first = self._first, None
         image = next(self._images, None) if first is None else first
-        if image is not None:
-            self.pace.wait()
-        return image
+        if image is None:
+            return None
+        self.pace.wait()
+        self._count += 1
+        return Frame.arrived(self._count - 1, Image.of_bgr(image))
 
     def close(self) -> None:
         self._images.close()

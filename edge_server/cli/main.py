@@ -21,6 +21,7 @@ from edge_server.cli.flags.values import address
 from edge_server.cli.models.verbs import add_verbs
 from edge_server.cli.plan.verbs import add_verbs as add_plan_verbs
 from edge_server.process.logs import journal_prefix, logs_json, set_up_logging
+from edge_server.process.masking import masked
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -91,7 +92,7 @@ def _discard_output() -> None:
 def _report(error: errors.EdgeServerError) -> int:
     """Print `error`, or log it where programs read the log; return its exit code."""
     prefix = journal_prefix(logging.ERROR)
-    for line in str(error).splitlines():
+    for line in masked(str(error)).splitlines():
         if logs_json():
             log.error("%s", line)
         else:
@@ -217,8 +218,22 @@ def _stop_on_signals() -> threading.Event:
     return stop
 
 
+def _reload_on_signal() -> threading.Event:
+    """Return an event that SIGHUP sets."""
+    requested = threading.Event()
+
+    def request_reload(*_: Any) -> None:
+        # On a thread, as in `_stop_on_signals`.
+        threading.Thread(target=requested.set, name="reload").start()
+
+    signal.signal(signal.SIGHUP, request_reload)
+    return requested
+
+
 def _run(arguments: argparse.Namespace) -> NoReturn:
     stop = _stop_on_signals()
+    # Without a file nothing can be read again: a closed terminal ends the daemon.
+    reload_requested = None if arguments.config is None else _reload_on_signal()
     settings, notes = _settings(arguments)
     log_switches = set_up_logging(settings.log)
     for note in notes:
@@ -226,7 +241,12 @@ def _run(arguments: argparse.Namespace) -> NoReturn:
 
     from edge_server.daemon.daemon import Daemon  # noqa: PLC0415
 
-    daemon = Daemon(settings, log_switches=log_switches)
+    daemon = Daemon(
+        settings,
+        log_switches=log_switches,
+        read_settings=lambda: _settings(arguments)[0],
+        reload_requested=reload_requested,
+    )
     daemon.start(stop)
     code = OK
     try:

@@ -25,10 +25,15 @@ _RUNS = 15
 # by a third, 3/4 came within 4 % of the best of 1/2 to 1, at any load and deadline; a share of 1
 # left 40 % of the goodput at ten times the load, as the last request admitted is late.
 _FORESEEN = 0.75
+# After so many urgent callers in a row one of the others is next: cameras that keep a model busy
+# leave a quarter of its runs to clients.
+_URGENT_IN_A_ROW = 3
 
 
 class InstancePool:
-    """Lends each instance to one caller at a time; urgent callers go before the others.
+    """Lends each instance to one caller at a time.
+
+    Urgent callers go before the others, but every fourth run is one of the others' who wait.
 
     Args:
         instances: the instances that run.
@@ -57,6 +62,9 @@ class InstancePool:
         self._for_urgent = threading.Condition(self._lock)
         self._for_others = threading.Condition(self._lock)
         self._urgent_waiting = 0
+        self._others_waiting = 0
+        # Urgent callers since one of the others was served, or did not wait.
+        self._urgent_in_a_row = 0
         self._waiting = 0
 
     @staticmethod
@@ -122,8 +130,8 @@ class InstancePool:
             raise _too_late()
         instance: Instance | None = None
         with self._lock:
-            if self._idle and (urgent or not self._urgent_waiting):
-                instance = self._idle.pop()
+            if self._idle and self._may_take(urgent):
+                instance = self._pop_idle(urgent)
         if instance is None:
             instance = self._wait_for_idle(urgent, deadline, cancellation)
             now = time.monotonic()
@@ -149,28 +157,43 @@ class InstancePool:
             cancellation.when_cancelled(waiter)
         with self._lock:
             self._urgent_waiting += urgent
+            self._others_waiting += not urgent
             self._waiting += 1
             try:
                 may_take = waiter.turn.wait_for(
-                    lambda: (
-                        waiter.cancelled or (self._idle and (urgent or not self._urgent_waiting))
-                    ),
+                    lambda: waiter.cancelled or (self._idle and self._may_take(urgent)),
                     _left_s(deadline),
                 )
             finally:
                 waiter.waits = False
                 self._waiting -= 1
                 self._urgent_waiting -= urgent
+                self._others_waiting -= not urgent
             if waiter.cancelled or not may_take or _left_s(deadline) == 0.0:
                 # This caller's wake-up may have been meant for another one.
                 self._wake_next()
                 if waiter.cancelled:
                     raise Cancelled("the caller cancelled the request")
                 raise _too_late()
-            instance = self._idle.pop()
-            # Two instances may have been given back while only this caller was woken.
+            return self._pop_idle(urgent)
+
+    def _pop_idle(self, urgent: bool) -> Instance:
+        self._urgent_in_a_row = self._urgent_in_a_row + 1 if urgent and self._others_waiting else 0
+        instance = self._idle.pop()
+        if self._waiting:
+            # Two instances may have been given back while one caller was woken; and now another
+            # kind of caller may be next.
             self._wake_next()
-            return instance
+        return instance
+
+    def _may_take(self, urgent: bool) -> bool:
+        if urgent:
+            return not self._others_first
+        return self._others_first or not self._urgent_waiting
+
+    @property
+    def _others_first(self) -> bool:
+        return self._others_waiting > 0 and self._urgent_in_a_row >= _URGENT_IN_A_ROW
 
     def _take_limited(
         self,
@@ -200,7 +223,8 @@ class InstancePool:
 
     def _wake_next(self) -> None:
         if self._idle and self._waiting:
-            (self._for_urgent if self._urgent_waiting else self._for_others).notify()
+            is_urgent_next = self._urgent_waiting and not self._others_first
+            (self._for_urgent if is_urgent_next else self._for_others).notify()
 
 
 class _CancelWaiter:

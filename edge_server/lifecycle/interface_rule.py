@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from edge_server.errors import ModelConfigError
 from edge_server.model_config.interface import (
     ALLOW_INTERFACE_CHANGE,
     interface_break,
-    tensor_break,
 )
 from edge_server.repository.manifest import NAME, allows_interface_change
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator
 
     from edge_server.lifecycle.model_spec import LoadedVersions, ModelSpec
     from edge_server.model_config.config import ModelConfig
@@ -25,20 +23,23 @@ class InterfaceRule:
 
     A model allows the change with the parameter `allow_interface_change` in config.pbtxt, or in its
     manifest. Content that served before may always be loaded again, and so may the model on disk in
-    place of a client's override. The tensors that cameras need must never change. `fit` checks
+    place of a client's override. The model of a camera must stay a lane model. `fit` checks
     afterwards whether the ensembles that use the model still fit.
 
     Args:
-        of_cameras: model name → the names of the tensors that cameras send and read.
+        of_cameras: names of the models that detect lanes for cameras.
+        check_lane_model: raises ModelConfigError for a configuration of no lane model.
         has_served: returns whether the content of a spec served before under its name.
     """
 
     def __init__(
         self,
-        of_cameras: Mapping[str, Collection[str]] = MappingProxyType({}),
+        of_cameras: Collection[str] = (),
+        check_lane_model: Callable[[ModelConfig], object] = lambda _: None,
         has_served: Callable[[ModelSpec], bool] = lambda _: False,
     ) -> None:
         self._of_cameras = of_cameras
+        self._check_lane_model = check_lane_model
         self._has_served = has_served
 
     def refusal(self, serving: LoadedVersions, new: LoadedVersions) -> ModelConfigError | None:
@@ -48,14 +49,15 @@ class InterfaceRule:
             ModelConfigError: the parameter `allow_interface_change` is neither true nor false.
         """
         model_spec = new.model_spec
-        kept = self._of_cameras.get(model_spec.name, ())
         for old_config, new_config in _pairs(serving, new):
-            if change := tensor_break(old_config, new_config, kept) if kept else "":
-                return ModelConfigError(
-                    f"model '{model_spec.name}' sees lanes for a camera, which needs its tensors "
-                    f"as they are: {change}; push it under another name, and let the camera use "
-                    "that"
-                )
+            if model_spec.name in self._of_cameras:
+                try:
+                    self._check_lane_model(new_config)
+                except ModelConfigError as error:
+                    return ModelConfigError(
+                        f"a camera uses it: {error}; push it under another name, and let the "
+                        "camera use that"
+                    )
             change = interface_break(old_config, new_config)
             if change and not (
                 _allows(model_spec)

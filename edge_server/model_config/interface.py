@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from edge_server.tensors import shape_text
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Iterator
 
     from edge_server.model_config.config import ModelConfig
 
@@ -24,13 +24,8 @@ def interface_break(old: ModelConfig, new: ModelConfig) -> str:
     return next(_breaks(old, new), "")
 
 
-def tensor_break(old: ModelConfig, new: ModelConfig, names: Collection[str]) -> str:
-    """As `interface_break`, for these tensors only, and for other inputs that `new` requires."""
-    return next((text for text in _tensor_breaks(old, new, names)), "")
-
-
 def _breaks(old: ModelConfig, new: ModelConfig) -> Iterator[str]:
-    yield from _tensor_breaks(old, new, old.input_names | old.output_names)
+    yield from _tensor_breaks(old, new)
     if 0 < new.max_batch_size < old.max_batch_size:
         yield f"max_batch_size is {new.max_batch_size}, was {old.max_batch_size}"
     if new.decoupled and not old.decoupled:
@@ -39,7 +34,7 @@ def _breaks(old: ModelConfig, new: ModelConfig) -> Iterator[str]:
         yield "its requests need a correlation id now"
 
 
-def _tensor_breaks(old: ModelConfig, new: ModelConfig, names: Collection[str]) -> Iterator[str]:
+def _tensor_breaks(old: ModelConfig, new: ModelConfig) -> Iterator[str]:
     for kind, before, after in (
         ("input", old.inputs, new.inputs),
         ("output", old.outputs, new.outputs),
@@ -47,8 +42,6 @@ def _tensor_breaks(old: ModelConfig, new: ModelConfig, names: Collection[str]) -
         present = {spec.name: spec for spec in after}
         for was in before:
             now = present.get(was.name)
-            if was.name not in names:
-                continue
             if now is None:
                 yield f"{kind} '{was.name}' is gone"
                 continue

@@ -10,21 +10,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_server.cameras.camera import Camera, CameraState
+from edge_server.cameras.frame import Frame
 from edge_server.cameras.source import SourceKind
 from edge_server.errors import SourceError
+from edge_server.pixels import Image
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import TypeAlias
 
-    from numpy.typing import NDArray
+    from edge_server.cameras.source import SourceOptions
+    from edge_server.cameras.source_uri import SourceUri
 
-    from edge_server.cameras.frame import Frame
-    from edge_server.cameras.source import SourceUri
+    Step: TypeAlias = "Image | BaseException | Gate"
 
-    Step: TypeAlias = "NDArray[np.uint8] | BaseException | Gate"
-
-IMAGE = np.zeros((4, 6, 3), np.uint8)
+IMAGE = Image.of_bgr(np.zeros((4, 6, 3), np.uint8))
 BROKEN = SourceError("cable out")
 WAIT_S = 5.0
 
@@ -54,14 +54,14 @@ class ScriptedSource:
         self._steps = iter(steps)
         self.closed = 0
 
-    def read(self) -> NDArray[np.uint8] | None:
+    def read(self) -> Frame | None:
         for step in self._steps:
             if isinstance(step, Gate):
                 step.pass_through()
             elif isinstance(step, BaseException):
                 raise step
             else:
-                return step
+                return Frame.arrived(0, step)
         return None
 
     def close(self) -> None:
@@ -79,7 +79,7 @@ class Device:
         self.opened_at: list[float] = []
         self.sources: list[ScriptedSource] = []
 
-    def open(self, _uri: SourceUri) -> ScriptedSource:
+    def open(self, _uri: SourceUri, _options: SourceOptions) -> ScriptedSource:
         self.opened_at.append(time.monotonic())
         script = next(self._scripts)
         if isinstance(script, SourceError):
@@ -106,7 +106,7 @@ def frames_to_the_end(camera: Camera) -> list[Frame]:
 
 
 def test_newest_wins_drops_are_counted_and_ids_count_them_too() -> None:
-    gate, newest = Gate(), IMAGE + 1
+    gate, newest = Gate(), Image.of_bgr(np.ones((4, 6, 3), np.uint8))
     camera = camera_on(Device([IMAGE, IMAGE, newest, gate]))
     camera.start()
     gate.wait_until_reached()
@@ -136,7 +136,7 @@ def test_every_frame_is_taken_dropped_or_waiting(deliveries: list[bool]) -> None
     taken = []
     for delivered in deliveries:
         if delivered:
-            camera._deliver(IMAGE)
+            camera._deliver(Frame.arrived(0, IMAGE))
         elif (frame := camera.next_frame(0)) is not None:
             taken.append(frame.id)
     waiting = camera.next_frame(0) is not None
@@ -149,7 +149,7 @@ def test_a_waiting_caller_gets_the_frame_that_is_delivered() -> None:
     taken: list[Frame | None] = []
     taker = threading.Thread(target=lambda: taken.append(camera.next_frame(WAIT_S)))
     taker.start()
-    camera._deliver(IMAGE)
+    camera._deliver(Frame.arrived(0, IMAGE))
     taker.join(WAIT_S)
     assert [frame.id for frame in taken if frame] == [0]
 
@@ -157,7 +157,7 @@ def test_a_waiting_caller_gets_the_frame_that_is_delivered() -> None:
 def test_a_frame_that_comes_after_stop_is_dropped() -> None:
     camera = camera_on(Device())
     camera.stop()
-    camera._deliver(IMAGE)
+    camera._deliver(Frame.arrived(0, IMAGE))
     assert camera.dropped == 1
     assert camera.next_frame(0) is None
 
@@ -300,7 +300,7 @@ def test_a_live_camera_that_is_away_is_opened_later() -> None:
 
 
 def test_an_unknown_scheme_is_an_error_for_a_live_camera_too() -> None:
-    with pytest.raises(SourceError, match="known: file://"):
+    with pytest.raises(SourceError, match="known: csi, v4l2, rtsp"):
         Camera("front", "nonsense://x").open()
 
 

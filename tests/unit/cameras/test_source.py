@@ -9,6 +9,7 @@ import cv2
 import numpy as np
 import pytest
 
+from edge_server.cameras.colour import bgr_of
 from edge_server.cameras.source import SourceKind, is_live, open_source
 from edge_server.cameras.synthetic.road_renderer import render
 from edge_server.cameras.synthetic.road_scene import RoadScene
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from edge_server.cameras.frame import FrameSource
-    from edge_server.cameras.source import SourceUri
+    from edge_server.cameras.source import SourceOptions
+    from edge_server.cameras.source_uri import SourceUri
 
 CLIPS = Path(__file__).parents[4] / "shared" / "data" / "lanes" / "clips"
 STEP = 10
@@ -29,10 +31,17 @@ def grey(number: int) -> NDArray[np.uint8]:
     return np.full((48, 64, 3), STEP * number, np.uint8)
 
 
+def image_of(source: FrameSource) -> NDArray[np.uint8]:
+    frame = source.read()
+    assert frame is not None
+    return bgr_of(frame.image)
+
+
 def numbers_of(source: FrameSource, limit: int = 1000) -> list[int]:
     """The numbers of the next images, to the end or to `limit` of them."""
     numbers: list[int] = []
-    while len(numbers) < limit and (image := source.read()) is not None:
+    while len(numbers) < limit and (frame := source.read()) is not None:
+        image = bgr_of(frame.image)
         assert image.shape == (48, 64, 3)
         assert image.dtype == np.uint8
         numbers.append(round(float(image.mean()) / STEP))
@@ -294,7 +303,7 @@ def test_a_name_too_long_for_the_file_system_is_a_source_error() -> None:
         ("synthetic://road?seed=-1", "seed is '-1'; write a number 0 to 4294967295"),
         ("synthetic://road?width=9999", "width is '9999'; write a number 64 to 4096"),
         ("synthetic://road?frames=" + "9" * 5000, "frames is"),
-        ("rtmp://host/live", "unknown kind of source 'rtmp://'; known: file://, synthetic://"),
+        ("rtmp://host/live", "unknown kind of source 'rtmp'; did you mean 'rtsp'"),
         ("file://[x", "a file:// source is malformed"),
     ],
 )
@@ -317,7 +326,7 @@ def test_recordings_are_not_live() -> None:
 
 
 def test_missing_opencv_is_reported_with_its_remedy() -> None:
-    def without_opencv(uri: SourceUri) -> FrameSource:
+    def without_opencv(uri: SourceUri, _: SourceOptions) -> FrameSource:
         raise ModuleNotFoundError("No module named 'cv2'", name="cv2")
 
     with pytest.raises(SourceError, match="apt install python3-opencv"):
@@ -347,16 +356,16 @@ def test_a_folder_plays_10_images_a_second(folder: Path) -> None:
 def test_a_synthetic_road_has_the_requested_size_and_ends_after_its_frames() -> None:
     source = open_source("synthetic://road?fps=0&width=320&height=180&frames=3")
     for _ in range(3):
-        image = source.read()
-        assert image is not None
+        frame = source.read()
+        assert frame is not None
+        image = bgr_of(frame.image)
         assert image.shape == (180, 320, 3)
     assert source.read() is None
 
 
 def test_a_synthetic_road_moves_and_its_lanes_are_known() -> None:
     source = open_source("synthetic://road?fps=0&width=320&height=180")
-    first = source.read()
-    second = source.read()
+    first, second = image_of(source), image_of(source)
     assert not np.array_equal(first, second)
     image, lanes = render(RoadScene.for_camera(0), 0.0, 320, 180)
     assert np.array_equal(first, image)
@@ -368,7 +377,7 @@ def test_a_synthetic_road_moves_and_its_lanes_are_known() -> None:
 
 def test_a_seed_always_gives_the_same_road() -> None:
     uri = "synthetic://road?fps=0&width=320&height=180&seed="
-    same, again, other = (open_source(uri + seed).read() for seed in ("5", "5", "6"))
+    same, again, other = (image_of(open_source(uri + seed)) for seed in ("5", "5", "6"))
     assert np.array_equal(same, again)
     assert not np.array_equal(same, other)
 
@@ -383,8 +392,9 @@ def test_a_real_clip_gives_images_of_its_size(name: str) -> None:
     width, height = map(int, Path(name).stem.rpartition("_")[2].split("x"))
     source = open_source(f"file://{CLIPS / name}?fps=0")
     for _ in range(3):
-        image = source.read()
-        assert image is not None
+        frame = source.read()
+        assert frame is not None
+        image = bgr_of(frame.image)
         assert image.shape == (height, width, 3)
         assert image.std() > 10
     source.close()

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from edge_server.model_config.config import ModelConfig
     from tests.conftest import WriteModel
     from tests.unit.lifecycle.conftest import CountedBackend
 
@@ -184,10 +185,14 @@ def test_what_served_before_comes_back_without_a_word(
     board.close()
 
 
-def test_what_a_camera_needs_of_its_model_stays_whatever_is_allowed(
+def test_the_model_of_a_camera_stays_a_lane_model_whatever_is_allowed(
     repository: Path, write_model: WriteModel, counted: CountedBackend
 ) -> None:
-    rule = InterfaceRule({"m": {"a", "b"}})
+    def check(config: ModelConfig) -> None:
+        if "b" not in config.output_names:
+            raise ModelConfigError("output 'b' is gone")
+
+    rule = InterfaceRule({"m"}, check)
     loader = RepositoryLoader(
         ModelTable(ModelRegistry()), Repositories([repository]), interface=rule
     )
@@ -199,8 +204,7 @@ def test_what_a_camera_needs_of_its_model_stays_whatever_is_allowed(
     more = 'output { name: "c" data_type: TYPE_FP32 dims: 1 } '
     assert load(CONFIG + more) == ""
     assert re.match(
-        "model 'm' sees lanes for a camera, which needs its tensors as they are: output 'b' is "
-        "gone; push it under another name",
+        "a camera uses it: output 'b' is gone; push it under another name",
         load(RENAMED + MAY_BREAK),
     )
     assert load(CONFIG + MAY_BREAK) == ""

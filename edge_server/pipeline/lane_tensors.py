@@ -1,0 +1,112 @@
+"""The tensors of a lane model, found in its configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from edge_server.errors import ModelConfigError
+from edge_server.lanes.decode import ROW_COUNT
+from edge_server.pixels import PixelFormat
+from edge_server.requests import NO_PARAMETERS, Parameters
+from edge_server.tensors import DataType, Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from edge_server.model_config.config import ModelConfig
+    from edge_server.pixels import Image
+    from edge_server.tensors import TensorSpec
+
+_FLOATS = (DataType.FP32, DataType.FP16)
+# The image formats that a model takes, by the dims of its input; any format where all dims are -1.
+_FORMATS = {3: PixelFormat.BGR, 2: PixelFormat.YUY2, 1: PixelFormat.GREY}
+
+
+@dataclass(frozen=True)
+class LaneTensors:
+    """Which tensors of a model are the image, the lanes' points and their scores.
+
+    Attributes:
+        pixel_format: the only format that the model takes; None where it takes each of them, with
+            the request parameters `pixel_format`, `color_matrix` and `color_range`.
+        batched: tensors have a batch dimension.
+    """
+
+    image: str
+    points: str
+    scores: str
+    pixel_format: PixelFormat | None
+    batched: bool
+
+    @staticmethod
+    def of(config: ModelConfig) -> LaneTensors:
+        """Find the tensors: the one UINT8 input that every request needs, the one floating-point
+        output with dims [-1, 72, 2], and the one with dims [-1].
+
+        Raises:
+            ModelConfigError: the model is no lane model; the text says what is missing.
+        """
+        needed = [spec for spec in config.inputs if not spec.optional]
+        images = [
+            spec for spec in needed if spec.datatype is DataType.UINT8 and len(spec.shape) in (2, 3)
+        ]
+        outputs = [spec for spec in config.outputs if spec.datatype in _FLOATS]
+        points = [spec for spec in outputs if spec.shape[1:] == (ROW_COUNT, 2)]
+        scores = [spec for spec in outputs if len(spec.shape) == 1]
+        if not len(images) == len(needed) == len(points) == len(scores) == 1:
+            raise ModelConfigError(
+                f"model '{config.name}' is no lane model: it has inputs {_names(config.inputs)} "
+                f"and outputs {_names(config.outputs)}; a lane model has one input, TYPE_UINT8 "
+                f"with dims [-1,-1,3] (BGR) or [-1,-1,-1] (any format), one output with dims "
+                f"[-1,{ROW_COUNT},2] (points) and one with dims [-1] (scores), both floating-point"
+            )
+        return LaneTensors(
+            images[0].name,
+            points[0].name,
+            scores[0].name,
+            _format_of(images[0].shape),
+            config.max_batch_size > 0,
+        )
+
+    def input_of(self, image: Image) -> tuple[Tensor, Parameters]:
+        """Return the input tensor of `image`, and the request parameters that describe its pixels.
+
+        The pixels are copied only where their planes have gaps, or where the model takes BGR alone.
+        """
+        parameters = NO_PARAMETERS
+        if self.pixel_format is None:
+            pixels = image.packed()
+            parameters = {
+                "pixel_format": image.pixel_format.value,
+                "color_matrix": image.colour.matrix.value,
+                "color_range": image.colour.range.value,
+            }
+        elif self.pixel_format is image.pixel_format:
+            pixels = image.packed()
+            if self.pixel_format is PixelFormat.NV12:
+                pixels = pixels[..., 0]
+        elif self.pixel_format is PixelFormat.BGR:
+            # OpenCV is not needed by a daemon without cameras.
+            from edge_server.cameras.colour import bgr_of  # noqa: PLC0415
+
+            pixels = bgr_of(image)
+        else:
+            raise ModelConfigError(
+                f"the model takes {self.pixel_format.value} images, the camera gives "
+                f"{image.pixel_format.value}; give the model's input dims [-1,-1,-1] and its "
+                'image_preprocess the parameter pixel_format "any"'
+            )
+        return Tensor.of(pixels[np.newaxis] if self.batched else pixels), parameters
+
+
+def _format_of(dims: tuple[int, ...]) -> PixelFormat | None:
+    if len(dims) == 2:
+        return PixelFormat.NV12
+    return _FORMATS.get(dims[2])
+
+
+def _names(specs: Sequence[TensorSpec]) -> str:
+    return ", ".join(f"'{spec.name}'" for spec in specs) or "none"

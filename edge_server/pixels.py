@@ -1,0 +1,139 @@
+"""Images in a camera's own pixel format, and the colours that their YUV values mean."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+class PixelFormat(Enum):
+    """Memory format of an image; a packed array has three axes in each of them.
+
+    - BGR: (H, W, 3).
+    - GREY: (H, W, 1), luma alone.
+    - YUY2: (H, W, 2), Y interleaved with U or V; W is even.
+    - NV12: (H * 3 / 2, W, 1), H rows of luma, then H / 2 of interleaved U and V; H and W are even.
+    - I420: (H * 3 / 2, W, 1), luma, then all of U, then all of V; H and W are even.
+    """
+
+    BGR = "bgr"
+    GREY = "grey"
+    YUY2 = "yuy2"
+    NV12 = "nv12"
+    I420 = "i420"
+
+    @property
+    def is_subsampled(self) -> bool:
+        """The chroma has half the rows of the luma, in planes behind it."""
+        return self in (PixelFormat.NV12, PixelFormat.I420)
+
+
+class ColourMatrix(Enum):
+    """How luma and chroma mix red, green and blue (ITU-R BT.601, BT.709)."""
+
+    BT601 = "bt601"
+    BT709 = "bt709"
+
+
+class ColourRange(Enum):
+    """The values of black and white luma: 16 and 235, or 0 and 255."""
+
+    LIMITED = "limited"
+    FULL = "full"
+
+
+@dataclass(frozen=True)
+class Colour:
+    """What the values of a YUV or GREY image mean; without effect on BGR."""
+
+    matrix: ColourMatrix = ColourMatrix.BT601
+    range: ColourRange = ColourRange.LIMITED
+
+
+@dataclass(frozen=True, eq=False)
+class Image:
+    """Pixels in the camera's own format.
+
+    Attributes:
+        planes: uint8, in the order of the format: one array (H, W, channels) for BGR, GREY and
+            YUY2; luma (H, W) and chroma (H / 2, W) for NV12; (H, W) and twice (H / 2, W / 2) for
+            I420. Rows may have gaps (strides); read-only by convention.
+    """
+
+    pixel_format: PixelFormat
+    planes: tuple[NDArray[np.uint8], ...]
+    colour: Colour = Colour()
+
+    @staticmethod
+    def of_bgr(pixels: NDArray[np.uint8]) -> Image:
+        """Return the image of (H, W, 3) uint8 BGR pixels, which are not copied."""
+        return Image(PixelFormat.BGR, (pixels,))
+
+    @staticmethod
+    def of_packed(
+        pixel_format: PixelFormat, pixels: NDArray[np.uint8], colour: Colour = Colour()
+    ) -> Image:
+        """Return the image of a packed array, see `PixelFormat`, which is not copied.
+
+        Raises:
+            ValueError: the array does not have the format's shape.
+        """
+        rows, width, channels = pixels.shape
+        expected = {PixelFormat.BGR: 3, PixelFormat.YUY2: 2}.get(pixel_format, 1)
+        if channels != expected or (pixel_format.is_subsampled and (rows % 3 or width % 2)):
+            raise ValueError(f"{pixels.shape} is no shape of {pixel_format.value}")
+        if not pixel_format.is_subsampled:
+            return Image(pixel_format, (pixels,), colour)
+        height = rows // 3 * 2
+        flat = pixels[..., 0]
+        luma, chroma = flat[:height], flat[height:]
+        if pixel_format is PixelFormat.NV12:
+            return Image(pixel_format, (luma, chroma), colour)
+        halves = np.ascontiguousarray(chroma).reshape(2, height // 2, width // 2)
+        return Image(pixel_format, (luma, halves[0], halves[1]), colour)
+
+    @property
+    def width(self) -> int:
+        """In px."""
+        return int(self.planes[0].shape[1])
+
+    @property
+    def height(self) -> int:
+        """In px."""
+        return int(self.planes[0].shape[0])
+
+    def luma(self) -> NDArray[np.uint8]:
+        """Return the brightness, (H, W) uint8, as a view: Y, or the green channel of BGR."""
+        first = self.planes[0]
+        if first.ndim == 2:
+            return first
+        return first[..., 1] if self.pixel_format is PixelFormat.BGR else first[..., 0]
+
+    def packed(self) -> NDArray[np.uint8]:
+        """Return the packed array, see `PixelFormat`: a view where the planes follow each other in
+        memory without gaps, otherwise a copy."""
+        first = self.planes[0]
+        if not self.pixel_format.is_subsampled:
+            return first if first.ndim == 3 else first[..., np.newaxis]
+        rows = self.height + self.height // 2
+        following = _following(self.planes)
+        if following is None:
+            following = np.concatenate([plane.reshape(-1) for plane in self.planes])
+        return following.reshape(rows, self.width, 1)
+
+
+def _following(planes: tuple[NDArray[np.uint8], ...]) -> NDArray[np.uint8] | None:
+    """Return the bytes of `planes` as one view; None where they do not follow each other."""
+    address = planes[0].ctypes.data
+    for plane in planes:
+        if plane.ctypes.data != address or not plane.flags.c_contiguous:
+            return None
+        address += plane.nbytes
+    nbytes = address - planes[0].ctypes.data
+    return np.lib.stride_tricks.as_strided(planes[0].reshape(-1), (nbytes,), (1,), writeable=False)
