@@ -21,6 +21,8 @@ from urllib.parse import quote
 
 import msgspec
 
+from edge_server.cameras.source import is_live
+from edge_server.cameras.source_uri import masked_uri
 from edge_server.daemon.daemon import VERSION, Daemon
 from edge_server.errors import SourceError, Unavailable
 from edge_server.mqtt import payloads
@@ -115,7 +117,7 @@ class Inbox(queue.Queue[bytes]):
 def _settings(
     source: str, broker: Mapping[str, Any] | None, repositories: Sequence[str] | None
 ) -> Settings:
-    if "://" not in source:
+    if "://" not in source and not is_live(source):
         source = f"file://{quote(str(Path(source).absolute()))}?loop=true"
     chosen: dict[str, Any] = {
         "device": {"id": DEVICE},
@@ -145,7 +147,8 @@ def _put_directly(inbox: Inbox) -> Listener:
 def _heading(source: str, daemon: Daemon, settings: Settings) -> str:
     mqtt = settings.mqtt
     broker = "no MQTT broker here" if mqtt is None else f"MQTT on {mqtt.host}:{mqtt.port}"
-    return f"edge-server {VERSION}: {source}; gRPC on 127.0.0.1:{daemon.grpc_port}; {broker}"
+    shown, port = masked_uri(source), daemon.grpc_port
+    return f"edge-server {VERSION}: {shown}; gRPC on 127.0.0.1:{port}; {broker}"
 
 
 def _show(
@@ -161,7 +164,9 @@ def _show(
             if all(pipeline.camera.ended for pipeline in daemon.pipelines):
                 break
             if time.monotonic() > give_up:
-                raise Unavailable(f"no lanes arrived for {_TIMEOUT_S:g} s from {source}") from None
+                raise Unavailable(
+                    f"no lanes arrived for {_TIMEOUT_S:g} s from {masked_uri(source)}"
+                ) from None
             continue
         give_up = time.monotonic() + _TIMEOUT_S
         arrived += 1
