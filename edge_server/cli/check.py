@@ -17,6 +17,7 @@ from edge_server.api.grpc.self_call import server_name
 from edge_server.api.grpc.unix_socket import check_path
 from edge_server.board.listening import listener, remedy
 from edge_server.cameras.camera import Camera
+from edge_server.daemon.camera_set import source_options
 from edge_server.daemon.model_parts import (
     chosen_control,
     chosen_scheduling,
@@ -208,7 +209,11 @@ def _check_camera(
     findings: Findings,
 ) -> None:
     """Check one camera; a fault of its model is reported with the model, not here."""
-    camera = Camera(name, settings.uri)
+    try:
+        camera = Camera(name, settings.uri, options=source_options(name, settings))
+    except SettingsError as error:
+        findings.note(error)
+        return
     is_well = faulty_models is not None and settings.model not in faulty_models
     if is_well:
         try:

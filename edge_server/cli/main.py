@@ -218,8 +218,22 @@ def _stop_on_signals() -> threading.Event:
     return stop
 
 
+def _reload_on_signal() -> threading.Event:
+    """Return an event that SIGHUP sets."""
+    requested = threading.Event()
+
+    def request_reload(*_: Any) -> None:
+        # On a thread, as in `_stop_on_signals`.
+        threading.Thread(target=requested.set, name="reload").start()
+
+    signal.signal(signal.SIGHUP, request_reload)
+    return requested
+
+
 def _run(arguments: argparse.Namespace) -> NoReturn:
     stop = _stop_on_signals()
+    # Without a file nothing can be read again: a closed terminal ends the daemon.
+    reload_requested = None if arguments.config is None else _reload_on_signal()
     settings, notes = _settings(arguments)
     log_switches = set_up_logging(settings.log)
     for note in notes:
@@ -227,7 +241,12 @@ def _run(arguments: argparse.Namespace) -> NoReturn:
 
     from edge_server.daemon.daemon import Daemon  # noqa: PLC0415
 
-    daemon = Daemon(settings, log_switches=log_switches)
+    daemon = Daemon(
+        settings,
+        log_switches=log_switches,
+        read_settings=lambda: _settings(arguments)[0],
+        reload_requested=reload_requested,
+    )
     daemon.start(stop)
     code = OK
     try:

@@ -43,7 +43,7 @@ class LaneFrame:
     Attributes:
         camera: name of the camera as configured.
         frame_id: counts every captured frame of this camera, dropped ones included.
-        dropped: frames captured since start that a newer one replaced.
+        dropped: frames captured since start that a newer one replaced, or that were too old.
         capture_mono_ns: CLOCK_MONOTONIC at capture.
         capture_epoch_ns: Unix time at capture; Unix time may jump, so join on the monotonic time
             within a host.
@@ -55,6 +55,7 @@ class LaneFrame:
         lanes: highest score first.
         failure: why the model returned no lanes; empty where the model responded and `lanes` is its
             result.
+        max_age_ms: the lanes are stale where they are published at a greater age.
     """
 
     camera: str
@@ -69,6 +70,7 @@ class LaneFrame:
     latency_us: StageLatency = StageLatency()
     lanes: tuple[Lane, ...] = ()
     failure: str = ""
+    max_age_ms: int = 200
 
     def age_ns(self, now_mono_ns: int) -> int:
         """Return the time since capture, in ns; `now_mono_ns` is `time.monotonic_ns()` of this

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 CONTENT_TYPE = "application/json"
 SCHEMA = "edge.lanes/1"
-STALE_US = 200_000  # at 130 km/h the vehicle has gone 7 m
 
 CameraState = Literal["ok", "stalled", "lost"]
 DeviceState = Literal["starting", "online", "offline"]
@@ -54,7 +53,7 @@ def lane_frame(frame: LaneFrame, identity: Identity, seq: int, now_mono_ns: int)
     if len(lanes) < len(frame.lanes):
         status = "FRAME_STATUS_DEGRADED"
         reasons.append("lane_not_finite")
-    if age_us > STALE_US:
+    if age_us > 1000 * frame.max_age_ms:
         status = "FRAME_STATUS_STALE"
         reasons.append("age")
     if frame.failure:
