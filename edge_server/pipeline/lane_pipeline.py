@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from edge_server.cameras.frame import Frame
+from edge_server.cameras.status import UNUSABLE, CameraState
 from edge_server.errors import (
     EdgeServerError,
     InternalError,
@@ -32,14 +33,18 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from edge_server.cameras.camera import Camera
+    from edge_server.cameras.status import CameraStatus
     from edge_server.inference.data_plane import DataPlane
     from edge_server.model_config.config import ModelConfig
 
-    Listener = Callable[[LaneFrame, Frame], None]
+    # The frame is None where the camera gives none, and the LaneFrame says why.
+    Listener = Callable[[LaneFrame, Frame | None], None]
 
 log = logging.getLogger(__name__)
 
 _FRAME_WAIT_S = 0.2
+# While a camera gives no frames, the listeners learn so this often.
+_NO_FRAMES_PERIOD_S = 1.0
 # Older lanes are useless for driving. This deadline is no limit on a model's execution time: it
 # frees the camera from the queue behind another client's slow request, and lets the daemon kill
 # a Python model that hangs; see `execution_timeout_s`.
@@ -51,8 +56,9 @@ class LanePipeline:
     """Sends the newest frame of one camera to the model and passes its lanes to the listeners.
 
     Frames go through the same DataPlane as every client's requests. A failed request costs one
-    frame, which reaches the listeners without lanes and with the reason. Listeners run on this
-    loop's thread and must return at once.
+    frame, which reaches the listeners without lanes and with the reason. A frame of a camera that
+    shows no road does not reach the model, and the listeners get the camera's reason, once a second
+    where no frames arrive. Listeners run on this loop's thread and must return at once.
 
     The loop itself cannot hang while a response is outstanding: a queued request ends at its
     deadline, the daemon kills a model's process at its limit, and a model that hangs in this
@@ -63,6 +69,7 @@ class LanePipeline:
 
     Attributes:
         failed_frames: number of frames without lanes because the request failed.
+        unusable_frames: number of frames without lanes because the camera shows no road.
         failure: why frames have no lanes now; empty while they have.
     """
 
@@ -77,6 +84,7 @@ class LanePipeline:
     ) -> None:
         self.camera = camera
         self.failed_frames = 0
+        self.unusable_frames = 0
         self.failure = ""
         self.worker = Worker(f"lanes-{camera.name}", self.tick)
         self._data_plane = data_plane
@@ -84,13 +92,24 @@ class LanePipeline:
         self._listeners = tuple(listeners)
         self._frame_deadline_s = frame_deadline_s
         self._found: tuple[ModelConfig, LaneTensors] | None = None
+        self._last: LaneFrame | None = None
+        self._absence: CameraStatus | None = None  # that the listeners got, or will get
+        self._absence_due = 0.0
 
     def tick(self, now: float) -> bool:
         """Process one frame, or wait briefly for one; return False at the end of the source."""
-        del now
         frame = self.camera.next_frame(_FRAME_WAIT_S)
         if frame is None:
+            self._report_no_frames(now)
             return not self.camera.ended
+        self._absence = None
+        status = self.camera.status
+        if status.state is CameraState.FROZEN or status.reason in UNUSABLE:
+            self.unusable_frames += 1
+            lane_frame = self._lane_frame(frame)
+            lane_frame = replace(lane_frame, failure=status.text, failure_reason=status.reason)
+            self._give(lane_frame, frame)
+            return True
         try:
             # An execution that begins just before the deadline is watched for as long as any other.
             with self.worker.allowing(self._frame_deadline_s + 2 * MODEL_STUCK_S):
@@ -98,8 +117,9 @@ class LanePipeline:
         except EdgeServerError as error:
             lane_frame = self._lane_frame(frame, str(error) or type(error).__name__)
         self._note(lane_frame.failure)
-        for listener in self._listeners:
-            listener(lane_frame, frame)
+        if status.state is CameraState.DEGRADED:
+            lane_frame = replace(lane_frame, degraded=f"{status.reason}: {status.text}")
+        self._give(lane_frame, frame)
         return True
 
     def detect(self, frame: Frame, deadline: float | None = None) -> LaneFrame:
@@ -184,7 +204,47 @@ class LanePipeline:
             height=frame.image.height,
             model_name=self._model,
             failure=failure,
+            clock=frame.clock,
+            uncertainty_ns=frame.uncertainty_ns,
+            calibration_id=frame.calibration_id,
         )
+
+    def _give(self, lane_frame: LaneFrame, frame: Frame | None) -> None:
+        self._last = lane_frame
+        for listener in self._listeners:
+            listener(lane_frame, frame)
+
+    def _report_no_frames(self, now: float) -> None:
+        """Give the listeners the reason why there are no frames: at once, then every second.
+
+        The message has the number and the time of the last frame, so that its age counts from
+        there; before the first frame, the time since which there has been none.
+        """
+        status = self.camera.status
+        if status.usable or self.camera.ended:
+            return
+        if status is not self._absence:
+            self._absence = status
+            self._absence_due = now
+            if status.state is CameraState.STARTING:
+                self._absence_due += _NO_FRAMES_PERIOD_S
+        if now < self._absence_due:
+            return
+        self._absence_due = now + _NO_FRAMES_PERIOD_S
+        last = self._last
+        if last is None:
+            since = status.since_mono_ns, status.since_epoch_ns
+            last = LaneFrame(self.camera.name, 0, 0, *since, 0, 0, self._model)
+        absent = replace(
+            last,
+            dropped=self.camera.dropped,
+            lanes=(),
+            latency_us=StageLatency(),
+            failure=status.text,
+            failure_reason=status.reason,
+            degraded="",
+        )
+        self._give(absent, None)
 
     def _note(self, failure: str) -> None:
         """Count a failed frame, and log where failures begin and end."""
