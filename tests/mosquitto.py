@@ -118,12 +118,16 @@ class Subscriber:
             self.arrived_ns.append(arrived_ns)
             self._heard.notify_all()
 
-    def wait(self, topic: str, fits: Callable[[dict], bool] = lambda _: True) -> dict:
+    def wait(
+        self, topic: str, fits: Callable[[dict], bool] = lambda _: True, since: int = 0
+    ) -> dict:
+        """Wait for a message that fits, of those on the topic from number `since` on."""
         with self._heard:
             found = self._heard.wait_for(
-                lambda: [m for m in self.messages.get(topic, []) if fits(m)], PATIENCE_S
+                lambda: [m for m in self.messages.get(topic, [])[since:] if fits(m)], PATIENCE_S
             )
-        assert found, f"nothing fitting on {topic}; heard: {self.messages.keys()}"
+        last = [{**m, "lanes": ...} for m in self.messages.get(topic, [])[-3:]]
+        assert found, f"nothing fitting on {topic}, last {last}; heard: {self.messages.keys()}"
         return found[0]
 
     def wait_for_last(self, topic: str, fits: Callable[[dict], bool]) -> None:

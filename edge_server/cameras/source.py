@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
 from edge_server.cameras.frame import IMAGE_SUFFIXES
+from edge_server.cameras.gstreamer_pipelines import flip_of
 from edge_server.cameras.source_uri import did_you_mean, parse_source_uri
 from edge_server.errors import SourceError, SourceUriError
 
@@ -166,7 +167,8 @@ def _open_live(uri: SourceUri, options: SourceOptions) -> FrameSource:
 def _check_csi(uri: SourceUri) -> None:
     if not uri.host.isdecimal() or uri.path not in {"", "/"}:
         raise SourceUriError(f"{uri.label}: name a sensor by its number: csi://0")
-    uri.allow("mode", "width", "height", "fps")
+    uri.allow("mode", "width", "height", "fps", "flip")
+    flip_of(uri)
     uri.whole("mode", 0, 0, 99)
     _check_size_and_fps(uri)
 

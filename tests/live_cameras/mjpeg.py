@@ -8,6 +8,7 @@ import threading
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Literal
+from urllib.parse import quote
 
 from free_ports import free_ports
 
@@ -53,7 +54,8 @@ class MjpegCamera:
 
     def uri(self, port: int | None = None, *, password: str | None = None) -> str:
         """Return the URI of the stream, with its password, or another one; by way of `port`."""
-        user = f"{self._user}:{self._password if password is None else password}@"
+        login = quote(self._password if password is None else password, safe="")
+        user = f"{self._user}:{login}@"
         host = f"127.0.0.1:{self.port if port is None else port}"
         return f"http://{user if self._user else ''}{host}/camera.mjpeg"
 

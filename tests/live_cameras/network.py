@@ -79,16 +79,16 @@ class TcpProxy:
                 continue
             with self._lock:
                 self._sockets |= {near, far}
-            for pair in ((near, far), (far, near)):
-                thread = threading.Thread(target=self._pump, args=pair)
+            for way in ((near, far, True), (far, near, False)):
+                thread = threading.Thread(target=self._pump, args=way)
                 self._threads.append(thread)
                 thread.start()
 
-    def _pump(self, source: socket.socket, sink: socket.socket) -> None:
+    def _pump(self, source: socket.socket, sink: socket.socket, to_camera: bool) -> None:
         with suppress(OSError):
             while data := source.recv(_CHUNK_BYTES):
                 self._flowing.wait()
-                sink.sendall(self._passed_on(data, source, sink))
+                sink.sendall(self._passed_on(data, to_camera))
         # The end of one side is the end of the connection, but not before the traffic flows.
         self._flowing.wait()
         with self._lock:
@@ -98,8 +98,8 @@ class TcpProxy:
                 each.shutdown(socket.SHUT_RDWR)
             each.close()
 
-    def _passed_on(self, data: bytes, source: socket.socket, sink: socket.socket) -> bytes:
-        del source, sink
+    def _passed_on(self, data: bytes, to_camera: bool) -> bytes:
+        del to_camera
         return data
 
 
@@ -134,14 +134,14 @@ class LossyRelay(TcpProxy):
         for each in self._media:
             each.close()
 
-    def _passed_on(self, data: bytes, source: socket.socket, sink: socket.socket) -> bytes:
+    def _passed_on(self, data: bytes, to_camera: bool) -> bytes:
         """The ports of RTP and RTCP; each header comes in one piece on loopback."""
         ports = b"%d-%d" % tuple(each.getsockname()[1] for each in self._media)
 
         def replace(match: re.Match[bytes]) -> bytes:
             name = match[1]
             # The server repeats the client's ports, which here are the relay's.
-            if name == b"server_port" or sink.getpeername()[1] == self._target_port:
+            if name == b"server_port" or to_camera:
                 self._peers[name] = int(match[2]), int(match[3])
                 return name + b"=" + ports
             return name + b"=%d-%d" % self._peers[name]

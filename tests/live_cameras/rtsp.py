@@ -9,6 +9,7 @@ import subprocess
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 from free_ports import free_ports
 
@@ -90,7 +91,8 @@ class RtspCamera:
     def uri(self, port: int | None = None, *, password: str | None = None) -> str:
         """Return the URI of the stream, with its password, or another one; by way of `port`."""
         stream = self._stream
-        user = f"{stream.user}:{stream.password if password is None else password}@"
+        login = quote(stream.password if password is None else password, safe="")
+        user = f"{stream.user}:{login}@"
         host = f"127.0.0.1:{self.port if port is None else port}"
         return f"rtsp://{user if stream.user else ''}{host}{stream.path}"
 
@@ -128,13 +130,13 @@ class RtspCamera:
     def go_on(self) -> None:
         os.kill(self.pid, signal.SIGCONT)
 
-    def command(self, text: str) -> None:
-        """Give a command, see `rtsp_server`; return when the next picture obeys."""
+    def command(self, text: str) -> str:
+        """Give a command, see `rtsp_server`; return its answer when the next picture obeys."""
         assert self._process is not None
         assert self._process.stdin is not None
         self._process.stdin.write(f"{text}\n")
         self._process.stdin.flush()
-        self._expect("done")
+        return self._expect("done")
 
     def show(self, clip: Clip) -> None:
         """Show another clip; where its size differs, the stream changes its size on the way."""
@@ -149,11 +151,13 @@ class RtspCamera:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _expect(self, word: str) -> None:
+    def _expect(self, word: str) -> str:
+        """Return what follows `word` in the camera's next line."""
         assert self._process is not None
         assert self._process.stdout is not None
         line = self._process.stdout.readline().strip()
-        if line != word:
+        if line.partition(" ")[0] != word:
             code = self._process.poll()
             self.kill()
             raise AssertionError(f"the RTSP camera wrote {line!r}, not {word!r} (exit code {code})")
+        return line.partition(" ")[2]

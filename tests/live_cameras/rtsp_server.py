@@ -10,6 +10,8 @@ neighbour. It prints `ready` once it listens. Each line of its standard input is
 - `black`, `white`, `grey`: send a plain picture.  `silence`: send nothing, and keep connections.
 - `clip FILE WIDTH HEIGHT`: another clip, perhaps of another size.
 - `rate FPS`: that many pictures a second from now on.
+- `encode_ms`: nothing changes; `done` is followed by the median time from a picture's time code to
+  its last byte leaving the encoder, in ms.
 
 The process ends with its standard input.
 """
@@ -21,6 +23,8 @@ import mmap
 import sys
 import threading
 import time
+from collections import deque
+from statistics import median
 
 import gi
 from time_code import write_time  # the file beside this one
@@ -94,6 +98,8 @@ class Server:
         )
         self._lock = threading.Lock()
         self._inputs: list[tuple[Gst.Element, list[tuple[int, int]]]] = []
+        self._fed_ns = 0
+        self._encode_ns: deque[int] = deque(maxlen=300)
         self._server = GstRtspServer.RTSPServer()
         self._server.set_address("127.0.0.1")
         self._server.set_service(str(settings["port"]))
@@ -134,6 +140,14 @@ class Server:
                     self._inputs.remove(entry)
 
         media.connect("unprepared", forget)
+        # The picture that was fed last is the one that leaves: an encoder here takes less than a
+        # period, and holds none back.
+        encoded = media.get_element().get_by_name("pay0").get_static_pad("sink")
+        encoded.add_probe(Gst.PadProbeType.BUFFER, self._note_encoded)
+
+    def _note_encoded(self, *_: object) -> Gst.PadProbeReturn:
+        self._encode_ns.append(time.monotonic_ns() - self._fed_ns)
+        return Gst.PadProbeReturn.OK
 
     def _feed(self) -> None:
         due = time.monotonic()
@@ -143,6 +157,7 @@ class Server:
             with self._lock:
                 if not self._inputs:
                     continue
+                self._fed_ns = time.monotonic_ns()
                 picture, size = self._pictures.next(), self._pictures.size
                 if picture is None:
                     continue
@@ -163,14 +178,17 @@ class Server:
     def _obey(self, loop: GLib.MainLoop) -> None:
         for line in sys.stdin:
             command, *words = line.split()
+            answer = "done"
             with self._lock:
                 if command == "clip":
                     self._pictures.show_clip(words[0], int(words[1]), int(words[2]))
                 elif command == "rate":
                     self._fps = float(words[0])
+                elif command == "encode_ms":
+                    answer = f"done {median(self._encode_ns or [0]) / 1e6}"
                 else:
                     self._pictures.mode = command
-            print("done", flush=True)
+            print(answer, flush=True)
         loop.quit()
 
 

@@ -47,9 +47,8 @@ class Admission:
     def __enter__(self) -> None:
         """Raises: Unavailable: all places are taken, or the gate is closed (Triton's texts)."""
         with self._lock:
-            refusal = self.refusal()
-            if refusal is not None:
-                raise refusal
+            if self._closed or self.inside == self._limit:
+                raise self.refusal() or Unavailable(SHUTTING_DOWN)
             self.inside += 1
 
     def __exit__(self, *_: object) -> None:

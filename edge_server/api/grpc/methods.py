@@ -10,6 +10,7 @@ import threading
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import grpc
+import msgspec
 from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
@@ -202,13 +203,10 @@ def header_text(text: str) -> str:
     return text
 
 
-class CallCancellation:
+class CallCancellation(msgspec.Struct, frozen=True, eq=False):
     """A unary call's `Cancellation`: the request is cancelled once its call is over."""
 
-    __slots__ = ("_context",)
-
-    def __init__(self, context: grpc.ServicerContext) -> None:
-        self._context = context
+    _context: grpc.ServicerContext
 
     @property
     def cancelled(self) -> bool:

@@ -114,7 +114,8 @@ class Traffic:
     def read(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
         """Return a call's request; a call without one ends with gRPC's own status."""
         self._arriving[context] = time.monotonic()
-        self._wake()
+        if not self._awake.is_set():
+            self._awake.set()
         try:
             request = next(requests, None)
         finally:
@@ -123,7 +124,8 @@ class Traffic:
             context.abort(
                 grpc.StatusCode.UNIMPLEMENTED, "this method requires exactly one request message."
             )
-        self._note(len(request))
+        if len(request) >= COUNTED_FROM_BYTES:
+            self._note(len(request))
         return request
 
     def send(self, response: bytes, context: grpc.ServicerContext) -> bytes:

@@ -9,13 +9,13 @@ import pytest
 
 from edge_server.backends.vision.preprocess_cpu import UndistortionMap
 from edge_server.gpu.kernels.preprocess import CropRegion, PixelFormat
-from tests.unit.gpu.kernels.shim import CameraFrame, DesiredModel, by_opencv
+from tests.integration.kernels.shim import CameraFrame, DesiredModel, by_opencv
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.unit.gpu.kernels.conftest import BuildShim
-    from tests.unit.gpu.kernels.shim import Shim
+    from tests.integration.kernels.conftest import BuildShim
+    from tests.integration.kernels.shim import Shim
 
 pytestmark = pytest.mark.long
 

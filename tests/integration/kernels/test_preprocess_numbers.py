@@ -19,12 +19,12 @@ from edge_server.backends.vision.preprocess_cpu import UndistortionMap
 from edge_server.cameras.synthetic.road_renderer import render
 from edge_server.cameras.synthetic.road_scene import RoadScene
 from edge_server.gpu.kernels.preprocess import CropRegion, PixelFormat
-from tests.unit.gpu.kernels.shim import CameraFrame, DesiredModel, by_opencv
+from tests.integration.kernels.shim import CameraFrame, DesiredModel, by_opencv
 
 if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn
 
-    from tests.unit.gpu.kernels.shim import Shim
+    from tests.integration.kernels.shim import Shim
 
 FORMATS = st.sampled_from(PixelFormat)
 
