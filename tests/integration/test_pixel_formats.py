@@ -66,13 +66,11 @@ def lanes(client: triton.InferenceServerClient, image: Image) -> tuple[np.ndarra
 
 @pytest.fixture
 def seen_as_bgr(
-    start: Callable[..., Process],
+    shipped: Process,
     client: Callable[[Process], triton.InferenceServerClient],
     road_image: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
-    process = start("--model-repository", str(MODELS))
-    points, scores = lanes(client(process), Image.of_bgr(road_image))
-    process.terminate()
+    points, scores = lanes(client(shipped), Image.of_bgr(road_image))
     assert len(scores) >= 2
     return points, scores
 
