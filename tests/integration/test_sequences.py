@@ -223,7 +223,7 @@ def test_a_stream_keeps_the_order_of_each_sequence(server: triton.InferenceServe
 
 
 @pytest.mark.parametrize(
-    ("values", "place", "said"),
+    ("values", "place", "text"),
     [
         (
             (1,),
@@ -249,9 +249,9 @@ def test_a_request_that_stands_in_no_sequence_gets_the_contracts_text(
     server: triton.InferenceServerClient,
     values: tuple[float, ...],
     place: dict[str, object],
-    said: str,
+    text: str,
 ) -> None:
     with pytest.raises(InferenceServerException) as caught:
         server.infer("direct", x(*values), **place)
     assert caught.value.status() == "StatusCode.INVALID_ARGUMENT"
-    assert caught.value.message() == said
+    assert caught.value.message() == text
