@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.request
 from contextlib import ExitStack, suppress
@@ -81,6 +82,7 @@ class Process:
         address.unlink(missing_ok=True)  # of one that was started before
         self._socket.bind(str(address))
         self._socket.settimeout(0.5)
+        self._draining: threading.Thread | None = None
         self.log = folder / "log"
         self.port, self.metrics_port = free_ports(2)
         with self.log.open("w") as log:
@@ -108,6 +110,17 @@ class Process:
             with suppress(TimeoutError):
                 said = self._socket.recv(4096).decode()
 
+    def drain(self) -> None:
+        """Read on, until `close`, what the daemon says: it waits for a reader that does not."""
+
+        def read() -> None:
+            while self.popen.poll() is None:
+                with suppress(TimeoutError, OSError):
+                    self._socket.recv(4096)
+
+        self._draining = threading.Thread(target=read)
+        self._draining.start()
+
     def terminate(self) -> int:
         self.popen.send_signal(signal.SIGTERM)
         return self.popen.wait(TIMEOUT_S)
@@ -115,6 +128,8 @@ class Process:
     def close(self) -> None:
         self.popen.kill()
         self.popen.wait()
+        if self._draining is not None:
+            self._draining.join()
         self._socket.close()
 
 
