@@ -81,7 +81,7 @@ def run_demo(
     newest: deque[tuple[LaneFrame, Frame]] = deque(maxlen=1)
     with ExitStack() as running:
         settings = _settings(source, broker or _private_broker(running, stop), repositories)
-        listeners: list[Listener] = [lambda *seen: newest.append(seen)]
+        listeners: list[Listener] = [_keep_in(newest)]
         if settings.mqtt is None:
             listeners.append(_put_directly(inbox))
         daemon = Daemon(settings, listeners, log_switches)
@@ -133,12 +133,20 @@ def _settings(
     return read_settings(None, chosen)
 
 
+def _keep_in(newest: deque[tuple[LaneFrame, Frame]]) -> Listener:
+    def keep(lane_frame: LaneFrame, frame: Frame | None) -> None:
+        if frame is not None:
+            newest.append((lane_frame, frame))
+
+    return keep
+
+
 def _put_directly(inbox: Inbox) -> Listener:
     """Return a listener that replaces the broker where none is installed."""
     identity = Identity.of_this_host(DEVICE, VERSION)
     counter = itertools.count()
 
-    def add(lane_frame: LaneFrame, frame: Frame) -> None:
+    def add(lane_frame: LaneFrame, frame: Frame | None) -> None:
         del frame
         now_ns = time.monotonic_ns()
         inbox.add(payloads.lane_frame(lane_frame, identity, next(counter), now_ns))
