@@ -85,6 +85,8 @@ def _of_connection(uri: SourceUri, error: OSError) -> str:
             f"{place} refuses the connection; check the port, and that the camera has "
             f"{uri.scheme.upper()} switched on"
         )
+    if isinstance(error, ConnectionError):
+        return f"{place} closes the connection without a response; the camera may be starting"
     if isinstance(error, TimeoutError) or error.errno in {errno.EHOSTUNREACH, errno.ENETUNREACH}:
         return f"{place} is not reachable; check the address, the camera's power and the network"
     return f"{place}: {error.strerror or error}; check the camera and the network"
@@ -196,6 +198,8 @@ def _exchange(
     except TimeoutError:
         if not data:
             raise _SilentError from None
+    if not data:
+        raise ConnectionResetError
     return parse_response(data)
 
 

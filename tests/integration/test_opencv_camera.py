@@ -109,6 +109,14 @@ def test_a_wrong_path_port_or_host_is_named(live_cameras: LiveCameras) -> None:
         assert caught.value.reason == reason, uri
 
 
+def test_a_camera_that_hangs_up_is_not_taken_for_something_else(live_cameras: LiveCameras) -> None:
+    camera = live_cameras.rtsp()
+    proxy = live_cameras.proxy(camera.port)
+    camera.kill()
+    with pytest.raises(SourceError, match="closes the connection without a response"):
+        open_camera(camera.uri(proxy.port))
+
+
 def test_a_silent_and_an_unreachable_camera_do_not_hold_the_reader(
     live_cameras: LiveCameras,
 ) -> None:
