@@ -64,7 +64,7 @@ def find_fault(
         )
     except (TimeoutError, OSError) as error:
         return _fault(uri, _of_connection(uri, error))
-    return _of_response(uri, credentials, response)
+    return fault_of_response(uri, credentials, response)
 
 
 def _fault(uri: SourceUri, text: str, reason: str = "unavailable") -> SourceError:
@@ -92,9 +92,10 @@ def _of_connection(uri: SourceUri, error: OSError) -> str:
     return f"{place}: {error.strerror or error}; check the camera and the network"
 
 
-def _of_response(
+def fault_of_response(
     uri: SourceUri, credentials: Credentials | None, response: Response
 ) -> SourceError:
+    """Return what `response` says about a camera that could not be opened."""
     place = _place(uri)
     wanted = "RTSP" if uri.scheme.startswith("rtsp") else "HTTP"
     if response.protocol != wanted:
