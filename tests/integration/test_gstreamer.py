@@ -433,6 +433,7 @@ def test_doctor_learns_what_is_missing() -> None:
     assert "GStreamer 1." in found["version"]
     assert "nvarguscamerasrc" in found["lacking"]["csi"]
     assert not {"rtsp", "http", "v4l2"} & set(found["lacking"])
+    assert found["decoders"]["H.265"] == "avdec_h265"
 
 
 def test_the_stand_in_of_unit_tests_has_the_players_methods() -> None:
