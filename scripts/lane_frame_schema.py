@@ -30,6 +30,7 @@ _TIMESTAMP = {"type": "string", "pattern": r"^[0-9-]{10}T[0-9:]{8}\.[0-9]{6}Z$"}
 _DESCRIPTIONS = {
     "LaneFrame": "The lanes of one camera frame; readers ignore fields that they do not know.",
     "FrameTime": "When the frame was captured, and how old it was when the message was made.",
+    "CaptureClock": "How the time of the capture is known.",
     "StageLatency": "Where the time of the frame went, in microseconds; the whole is time.age_us.",
     "ImageSize": "Of the original frame, in pixels.",
     "ModelVersion": "The model that answered.",

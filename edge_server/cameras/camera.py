@@ -1,54 +1,76 @@
-"""A camera: its capture thread keeps only the newest frame and reopens a lost source."""
+"""A camera: keeps only the newest frame of its source, and reopens a source that fails."""
 
 from __future__ import annotations
 
 import logging
 import threading
 import time
-from dataclasses import replace
-from enum import Enum
+from collections import Counter
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from edge_server.cameras.inspection import FrameInspection
+from edge_server.cameras.reader import DriverCall, Reader
 from edge_server.cameras.source import NO_OPTIONS, SourceKind, SourceOptions, is_live, open_source
-from edge_server.errors import SourceError
+from edge_server.cameras.status import CameraState, CameraStatus
+from edge_server.errors import SourceError, SourceUriError, StageStuck
 from edge_server.process.backoff import Backoff
 from edge_server.process.worker import Worker
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from edge_server.cameras.frame import Frame, FrameSource
+    from edge_server.cameras.status import Fault
 
 log = logging.getLogger(__name__)
 
-# The longest interval between two heartbeats of the capture thread while the thread waits to reopen
-# a source.
-LONGEST_WAIT_S = 1.0
+# The longest interval between two checks of the deadlines.
+LONGEST_WAIT_S = 0.25
 
 
-class CameraState(Enum):
-    """The state of a camera."""
+@dataclass(frozen=True)
+class Limits:
+    """How long a camera waits for its source, in seconds.
 
-    STARTING = "starting"  # no frame yet
-    LIVE = "live"
-    LOST = "lost"  # the camera reopens the source until frames arrive
-    ENDED = "ended"  # a recording has reached its end
-    STOPPED = "stopped"
+    Attributes:
+        first_frame: opening and the first frame together.
+        silent: without a frame until the camera has stalled, or three periods if they are longer.
+        silent_at_first: the same before the period is known.
+        read: a call that reads a later frame, or six periods if they are longer.
+        close: a call that closes the source.
+        gap: see `FrameInspection`.
+    """
+
+    first_frame: float = 10.0
+    silent: float = 0.3
+    silent_at_first: float = 1.0
+    read: float = 2.0
+    close: float = 2.0
+    gap: float = 0.5
+
+
+LIVE = Limits()
+# A disk may be busy for seconds.
+RECORDED = Limits(silent=1.0, silent_at_first=3.0, read=10.0, close=10.0)
 
 
 class Camera:
-    """Captures one source on its own thread and delivers only the newest frame.
+    """Captures one source and delivers only its newest frame, each at most once.
 
-    Each frame is delivered at most once. The camera reopens a broken source after delays that
-    double; frame ids continue across a reopen.
+    A reader's thread opens and reads the source; the camera's own worker watches over it. Where
+    frames stop, the state says so within `Limits`, and the source is opened again after delays that
+    double; frame ids continue. A reader that hangs in a driver is abandoned and replaced. A second
+    one that hangs while the first still does ends the worker with StageStuck.
 
     Attributes:
-        state: see `CameraState`.
-        failure: why no frames arrive; None while frames arrive.
+        status: the present state, with its reason.
         captured: number of frames that the source has delivered, dropped ones included.
-        dropped: number of frames that a newer frame replaced before delivery, or that came after
-            `stop`.
-        reconnects: number of times that frames resumed after the source was lost.
+        dropped: number of frames among them that nobody received: a newer frame replaced them, they
+            were not whole or came too late, or they came after `stop`.
+        reconnects: number of times that frames resumed after the source was opened again.
+        faults: number of times that each reason of `CameraStatus` began.
+        worker: watches over the reader.
 
     Args:
         name: the camera's name in topics and logs, and the thread's name.
@@ -58,6 +80,8 @@ class Camera:
         retry_first_s: delay before the first attempt to reopen a broken source.
         retry_longest_s: upper bound of the delays; after a source has run longer than this, the
             delays start from the first again.
+        clock: returns monotonic time in seconds.
+        reader: makes the reader of a source.
     """
 
     def __init__(
@@ -69,58 +93,83 @@ class Camera:
         kinds: Mapping[str, SourceKind] | None = None,
         retry_first_s: float = 0.2,
         retry_longest_s: float = 5.0,
+        clock: Callable[[], float] = time.monotonic,
+        reader: Callable[..., Reader] = Reader,
     ) -> None:
         self.name = name
         self.source_uri = source_uri
-        self.state = CameraState.STARTING
-        self.failure: str | None = None
         self.captured = 0
         self.dropped = 0
         self.reconnects = 0
+        self.faults: Counter[str] = Counter()
         self.worker = Worker(f"camera-{name}", self._tick, on_end=self._on_end)
         self._options = options
         self._kinds = kinds
-        self._source: FrameSource | None = None
+        self._clock = clock
+        self._new_reader = reader
+        self._backoff = Backoff(retry_first_s, retry_longest_s)
+        self._is_live = True
+        self._limits = LIVE
+        self._inspection = FrameInspection(live=True, gap_s=LIVE.gap)
+        self._wake = threading.Event()
+        # Held by whoever writes what follows, and `status`.
+        self._changed = threading.Condition()
         self._newest: Frame | None = None
         self._closed = False
-        self._changed = threading.Condition()
-        self._backoff = Backoff(retry_first_s, retry_longest_s)
+        self._source: FrameSource | None = None  # opened by `open`, for the first reader
+        self._reader: Reader | None = None
+        self._reader_since = 0.0
+        self._abandoned: list[Reader] = []
         self._retry_at = 0.0
-        self._opened_at = 0.0
+        self._resuming = False  # the source was lost after a frame
+        self._uri_error: SourceUriError | None = None
         self._last_mono_ns: int | None = None
+        self.status = CameraStatus(
+            CameraState.STARTING, "starting", "no frame yet", round(clock() * 1e9), time.time_ns()
+        )
 
-    def open(self) -> None:
-        """Open the source now, on the caller's thread, so that a bad source raises before `start`.
+    def open(self, wait_s: float = 2.0) -> None:
+        """Open the source now, so that a bad source raises before `start`.
 
-        An absent live camera raises nothing: the capture thread keeps trying to open the source. If
+        A recording is opened on the caller's thread. A live camera may be absent now: its reader
+        gets `wait_s` for the first frame or to find a mistake in the URI, and continues later. If
         the source is already open, the call does nothing.
 
         Raises:
-            SourceError: a recording cannot be opened, or the URI is wrong.
+            SourceError: a recording cannot be opened.
+            SourceUriError: the URI is wrong.
         """
-        if self._source is not None:
-            return
         live = is_live(self.source_uri, self._kinds)
-        try:
-            self._open_source()
-        except SourceError as error:
-            if not live:
-                raise
-            self._lose(error)
+        if self._source is not None or self._reader is not None:
+            return
+        if not live:
+            self._is_live, self._limits = False, RECORDED
+            self._inspection = FrameInspection(live=False, gap_s=RECORDED.gap)
+            self._source = self._open_source()
+            return
+        with self._changed:
+            self._start_reader(self._clock())
+            self._changed.wait_for(lambda: self.state is not CameraState.STARTING, wait_s)
+        if self._uri_error is not None:
+            raise self._uri_error
 
     def start(self) -> None:
-        """Start the capture thread; the thread opens the source unless `open` already has."""
+        """Start to watch over the source; a reader opens it unless `open` already has."""
         self.worker.start()
 
     def stop(self, timeout_s: float = 5.0) -> None:
         """Stop the capture, release the source and wake the callers of `next_frame`.
 
-        A thread that hangs in its driver keeps the source until the process ends.
+        A reader that hangs in its driver keeps the source until the process ends.
         """
+        until = time.monotonic() + timeout_s
+        self.worker.ask_to_stop()
+        self._wake.set()
         self.worker.stop(timeout_s)
         if not self.worker.alive:
             self._on_end()
-        self._close()
+        if self._reader is not None:
+            self._reader.stop(max(0.0, until - time.monotonic()))
 
     def next_frame(self, timeout_s: float) -> Frame | None:
         """Return the newest frame, each frame at most once; wait up to `timeout_s` for a newer
@@ -142,6 +191,16 @@ class Camera:
             return self._newest is not None
 
     @property
+    def state(self) -> CameraState:
+        """That of `status`."""
+        return self.status.state
+
+    @property
+    def corrupt(self) -> int:
+        """Number of frames that were not whole."""
+        return self._inspection.corrupt
+
+    @property
     def ended(self) -> bool:
         """The source has ended and its last frame has been delivered."""
         return self.state is CameraState.ENDED and self._newest is None
@@ -153,78 +212,203 @@ class Camera:
             return None
         return now - self._last_mono_ns / 1e9
 
+    def supervise(self, now: float) -> float:
+        """Compare the reader with its deadlines, and start one where none reads.
+
+        Returns:
+            The seconds until the next deadline; 0 where there is something to do at once.
+
+        Raises:
+            StageStuck: a second reader hangs in a driver while another one still does.
+        """
+        with self._changed:
+            if self._reader is not None and self._reader.done:
+                self._reader = None
+            reader = self._reader
+            if reader is None:
+                if now < self._retry_at:
+                    return self._retry_at - now
+                self._start_reader(now)
+                return LONGEST_WAIT_S
+            call = reader.call
+            if call is not None and now - call.since > self._limit_of(call):
+                self._abandon(reader, call, now)
+                return 0.0
+            return LONGEST_WAIT_S if reader.leaving else self._check_silence(now)
+
     def _tick(self, now: float) -> bool:
-        if self._source is None and now < self._retry_at:
-            self.worker.wait(min(self._retry_at - now, LONGEST_WAIT_S))
-            return True
-        try:
-            source = self._open_source() if self._source is None else self._source
-            frame = source.read()
-        except SourceError as error:
-            self._lose(error)
-            return True
-        if frame is None:
-            self.state = CameraState.ENDED
-            log.info("camera %s: ended after %d frames", self.name, self.captured)
+        del now
+        due_s = min(self.supervise(self._clock()), LONGEST_WAIT_S)
+        if self.state is CameraState.ENDED:
             return False
-        self._deliver(frame)
+        self._wake.wait(due_s)
+        self._wake.clear()
         return True
 
     def _open_source(self) -> FrameSource:
-        self._source = open_source(self.source_uri, self._kinds, self._options)
-        self._opened_at = time.monotonic()
-        return self._source
+        return open_source(self.source_uri, self._kinds, self._options)
 
-    def _deliver(self, frame: Frame) -> None:
-        # Frame ids continue across a reopen.
-        frame = replace(frame, id=self.captured)
-        if self.state is not CameraState.LIVE:
-            image = frame.image
-            form = image.pixel_format.value
-            log.info("camera %s: live, %d x %d %s", self.name, image.width, image.height, form)
-            self.reconnects += self.captured > 0
-            self.failure = None
-            self.state = CameraState.LIVE
-        self.captured += 1
-        self._last_mono_ns = frame.capture_mono_ns
-        with self._changed:
-            if self._closed or self._newest is not None:
-                self.dropped += 1
-            if not self._closed:
-                self._newest = frame
-            self._changed.notify()
+    # The reader calls the next three on its own thread.
 
-    def _close(self) -> None:
-        """Wake the callers of `next_frame`; a waiting frame can still be taken."""
+    def _on_frame(self, reader: Reader, frame: Frame) -> None:
         with self._changed:
-            self._closed = True
+            now = self._clock()
+            # Frame ids continue across a reopen.
+            frame = replace(frame, id=self.captured)
+            self.captured += 1
+            self.dropped += 1
+            if reader is not self._reader or reader.leaving or self._closed:
+                return
+            verdict = self._inspection.inspect(frame, now)
+            if verdict.note:
+                self.faults["changed"] += 1
+                log.warning("camera %s: %s", self.name, verdict.note)
+            if verdict.reopen is not None:
+                reader.leave()
+                self._lose(verdict.reopen, now)
+                return
+            if not verdict.use:
+                if verdict.fault is not None and self.status.arriving:
+                    self._set_arriving(verdict.fault)
+                return
+            self._set_arriving(verdict.fault, frame)
+            self._last_mono_ns = frame.capture_mono_ns
+            if self._newest is None:
+                self.dropped -= 1
+            self._newest = frame
             self._changed.notify_all()
 
-    def _lose(self, error: SourceError) -> None:
-        now = time.monotonic()
-        if self._source is not None and now - self._opened_at > self._backoff.longest_s:
+    def _on_source_end(self, reader: Reader, error: Exception | None) -> None:
+        with self._changed:
+            if reader is not self._reader or self._closed:
+                return
+            if isinstance(error, SourceUriError):
+                self._uri_error = error
+            if error is None and not self._is_live:
+                self._set(CameraState.ENDED, "ended", f"it ended after {self.captured} frames")
+                self._closed = True
+            else:
+                error = error or SourceError("the camera closed the stream", reason="lost")
+                self._lose(error, self._clock())
+            self._changed.notify_all()
+        self._wake.set()
+
+    def _on_reader_done(self) -> None:
+        self._wake.set()
+
+    # The callers of the next ones hold the lock.
+
+    def _start_reader(self, now: float) -> Reader:
+        self._inspection.restart()
+        self._reader_since = now
+        self._reader = self._new_reader(
+            f"read-{self.name}",
+            self._open_source,
+            self._on_frame,
+            self._on_source_end,
+            self._on_reader_done,
+            source=self._source,
+            clock=self._clock,
+        )
+        self._source = None
+        try:
+            self._reader.start()
+        except SourceError as error:
+            self._lose(error, now)
+        return self._reader
+
+    def _limit_of(self, call: DriverCall) -> float:
+        limits = self._limits
+        if call.name == "close":
+            return limits.close
+        if call.name == "open":
+            return limits.first_frame
+        if self._inspection.last_arrival is None:
+            # Opening took its part of the time.
+            return max(limits.read, limits.first_frame - (call.since - self._reader_since))
+        return max(limits.read, 6 * (self._inspection.period_s or 0.0))
+
+    def _check_silence(self, now: float) -> float:
+        """Notice that frames have stopped; return the seconds until it would be so."""
+        arrival, period_s = self._inspection.last_arrival, self._inspection.period_s
+        if arrival is None:
+            return LONGEST_WAIT_S
+        limit_s = self._limits.silent_at_first
+        if period_s is not None:
+            limit_s = max(3 * period_s, self._limits.silent)
+        left_s = arrival + limit_s - now
+        if left_s < 0 and self.status.arriving:
+            text = f"no frame for more than {limit_s:.2g} s"
+            self._set(CameraState.STALLED, "stalled", text)
+        return left_s if left_s >= 0 else LONGEST_WAIT_S
+
+    def _abandon(self, reader: Reader, call: DriverCall, now: float) -> None:
+        what = f"the driver has not returned from {call.name} for {now - call.since:.1f} s"
+        first = call.name == "read" and self._inspection.last_arrival is None
+        reader.leave()
+        self._reader = None
+        self._lose(SourceError(what, reason="no_frames" if first else "stuck"), now)
+        self._abandoned = [each for each in self._abandoned if not each.done]
+        self._abandoned.append(reader)
+        if len(self._abandoned) > 1:
+            raise StageStuck(f"camera {self.name}: two readers hang at once; {what}")
+
+    def _lose(self, error: Exception, now: float) -> None:
+        """Plan the next attempt to open the source, and say why it is needed."""
+        if now - self._reader_since > self._backoff.longest_s:
             self._backoff.reset()
-        self._release()
         self._retry_at = now + self._backoff.next_s()
-        self.state = CameraState.LOST
-        # The state changes, and is logged, only when the reason changes.
-        if str(error) != self.failure:
-            self.failure = str(error)
-            log.warning("camera %s: lost, trying to open it again: %s", self.name, error)
+        self._resuming = self.captured > 0
+        reason, text = "lost", f"the reader failed: {error!r}"
+        if isinstance(error, SourceError):
+            reason, text = error.reason, str(error)
+        elif reason != self.status.reason:
+            log.error("camera %s: the reader failed", self.name, exc_info=error)
+        stalled = reason == "stalled" and self.captured
+        self._set(CameraState.STALLED if stalled else CameraState.LOST, reason, text)
+
+    def _set_arriving(self, fault: Fault | None, frame: Frame | None = None) -> None:
+        """Set the state of a camera whose frames arrive."""
+        if fault is not None:
+            frozen = fault.reason == "frozen"
+            state = CameraState.FROZEN if frozen else CameraState.DEGRADED
+            self._set(state, fault.reason, fault.text)
+        elif frame is not None:
+            image = frame.image
+            form = f"{image.width} x {image.height} {image.pixel_format.value}"
+            self._set(CameraState.LIVE, "", form)
+        if frame is not None:
+            self.reconnects += self._resuming
+            self._resuming = False
+
+    def _set(self, state: CameraState, reason: str = "", text: str = "") -> None:
+        """Change the state; each change of state or reason is counted and logged once."""
+        before = self.status
+        if (state, reason) == (before.state, before.reason):
+            if text != before.text:
+                self.status = replace(before, text=text)
+            return
+        now_ns = round(self._clock() * 1e9)
+        self.status = CameraStatus(state, reason, text, now_ns, time.time_ns())
+        is_fault = bool(reason) and state not in (CameraState.STARTING, CameraState.ENDED)
+        self.faults[reason] += is_fault
+        level = logging.WARNING if is_fault else logging.INFO
+        word = f"{state.value}, {reason}" if is_fault else state.value
+        log.log(level, "camera %s: %s: %s", self.name, word, text)
+        self._changed.notify_all()
 
     def _on_end(self) -> None:
-        self._release()
-        if self.worker.failure is not None:
-            # Callers of `next_frame` keep waiting: the supervisor decides how to react to a dead
-            # thread.
-            self.failure = f"the capture thread died: {self.worker.failure!r}"
-            self.state = CameraState.LOST
-            return
-        if self.state is not CameraState.ENDED:
-            self.state = CameraState.STOPPED
-        self._close()
-
-    def _release(self) -> None:
-        source, self._source = self._source, None
+        """End the reader as well; the worker calls it when it ends, `stop` where it never ran."""
+        with self._changed:
+            if self._reader is not None:
+                self._reader.leave()
+            if self.worker.failure is not None:
+                # Callers of `next_frame` keep waiting: the supervisor decides how to react.
+                return
+            if self.state is not CameraState.ENDED:
+                self._set(CameraState.STOPPED)
+            self._closed = True
+            source, self._source = self._source, None
+            self._changed.notify_all()
         if source is not None:
             source.close()

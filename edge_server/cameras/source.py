@@ -99,8 +99,7 @@ def _kind_of(uri: SourceUri, kinds: Mapping[str, SourceKind] | None) -> SourceKi
     kind = table.get(uri.scheme)
     if kind is None:
         raise SourceUriError(
-            f"{uri.label}: unknown kind of source {did_you_mean(uri.scheme, tuple(table))}; "
-            "a plain path is a file"
+            f"{uri.label}: unknown kind of source {did_you_mean(uri.scheme, tuple(table))}"
         )
     kind.check(uri)
     return kind
@@ -179,7 +178,7 @@ def _check_v4l2(uri: SourceUri) -> None:
         number = device.removeprefix("video")
         right = f"/dev/video{number}" if number.isdecimal() else "/dev/video0"
         raise SourceUriError(f"{uri.label}: names no device; write v4l2://{right}, or {right}")
-    uri.allow("format", "width", "height", "fps")
+    uri.allow("format", "width", "height", "fps", "flip")
     form = uri.query.get("format", "mjpeg")
     if form not in V4L2_FORMATS:
         raise SourceUriError(f"{uri.label}: unknown format {did_you_mean(form, V4L2_FORMATS)}")

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from edge_server.settings import CameraSection
 
 # Cameras that leave get so long, all together, to end their reads and requests.
-_LEAVE_S = 5.0
+_LEAVE_S = 3.0
 
 
 def source_options(name: str, section: CameraSection) -> SourceOptions:

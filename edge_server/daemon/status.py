@@ -9,15 +9,16 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal
 
-from edge_server.cameras.camera import CameraState
+from edge_server.cameras.status import CameraState
 from edge_server.inference.snapshot import UNLOADED, ModelState
 from edge_server.lifecycle.poll_control import PollControl
 from edge_server.process.utf8 import as_utf8
 from edge_server.process.worker import Worker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from edge_server.cameras.status import CameraStatus
     from edge_server.inference.data_plane import DataPlane
     from edge_server.lifecycle.control import RepositoryControl
     from edge_server.mqtt.publisher import Publisher
@@ -30,8 +31,13 @@ LOOK_S = 0.5
 NOTIFY_TIMEOUT_S = 1.0
 # Each progress report of a build extends systemd's start timeout by its default for a whole start.
 START_MORE_S = 90.0
-# An open camera that delivers no frame for this long has stalled.
-STALLED_S = 1.0
+# A camera's state as its topic spells it; in every other state the camera is lost.
+_TOPIC_STATES: Mapping[CameraState, Literal["ok", "degraded", "stalled", "frozen"]] = {
+    CameraState.LIVE: "ok",
+    CameraState.DEGRADED: "degraded",
+    CameraState.STALLED: "stalled",
+    CameraState.FROZEN: "frozen",
+}
 # Characters of a model's error in systemd's status.
 _LONGEST_STATUS = 200
 
@@ -50,7 +56,7 @@ class StatusReport:
         self._control = control
         self._pipelines = pipelines
         self._publisher = publisher
-        self._published: dict[str, tuple[str, str]] = {}
+        self._published: dict[str, tuple[CameraStatus, str]] = {}
         self._faults: dict[str, str] = {}
 
     @contextmanager
@@ -102,14 +108,20 @@ class StatusReport:
             self._publisher.clear_camera_status(name)
         for pipeline in pipelines:
             camera, failure = pipeline.camera, pipeline.failure
-            age_s = camera.last_frame_age_s(now)
-            state = _camera_state(camera.state, age_s)
-            if failure or (state != "ok" and camera.state is not CameraState.STARTING):
+            status, age_s = camera.status, camera.last_frame_age_s(now)
+            if failure or not (status.usable or status.state is CameraState.STARTING):
                 no_lanes.append(camera.name)
-            if self._published.get(camera.name) != (state, failure):
-                self._published[camera.name] = state, failure
-                age_ms = None if age_s is None else round(1e3 * age_s)
-                self._publisher.publish_camera_status(camera.name, state, age_ms, failure)
+            if self._published.get(camera.name) != (status, failure):
+                self._published[camera.name] = status, failure
+                self._publisher.publish_camera_status(
+                    camera.name,
+                    _TOPIC_STATES.get(status.state, "lost"),
+                    None if age_s is None else round(1e3 * age_s),
+                    failure,
+                    reason=status.reason,
+                    text=status.text,
+                    since_epoch_ns=status.since_epoch_ns,
+                )
         self._publish_models()
         self._publisher.publish_online(no_lanes)
 
@@ -124,7 +136,7 @@ class StatusReport:
 
     def _status(self) -> str:
         cameras = ", ".join(
-            f"{p.camera.name} {p.camera.state.value}, {p.camera.captured} frames, "
+            f"{p.camera.name} {_spelt(p.camera.status)}, {p.camera.captured} frames, "
             f"{p.camera.dropped} dropped, {p.failed_frames} failed"
             + (f", no lanes: {p.failure[:_LONGEST_STATUS]}" if p.failure else "")
             for p in tuple(self._pipelines)
@@ -149,11 +161,10 @@ class StatusReport:
             return "cannot be reported"
 
 
-def _camera_state(state: CameraState, age_s: float | None) -> Literal["ok", "stalled", "lost"]:
-    """Return a camera's state as its topic spells it."""
-    if state is not CameraState.LIVE or age_s is None:
-        return "lost"
-    return "ok" if age_s < STALLED_S else "stalled"
+def _spelt(status: CameraStatus) -> str:
+    """Return a camera's state with its reason, where it has one that the state does not say."""
+    state, reason = status.state.value, status.reason
+    return state if reason in {"", state} else f"{state} ({reason})"
 
 
 def notify(*assignments: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     import numpy as np
@@ -53,8 +53,13 @@ class LaneFrame:
         model_version: the model's version in the protocol's spelling.
         latency_us: per stage.
         lanes: highest score first.
-        failure: why the model returned no lanes; empty where the model responded and `lanes` is its
-            result.
+        failure: why there are no lanes; empty where the model responded and `lanes` is its result.
+        failure_reason: the same in a word: `model_failed`, or the reason of the camera's state.
+        degraded: what is wrong with the camera though its lanes are detected, as `reason: text`;
+            empty where it is nothing.
+        clock: how the capture time is known; see `Frame`.
+        uncertainty_ns: of the capture time; 0 where it is not known.
+        calibration_id: of the camera; empty where it has none.
         max_age_ms: the lanes are stale where they are published at a greater age.
     """
 
@@ -70,6 +75,11 @@ class LaneFrame:
     latency_us: StageLatency = StageLatency()
     lanes: tuple[Lane, ...] = ()
     failure: str = ""
+    failure_reason: str = "model_failed"
+    degraded: str = ""
+    clock: Literal["arrival", "sensor", "rtp", "ntp"] = "arrival"
+    uncertainty_ns: int = 0
+    calibration_id: str = ""
     max_age_ms: int = 200
 
     def age_ns(self, now_mono_ns: int) -> int:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 CONTENT_TYPE = "application/json"
 SCHEMA = "edge.lanes/1"
 
-CameraState = Literal["ok", "stalled", "lost"]
+CameraState = Literal["ok", "degraded", "stalled", "frozen", "lost"]
 DeviceState = Literal["starting", "online", "offline"]
 
 _UINT32 = 2**32
@@ -36,9 +36,9 @@ _encode = msgspec.json.Encoder().encode
 def lane_frame(frame: LaneFrame, identity: Identity, seq: int, now_mono_ns: int) -> bytes:
     """Return the JSON of `frame`, with its age at `now_mono_ns`.
 
-    A frame whose request failed has FRAME_STATUS_INVALID and no lanes. A lane with a
-    non-finite coordinate or score is left out and named in `reasons`: JSON has no such numbers, and
-    no vehicle may steer by them.
+    A frame whose request failed, or whose camera shows no road, has FRAME_STATUS_INVALID and no
+    lanes. A lane with a non-finite coordinate or score is left out and named in `reasons`: JSON has
+    no such numbers, and no vehicle may steer by them.
 
     Args:
         frame: the pipeline's result.
@@ -53,12 +53,15 @@ def lane_frame(frame: LaneFrame, identity: Identity, seq: int, now_mono_ns: int)
     if len(lanes) < len(frame.lanes):
         status = "FRAME_STATUS_DEGRADED"
         reasons.append("lane_not_finite")
+    if frame.degraded:
+        status = "FRAME_STATUS_DEGRADED"
+        reasons.append(as_utf8(frame.degraded[:_LONGEST_REASON]))
     if age_us > 1000 * frame.max_age_ms:
         status = "FRAME_STATUS_STALE"
         reasons.append("age")
     if frame.failure:
         status = "FRAME_STATUS_INVALID"
-        reasons.append(as_utf8(f"model_failed: {frame.failure}"[:_LONGEST_REASON]))
+        reasons.append(as_utf8(f"{frame.failure_reason}: {frame.failure}"[:_LONGEST_REASON]))
     return _encode(
         {
             "schema": SCHEMA,
@@ -77,11 +80,16 @@ def lane_frame(frame: LaneFrame, identity: Identity, seq: int, now_mono_ns: int)
                 "capture_epoch_ns": str(frame.capture_epoch_ns),
                 "capture_time": _rfc3339(frame.capture_epoch_ns),
                 "age_us": min(age_us, _UINT32 - 1),
+                "clock": {
+                    "source": f"CLOCK_SOURCE_{frame.clock.upper()}",
+                    "uncertainty_us": min(frame.uncertainty_ns // 1000, _UINT32 - 1),
+                },
             },
             "latency_us": frame.latency_us,
             "image": {"width": frame.width, "height": frame.height},
             "model": {"name": frame.model_name, "version": frame.model_version},
             "lanes": lanes,
+            "calib_id": as_utf8(frame.calibration_id),
         }
     )
 
@@ -110,19 +118,35 @@ def meta(identity: Identity) -> bytes:
     )
 
 
-def camera_status(state: CameraState, last_frame_age_ms: int | None, failure: str = "") -> bytes:
-    """Return whether a camera delivers frames, and whether its frames get lanes.
+def camera_status(
+    state: CameraState,
+    last_frame_age_ms: int | None,
+    failure: str = "",
+    *,
+    reason: str = "",
+    text: str = "",
+    since_epoch_ns: int = 0,
+) -> bytes:
+    """Return whether a camera delivers usable frames, and whether its frames get lanes.
 
     Args:
+        state: `degraded` is for frames that arrive with a fault, whatever they are worth.
         last_frame_age_ms: None before its first frame.
         failure: why the model returns no lanes; empty while it does.
+        reason: a word of `CameraStatus`; where it is empty and lanes fail, `model_failed` is sent.
+        text: the same for people; where lanes fail without a reason of the camera, `failure`.
+        since_epoch_ns: when the camera's state began.
     """
+    if failure and not reason:
+        reason, text = "model_failed", failure
     return _encode(
         {
             "state": state,
             "last_frame_age_ms": last_frame_age_ms,
             "lanes": "failing" if failure else "ok",
-            "reason": as_utf8(failure),
+            "reason": reason,
+            "text": as_utf8(text),
+            "since": _rfc3339(since_epoch_ns),
         }
     )
 

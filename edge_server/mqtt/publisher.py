@@ -9,7 +9,7 @@ import random
 import threading
 import time
 from collections import defaultdict
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from edge_server.inference.snapshot import ModelState
 from edge_server.mqtt import payloads
@@ -149,10 +149,11 @@ class Publisher:
         state: payloads.CameraState,
         last_frame_age_ms: int | None,
         failure: str = "",
+        **more: Any,
     ) -> None:
         """Publish the state of a camera and its lanes; see `payloads.camera_status`."""
         topic = self._topic(self._topics.camera_status, name)
-        self._put_state(topic, payloads.camera_status(state, last_frame_age_ms, failure))
+        self._put_state(topic, payloads.camera_status(state, last_frame_age_ms, failure, **more))
 
     def clear_camera_status(self, name: str) -> None:
         """Clear the retained state of a camera that was removed."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from edge_server.cameras.frame import Frame
+from edge_server.cameras.status import UNUSABLE, CameraState
 from edge_server.errors import (
     EdgeServerError,
     InternalError,
@@ -33,14 +34,18 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from edge_server.cameras.camera import Camera
+    from edge_server.cameras.status import CameraStatus
     from edge_server.inference.data_plane import DataPlane
     from edge_server.model_config.config import ModelConfig
 
-    Listener = Callable[[LaneFrame, Frame], None]
+    # The frame is None where the camera gives none, and the LaneFrame says why.
+    Listener = Callable[[LaneFrame, Frame | None], None]
 
 log = logging.getLogger(__name__)
 
 _FRAME_WAIT_S = 0.2
+# While a camera gives no frames, the listeners learn so this often.
+_NO_FRAMES_PERIOD_S = 1.0
 # Older lanes are useless for driving. This deadline is no limit on a model's execution time: it
 # frees the camera from the queue behind another client's slow request, and lets the daemon kill
 # a Python model that hangs; see `execution_timeout_s`.
@@ -56,8 +61,9 @@ class LanePipeline:
     """Sends the newest frame of one camera to the model and passes its lanes to the listeners.
 
     Frames go through the same DataPlane as every client's requests. A failed request costs one
-    frame, which reaches the listeners without lanes and with the reason. Listeners run on this
-    loop's thread and must return at once.
+    frame, which reaches the listeners without lanes and with the reason. A frame of a camera that
+    shows no road does not reach the model, and the listeners get the camera's reason, once a second
+    where no frames arrive. Listeners run on this loop's thread and must return at once.
 
     The loop itself cannot hang while a response is outstanding: a queued request ends at its
     deadline, the daemon kills a model's process at its limit, and a model that hangs in this
@@ -76,6 +82,7 @@ class LanePipeline:
         model: the model's name.
         failed_frames: number of frames without lanes because the request failed.
         too_old_frames: number of frames dropped because they were older than `max_age_ms`.
+        unusable_frames: number of frames without lanes because the camera shows no road.
         failure: why frames have no lanes now; empty while they have.
     """
 
@@ -95,6 +102,7 @@ class LanePipeline:
         self.model = model
         self.failed_frames = 0
         self.too_old_frames = 0
+        self.unusable_frames = 0
         self.failure = ""
         self.worker = Worker(f"lanes-{camera.name}", self.tick, on_end=self.leave)
         self._data_plane = data_plane
@@ -105,25 +113,47 @@ class LanePipeline:
         self._listeners = tuple(listeners)
         self._frame_deadline_s = frame_deadline_s
         self._found: tuple[ModelConfig, LaneTensors] | None = None
+        self._last: LaneFrame | None = None
+        self._absence: CameraStatus | None = None  # that the listeners got, or will get
+        self._absence_due = 0.0
 
     def tick(self, now: float) -> bool:
         """Process one frame, or wait briefly for one; return False at the end of the source."""
-        del now
         if not self.camera.wait_for_frame(_FRAME_WAIT_S):
+            self._report_no_frames(now)
             return not self.camera.ended
-        if not self._shares.take_turn(self._share, _FRAME_WAIT_S):
-            return True
+        self._absence = None
+        status = self.camera.status
+        if status.state is CameraState.FROZEN or status.reason in UNUSABLE:
+            self._give_no_road(status)
+        elif self._shares.take_turn(self._share, _FRAME_WAIT_S):
+            self._use_turn()
+        return True
+
+    def _give_no_road(self, status: CameraStatus) -> None:
+        """Give the frame of a camera that shows no road, without lanes; it needs no turn."""
+        self.leave()
+        frame = self.camera.next_frame(0.0)
+        if frame is None:
+            return
+        self.unusable_frames += 1
+        lane_frame = self._lane_frame(frame, status.text)
+        self._give(replace(lane_frame, failure_reason=status.reason), frame)
+
+    def _use_turn(self) -> None:
+        """Give the newest frame and its lanes, unless it is too old for lanes."""
         try:
             frame = self.camera.next_frame(0.0)
             if frame is None or self._is_too_old(frame):
-                return True
+                return
+            status = self.camera.status
             lane_frame = self._try_detect(frame)
         finally:
             self._shares.end_turn(self._share, again=self.camera.wait_for_frame(0.0))
         self._note(lane_frame.failure)
-        for listener in self._listeners:
-            listener(lane_frame, frame)
-        return True
+        if status.state is CameraState.DEGRADED:
+            lane_frame = replace(lane_frame, degraded=f"{status.reason}: {status.text}")
+        self._give(lane_frame, frame)
 
     def _try_detect(self, frame: Frame) -> LaneFrame:
         """Return the lanes of `frame`, or the reason why there are none."""
@@ -242,7 +272,47 @@ class LanePipeline:
             model_name=self.model,
             failure=failure,
             max_age_ms=self._max_age_ms,
+            clock=frame.clock,
+            uncertainty_ns=frame.uncertainty_ns,
+            calibration_id=frame.calibration_id,
         )
+
+    def _give(self, lane_frame: LaneFrame, frame: Frame | None) -> None:
+        self._last = lane_frame
+        for listener in self._listeners:
+            listener(lane_frame, frame)
+
+    def _report_no_frames(self, now: float) -> None:
+        """Give the listeners the reason why there are no frames: at once, then every second.
+
+        The message has the number and the time of the last frame, so that its age counts from
+        there; before the first frame, the time since which there has been none.
+        """
+        status = self.camera.status
+        if status.usable or self.camera.ended:
+            return
+        if status is not self._absence:
+            self._absence = status
+            self._absence_due = now
+            if status.state is CameraState.STARTING:
+                self._absence_due += _NO_FRAMES_PERIOD_S
+        if now < self._absence_due:
+            return
+        self._absence_due = now + _NO_FRAMES_PERIOD_S
+        last = self._last
+        if last is None:
+            since = status.since_mono_ns, status.since_epoch_ns
+            last = LaneFrame(self.camera.name, 0, 0, *since, 0, 0, self.model)
+        absent = replace(
+            last,
+            dropped=self.camera.dropped + self.too_old_frames,
+            lanes=(),
+            latency_us=StageLatency(),
+            failure=status.text,
+            failure_reason=status.reason,
+            degraded="",
+        )
+        self._give(absent, None)
 
     def _note(self, failure: str) -> None:
         """Count a failed frame, and log where failures begin and end."""

@@ -127,10 +127,12 @@ def check_progress(workers: Sequence[Worker], now: float) -> None:
         now: `time.monotonic()`.
 
     Raises:
-        StageStuck: a worker's tick passed its deadline.
+        StageStuck: a worker's tick passed its deadline, or raised this.
         InternalError: a worker ended by an exception.
     """
     for worker in workers:
+        if isinstance(worker.failure, StageStuck):
+            raise worker.failure
         if worker.failure is not None:
             raise InternalError(f"worker {worker.name}: {worker.failure!r}")
         if worker.stuck(now):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import signal
+import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -166,6 +167,26 @@ def test_a_reload_while_a_model_is_replaced_keeps_the_lanes_of_all(
     # Late ones there may be, on a machine that also loads models.
     front = daemon.subscriber.messages[f"{TOPIC}/front/lanes"]
     assert "FRAME_STATUS_INVALID" not in {message["status"] for message in front}
+
+
+@pytest.mark.parametrize("accepts", [True, False], ids=["stuck", "lost"])
+def test_a_camera_that_hangs_or_is_lost_is_replaced_while_the_others_go_on(
+    drive: Callable[..., Drive], accepts: bool
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        if not accepts:
+            silent.close()
+        away = f'[cameras.rear]\nuri = "rtsp://127.0.0.1:{port}/road"\n'
+        daemon = drive(camera("front"), away)
+        daemon.wait_for_lanes("front")
+        said = daemon.reload(camera("front"), camera("rear", 2), camera("left", 3))
+        assert "settings: reloaded; cameras: added left; changed rear" in said
+        for name in ("front", "rear", "left"):
+            daemon.wait_for_lanes(name)
+        assert "removed left" in daemon.reload(camera("front"), away)
+        daemon.wait_for_lanes("front")
+        assert daemon.process.terminate() == 0
 
 
 def test_without_a_file_a_hang_up_ends_the_daemon_as_it_always_did(

@@ -20,7 +20,7 @@ from prometheus_client.exposition import choose_encoder
 
 from edge_server.api.http.model_metrics import CustomMetrics, ModelMetrics
 from edge_server.api.http.sources import BOUNDS_S
-from edge_server.cameras.camera import CameraState
+from edge_server.cameras.status import CameraState
 from edge_server.inference.snapshot import ModelState
 from edge_server.process.utf8 import as_utf8
 
@@ -48,8 +48,14 @@ _OF_CAMERAS: tuple[tuple[Any, str, str, Callable[[LanePipeline], float | None]],
     (
         GaugeMetricFamily,
         "edge_camera_up",
-        "1 while it is open",
-        lambda p: p.camera.state is CameraState.LIVE,
+        "1 while its frames arrive",
+        lambda p: p.camera.status.arriving,
+    ),
+    (
+        CounterMetricFamily,
+        "edge_camera_frames_corrupt",
+        "Frames that came incomplete",
+        lambda p: p.camera.corrupt,
     ),
     (
         GaugeMetricFamily,
@@ -169,6 +175,28 @@ class ApplianceMetrics:
                 kind(name, text, labels=("camera",)),
                 (((camera,), value) for camera, value in values if value is not None),
             )
+        cameras = [pipeline.camera for pipeline in pipelines]
+        yield _family(
+            GaugeMetricFamily(
+                "edge_camera_state", "1 for the state it is in", labels=("camera", "state")
+            ),
+            (
+                ((camera.name, state.value), camera.state is state)
+                for camera in cameras
+                for state in CameraState
+            ),
+        )
+        yield _family(
+            CounterMetricFamily(
+                "edge_camera_faults", "How often a fault began", labels=("camera", "reason")
+            ),
+            (
+                ((camera.name, reason), count)
+                for camera in cameras
+                for reason, count in sorted(camera.faults.copy().items())
+                if count
+            ),
+        )
         dropped = CounterMetricFamily(
             "edge_frames_dropped",
             "Frames without lanes: replaced by a newer one, too old, or the model failed",
@@ -178,6 +206,7 @@ class ApplianceMetrics:
             name = pipeline.camera.name
             dropped.add_metric((name, "capture", "stale"), pipeline.camera.dropped)
             dropped.add_metric((name, "infer", "too_old"), pipeline.too_old_frames)
+            dropped.add_metric((name, "capture", "unusable"), pipeline.unusable_frames)
             dropped.add_metric((name, "infer", "failed"), pipeline.failed_frames)
         yield dropped
 

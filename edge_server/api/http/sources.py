@@ -92,7 +92,7 @@ class LaneLatency:
         # By camera and stage, or by camera alone: a count per bound and one for the rest, the sum.
         self._counts: dict[tuple[str, ...], tuple[list[int], float]] = {}
 
-    def __call__(self, lane_frame: LaneFrame, frame: Frame) -> None:
+    def __call__(self, lane_frame: LaneFrame, frame: Frame | None) -> None:
         """Takes some microseconds; safe from any thread."""
         del frame
         if lane_frame.failure:

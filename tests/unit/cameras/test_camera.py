@@ -1,363 +1,383 @@
+"""The states of a camera: each is entered and left at its time, on a clock that the test moves."""
+
 from __future__ import annotations
 
-import threading
-import time
-from typing import TYPE_CHECKING
+import logging
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from scripted_camera import IMAGE, PERIOD_S, Rig
 
-from edge_server.cameras.camera import Camera, CameraState
+from edge_server.cameras.camera import Camera
 from edge_server.cameras.frame import Frame
 from edge_server.cameras.source import SourceKind
-from edge_server.errors import SourceError
-from edge_server.pixels import Image
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import TypeAlias
-
-    from edge_server.cameras.source import SourceOptions
-    from edge_server.cameras.source_uri import SourceUri
-
-    Step: TypeAlias = "Image | BaseException | Gate"
-
-IMAGE = Image.of_bgr(np.zeros((4, 6, 3), np.uint8))
-BROKEN = SourceError("cable out")
-WAIT_S = 5.0
+from edge_server.cameras.status import CameraState
+from edge_server.errors import SourceError, SourceUriError, StageStuck
+from edge_server.pixels import Image, PixelFormat
 
 
-class Gate:
-    """A step of a script: the reading thread waits here until the test lets it on."""
-
-    def __init__(self) -> None:
-        self._reached = threading.Event()
-        self._open = threading.Event()
-
-    def wait_until_reached(self) -> None:
-        assert self._reached.wait(WAIT_S)
-
-    def let_on(self) -> None:
-        self._open.set()
-
-    def pass_through(self) -> None:
-        self._reached.set()
-        self._open.wait(12 * WAIT_S)
+def state_of(rig: Rig) -> tuple[CameraState, str]:
+    return rig.camera.status.state, rig.camera.status.reason
 
 
-class ScriptedSource:
-    """Gives its steps one after the other, then the end."""
-
-    def __init__(self, steps: Sequence[Step]) -> None:
-        self._steps = iter(steps)
-        self.closed = 0
-
-    def read(self) -> Frame | None:
-        for step in self._steps:
-            if isinstance(step, Gate):
-                step.pass_through()
-            elif isinstance(step, BaseException):
-                raise step
-            else:
-                return Frame.arrived(0, step)
-        return None
-
-    def close(self) -> None:
-        self.closed += 1
+def test_a_camera_is_live_from_its_first_frame_on() -> None:
+    rig = Rig()
+    assert state_of(rig) == (CameraState.STARTING, "starting")
+    assert not rig.camera.status.usable
+    rig.go_live(1)
+    assert state_of(rig) == (CameraState.LIVE, "")
+    assert rig.camera.status.usable
+    assert rig.camera.reconnects == 0
 
 
-class Device:
-    """What stands behind the scheme `scripted`: one script for each time it is opened.
-
-    A script that is an error is raised by opening.
-    """
-
-    def __init__(self, *scripts: Sequence[Step] | SourceError) -> None:
-        self._scripts = iter(scripts)
-        self.opened_at: list[float] = []
-        self.sources: list[ScriptedSource] = []
-
-    def open(self, _uri: SourceUri, _options: SourceOptions) -> ScriptedSource:
-        self.opened_at.append(time.monotonic())
-        script = next(self._scripts)
-        if isinstance(script, SourceError):
-            raise script
-        self.sources.append(ScriptedSource(script))
-        return self.sources[-1]
-
-
-def camera_on(device: Device, *, live: bool = True, first_s: float = 0.0) -> Camera:
-    kinds = {"scripted": SourceKind(device.open, live=live)}
-    return Camera(
-        "front", "scripted://it", kinds=kinds, retry_first_s=first_s, retry_longest_s=8 * first_s
-    )
-
-
-def frames_to_the_end(camera: Camera) -> list[Frame]:
-    """Everything that is handed out until the camera has ended."""
-    frames = []
-    while not camera.ended:
-        frame = camera.next_frame(WAIT_S)
-        if frame is not None:
-            frames.append(frame)
-    return frames
-
-
-def test_newest_wins_drops_are_counted_and_ids_count_them_too() -> None:
-    gate, newest = Gate(), Image.of_bgr(np.ones((4, 6, 3), np.uint8))
-    camera = camera_on(Device([IMAGE, IMAGE, newest, gate]))
-    camera.start()
-    gate.wait_until_reached()
-    frame = camera.next_frame(WAIT_S)
+def test_the_newest_frame_wins_and_ids_count_the_dropped_ones_too() -> None:
+    rig = Rig()
+    newest = Image.of_bgr(np.ones((4, 6, 3), np.uint8))
+    rig.go_live(2)
+    rig.frame(newest)
+    frame = rig.camera.next_frame(0)
     assert frame is not None
     assert frame.image is newest  # not a copy
     assert frame.id == 2
-    assert (camera.captured, camera.dropped) == (3, 2)
-    gate.let_on()
-    camera.stop()
+    assert (rig.camera.captured, rig.camera.dropped) == (3, 2)
+    assert rig.camera.next_frame(0) is None
 
 
-def test_a_frame_is_handed_out_once() -> None:
-    gate = Gate()
-    camera = camera_on(Device([IMAGE, gate]))
-    camera.start()
-    gate.wait_until_reached()
-    assert camera.next_frame(WAIT_S) is not None
-    assert camera.next_frame(0.0) is None
-    gate.let_on()
-    camera.stop()
+def test_a_frame_after_stop_is_dropped() -> None:
+    rig = Rig()
+    rig.go_live(1)
+    rig.camera.next_frame(0)
+    rig.camera.stop()
+    assert rig.reader.leaving
+    rig.frame()
+    assert (rig.camera.captured, rig.camera.dropped) == (2, 1)
+    assert rig.camera.next_frame(5.0) is None  # at once
+    assert state_of(rig) == (CameraState.STOPPED, "")
 
 
-@given(st.lists(st.booleans()))
-def test_every_frame_is_taken_dropped_or_waiting(deliveries: list[bool]) -> None:
-    camera = camera_on(Device())
-    taken = []
-    for delivered in deliveries:
-        if delivered:
-            camera._deliver(Frame.arrived(0, IMAGE))
-        elif (frame := camera.next_frame(0)) is not None:
-            taken.append(frame.id)
-    waiting = camera.next_frame(0) is not None
-    assert len(taken) + camera.dropped + waiting == camera.captured == sum(deliveries)
-    assert taken == sorted(set(taken))
+def test_the_age_of_the_newest_frame_counts_from_its_capture() -> None:
+    rig = Rig()
+    assert rig.camera.last_frame_age_s(rig.now) is None
+    rig.advance(0.0)
+    rig.frame(age_s=0.125)
+    assert rig.camera.last_frame_age_s(rig.now + 3) == pytest.approx(3.125)
 
 
-def test_a_waiting_caller_gets_the_frame_that_is_delivered() -> None:
-    camera = camera_on(Device())
-    taken: list[Frame | None] = []
-    taker = threading.Thread(target=lambda: taken.append(camera.next_frame(WAIT_S)))
-    taker.start()
-    camera._deliver(Frame.arrived(0, IMAGE))
-    taker.join(WAIT_S)
-    assert [frame.id for frame in taken if frame] == [0]
+@pytest.mark.parametrize("reason", ["unavailable", "unauthorized", "not_found", "no_decoder"])
+def test_the_reason_of_a_source_is_the_camera_s(
+    reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig = Rig()
+    rig.advance(0.0)
+    for _ in range(3):
+        rig.lose(reason)
+        assert state_of(rig) == (CameraState.LOST, reason)
+        assert rig.camera.status.text == "cable out"
+        rig.advance(6.0)
+    assert caplog.text.count("cable out") == 1  # one line for one state
+    assert rig.camera.faults[reason] == 1
 
 
-def test_a_frame_that_comes_after_stop_is_dropped() -> None:
-    camera = camera_on(Device())
-    camera.stop()
-    camera._deliver(Frame.arrived(0, IMAGE))
-    assert camera.dropped == 1
-    assert camera.next_frame(0) is None
+def test_attempts_are_delayed_more_and_more_until_a_source_has_run_for_long() -> None:
+    rig = Rig()
+    rig.camera._backoff._draw = lambda: 1.0
+    rig.advance(0.0)
+    delays_s = []
+    for _ in range(7):
+        rig.lose()
+        lost_at, readers = rig.now, len(rig.readers)
+        while len(rig.readers) == readers:
+            rig.advance(0.01)
+        delays_s.append(rig.now - lost_at)
+    assert delays_s == pytest.approx([0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0], abs=0.02)
+    rig.go_live(200)  # 6.7 s
+    rig.lose()
+    rig.advance(0.25)
+    assert not rig.reader.leaving
 
 
-def test_a_frame_carries_the_moment_its_image_was_there() -> None:
-    gate, end = Gate(), Gate()
-    camera = camera_on(Device([gate, IMAGE, end]))
-    camera.start()
-    gate.wait_until_reached()
-    assert camera.last_frame_age_s(time.monotonic()) is None
-    before_mono_ns, before_epoch_ns = time.monotonic_ns(), time.time_ns()
-    gate.let_on()
-    frame = camera.next_frame(WAIT_S)
+def test_a_live_camera_whose_stream_ends_is_lost_and_live_again_when_it_is_back() -> None:
+    rig = Rig()
+    rig.go_live()
+    rig.reader.fails(None)
+    assert state_of(rig) == (CameraState.LOST, "lost")
+    rig.advance(1.0)
+    assert len(rig.readers) == 1  # the source is not closed yet
+    rig.reader.closes()
+    rig.advance(0.1)
+    assert len(rig.readers) == 2
+    assert state_of(rig) == (CameraState.LOST, "lost")
+    assert rig.camera.reconnects == 0
+    rig.go_live(1)
+    assert state_of(rig) == (CameraState.LIVE, "")
+    assert rig.camera.reconnects == 1
+    frame = rig.camera.next_frame(0)
     assert frame is not None
-    assert before_mono_ns <= frame.capture_mono_ns <= time.monotonic_ns()
-    assert before_epoch_ns <= frame.capture_epoch_ns <= time.time_ns()
-    assert camera.last_frame_age_s(frame.capture_mono_ns / 1e9 + 3.0) == pytest.approx(3.0)
-    end.let_on()
-    camera.stop()
+    assert frame.id == 10  # ids continue
 
 
-def test_a_source_that_ends_ends_the_camera_after_its_last_frame() -> None:
-    device = Device([IMAGE])
-    camera = camera_on(device)
-    camera.start()
-    camera.worker._thread.join(WAIT_S)
-    assert camera.state is CameraState.ENDED
-    assert not camera.ended  # the last frame waits
-    assert [frame.id for frame in frames_to_the_end(camera)] == [0]
-    assert camera.next_frame(WAIT_S) is None  # at once
-    assert camera.failure is None
-    camera.stop()
-    assert camera.state is CameraState.ENDED
-    assert device.sources[0].closed == 1
+def test_a_recording_ends_after_its_last_frame() -> None:
+    rig = Rig(live=False)
+    rig.go_live(1)
+    rig.reader.fails(None)
+    assert state_of(rig) == (CameraState.ENDED, "ended")
+    assert not rig.camera.ended  # the last frame waits
+    assert rig.camera.next_frame(0) is not None
+    assert rig.camera.ended
+    rig.camera.stop()
+    assert rig.camera.state is CameraState.ENDED
 
 
-def test_a_source_that_raises_is_opened_again_and_ids_go_on() -> None:
-    gates = Gate(), Gate(), Gate()
-    device = Device([IMAGE, gates[0], BROKEN], [IMAGE, gates[1], BROKEN], [IMAGE, gates[2]])
-    camera = camera_on(device)
-    camera.start()
-    for number, gate in enumerate(gates):
-        gate.wait_until_reached()
-        frame = camera.next_frame(WAIT_S)
-        assert frame is not None
-        assert frame.id == number
-        assert camera.state is CameraState.LIVE
-        assert camera.reconnects == number
-        gate.let_on()
-    camera.stop()
-    assert [source.closed for source in device.sources] == [1, 1, 1]
+@pytest.mark.parametrize(("period_s", "limit_s"), [(1 / 30, 0.3), (1 / 5, 0.6)])
+def test_a_camera_stalls_after_three_periods_or_300_ms(period_s: float, limit_s: float) -> None:
+    rig = Rig()
+    rig.advance(0.0)
+    rig.reader.calls("read")
+    rig.play(10, period_s)
+    rig.advance(limit_s - period_s - 0.02)
+    assert state_of(rig) == (CameraState.LIVE, "")
+    rig.advance(0.04)
+    assert state_of(rig) == (CameraState.STALLED, "stalled")
+    assert not rig.camera.status.usable
 
 
-def test_a_lost_camera_has_a_reason_until_frames_come_again(
+def test_a_short_silence_is_over_with_the_next_frame() -> None:
+    rig = Rig()
+    rig.go_live()
+    rig.advance(0.4)
+    assert rig.camera.state is CameraState.STALLED
+    rig.camera.next_frame(0)
+    rig.frame()
+    assert rig.camera.state is CameraState.LIVE
+    assert rig.camera.next_frame(0) is not None
+    assert not rig.reader.leaving
+    assert rig.camera.reconnects == 0
+
+
+def test_what_comes_after_a_long_silence_is_a_backlog_and_the_source_is_opened_again() -> None:
+    rig = Rig()
+    rig.go_live()
+    rig.camera.next_frame(0)
+    rig.advance(1.0)
+    rig.frame()  # 1 s old, and stamped as fresh
+    assert rig.camera.next_frame(0) is None
+    assert rig.reader.leaving
+    assert state_of(rig) == (CameraState.STALLED, "stalled")
+    rig.reader.closes()
+    rig.advance(0.3)
+    rig.go_live(1)
+    assert rig.camera.state is CameraState.LIVE
+    assert rig.camera.reconnects == 1
+
+
+def test_a_driver_s_own_time_tells_the_age_of_a_backlog_which_needs_no_new_start() -> None:
+    rig = Rig()
+    rig.advance(0.0)
+    rig.reader.calls("read")
+    rig.play(10, clock="sensor")
+    rig.advance(1.0)
+    rig.frame(clock="sensor")
+    assert not rig.reader.leaving
+    assert rig.camera.next_frame(0) is not None
+
+
+def test_a_slow_recording_has_not_stalled() -> None:
+    rig = Rig(live=False)
+    rig.advance(0.0)
+    rig.reader.calls("read")
+    rig.play(5, 2.0)
+    assert rig.camera.state is CameraState.LIVE
+    assert len(rig.readers) == 1
+
+
+@pytest.mark.parametrize("call", ["open", "read"])
+def test_no_first_frame_within_10_s_is_a_lost_camera(call: str) -> None:
+    rig = Rig()
+    rig.advance(0.0)
+    rig.advance(4.0)
+    if call == "read":
+        rig.reader.calls("read")
+    rig.advance(5.9)
+    assert rig.camera.state is CameraState.STARTING
+    rig.advance(0.2)
+    assert state_of(rig) == (CameraState.LOST, "stuck" if call == "open" else "no_frames")
+    rig.advance(1.0)
+    assert len(rig.readers) == 2
+
+
+def test_a_reader_that_hangs_is_abandoned_and_its_frames_are_ignored() -> None:
+    rig = Rig()
+    rig.go_live()
+    rig.camera.next_frame(0)
+    rig.advance(2.1)
+    assert state_of(rig) == (CameraState.LOST, "stuck")
+    rig.advance(0.5)
+    hanging, _ = rig.readers
+    hanging.reads(Frame.arrived(0, IMAGE))
+    assert rig.camera.next_frame(0) is None
+    rig.go_live(1)
+    assert rig.camera.state is CameraState.LIVE
+    hanging.fails(SourceError("finally"))
+    hanging.closes()
+    assert rig.camera.state is CameraState.LIVE
+
+
+@pytest.mark.parametrize("call", ["open", "read", "close"])
+def test_a_second_reader_that_hangs_meanwhile_ends_the_worker(call: str) -> None:
+    rig = Rig()
+    rig.go_live()
+    rig.advance(2.5)
+    assert len(rig.readers) == 2
+    if call == "read":
+        rig.go_live()
+    elif call == "close":
+        rig.reader.fails(SourceError("gone"))
+    with pytest.raises(StageStuck, match=f"camera front: two readers hang at once.*from {call}"):
+        rig.advance(10.1)
+
+
+def test_a_second_reader_that_hangs_after_the_first_came_back_is_replaced_too() -> None:
+    rig = Rig()
+    for _ in range(5):
+        rig.go_live()
+        hanging = rig.reader
+        rig.advance(2.2)
+        hanging.closes()
+        rig.advance(5.0)
+    assert len(rig.readers) == 6
+
+
+def test_a_source_that_hangs_in_close_is_abandoned() -> None:
+    rig = Rig()
+    rig.go_live()
+    rig.reader.fails(SourceError("gone"))
+    rig.advance(2.2)
+    assert state_of(rig) == (CameraState.LOST, "stuck")
+    rig.advance(1.0)
+    assert len(rig.readers) == 2
+
+
+def test_a_driver_s_error_is_a_lost_camera_and_its_traceback_is_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    opening, end = Gate(), Gate()
-    camera = camera_on(Device([IMAGE, BROKEN], BROKEN, BROKEN, [opening, IMAGE, end]))
-    camera.start()
-    opening.wait_until_reached()
-    assert camera.state is CameraState.LOST
-    assert camera.failure == "cable out"
-    assert caplog.text.count("cable out") == 1  # one line for one state
-    opening.let_on()
-    end.wait_until_reached()
-    assert camera.state is CameraState.LIVE
-    assert camera.failure is None
-    assert camera.reconnects == 1
-    end.let_on()
-    camera.stop()
+    rig = Rig()
+    rig.go_live()
+    for _ in range(3):
+        rig.reader.fails(ZeroDivisionError("a bug"))
+        rig.reader.closes()
+        rig.advance(6.0)
+    assert state_of(rig) == (CameraState.LOST, "lost")
+    assert "a bug" in rig.camera.status.text
+    assert len([record for record in caplog.records if record.exc_info]) == 1
 
 
-def test_delays_between_attempts_double() -> None:
-    first_s = 0.01
-    device = Device(BROKEN, BROKEN, [BROKEN], [IMAGE, BROKEN], [IMAGE])
-    camera = camera_on(device, first_s=first_s)
-    camera.start()
-    frames_to_the_end(camera)
-    gaps_s = np.diff(device.opened_at)
-    assert len(gaps_s) == 4
-    assert np.all(gaps_s >= first_s / 2 * np.array([1, 2, 4, 8]))
-    camera.stop()
+def test_a_changed_size_is_noticed_and_the_frame_is_used() -> None:
+    rig = Rig()
+    rig.go_live()
+    other = Image.of_bgr(np.zeros((8, 12, 3), np.uint8))
+    rig.play(1, image=other)
+    assert state_of(rig) == (CameraState.DEGRADED, "changed")
+    assert "from 6 x 4 bgr to 12 x 8 bgr" in rig.camera.status.text
+    assert rig.camera.status.usable
+    frame = rig.camera.next_frame(0)
+    assert frame is not None
+    assert frame.image is other
+    rig.play(62, image=other)
+    assert state_of(rig) == (CameraState.LIVE, "")
+    assert rig.camera.faults["changed"] == 1
 
 
-def test_a_source_that_ran_long_is_opened_again_after_the_first_delay() -> None:
-    camera = camera_on(Device([BROKEN], [BROKEN], [BROKEN]), first_s=0.01)
-    for _ in range(2):
+def test_a_frame_from_before_its_predecessor_is_not_used() -> None:
+    rig = Rig()
+    rig.go_live()
+    rig.camera.next_frame(0)
+    rig.play(1, age_s=PERIOD_S + 0.01)
+    assert state_of(rig) == (CameraState.DEGRADED, "changed")
+    assert "ran back by 10 ms" in rig.camera.status.text
+    assert rig.camera.next_frame(0) is None
+    assert rig.camera.captured == 11
+    rig.play(1)
+    assert rig.camera.next_frame(0) is not None
+
+
+def test_times_that_jump_are_noticed_and_a_source_that_goes_on_so_is_opened_again() -> None:
+    rig = Rig()
+    rig.go_live()
+    rig.play(1, age_s=-5.0)
+    assert state_of(rig) == (CameraState.DEGRADED, "changed")
+    assert "jumped by 5000 ms" in rig.camera.status.text
+    rig.play(2)  # both are from before the jump
+    assert rig.reader.leaving
+    assert state_of(rig) == (CameraState.LOST, "changed")
+
+
+def test_a_changed_rate_is_logged_and_changes_the_time_limit(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    rig = Rig()
+    rig.go_live(40)
+    rig.play(70, 0.2)
+    assert "the rate went from 30 to 5 frames/s" in caplog.text
+    assert rig.camera.faults["changed"] == 1
+    assert rig.camera.state is CameraState.LIVE
+    rig.advance(0.38)
+    assert rig.camera.state is CameraState.LIVE
+    rig.advance(0.05)
+    assert rig.camera.state is CameraState.STALLED
+
+
+def test_frames_that_are_not_whole_are_counted_and_many_of_them_open_the_source_again() -> None:
+    rig = Rig()
+    rig.go_live()
+    rig.camera.next_frame(0)
+    torn = Image(PixelFormat.NV12, (np.zeros((4, 6), np.uint8), np.zeros((1, 6), np.uint8)))
+    rig.play(10, image=torn)
+    assert state_of(rig) == (CameraState.DEGRADED, "corrupt")
+    assert rig.camera.next_frame(0) is None
+    assert rig.camera.corrupt == 10
+    rig.play(1, image=torn)
+    assert rig.reader.leaving
+    assert state_of(rig) == (CameraState.LOST, "corrupt")
+
+
+def test_a_state_has_the_time_of_its_begin_and_is_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    rig = Rig()
+    rig.go_live(30)
+    rig.lose()
+    at = rig.now
+    rig.advance(0.5)
+    assert rig.camera.status.since_mono_ns == round(at * 1e9)
+    assert rig.camera.status.since_epoch_ns > 0
+    texts = [record.message for record in caplog.records]
+    assert texts == ["camera front: live: 6 x 4 bgr", "camera front: lost, lost: cable out"]
+
+
+def test_a_recording_that_cannot_be_opened_raises_before_anything_starts() -> None:
+    def broken(*_: object) -> None:
+        raise SourceError("no such file")
+
+    kinds = {"scripted": SourceKind(broken, live=False)}  # type: ignore[arg-type]  # it never returns
+    camera = Camera("front", "scripted://it", kinds=kinds)
+    with pytest.raises(SourceError, match="no such file"):
         camera.open()
-        camera._tick(time.monotonic() + 1)
-    assert camera._backoff._whole_s == pytest.approx(0.04)
-    camera.open()
-    camera._opened_at -= 10.0
-    camera._tick(time.monotonic())
-    assert camera._backoff._whole_s == pytest.approx(0.02)
-
-
-def test_waiting_for_a_lost_camera_is_progress_and_stop_does_not_wait_for_it() -> None:
-    opening = Gate()
-    device = Device([opening, BROKEN])
-    camera = camera_on(device, first_s=3600.0)
-    camera.start()
-    opening.wait_until_reached()
-    opening.let_on()
-    before = time.monotonic()
-    camera.stop(WAIT_S)
-    assert time.monotonic() - before < WAIT_S
-    assert not camera.worker.alive
-    assert len(device.opened_at) == 1
-    assert camera.state is CameraState.STOPPED
-
-
-def test_one_wait_for_a_lost_camera_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    waits: list[float] = []
-    camera = camera_on(Device(BROKEN), first_s=4.0)
-    monkeypatch.setattr(camera.worker, "wait", waits.append)
-    camera.open()
-    for late_s in (0.0, 3.5):
-        camera._tick(camera._retry_at - 4.0 + late_s)
-    assert waits == pytest.approx([1.0, 0.5])
-
-
-def test_a_recording_that_cannot_be_opened_is_an_error_before_anything_starts() -> None:
-    camera = camera_on(Device(BROKEN), live=False)
-    with pytest.raises(SourceError, match="cable out"):
-        camera.open()
     camera.stop()
-    assert camera.next_frame(WAIT_S) is None
+    assert camera.next_frame(5.0) is None
 
 
-def test_a_live_camera_that_is_away_is_opened_later() -> None:
-    device = Device(BROKEN, [IMAGE])
-    camera = camera_on(device)
-    camera.open()
-    assert camera.state is CameraState.LOST
-    assert camera.failure == "cable out"
-    camera.start()
-    assert [frame.id for frame in frames_to_the_end(camera)] == [0]
-    assert camera.reconnects == 0
-    camera.stop()
-
-
-def test_an_unknown_scheme_is_an_error_for_a_live_camera_too() -> None:
-    with pytest.raises(SourceError, match="known: csi, v4l2, rtsp"):
+def test_an_unknown_scheme_raises() -> None:
+    with pytest.raises(SourceUriError, match="unknown kind of source"):
         Camera("front", "nonsense://x").open()
 
 
-def test_what_open_opened_is_what_start_reads() -> None:
-    device = Device([IMAGE])
-    camera = camera_on(device)
-    camera.open()
-    camera.open()
-    camera.start()
-    assert len(frames_to_the_end(camera)) == 1
-    assert len(device.opened_at) == 1
-    camera.stop()
-
-
-def test_stop_releases_a_source_that_was_never_started_and_may_be_called_twice() -> None:
-    device = Device([IMAGE])
-    camera = camera_on(device)
-    camera.open()
-    camera.stop()
-    camera.stop()
-    assert device.sources[0].closed == 1
-    assert camera.state is CameraState.STOPPED
-
-
-def test_stop_wakes_who_waits_for_a_frame() -> None:
-    gate = Gate()
-    camera = camera_on(Device([gate]))
-    camera.start()
-    gate.wait_until_reached()
-    got: list[Frame | None] = []
-    taker = threading.Thread(target=lambda: got.append(camera.next_frame(60.0)))
-    taker.start()
-    camera.stop(0.0)  # the source hangs: its thread is left behind
-    taker.join(WAIT_S)
-    assert got == [None]
-    gate.let_on()
-    camera.stop()
-
-
-def test_a_capture_thread_that_dies_is_a_lost_camera() -> None:
-    device = Device([IMAGE, ZeroDivisionError("a bug")])
-    camera = camera_on(device)
-    camera.start()
-    camera.worker._thread.join(WAIT_S)
-    assert camera.state is CameraState.LOST
-    assert camera.failure is not None
-    assert "a bug" in camera.failure
-    assert not camera.ended
-    assert device.sources[0].closed == 1
-    camera.stop()
-
-
-def test_a_synthetic_camera_runs_from_end_to_end() -> None:
-    camera = Camera("front", "synthetic://road?fps=0&width=160&height=90&frames=20")
-    camera.open()
-    camera.start()
-    frames = frames_to_the_end(camera)
-    assert frames[-1].id == 19
-    assert len(frames) + camera.dropped == camera.captured == 20
-    camera.stop()
+def test_a_frame_s_id_is_the_camera_s() -> None:
+    rig = Rig()
+    rig.advance(0.0)
+    for _ in range(3):
+        rig.reader.reads(replace(Frame.arrived(7, IMAGE), capture_mono_ns=round(rig.now * 1e9)))
+    frame = rig.camera.next_frame(0)
+    assert frame is not None
+    assert frame.id == 2

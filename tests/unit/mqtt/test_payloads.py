@@ -44,6 +44,9 @@ def frame(*lanes: Lane, epoch_ns: int = 1_790_000_000_123_456_789) -> LaneFrame:
         model_version="1",
         latency_us=StageLatency(queue=800, preprocess=1900, infer=14200, postprocess=950),
         lanes=lanes,
+        clock="rtp",
+        uncertainty_ns=12_000_000,
+        calibration_id="front-2026-09",
     )
 
 
@@ -193,12 +196,32 @@ def test_state_payloads() -> None:
         "last_frame_age_ms": None,
         "lanes": "ok",
         "reason": "",
+        "text": "",
+        "since": "1970-01-01T00:00:00.000000Z",
+    }
+    assert json.loads(
+        payloads.camera_status(
+            "frozen",
+            33,
+            reason="frozen",
+            text="it stands",
+            since_epoch_ns=1_790_000_000_123_456_789,
+        )
+    ) == {
+        "state": "frozen",
+        "last_frame_age_ms": 33,
+        "lanes": "ok",
+        "reason": "frozen",
+        "text": "it stands",
+        "since": "2026-09-21T14:13:20.123456Z",
     }
     assert json.loads(payloads.camera_status("ok", 33, "out of memory")) == {
         "state": "ok",
         "last_frame_age_ms": 33,
         "lanes": "failing",
-        "reason": "out of memory",
+        "reason": "model_failed",
+        "text": "out of memory",
+        "since": "1970-01-01T00:00:00.000000Z",
     }
     assert json.loads(payloads.model_state("m", "UNAVAILABLE", "no file")) == {
         "model": "m",
@@ -219,6 +242,29 @@ def test_a_frame_that_the_model_failed_at_is_invalid_with_the_reason() -> None:
     assert message.status == lanes_pb2.FRAME_STATUS_INVALID
 
 
+def test_a_frame_of_a_camera_that_shows_no_road_is_invalid_with_the_camera_s_reason() -> None:
+    sent = to_json(replace(frame(), failure="most of it is flat", failure_reason="covered"))
+    assert sent["status"] == "FRAME_STATUS_INVALID"
+    assert sent["reasons"] == ["covered: most of it is flat"]
+    check(sent, SCHEMA)
+
+
+def test_lanes_of_a_degraded_camera_come_with_its_reason() -> None:
+    sent = to_json(replace(EXAMPLE, degraded="blurred: no sharp edges"))
+    assert sent["status"] == "FRAME_STATUS_DEGRADED"
+    assert sent["reasons"] == ["blurred: no sharp edges"]
+    assert sent["lanes"]
+    check(sent, SCHEMA)
+
+
+@pytest.mark.parametrize("clock", ["arrival", "sensor", "rtp", "ntp"])
+def test_each_clock_has_a_name_in_the_proto(clock: Any) -> None:
+    sent = to_json(replace(EXAMPLE, clock=clock))
+    message = json_format.ParseDict(sent, lanes_pb2.LaneFrame())
+    name = lanes_pb2.ClockSource.Name(message.time.clock.source)
+    assert name == f"CLOCK_SOURCE_{clock.upper()}"
+
+
 def test_a_name_that_is_not_utf_8_is_published_escaped() -> None:
     name = os.fsdecode(b"m\xff")
     assert json.loads(payloads.model_state(name, "UNAVAILABLE", f"{name}: no file")) == {
@@ -226,5 +272,5 @@ def test_a_name_that_is_not_utf_8_is_published_escaped() -> None:
         "state": "UNAVAILABLE",
         "reason": "m\\xff: no file",
     }
-    assert json.loads(payloads.camera_status("ok", 1, name))["reason"] == "m\\xff"
+    assert json.loads(payloads.camera_status("ok", 1, name))["text"] == "m\\xff"
     assert to_json(replace(frame(), failure=name))["reasons"] == ["model_failed: m\\xff"]

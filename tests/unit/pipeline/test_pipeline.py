@@ -16,6 +16,7 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.backends.contract import TensorModel
 from edge_server.cameras.frame import Frame
+from edge_server.cameras.status import CameraState, CameraStatus
 from edge_server.errors import InternalError, SettingsError, Unavailable
 from edge_server.inference.data_plane import MODEL_STUCK_S, DataPlane
 from edge_server.inference.registry import ModelRegistry
@@ -48,6 +49,11 @@ class OneCamera:
 
     def __init__(self, *frames: Frame) -> None:
         self._frames = list(frames)
+        self.status = CameraStatus(CameraState.LIVE)
+
+    def become(self, state: CameraState, reason: str = "", text: str = "") -> None:
+        self.status = CameraStatus(state, reason, text, 5_000, 9_000)
+        self.ended = False
 
     def wait_for_frame(self, timeout_s: float) -> bool:
         return bool(self._frames)
@@ -363,3 +369,77 @@ def test_a_loop_that_ends_takes_no_turn_along() -> None:
     loop.leave()
     shares.end_turn(other)
     assert shares.take_turn(other, 0.0)
+
+
+def camera_of(loop: LanePipeline) -> OneCamera:
+    assert isinstance(loop.camera, OneCamera)
+    return loop.camera
+
+
+@pytest.mark.parametrize(
+    ("state", "reason"),
+    [
+        (CameraState.FROZEN, "frozen"),
+        (CameraState.DEGRADED, "covered"),
+        (CameraState.DEGRADED, "black"),
+        (CameraState.DEGRADED, "white_out"),
+    ],
+)
+def test_a_frame_that_shows_no_road_does_not_reach_the_model(
+    state: CameraState, reason: str
+) -> None:
+    loop, delivered = pipeline(LaneModel(), frame(7))
+    camera_of(loop).become(state, reason, "nothing to see")
+    assert loop.tick(0.0)
+    (lane_frame,) = delivered
+    assert lane_frame.lanes == ()
+    assert (lane_frame.frame_id, lane_frame.width) == (7, 16)
+    assert (lane_frame.failure_reason, lane_frame.failure) == (reason, "nothing to see")
+    assert (loop.unusable_frames, loop.failed_frames, loop.failure) == (1, 0, "")
+
+
+def test_lanes_of_a_degraded_camera_say_so() -> None:
+    loop, delivered = pipeline(LaneModel(), frame(0))
+    camera_of(loop).become(CameraState.DEGRADED, "blurred", "no sharp edges")
+    loop.tick(0.0)
+    assert delivered[0].lanes
+    assert (delivered[0].failure, delivered[0].degraded) == ("", "blurred: no sharp edges")
+
+
+def test_while_no_frames_come_the_reason_does_at_once_and_every_second() -> None:
+    captured = frame(41)
+    loop, delivered = pipeline(LaneModel(), captured)
+    loop.tick(0.0)
+    assert delivered.pop().lanes
+    camera_of(loop).become(CameraState.LOST, "lost", "cable out")
+    at = [now / 10 for now in range(25) if loop.tick(now / 10) and delivered and delivered.pop()]
+    assert at == pytest.approx([0.0, 1.0, 2.0])
+    camera_of(loop).become(CameraState.LOST, "unauthorized", "wrong password")
+    assert loop.tick(2.5)
+    (lane_frame,) = delivered
+    assert lane_frame.lanes == ()
+    assert (lane_frame.failure_reason, lane_frame.failure) == ("unauthorized", "wrong password")
+    # Its age is that of the last picture.
+    assert (lane_frame.frame_id, lane_frame.capture_mono_ns) == (41, captured.capture_mono_ns)
+    assert loop.failed_frames == 0
+
+
+def test_a_camera_that_starts_gets_a_second_and_before_the_first_frame_there_is_no_image() -> None:
+    loop, delivered = pipeline(LaneModel())
+    camera_of(loop).become(CameraState.STARTING, "starting", "no frame yet")
+    loop.tick(0.0)
+    loop.tick(0.9)
+    assert not delivered
+    loop.tick(1.0)
+    (lane_frame,) = delivered
+    assert (lane_frame.width, lane_frame.height) == (0, 0)
+    assert (lane_frame.capture_mono_ns, lane_frame.capture_epoch_ns) == (5_000, 9_000)
+    assert lane_frame.failure_reason == "starting"
+
+
+def test_a_slow_camera_that_is_well_has_nothing_to_report() -> None:
+    loop, delivered = pipeline(LaneModel())
+    camera_of(loop).become(CameraState.LIVE)
+    for now in range(5):
+        assert loop.tick(now)
+    assert not delivered

@@ -52,6 +52,8 @@ OWN = {
     "edge_frames_total",
     "edge_frames_dropped_total",
     "edge_camera_up",
+    "edge_camera_state",
+    "edge_camera_frames_corrupt_total",
     "edge_camera_lanes_ok",
     "edge_camera_reconnects_total",
     "edge_mqtt_connected",
