@@ -10,22 +10,26 @@ import sys
 import tempfile
 import threading
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
-from mosquitto import Mosquitto, Subscriber  # noqa: E402 - found only since the line before
+from live_cameras.clip import write_road  # noqa: E402 - found only since the line before
+from live_cameras.rtsp import RtspCamera, Stream  # noqa: E402 - likewise
+from live_cameras.time_code import read_time  # noqa: E402 - likewise
+from mosquitto import Mosquitto, Subscriber  # noqa: E402 - likewise
 
 from edge_server.cameras.readers import gstreamer_missing  # noqa: E402 - likewise
 from edge_server.daemon.daemon import Daemon  # noqa: E402 - likewise
 from edge_server.settings import read_settings  # noqa: E402 - likewise
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from edge_server.cameras.frame import Frame
     from edge_server.pipeline.lane_pipeline import Listener
 
 DEVICE = "bench"
@@ -132,3 +136,23 @@ class LiveDaemon:
 def readers() -> list[str]:
     """Return the readers that this Python has."""
     return ["opencv"] if gstreamer_missing() else ["gstreamer", "opencv"]
+
+
+@contextmanager
+def stamped_cameras(rates_fps: Sequence[float], size: tuple[int, int]) -> Iterator[list[str]]:
+    """Start RTSP cameras whose pictures show their time; yield a URI for each rate.
+
+    Cameras of one rate are one server with one encoder, as this machine has to encode, too.
+    """
+    with ExitStack() as stack:
+        clip = write_road(Path(stack.enter_context(tempfile.TemporaryDirectory())), *size)
+        servers = {
+            fps: stack.enter_context(RtspCamera(clip, Stream(fps=fps, stamp=True)))
+            for fps in dict.fromkeys(rates_fps)
+        }
+        yield [servers[fps].uri() for fps in rates_fps]
+
+
+def shown_ns(frame: Frame) -> int | None:
+    """Return the CLOCK_MONOTONIC in the frame's pixels; None where none can be read."""
+    return read_time(frame.image.luma())

@@ -90,7 +90,7 @@ class Result:
 
     seen_s: float
     back_s: float
-    status: str
+    words: frozenset[str]
 
 
 def repeat(running: LiveDaemon, scene: Scene, fault: Fault, lasts_s: float) -> Result:
@@ -119,14 +119,14 @@ def repeat(running: LiveDaemon, scene: Scene, fault: Fault, lasts_s: float) -> R
         fault.end(scene)
         ended_ns = time.monotonic_ns()
     back_ns = running.wait(max(ended_ns, seen_ns or 0), LANES, has_lanes, LIMIT_S)
-    words = {m["reason"] or m["state"] for _, m in running.messages(since, STATUS)} - {"ok"}
+    words = frozenset(m["reason"] or m["state"] for _, m in running.messages(since, STATUS))
     if not fault.words:
         scene.camera.show(scene.clip)
     time.sleep(STEADY_S)
     return Result(
         _seconds(began_ns, seen_ns),
         _seconds(ended_ns, back_ns),
-        ", ".join(sorted(words)),
+        words - {"ok"},
     )
 
 
@@ -153,11 +153,12 @@ def measure(reader: str, names: list[str], arguments: argparse.Namespace) -> Non
                 repeat(running, scene, fault, arguments.lasts_s) for _ in range(arguments.repeats)
             ]
             seen, back = [r.seen_s for r in got], [r.back_s for r in got]
+            words = frozenset[str]().union(*(r.words for r in got))
             good = max(seen) <= fault.goal_s[0] and max(back) <= fault.goal_s[1]
             print(
                 f"{reader:10} {name:12} {median(seen):6.2f} {max(seen):6.2f} {fault.goal_s[0]:5g}"
                 f" {median(back):7.2f} {max(back):6.2f} {fault.goal_s[1]:5g}"
-                f"  {'yes' if good else 'NO':4} {', '.join(sorted({r.status for r in got}))}",
+                f"  {'yes' if good else 'NO':4} {', '.join(sorted(words))}",
                 flush=True,
             )
         running.check()

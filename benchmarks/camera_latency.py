@@ -27,11 +27,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from appliance import LiveDaemon, readers
+from appliance import LiveDaemon, readers, shown_ns
 from live_cameras.clip import write_road
 from live_cameras.network import TcpProxy
 from live_cameras.rtsp import RtspCamera, Stream, what_is_missing
-from live_cameras.time_code import read_time
 
 from edge_server.cameras.source import SourceOptions, open_source
 
@@ -77,12 +76,6 @@ class MarkerClock(TcpProxy):
                 self.marked_ns.append(time.monotonic_ns())
             rest = rest[length:]
         self._rest = rest
-
-
-def shown_ns(frame: Frame) -> int | None:
-    """Return the time in the frame's pixels."""
-    luma = frame.image.luma()
-    return read_time(luma)
 
 
 def reader_alone(uri: str, clock: MarkerClock, reader: str, seconds: float) -> dict[str, float]:

@@ -8,26 +8,34 @@ deliver 30 frames a second ("even"), or 15 to 60 ("mixed"). A camera's share is 
 frames that got lanes; max/min is over cameras that offer more frames than an even share. `age` is
 from capture until the listeners get the lanes; `CPU` is the process's time for one camera, in
 percent of one processor.
+
+With `--rtsp` the cameras are RTSP streams on loopback, at a third of those rates, which a reader
+decodes; their ages count from the time in the pixels, before the camera encodes them. Where the
+rates are even, one encoder serves all cameras.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 import threading
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING
 
 import numpy as np
+from appliance import readers, shown_ns, stamped_cameras
 from google.protobuf import text_format
+from live_cameras.rtsp import what_is_missing
 from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.backends.contract import TensorModel
 from edge_server.cameras.camera import Camera
 from edge_server.cameras.frame import Frame, Pace
-from edge_server.cameras.source import SourceKind
+from edge_server.cameras.source import NO_OPTIONS, SourceKind, SourceOptions
 from edge_server.inference.data_plane import DataPlane
 from edge_server.inference.registry import ModelRegistry
 from edge_server.inference.scheduling import Scheduling
@@ -41,11 +49,12 @@ from edge_server.tensors import Tensor
 
 if TYPE_CHECKING:
     from edge_server.backends.contract import Tensors
-    from edge_server.cameras.source import SourceOptions, SourceUri
+    from edge_server.cameras.source_uri import SourceUri
     from edge_server.lanes.types import LaneFrame
 
 RATES_FPS = {"even": (30.0,) * 8, "mixed": (60.0, 30.0, 15.0, 50.0, 20.0, 45.0, 25.0, 55.0)}
 WARM_UP_S = 1.0
+RTSP_WARM_UP_S = 5.0
 ONE_LANE = np.full((1, 1, 72, 2), 100, np.float32)
 
 
@@ -73,6 +82,7 @@ class Row:
     """What one run gave, camera by camera."""
 
     fps: tuple[float, ...]
+    stamped: bool = False
     ages_ms: dict[str, list[float]] = field(default_factory=dict)
     captured: int = 0
     dropped: int = 0
@@ -80,10 +90,13 @@ class Row:
     wall_s: float = 0.0
     client_requests: int = 0
 
-    def note(self, lane_frame: LaneFrame, _frame: Frame) -> None:
-        if not lane_frame.failure:
-            age_ms = lane_frame.age_ns(time.monotonic_ns()) / 1e6
-            self.ages_ms[lane_frame.camera].append(age_ms)
+    def note(self, lane_frame: LaneFrame, frame: Frame | None) -> None:
+        if frame is None or lane_frame.failure:
+            return
+        now_ns = time.monotonic_ns()
+        at_ns = shown_ns(frame) if self.stamped else frame.capture_mono_ns
+        if at_ns is not None:
+            self.ages_ms[lane_frame.camera].append((now_ns - at_ns) / 1e6)
 
     def line(self) -> str:
         ages = np.concatenate([np.array(each) for each in self.ages_ms.values()])
@@ -103,7 +116,7 @@ class Row:
 
 
 # A lane model of three steps, as the shipped one; a quick step takes 1 ms.
-IMAGE = "data_type: TYPE_UINT8 dims: [-1, -1, 3]"
+IMAGE = "data_type: TYPE_UINT8 dims: [-1, -1, -1]"
 POINTS = "data_type: TYPE_FP32 dims: [-1, 72, 2]"
 CONFIGS = {
     "scale": f'input {{ name: "image" {IMAGE} }} '
@@ -174,20 +187,21 @@ def _load(registry: ModelRegistry, loaded: LoadedModel) -> None:
     registry.replace(loaded.name, [entry])
 
 
-def run_row(fps: tuple[float, ...], arguments: argparse.Namespace) -> Row:
-    """Run cameras at the rates `fps` side by side."""
+def run_row(fps: tuple[float, ...], uris: list[str], arguments: argparse.Namespace) -> Row:
+    """Run cameras with these sources at the rates `fps` side by side."""
     data_plane = lane_model(arguments.run_ms / 1e3, arguments.batch)
-    row = Row(fps, {f"camera{n}": [] for n in range(len(fps))})
+    row = Row(fps, bool(arguments.rtsp), {f"camera{n}": [] for n in range(len(fps))})
+    options = SourceOptions(reader=arguments.reader) if arguments.rtsp else NO_OPTIONS
     shares = FairShares()
     pipelines = [
         LanePipeline(
-            Camera(name, f"still://it?fps={rate:g}&width={width}", kinds=KINDS),
+            Camera(name, uri, kinds=None if arguments.rtsp else KINDS, options=options),
             data_plane,
             "lane_detection",
             [row.note],
             shares=shares,
         )
-        for name, rate, width in zip(row.ages_ms, fps, count(128, 16), strict=False)
+        for name, uri in zip(row.ages_ms, uris, strict=True)
     ]
     stop = threading.Event()
     clients = [
@@ -199,7 +213,7 @@ def run_row(fps: tuple[float, ...], arguments: argparse.Namespace) -> Row:
         pipeline.worker.start()
     for client in clients:
         client.start()
-    time.sleep(WARM_UP_S)
+    time.sleep(RTSP_WARM_UP_S if arguments.rtsp else WARM_UP_S)
     for ages in row.ages_ms.values():
         ages.clear()
     before = [(p.camera.captured, p.camera.dropped + p.too_old_frames) for p in pipelines]
@@ -238,15 +252,29 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=1, help="rows; above 1: dynamic batching")
     parser.add_argument("--clients", type=int, default=0, help="that send requests beside them")
     parser.add_argument("--cameras", default="1,2,4,8")
+    parser.add_argument("--rtsp", metavar="WIDTHxHEIGHT", help="RTSP cameras of this size")
+    parser.add_argument("--reader", default=readers()[0], choices=["gstreamer", "opencv"])
     arguments = parser.parse_args()
-    print(f"model: {arguments.run_ms:g} ms a run, {arguments.batch} rows")
+    if arguments.rtsp and (missing := what_is_missing()):
+        sys.exit(missing)
+    print(f"model: {arguments.run_ms:g} ms a run, {arguments.batch} rows", end="")
+    print(f"; RTSP {arguments.rtsp}, {arguments.reader}" if arguments.rtsp else "")
     print(
         f"{'rates':7} {'cameras':7} {'frames/s':9} {'min':6} {'max':6} {'max/min':8} {'age p50':8} "
         f"{'p99 ms':8} {'dropped':8} {'CPU':8} {'clients/s':9}"
     )
     for name, fps in RATES_FPS.items():
         for cameras in map(int, arguments.cameras.split(",")):
-            row = run_row(fps[:cameras], arguments)
+            rates = fps[:cameras]
+            if arguments.rtsp:
+                rates = tuple(each / 3 for each in rates)
+                width, height = map(int, arguments.rtsp.split("x"))
+                sources = stamped_cameras(rates, (width, height))
+            else:
+                stills = zip(rates, count(128, 16), strict=False)
+                sources = nullcontext([f"still://it?fps={f:g}&width={w}" for f, w in stills])
+            with sources as uris:
+                row = run_row(rates, uris, arguments)
             print(f"{name:7} {row.line()}", flush=True)
 
 

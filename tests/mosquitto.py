@@ -126,7 +126,7 @@ class Subscriber:
             found = self._heard.wait_for(
                 lambda: [m for m in self.messages.get(topic, [])[since:] if fits(m)], PATIENCE_S
             )
-        last = [{**m, "lanes": ...} for m in self.messages.get(topic, [])[-3:]]
+        last = [{**m, "lanes": ...} for m in self.messages.get(topic, [])[-2:]]
         assert found, f"nothing fitting on {topic}, last {last}; heard: {self.messages.keys()}"
         return found[0]
 

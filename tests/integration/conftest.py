@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.request
 from contextlib import ExitStack, suppress
@@ -81,6 +82,7 @@ class Process:
         address.unlink(missing_ok=True)  # of one that was started before
         self._socket.bind(str(address))
         self._socket.settimeout(0.5)
+        self._draining: threading.Thread | None = None
         self.log = folder / "log"
         self.port, self.metrics_port = free_ports(2)
         with self.log.open("w") as log:
@@ -108,6 +110,17 @@ class Process:
             with suppress(TimeoutError):
                 said = self._socket.recv(4096).decode()
 
+    def drain(self) -> None:
+        """Read on, until `close`, what the daemon says: it waits for a reader that does not."""
+
+        def read() -> None:
+            while self.popen.poll() is None:
+                with suppress(TimeoutError, OSError):
+                    self._socket.recv(4096)
+
+        self._draining = threading.Thread(target=read)
+        self._draining.start()
+
     def terminate(self) -> int:
         self.popen.send_signal(signal.SIGTERM)
         return self.popen.wait(PATIENCE_S)
@@ -115,6 +128,8 @@ class Process:
     def close(self) -> None:
         self.popen.kill()
         self.popen.wait()
+        if self._draining is not None:
+            self._draining.join()
         self._socket.close()
 
 
@@ -131,6 +146,18 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Process]]:
 
     yield start_process
     for process in started:
+        process.close()
+
+
+@pytest.fixture(scope="module")
+def shipped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
+    """One daemon with the shipped models, for all tests of a file that change nothing of it."""
+    models = Path(__file__).parents[2] / "models"
+    process = Process(tmp_path_factory.mktemp("shipped"), f"--model-repository={models}")
+    try:
+        process.wait_for("READY=1")
+        yield process
+    finally:
         process.close()
 
 

@@ -139,7 +139,7 @@ def test_each_request_that_cannot_work_gets_the_contracts_code_and_text(
             lambda: server.infer("lane_detection", [flat]),
             "INVALID_ARGUMENT",
             "unexpected shape for input 'image' for model 'lane_detection'. "
-            "Expected [-1,-1,-1,3], got [720,1280,3]",
+            "Expected [-1,-1,-1,-1], got [720,1280,3]",
         ),
         (
             lambda: server.infer("lane_detection", [wrong_type]),
@@ -247,7 +247,8 @@ def test_a_camera_whose_model_fails_is_reported_everywhere_until_it_gives_lanes_
         assert "'lane_detection'" in reason
         told = subscriber.wait(camera, lambda m: m["lanes"] == "failing")
         assert told["state"] == "ok"
-        assert "'lane_detection'" in told["reason"]
+        assert told["reason"] == "model_failed"
+        assert "'lane_detection'" in told["text"]
         subscriber.wait(f"{root}/status", lambda m: m.get("no_lanes") == ["front"])
         assert _metric(process, "edge_camera_lanes_ok") == 0
         process.wait_for("no lanes: ")

@@ -61,6 +61,8 @@ class Appliance:
         config.write_text("\n".join(lines) + "\n")
         self.subscriber = Subscriber(broker.port, "edge/v1/tested/#")
         self.process = start("--config", str(config))
+        # It runs for long, and would wait for systemd rather than report its cameras at once.
+        self.process.drain()
 
     def wait_for_lanes(self, camera: str = "front", **image: int) -> dict[str, Any]:
         """Wait for the lanes of a frame that is captured from now on, perhaps of a certain size."""
@@ -90,7 +92,7 @@ class Appliance:
             lambda m: (
                 m["status"] == "FRAME_STATUS_INVALID"
                 and not m["lanes"]
-                and m["reasons"][0].partition(":")[0] in words
+                and any(reason.partition(":")[0] in words for reason in m["reasons"])
             ),
             since,
         )
