@@ -6,14 +6,18 @@ from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
 from edge_server.cameras.continuity import CHANGES_WITHIN_S, MOST_CHANGES, Continuity, is_whole
-from edge_server.cameras.status import Fault
+from edge_server.cameras.health import PictureHealth
+from edge_server.cameras.status import UNUSABLE, Fault
 from edge_server.errors import SourceError
+from edge_server.pixels import PixelFormat
 
 if TYPE_CHECKING:
     from edge_server.cameras.frame import Frame
 
 # A fault that a single frame shows is the camera's state for this long.
 _FAULT_LASTS_S = 2.0
+# Formats of sensors that no decoder gives: their frames were never compressed. NV12 may be either.
+_RAW = (PixelFormat.YUY2, PixelFormat.GREY)
 # So many frames that are not whole within that time, and the source is opened again.
 MOST_CORRUPT = 10
 
@@ -51,13 +55,16 @@ class FrameInspection:
         self._live = live
         self._gap_s = gap_s
         self._continuity = Continuity()
+        self._health = PictureHealth()
         self._passing: Fault | None = None
         self._passing_until = 0.0
         self._corrupt_at: deque[float] = deque(maxlen=MOST_CORRUPT)
 
     def restart(self) -> None:
-        """Forget the previous frames, as the source is opened again."""
+        """Forget the previous frames, as the source is opened again; what the camera usually shows
+        is remembered."""
         self._continuity = Continuity()
+        self._health.restart()
 
     @property
     def period_s(self) -> float | None:
@@ -90,7 +97,11 @@ class FrameInspection:
                     text = f"it changed {MOST_CHANGES} times within {CHANGES_WITHIN_S:g} s, "
                     error = SourceError(text + f"the last time {change.text}", reason="changed")
                     return Verdict(use=False, fault=self._passing, reopen=error)
-        fault = self._passing if now < self._passing_until else None
+        image = frame.image
+        raw = frame.clock == "sensor" and image.pixel_format in _RAW
+        fault = self._health.inspect(image, now, raw=raw, still=not self._live)
+        if now < self._passing_until and (fault is None or fault.reason not in UNUSABLE):
+            fault = self._passing
         return Verdict(use, fault, note=rate if self._live else "")
 
     def _corrupt(self, now: float) -> Verdict:

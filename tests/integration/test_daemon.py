@@ -247,7 +247,8 @@ def test_a_camera_whose_model_fails_is_reported_everywhere_until_it_gives_lanes_
         assert "'lane_detection'" in reason
         told = subscriber.wait(camera, lambda m: m["lanes"] == "failing")
         assert told["state"] == "ok"
-        assert "'lane_detection'" in told["reason"]
+        assert told["reason"] == "model_failed"
+        assert "'lane_detection'" in told["text"]
         subscriber.wait(f"{root}/status", lambda m: m.get("no_lanes") == ["front"])
         assert _metric(process, "edge_camera_lanes_ok") == 0
         process.wait_for("no lanes: ")

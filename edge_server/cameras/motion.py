@@ -1,0 +1,154 @@
+"""Whether a camera is frozen: frames arrive, and show the same picture."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from edge_server.cameras.thumbnail import tiles_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from edge_server.cameras.thumbnail import Thumbnail
+
+FROZEN_AFTER_S = 1.0
+# Of a raw camera; the noise of a sensor differs in each frame (reliability of cameras, C3).
+IDENTICAL_FRAMES = 10
+# A tile moves where its cells change by more levels in the mean: noise of 2 levels never does that,
+# driving in 0.22 of the textured tiles at least (two clips, 25 frames/s, H.264).
+_MOVING_CHANGE = 1.5
+_MOVING_SHARE = 0.15
+_MOVING_SHARE_OF_HALF = 0.1
+# The mean change is 1.2 at least while driving, and up to 0.14 in a stream that encodes the same
+# picture again and again; of a picture with p99 200 or more, and less in proportion in a dim one.
+_STILL_CHANGE = 0.5
+# A vehicle that brakes moves less and less within the last second. These are the parts of it that
+# are compared, and the least ratio of their changes that is no braking.
+_DRIVE_S = 1.0
+_DRIVE_END_S = 0.2
+_SUDDEN_RATIO = 0.5
+_DRIVING_SHARE = 0.4  # of the frames
+# A cover, or a light, changes the picture by far more than driving does.
+_OTHER_PICTURE_RATIO = 3.0
+# The picture's p99 below which a compressed stream shows too little to be judged, in levels.
+_DIM_P99 = 60.0
+_BRIGHT_P99 = 200.0
+
+
+class _Motion(NamedTuple):
+    """From one frame to the next: the mean change, and whether the whole picture moved."""
+
+    at: float
+    change: float
+    whole: bool
+
+
+class FrozenDetector:
+    """Finds pictures that stand while frames arrive. Not thread-safe.
+
+    A raw camera is frozen after `IDENTICAL_FRAMES` frames and `FROZEN_AFTER_S` that are identical
+    bit for bit. A decoder repeats a parked scene bit for bit until the next key frame, so that a
+    compressed stream is frozen only where the whole picture moved until it stood from one frame
+    to the next, and stands for `FROZEN_AFTER_S`: no vehicle stops like that. Noise or a clock in
+    the picture make no difference to it. A stream that froze while the vehicle stood looks like a
+    parked vehicle.
+    """
+
+    def __init__(self) -> None:
+        self._before: Thumbnail | None = None
+        self._motions: deque[_Motion] = deque()
+        self._identical = 0
+        self._identical_since = 0.0
+        self._stands_since: float | None = None  # after it stood at once
+
+    def look(
+        self,
+        thumbnail: Thumbnail,
+        textured: NDArray[np.bool_],
+        p99: float,
+        now: float,
+        *,
+        raw: bool,
+    ) -> str:
+        """Return why the camera is frozen, "" if it is not.
+
+        Args:
+            thumbnail: of the next frame.
+            textured: (rows, columns) of tiles, those that show structure.
+            p99: the level that 1 % of the cells exceed.
+            now: of its arrival, monotonic, in seconds.
+            raw: nothing between the sensor and here has compressed it.
+        """
+        before, self._before = self._before, thumbnail
+        if before is None or before.samples.shape != thumbnail.samples.shape:
+            self._identical = 0
+            return ""
+        self._count_identical(before, thumbnail, now)
+        motion = _motion(before, thumbnail, textured, now)
+        self._note(motion, p99)
+        identical = self._identical if raw else 0
+        if identical >= IDENTICAL_FRAMES and now - self._identical_since >= FROZEN_AFTER_S:
+            return f"{identical} frames of the sensor are identical"
+        stands_since = self._stands_since
+        if stands_since is not None and now - stands_since >= FROZEN_AFTER_S:
+            return "the picture stood from one frame to the next while it moved"
+        return ""
+
+    def _count_identical(self, before: Thumbnail, thumbnail: Thumbnail, now: float) -> None:
+        if not np.array_equal(before.samples, thumbnail.samples):
+            self._identical = 0
+            return
+        if not self._identical:
+            self._identical_since = now
+        self._identical += 1
+
+    def _note(self, motion: _Motion, p99: float) -> None:
+        motions = self._motions
+        stands = motion.change < _STILL_CHANGE * min(1.0, p99 / _BRIGHT_P99) and not motion.whole
+        if not stands:
+            self._stands_since = None
+        elif self._stands_since is None and p99 >= _DIM_P99 and self._was_driving(motion.at):
+            self._stands_since = motion.at
+        motions.append(motion)
+        while motion.at - motions[0].at > _DRIVE_S + _DRIVE_END_S:
+            motions.popleft()
+
+    def _was_driving(self, now: float) -> bool:
+        """Whether the whole picture moved all the time until now, and no less in the end.
+
+        A stream may have each frame twice, and the first frame of a frozen stream that is encoded
+        again may be anything, so that not each frame has to move.
+        """
+        motions = self._motions
+        if not motions or now - motions[0].at < _DRIVE_S:
+            return False
+        end = [motion for motion in motions if now - motion.at < _DRIVE_END_S]
+        before = [motion for motion in motions if now - motion.at >= _DRIVE_END_S]
+        for part in (before, end):
+            if sum(motion.whole for motion in part) < _DRIVING_SHARE * len(part) or not part:
+                return False
+        usual = sum(motion.change for motion in before) / len(before)
+        latest = sum(motion.change for motion in end) / len(end)
+        highest = max(motion.change for motion in end)
+        return latest >= _SUDDEN_RATIO * usual and highest < _OTHER_PICTURE_RATIO * usual
+
+
+def _motion(
+    before: Thumbnail, thumbnail: Thumbnail, textured: NDArray[np.bool_], now: float
+) -> _Motion:
+    changes = np.abs(thumbnail.cells - before.cells)
+    tiles = tiles_of(changes)
+    # Many times faster than a mean over two axes.
+    rows = tiles[:, 0] + tiles[:, 1] + tiles[:, 2]
+    moving = (rows[..., 0] + rows[..., 1]) * np.float32(1 / 6) > _MOVING_CHANGE
+    moving &= textured
+    middle = moving.shape[1] // 2
+    known = max(1, int(np.count_nonzero(textured)))
+    left = int(np.count_nonzero(moving[:, :middle]))
+    right = int(np.count_nonzero(moving)) - left
+    whole = left + right >= _MOVING_SHARE * known
+    whole = whole and min(left, right) >= _MOVING_SHARE_OF_HALF * known / 2
+    return _Motion(now, float(changes.mean()), whole)
