@@ -282,10 +282,11 @@ class OpenCvSource:
             waited_s = (now_ns - begun_ns) / 1e9
             # After a timeout FFmpeg first gives frames that its decoder still holds.
             if waited_s >= 0.9 * self._gap_s:
+                # FFmpeg knows no rate of MJPEG, by which the limit could be made longer.
+                slow = "; a camera this slow needs GStreamer" if self._clock == "arrival" else ""
                 raise SourceError(
-                    f"{self._label}: no frame for {waited_s:.1f} s; the camera is opened again "
-                    f"(OpenCV's reader takes one slower than {_GAP_PERIODS / self._gap_s:.0f} "
-                    "frames per second for stalled, GStreamer's does not)",
+                    f"{self._label}: no frame for {waited_s:.1f} s; the camera is opened again"
+                    f"{slow}",
                     reason="stalled",
                 )
             if found:

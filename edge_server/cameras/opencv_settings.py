@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import cv2
 
@@ -28,3 +29,13 @@ def settle_opencv() -> None:
     os.environ["OPENCV_FFMPEG_LOGLEVEL"] = _FFMPEG_QUIET
     os.environ.setdefault("OPENCV_VIDEOIO_V4L_SELECT_TIMEOUT", _V4L2_WAIT_S)
     cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
+
+
+def opencv_report() -> dict[str, Any]:
+    """Return OpenCV's version, and which of the backends are there that read cameras."""
+    there = set(cv2.videoio_registry.getBackends())
+    known = (("FFmpeg", cv2.CAP_FFMPEG), ("V4L2", cv2.CAP_V4L2))
+    return {
+        "version": cv2.__version__,
+        "backends": [name for name, backend in known if backend in there],
+    }

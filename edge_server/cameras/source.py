@@ -99,8 +99,7 @@ def _kind_of(uri: SourceUri, kinds: Mapping[str, SourceKind] | None) -> SourceKi
     kind = table.get(uri.scheme)
     if kind is None:
         raise SourceUriError(
-            f"{uri.label}: unknown kind of source {did_you_mean(uri.scheme, tuple(table))}; "
-            "a plain path is a file"
+            f"{uri.label}: unknown kind of source {did_you_mean(uri.scheme, tuple(table))}"
         )
     kind.check(uri)
     return kind

@@ -15,6 +15,7 @@ import threading
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from edge_server import errors
+from edge_server.cli.cameras.verbs import add_camera_verbs
 from edge_server.cli.doctor import add_doctor
 from edge_server.cli.flags.parser import add_settings_flags, choose, nearest
 from edge_server.cli.flags.values import address
@@ -133,6 +134,8 @@ def _parser() -> argparse.ArgumentParser:
     add_verbs(verbs.add_parser("models", help="deliver, list, verify and sign models"))
     add_plan_verbs(verbs.add_parser("plan", help="build, inspect and verify TensorRT plans"))
 
+    add_camera_verbs(verbs.add_parser("cameras", help="which cameras are there, what one gives"))
+
     add_doctor(verbs.add_parser("doctor", help="what is wrong with this machine, and the remedies"))
 
     demo = verbs.add_parser("demo", help="show lanes arriving, with no camera or broker needed")
@@ -175,13 +178,19 @@ def _settings(arguments: argparse.Namespace) -> tuple[Settings, list[str]]:
 
 
 def _cameras(texts: Sequence[str]) -> dict[str, dict[str, str]]:
+    from edge_server.cameras.source_uri import masked_uri  # noqa: PLC0415
+
     cameras: dict[str, dict[str, str]] = {}
     for text in texts:
         name, equals, uri = text.partition("=")
-        if not equals:
-            raise errors.SettingsError(f"--camera {text}: give it as NAME=URI, like front=road.mp4")
+        if not equals or "://" in name:
+            raise errors.SettingsError(
+                f"--camera {masked_uri(text)}: give it as NAME=URI, like front=road.mp4"
+            )
         if name in cameras:
-            raise errors.SettingsError(f"--camera {text}: camera '{name}' is given twice")
+            raise errors.SettingsError(
+                f"--camera {name}={masked_uri(uri)}: camera '{name}' is given twice"
+            )
         cameras[name] = {"uri": uri}
     return cameras
 

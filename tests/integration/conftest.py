@@ -149,6 +149,18 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Process]]:
         process.close()
 
 
+@pytest.fixture(scope="module")
+def shipped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
+    """One daemon with the shipped models, for all tests of a file that change nothing of it."""
+    models = Path(__file__).parents[2] / "models"
+    process = Process(tmp_path_factory.mktemp("shipped"), f"--model-repository={models}")
+    try:
+        process.wait_for("READY=1")
+        yield process
+    finally:
+        process.close()
+
+
 @pytest.fixture
 def client(
     request: pytest.FixtureRequest,

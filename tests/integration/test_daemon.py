@@ -139,7 +139,7 @@ def test_each_request_that_cannot_work_gets_the_contracts_code_and_text(
             lambda: server.infer("lane_detection", [flat]),
             "INVALID_ARGUMENT",
             "unexpected shape for input 'image' for model 'lane_detection'. "
-            "Expected [-1,-1,-1,3], got [720,1280,3]",
+            "Expected [-1,-1,-1,-1], got [720,1280,3]",
         ),
         (
             lambda: server.infer("lane_detection", [wrong_type]),

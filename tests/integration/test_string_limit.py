@@ -12,5 +12,5 @@ def test_a_request_with_as_many_strings_as_are_allowed_is_read() -> None:
     many = 2**20
     request = pb.ModelInferRequest(model_name="m")
     request.inputs.add(name="a", datatype="BYTES", shape=[many])
-    read = to_infer_request(request, [memoryview(bytes(4 * many))])
+    read, _ = to_infer_request(request, [memoryview(bytes(4 * many))])
     assert read.inputs["a"].shape == (many,)

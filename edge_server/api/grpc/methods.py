@@ -100,9 +100,9 @@ def unary(
         try:
             with traffic.budget.hold(len(request)):
                 response = behaviour(request, context)
+                return traffic.send(response, context, len(request))
         except Exception as error:  # noqa: BLE001 - every exception becomes a status
             _abort(context, path, error)
-        return traffic.send(response, context)
 
     return grpc.stream_unary_rpc_method_handler(_allowed(respond, path, rules))
 

@@ -15,7 +15,7 @@ from edge_server.gpu.kernels import image_name, kernel_image
 FATBIN_MAGIC = bytes.fromhex("50ed55ba")
 NAMES = {
     f"{pixel_format}_to_nchw{undistorted}"
-    for pixel_format in ("bgr", "nv12", "yuy2")
+    for pixel_format in ("bgr", "grey", "yuy2", "nv12", "i420")
     for undistorted in ("", "_undistorted")
 }
 
